@@ -1,0 +1,209 @@
+//! Break-before-make: may an entry be changed while walkers use it?
+//!
+//! A processor may hold the old translation and load the new one. Where the two contradict each other (two memory
+//! types for one page, two sizes for one address, two frames for one byte), the architecture allows it to do anything
+//! within the limits of its own protection. The cure is to break the translation first: write an invalid entry,
+//! invalidate, wait until that is complete, and only then write the new one. It is expensive, and the time between is
+//! a hole in the address space; so it is done exactly where it is needed, and [`transition`] is the one place that
+//! knows where.
+//!
+//! It is a pure function of two [`State`]s, the level, the capabilities of the hardware and what the caller knows about
+//! the contents. A format only names its [`Rule`].
+//!
+//! Sources: DDI 0487 D8.17 (R_WHZWS and what follows), FEAT_BBM levels in ID_AA64MMFR2_EL1; the Arm-maintained
+//! catalogue of litmus tests, for what "can be cached" means: an invalid entry, or one whose access flag is clear,
+//! cannot. SDM vol. 3A 5.10.2.4 and 5.10.4 for x86.
+
+use crate::addr::{Level, Pa};
+use crate::format::{Attrs, Format, Kind, Perms};
+use crate::platform::Caps;
+
+/// Whose rules hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// arm64.
+    Arm,
+    /// x86.
+    X86,
+}
+
+/// What an entry says, as far as a change of it matters to a walker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing is translated.
+    Absent,
+    /// A table.
+    Table {
+        /// Where it is.
+        frame: Pa,
+        /// What it takes away from everything below it.
+        denied: Perms,
+    },
+    /// A page or a block.
+    Leaf {
+        /// The frame it translates to.
+        frame: Pa,
+        /// Its attributes. The software bits do not matter to a walker.
+        attrs: Attrs,
+        /// It is a member of a contiguous run.
+        contiguous: bool,
+    },
+}
+
+impl State {
+    /// What `entry` says at `level`.
+    pub fn of<F: Format>(entry: u64, level: Level) -> Self {
+        match F::kind(entry, level) {
+            Kind::Invalid => Self::Absent,
+            Kind::Table => Self::Table {
+                frame: F::address(entry, level),
+                denied: F::denied(entry),
+            },
+            Kind::Leaf => Self::Leaf {
+                frame: F::address(entry, level),
+                attrs: Attrs {
+                    software: 0,
+                    ..F::decode(entry, level)
+                },
+                contiguous: entry & F::CONTIGUOUS != 0,
+            },
+        }
+    }
+}
+
+/// What the caller knows of the memory behind the two entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// Every address reads the same bytes with the same attributes through the old and the new entry; only the way
+    /// they are described differs.
+    Same,
+    /// Anything else.
+    Different,
+}
+
+/// How an entry may be changed while walkers use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Transition {
+    /// Nothing changes for a walker, or nothing of the old entry can be cached: a store, and no invalidation.
+    Store,
+    /// Stored in place, and invalidated afterwards for the change to take effect everywhere.
+    Invalidate,
+    /// Broken first: invalid, invalidated, complete; then made.
+    Break,
+}
+
+/// How an entry at `level` may change from `old` to `new` while walkers use it.
+///
+/// ```
+/// use tablewright::{Attrs, Caps, Level, Pa};
+/// use tablewright::bbm::{Contents, Rule, State, Transition, transition};
+///
+/// let block = State::Leaf { frame: Pa::new(0), attrs: Attrs::KERNEL_DATA, contiguous: false };
+/// let table = State::Table { frame: Pa::new(0x1000), denied: tablewright::Perms::empty() };
+/// let split = |rule, bbm| {
+///     let caps = Caps { bbm, ..Caps::CONSERVATIVE };
+///     transition(rule, &block, &table, Level::new(1), &caps, Contents::Same)
+/// };
+/// assert_eq!(split(Rule::Arm, 0), Transition::Break);
+/// assert_eq!(split(Rule::Arm, 2), Transition::Invalidate);
+/// assert_eq!(split(Rule::X86, 0), Transition::Invalidate);
+/// ```
+pub fn transition(
+    rule: Rule,
+    old: &State,
+    new: &State,
+    level: Level,
+    caps: &Caps,
+    contents: Contents,
+) -> Transition {
+    match rule {
+        Rule::Arm => arm(old, new, level, caps, contents),
+        Rule::X86 => x86(old, new, contents),
+    }
+}
+
+fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) -> Transition {
+    use Transition::{Break, Invalidate, Store};
+    let break_below = |needed: u8| {
+        if caps.bbm < needed {
+            Break
+        } else {
+            Invalidate
+        }
+    };
+    if old == new || !cacheable(old) {
+        return Store;
+    }
+    if !cacheable(new) {
+        // This is the break itself.
+        return Invalidate;
+    }
+    match (old, new) {
+        (State::Table { frame: was, .. }, State::Table { frame: is, .. }) => {
+            // Another table may translate differently at any size. The same table with other limits is a change of
+            // permissions.
+            if was == is { Invalidate } else { Break }
+        }
+        (
+            &State::Leaf {
+                frame: was,
+                attrs: from,
+                contiguous: was_contiguous,
+            },
+            &State::Leaf {
+                frame: is,
+                attrs: to,
+                contiguous: is_contiguous,
+            },
+        ) => {
+            let type_changes = (from.memory, from.shareability) != (to.memory, to.shareability);
+            let writable = (from.perms | to.perms).intersects(Perms::ANY_WRITE);
+            let address_changes = was != is && (writable || contents == Contents::Different);
+            // A global entry must not overlap a cached one that is not.
+            let turns_global = to.global && !from.global;
+            if type_changes || address_changes || turns_global {
+                Break
+            } else if was_contiguous || is_contiguous {
+                // Setting or clearing the bit changes the size of what is cached. Changing a member of a run leaves
+                // the members different until the last of them is written, which is the same thing.
+                break_below(1)
+            } else {
+                Invalidate
+            }
+        }
+        // A change of size. Level 1 is allowed with the nT bit only, which costs the walker its TLB entry while it is
+        // set; the engine does not use it. At the level of pages there is no table to change to.
+        (State::Table { .. }, _) | (_, State::Table { .. }) => {
+            if level == Level::PAGE || contents == Contents::Different {
+                Break
+            } else {
+                break_below(2)
+            }
+        }
+        (State::Absent, _) | (_, State::Absent) => Invalidate,
+    }
+}
+
+/// Whether a processor may hold a copy of what the entry says (arm64).
+fn cacheable(state: &State) -> bool {
+    match state {
+        State::Absent => false,
+        State::Table { .. } => true,
+        State::Leaf { attrs, .. } => attrs.accessed,
+    }
+}
+
+fn x86(old: &State, new: &State, contents: Contents) -> Transition {
+    use Transition::{Break, Invalidate, Store};
+    match (old, new) {
+        _ if old == new => Store,
+        (State::Absent, _) => Store,
+        // SDM 5.10.2.4: software should not change the page size and the frame or another attribute at once.
+        (State::Table { .. }, State::Leaf { .. }) | (State::Leaf { .. }, State::Table { .. })
+            if contents == Contents::Different =>
+        {
+            Break
+        }
+        _ => Invalidate,
+    }
+}

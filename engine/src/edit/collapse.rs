@@ -1,0 +1,402 @@
+//! Collapse: small leaves that together translate like a large one become one, and empty tables go.
+//!
+//! Level by level, from the pages up, so that what was made at one level can be part of what is made at the next. At
+//! each level there is one invalidation, however many tables are replaced. Where a break is needed, the entry that
+//! points to the table is suspended before it, and the leaf is made after it from what the small leaves say *then*:
+//! a walker that was on its way may have set accessed and dirty bits in them until the invalidation was complete.
+
+use core::convert::Infallible;
+use core::ops::{ControlFlow, Range};
+
+use crate::addr::{Level, Pa, Span};
+use crate::bbm::{Contents, State, Transition, transition};
+use crate::entry::Table;
+use crate::flush::{Fate, Flush, Ranges};
+use crate::format::{Attrs, Format, Kind};
+use crate::platform::{Barrier, Platform};
+use crate::space::{AddressSpace, Conditions, EditError};
+use crate::walk::{Slice, Step, Visit};
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// Replaces tables in `span` that translate like one leaf by that leaf, none above `largest`, frees tables that
+    /// translate nothing, and, if `runs`, folds aligned leaves into contiguous runs. The translation of no address
+    /// changes. Returns how many tables it replaced or freed and how many runs it folded, together.
+    ///
+    /// It does what it can: where a break would be needed in a space that must not be broken, where the table or the
+    /// run reaches over an end of the range, and where the flush can carry no more tables, things stay as they are.
+    /// Accessed and dirty are kept: a large leaf is accessed or dirty if any of the small ones is.
+    ///
+    /// # Errors
+    /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
+    /// [`ForeignFlush`](EditError::ForeignFlush), [`NoSuchLeaf`](EditError::NoSuchLeaf).
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Level, Mapping, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// # let mut flush = space.flush();
+    /// let span = Span::new(Va::new(0), 2 << 20)?;
+    /// space.map(span, Pa::new(0), Mapping::new(Attrs::KERNEL_DATA).pages_only(), &mut flush)?;
+    /// assert_eq!(space.collapse(span, Level::new(1), true, &mut flush)?, 1);
+    /// assert_eq!(space.query(Va::new(0)).unwrap().size(), 2 << 20);
+    /// # flush.finish(|_| ());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn collapse(
+        &mut self,
+        span: Span<F::Input>,
+        largest: Level,
+        runs: bool,
+        flush: &mut Flush<F, P>,
+    ) -> Result<u64, EditError<F::Input>> {
+        let slice = self.check(span)?;
+        self.check_flush(flush)?;
+        if !F::is_leaf_level(largest) {
+            return Err(EditError::NoSuchLeaf);
+        }
+        let conditions = self.conditions();
+        let mut done = 0;
+        let mut level = Level::PAGE.up();
+        // Above the largest leaf only empty tables are of interest, up to those that the root points to.
+        while level <= F::root_level() {
+            let mut collapse = Collapse {
+                platform: &self.platform,
+                conditions,
+                level,
+                leaves: level <= largest,
+                flush,
+                broken: Ranges::new(),
+                remake: false,
+                done: 0,
+            };
+            let _: ControlFlow<Infallible> = self.visit(slice, &mut collapse);
+            let broken = core::mem::replace(&mut collapse.broken, Ranges::new());
+            done += collapse.done;
+            if !broken.is_empty() {
+                self.invalidate_now(&broken);
+                collapse.remake = true;
+                let _: ControlFlow<Infallible> = self.visit(slice, &mut collapse);
+                self.platform.barrier(Barrier::Publish);
+            }
+            level = level.up();
+        }
+        if runs {
+            let mut fold = Fold {
+                conditions,
+                largest,
+                slice,
+                flush,
+                broken: Ranges::new(),
+                done: 0,
+            };
+            let _: ControlFlow<Infallible> = self.visit(slice, &mut fold);
+            let (broken, folded) = (fold.broken, fold.done);
+            self.resume(slice, &broken);
+            self.runs |= folded > 0;
+            done += folded;
+        }
+        Ok(done)
+    }
+}
+
+/// What a table amounts to.
+enum Sum {
+    /// Nothing is mapped in it.
+    Empty,
+    /// One leaf one level up, from this frame on, with these attributes.
+    Leaf(Pa, Attrs),
+    /// Neither.
+    Mixed,
+}
+
+/// Adds up the entries of the table in `frame` at `level`. The second result tells whether a walker may still be
+/// writing some of them.
+fn sum<F: Format, P: Platform>(
+    platform: &P,
+    frame: Pa,
+    level: Level,
+    conditions: &Conditions,
+) -> (Sum, bool) {
+    // SAFETY: the caller read the frame from a table descriptor of the space.
+    let table = unsafe { Table::open(platform, frame, level) };
+    let mask = F::address_mask(level);
+    let first = table.load(0);
+    let entries = 1usize << F::INDEX_BITS;
+    if first == 0 {
+        let empty = (1..entries).all(|index| table.load(index) == 0);
+        return (if empty { Sum::Empty } else { Sum::Mixed }, false);
+    }
+    let start = F::address(first, level);
+    let aligned = start.is_aligned(F::shift(level) + F::INDEX_BITS);
+    if F::kind(first, level) != Kind::Leaf || !aligned {
+        return (Sum::Mixed, false);
+    }
+    // Accessed and dirty may differ from leaf to leaf; everything else has to be the same.
+    let plain = |entry: u64| Attrs {
+        accessed: false,
+        dirty: false,
+        ..F::decode(entry, level)
+    };
+    let expected = plain(first);
+    let mut attrs = expected;
+    let mut contended = false;
+    let mut pattern = !first & !mask;
+    for index in 0..entries {
+        let entry = table.load(index);
+        let place = start.get() + ((index as u64) << F::shift(level));
+        // The pattern is looked at only where it changes.
+        let now = entry & !mask;
+        if now != pattern {
+            if F::kind(entry, level) != Kind::Leaf || plain(entry) != expected {
+                return (Sum::Mixed, false);
+            }
+            pattern = now;
+            let decoded = F::decode(entry, level);
+            attrs.accessed |= decoded.accessed;
+            attrs.dirty |= decoded.dirty;
+            contended |= conditions.is_contended::<F>(entry, level);
+        }
+        if entry & mask != F::put_address(Pa::new(place)) {
+            return (Sum::Mixed, false);
+        }
+    }
+    (Sum::Leaf(start, attrs), contended)
+}
+
+/// Replaces the tables below the entries at one level.
+struct Collapse<'a, F: Format, P: Platform> {
+    platform: &'a P,
+    conditions: Conditions,
+    level: Level,
+    /// Leaves may be made at this level; otherwise only empty tables go.
+    leaves: bool,
+    flush: &'a mut Flush<F, P>,
+    broken: Ranges,
+    /// The second pass: make leaves of what the first has suspended.
+    remake: bool,
+    done: u64,
+}
+
+impl<F: Format, P: Platform> Collapse<'_, F, P> {
+    fn try_entry(&mut self, table: &Table<'_, P>, index: usize, slice: Slice, entry: u64) {
+        let (level, Some(below)) = (self.level, self.level.down()) else {
+            return;
+        };
+        let child = F::address(entry, level);
+        if !self.flush.has_room(child) {
+            return;
+        }
+        let (frame, mut attrs, contended) =
+            match sum::<F, P>(self.platform, child, below, &self.conditions) {
+                (Sum::Mixed, _) => return,
+                (Sum::Empty, _) => {
+                    table.store(index, 0);
+                    self.let_go(child, below, slice);
+                    return;
+                }
+                (Sum::Leaf(frame, attrs), contended) => (frame, attrs, contended),
+            };
+        // What the table takes away, the leaf does not have.
+        attrs.perms -= F::denied(entry);
+        if !self.leaves || !F::is_leaf_level(level) {
+            return;
+        }
+        let Ok(bits) = F::encode(&attrs, level) else {
+            return;
+        };
+        let mut leaf = bits | F::put_address(frame);
+        let how = if self.conditions.live {
+            let (old, new) = (State::of::<F>(entry, level), State::of::<F>(leaf, level));
+            let caps = &self.conditions.caps;
+            transition(F::RULE, &old, &new, level, caps, Contents::Same)
+        } else {
+            Transition::Store
+        };
+        if how == Transition::Break {
+            if self.conditions.may_break {
+                table.store(index, F::suspend(entry));
+                self.broken.add(slice, None, true);
+            }
+            return;
+        }
+        if contended {
+            // A walker may still set a bit in a small leaf, and nobody would look at it again. Both bits are set
+            // beforehand: said too much, never too little.
+            attrs.accessed = true;
+            attrs.dirty |= attrs.perms.intersects(crate::format::Perms::ANY_WRITE);
+            let Ok(bits) = F::encode(&attrs, level) else {
+                return;
+            };
+            leaf = bits | F::put_address(frame);
+        }
+        table.store(index, leaf);
+        self.let_go(child, below, slice);
+    }
+
+    /// The table has been replaced.
+    fn let_go(&mut self, child: Pa, below: Level, slice: Slice) {
+        self.flush.carry(child, below, slice.first, Fate::Replaced);
+        if self.conditions.live {
+            self.flush.add(slice, None, true);
+        }
+        self.done += 1;
+    }
+
+    /// The table is out of reach of all walkers; what its leaves say is final.
+    fn remake_entry(&mut self, table: &Table<'_, P>, index: usize, entry: u64) {
+        let (level, Some(below)) = (self.level, self.level.down()) else {
+            return;
+        };
+        let old = F::resume(entry);
+        let child = F::address(old, level);
+        if let (Sum::Leaf(frame, mut attrs), _) =
+            sum::<F, P>(self.platform, child, below, &self.conditions)
+        {
+            attrs.perms -= F::denied(old);
+            if let Ok(bits) = F::encode(&attrs, level) {
+                table.store(index, bits | F::put_address(frame));
+                // SAFETY: the table was part of the space (1.), and the invalidation that covers it is complete (2.).
+                unsafe { self.platform.free_table(child, below) };
+                self.done += 1;
+                return;
+            }
+        }
+        debug_assert!(false, "a table that could be replaced no longer can");
+        table.link(index, old);
+    }
+}
+
+impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, F, P> {
+    type Stop = Infallible;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<Infallible, Step> {
+        let entry = table.load(index);
+        match F::kind(entry, level) {
+            Kind::Table if level > self.level => {
+                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+            }
+            Kind::Table if !self.remake && slice.is_whole::<F>(level) => {
+                self.try_entry(table, index, slice, entry);
+            }
+            Kind::Invalid if self.remake && entry != 0 => self.remake_entry(table, index, entry),
+            _ => {}
+        }
+        ControlFlow::Continue(Step::Next)
+    }
+
+    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Infallible> {
+        ControlFlow::Continue(())
+    }
+}
+
+/// Folds aligned leaves into contiguous runs.
+struct Fold<'a, F: Format, P: Platform> {
+    conditions: Conditions,
+    largest: Level,
+    slice: Slice,
+    flush: &'a mut Flush<F, P>,
+    broken: Ranges,
+    done: u64,
+}
+
+impl<F: Format, P: Platform> Fold<'_, F, P> {
+    /// Folds the run that starts at entry `start`, if all its members are leaves that translate like one. Runs of
+    /// leaves that a walker may be writing are left alone: their bits would have to be gathered one by one.
+    fn fold(&mut self, table: &Table<'_, P>, start: usize, level: Level, first: u64) {
+        let count = 1usize << F::contiguous(level);
+        let size = (count as u64) << F::shift(level);
+        let last = first + (size - 1);
+        if first < self.slice.first || last > self.slice.last {
+            return;
+        }
+        let (entry, step) = (table.load(start), 1u64 << F::shift(level));
+        let frame = F::address(entry, level);
+        if F::kind(entry, level) != Kind::Leaf
+            || entry & F::CONTIGUOUS != 0
+            || frame.get() & (size - 1) != 0
+            || self.conditions.is_contended::<F>(entry, level)
+        {
+            return;
+        }
+        let pattern = entry & !F::address_mask(level);
+        let place = |member: u64| F::put_address(Pa::new(frame.get() + member * step));
+        if !(0..count).all(|member| table.load(start + member) == pattern | place(member as u64)) {
+            return;
+        }
+        let how = if self.conditions.live {
+            let old = State::of::<F>(entry, level);
+            let new = State::of::<F>(entry | F::CONTIGUOUS, level);
+            let caps = &self.conditions.caps;
+            transition(F::RULE, &old, &new, level, caps, Contents::Same)
+        } else {
+            Transition::Store
+        };
+        if how == Transition::Break && !self.conditions.may_break {
+            return;
+        }
+        for member in 0..count {
+            let folded = pattern | place(member as u64) | F::CONTIGUOUS;
+            let stored = if how == Transition::Break {
+                F::suspend(folded)
+            } else {
+                folded
+            };
+            table.store(start + member, stored);
+        }
+        let slice = Slice { first, last };
+        match how {
+            Transition::Store => {}
+            Transition::Invalidate => self.flush.add(slice, Some(level), false),
+            Transition::Break => self.broken.add(slice, Some(level), false),
+        }
+        self.done += 1;
+    }
+}
+
+impl<F: Format, P: Platform> Visit<F, P> for Fold<'_, F, P> {
+    type Stop = Infallible;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<Infallible, Step> {
+        let entry = table.load(index);
+        if F::kind(entry, level) == Kind::Table {
+            return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+        }
+        let run = F::contiguous(level);
+        if level <= self.largest && run > 0 && index & ((1 << run) - 1) == 0 {
+            let first = slice.first & !((1 << F::shift(level)) - 1);
+            self.fold(table, index, level, first);
+        }
+        ControlFlow::Continue(Step::Next)
+    }
+
+    fn pages(
+        &mut self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+    ) -> ControlFlow<Infallible> {
+        let run = 1usize << F::contiguous(Level::PAGE);
+        if run > 1 {
+            let from = range.start;
+            let mut start = from.next_multiple_of(run);
+            while start + run <= range.end {
+                let at = first + (((start - from) as u64) << F::PAGE_SHIFT);
+                self.fold(table, start, Level::PAGE, at);
+                start += run;
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,188 @@
+//! Query and walk: what is mapped, and how.
+
+use core::convert::Infallible;
+use core::marker::PhantomData;
+use core::ops::{ControlFlow, Range};
+
+use super::build::MAX_LEVELS;
+use crate::addr::{Address, Level, Span};
+use crate::entry::Table;
+use crate::flush::Leaf;
+use crate::format::{Format, Kind, Perms};
+use crate::platform::Platform;
+use crate::space::{AddressSpace, EditError, Half};
+use crate::walk::{Slice, Step, Visit};
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// The leaf that translates `input`, if any.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Arm64K64, hosted::Hosted};
+    /// # let platform = Hosted::new(8, 16);
+    /// # let mut space = AddressSpace::<Arm64K64, _>::new(&platform).unwrap();
+    /// # let mut flush = space.flush();
+    /// space.map(Span::new(Va::new(0), 2 << 20)?, Pa::new(0), Attrs::KERNEL_TEXT, &mut flush)?;
+    /// let leaf = space.query(Va::new(0x1_2345)).unwrap();
+    /// assert_eq!((leaf.input(), leaf.size()), (Va::new(0x1_0000), 64 << 10));
+    /// assert_eq!(leaf.attrs(), Attrs::KERNEL_TEXT);
+    /// assert!(leaf.is_contiguous());
+    /// # flush.finish(|_| ());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {
+        let input = input.bits();
+        if !self.translates(input) {
+            return None;
+        }
+        let page = input & !((1 << F::PAGE_SHIFT) - 1);
+        let slice = Slice {
+            first: page,
+            last: page | ((1 << F::PAGE_SHIFT) - 1),
+        };
+        let mut found = None;
+        let mut find = Find::new(|leaf| {
+            found = Some(leaf);
+            ControlFlow::Continue(())
+        });
+        let _: ControlFlow<()> = self.visit(slice, &mut find);
+        found
+    }
+
+    /// Visits the leaves that translate any part of `span`, upwards, until the visitor breaks off.
+    ///
+    /// # Errors
+    /// [`Misaligned`](EditError::Misaligned) and [`InputOutOfRange`](EditError::InputOutOfRange).
+    pub fn walk(
+        &self,
+        span: Span<F::Input>,
+        visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
+    ) -> Result<(), EditError<F::Input>> {
+        let slice = self.check(span)?;
+        let _: ControlFlow<()> = self.visit(slice, &mut Find::new(visit));
+        Ok(())
+    }
+
+    /// Visits every leaf of the space.
+    pub fn walk_all(&self, mut visit: impl FnMut(Leaf<F>)) {
+        for slice in self.everything() {
+            let mut find = Find::new(|leaf| {
+                visit(leaf);
+                ControlFlow::Continue(())
+            });
+            let _: ControlFlow<()> = self.visit(slice, &mut find);
+        }
+    }
+
+    /// How many tables the space has, the root included.
+    pub fn count_tables(&self) -> u64 {
+        let mut count = CountTables(1);
+        for slice in self.everything() {
+            let _: ControlFlow<Infallible> = self.visit(slice, &mut count);
+        }
+        count.0
+    }
+
+    /// All addresses that the root translates, in pieces that do not wrap.
+    fn everything(&self) -> impl Iterator<Item = Slice> + use<F, P> {
+        let bits = if F::HALVES {
+            F::INPUT_BITS
+        } else {
+            F::INPUT_BITS - 1
+        };
+        let (first, last) = (0, (1u64 << bits) - 1);
+        let lower = Slice { first, last };
+        let upper = Slice {
+            first: !last,
+            last: u64::MAX,
+        };
+        let with_lower = !F::HALVES || self.half() == Half::Lower;
+        let with_upper = !F::HALVES || self.half() == Half::Upper;
+        [with_lower.then_some(lower), with_upper.then_some(upper)]
+            .into_iter()
+            .flatten()
+    }
+}
+
+/// Visits leaves, with what the tables above them take away.
+struct Find<F, V> {
+    visit: V,
+    denied: [Perms; MAX_LEVELS],
+    format: PhantomData<F>,
+}
+
+impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
+    fn new(visit: V) -> Self {
+        Self {
+            visit,
+            denied: [Perms::empty(); MAX_LEVELS],
+            format: PhantomData,
+        }
+    }
+}
+
+impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> for Find<F, V> {
+    type Stop = ();
+
+    #[inline]
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<(), Step> {
+        let entry = table.load(index);
+        let denied = self.denied[level.height() as usize];
+        match (F::kind(entry, level), level.down()) {
+            (Kind::Table, Some(below)) => {
+                self.denied[below.height() as usize] = denied | F::denied(entry);
+                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+            }
+            (Kind::Leaf, _) => {
+                let first = slice.first & !((1 << F::shift(level)) - 1);
+                (self.visit)(Leaf::new(first, entry, level, denied))?;
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(Step::Next)
+    }
+
+    #[inline]
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
+        let mut input = first;
+        for index in range {
+            let entry = table.load(index);
+            if F::kind(entry, Level::PAGE) == Kind::Leaf {
+                (self.visit)(Leaf::new(input, entry, Level::PAGE, self.denied[0]))?;
+            }
+            input = input.wrapping_add(1 << F::PAGE_SHIFT);
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+struct CountTables(u64);
+
+impl<F: Format, P: Platform> Visit<F, P> for CountTables {
+    type Stop = Infallible;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        _: Slice,
+    ) -> ControlFlow<Infallible, Step> {
+        let entry = table.load(index);
+        ControlFlow::Continue(if F::kind(entry, level) == Kind::Table {
+            self.0 += 1;
+            Step::Into(F::address(entry, level))
+        } else {
+            Step::Next
+        })
+    }
+
+    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Infallible> {
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,193 @@
+//! Unmap: addresses translate to nothing any more.
+//!
+//! Whole sub-trees are cut off by one store at their top and travel with the flush; what is below them is looked at
+//! when they are settled, after the invalidation, when no walker can change it any more and nobody waits. Only the
+//! leaves at the two ends of the range, in tables that stay, are cut one by one. They are handed to the caller at
+//! once, but sealed until the flush is complete.
+
+use core::ops::{ControlFlow, Range};
+
+use crate::addr::{Address, Level, Span};
+use crate::entry::Table;
+use crate::flush::{Fate, Flush, Held, Leaf, Progress};
+use crate::format::{Format, Kind, Perms};
+use crate::platform::Platform;
+use crate::space::{AddressSpace, Conditions, EditError};
+use crate::walk::{Slice, Step, Visit};
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// Unmaps `span`; what is not mapped in it already stays so.
+    ///
+    /// A block or a run that reaches over an end of the range is split first. `held` receives the leaves that were cut
+    /// off one by one; it may break off after any, when it is full, and the edit stops there. All other leaves come
+    /// out of the flush when it is [settled](crate::flush::Completed::settle). The edit also stops when the platform keeps
+    /// no side memory for tables and the flush can carry no more of them. An edit that stopped has done everything
+    /// below the address that it returns: complete the flush and go on from there.
+    ///
+    /// # Errors
+    /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
+    /// [`ForeignFlush`](EditError::ForeignFlush); [`OutOfTables`](EditError::OutOfTables) and
+    /// [`NeedsBreak`](EditError::NeedsBreak) where something has to be split. Nothing has changed then.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # use core::ops::ControlFlow;
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// # let mut flush = space.flush();
+    /// let all = Span::new(Va::new(0), 1 << 30)?;
+    /// space.map(all, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
+    /// let half = Span::new(Va::new(0), 512 << 20)?;
+    /// let progress = space.unmap(half, &mut flush, |_| ControlFlow::Continue(()))?;
+    /// assert!(progress.is_done());
+    /// flush.finish(|_| ());
+    /// assert!(space.query(Va::new(0)).is_none());
+    /// assert_eq!(space.query(Va::new(512 << 20)).unwrap().size(), 2 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn unmap(
+        &mut self,
+        span: Span<F::Input>,
+        flush: &mut Flush<F, P>,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    ) -> Result<Progress<F::Input>, EditError<F::Input>> {
+        let slice = self.check(span)?;
+        self.check_flush(flush)?;
+        self.cleave(slice)?;
+        let mut unmap = Unmap {
+            conditions: self.conditions(),
+            cut: Cut::default(),
+            flush,
+            held,
+            stop: false,
+        };
+        let end = self.visit(slice, &mut unmap);
+        unmap.cut.add_to(unmap.conditions, unmap.flush);
+        Ok(match end {
+            ControlFlow::Continue(()) => Progress::Done,
+            ControlFlow::Break(at) => Progress::Stopped(F::Input::from_bits(at)),
+        })
+    }
+}
+
+/// What was changed in a walk: from the first to the last address, at which level, with or without tables.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Cut {
+    bounds: Option<(u64, u64)>,
+    level: Option<Level>,
+    tables: bool,
+}
+
+impl Cut {
+    /// Adds leaves at `level`, or tables where there is none. The walk goes upwards.
+    #[inline(always)]
+    pub fn add(&mut self, slice: Slice, level: Option<Level>) {
+        self.level = match self.bounds {
+            Some(_) if self.level != level => None,
+            _ => level,
+        };
+        self.tables |= level.is_none();
+        let first = self.bounds.map_or(slice.first, |(first, _)| first);
+        self.bounds = Some((first, slice.last));
+    }
+
+    /// Adds what another walk changed.
+    pub fn merge(&mut self, other: Self) {
+        if let Some((first, last)) = other.bounds {
+            let (low, high) = self.bounds.unwrap_or((first, last));
+            self.level = match self.bounds {
+                Some(_) if self.level != other.level => None,
+                _ => other.level,
+            };
+            self.bounds = Some((low.min(first), high.max(last)));
+            self.tables |= other.tables;
+        }
+    }
+
+    /// The addresses.
+    pub fn slice(self) -> Option<Slice> {
+        self.bounds.map(|(first, last)| Slice { first, last })
+    }
+
+    /// Leaves it to the flush, if any walker has to forget it.
+    pub fn add_to<F: Format, P: Platform>(self, conditions: Conditions, flush: &mut Flush<F, P>) {
+        if let (true, Some((first, last))) = (conditions.live, self.bounds) {
+            flush.add(Slice { first, last }, self.level, self.tables);
+        }
+    }
+}
+
+struct Unmap<'a, F: Format, P: Platform, V> {
+    conditions: Conditions,
+    cut: Cut,
+    flush: &'a mut Flush<F, P>,
+    held: V,
+    /// The visitor has broken off: stop before the next entry that is mapped.
+    stop: bool,
+}
+
+impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Unmap<'_, F, P, V> {
+    /// Cuts one leaf off and hands it over.
+    #[inline(always)]
+    fn cut(&mut self, table: &Table<'_, P>, index: usize, level: Level, first: u64, entry: u64) {
+        let entry = if self.conditions.is_contended::<F>(entry, level) {
+            table.exchange(index, 0)
+        } else {
+            table.store(index, 0);
+            entry
+        };
+        let last = first + ((1 << F::shift(level)) - 1);
+        self.cut.add(Slice { first, last }, Some(level));
+        let leaf = Leaf::new(first, entry, level, Perms::empty());
+        self.stop = (self.held)(Held::new(leaf, self.flush.serial())).is_break();
+    }
+}
+
+impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F, P>
+    for Unmap<'_, F, P, V>
+{
+    type Stop = u64;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<u64, Step> {
+        let entry = table.load(index);
+        match (F::kind(entry, level), level.down()) {
+            (Kind::Invalid, _) | (Kind::Table, None) => {}
+            _ if self.stop => return ControlFlow::Break(slice.first),
+            (Kind::Leaf, _) => self.cut(table, index, level, slice.first, entry),
+            (Kind::Table, Some(below)) => {
+                let child = F::address(entry, level);
+                if !slice.is_whole::<F>(level) {
+                    return ControlFlow::Continue(Step::Into(child));
+                }
+                if !self.flush.has_room(child) {
+                    return ControlFlow::Break(slice.first);
+                }
+                table.store(index, 0);
+                self.flush.carry(child, below, slice.first, Fate::Unmapped);
+                self.cut.add(slice, None);
+            }
+        }
+        ControlFlow::Continue(Step::Next)
+    }
+
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
+        let mut input = first;
+        for index in range {
+            let entry = table.load(index);
+            if F::kind(entry, Level::PAGE) == Kind::Leaf {
+                if self.stop {
+                    return ControlFlow::Break(input);
+                }
+                self.cut(table, index, Level::PAGE, input, entry);
+            }
+            input = input.wrapping_add(1 << F::PAGE_SHIFT);
+        }
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,243 @@
+//! Entries and tables: the only file that touches an atomic.
+//!
+//! A page table is memory that three parties read and write: the processor that edits it, other processors that edit
+//! or read it in software, and the table walkers of all of them, which read it at any moment and, where the hardware
+//! sets accessed and dirty bits, write it. Every access is therefore an atomic access of 8 bytes: a walker must never
+//! see half an entry. What differs is the ordering, and each is argued here, once:
+//!
+//! * [`Entry::load`] and [`Entry::store`] are relaxed. An exclusive edit is ordered by the exclusive borrow; what a
+//!   walker sees, and when, is ordered by the barriers of the platform, not by the store.
+//! * [`Entry::link`] is a release store. It makes a table reachable whose entries were written with relaxed stores
+//!   just before. Whoever reads the link and follows it, in software or by a table walk, depends on its address, so a
+//!   release on this side is enough for it never to see the table as it was before (`ROT.inv+dmbst` is forbidden,
+//!   `ROT.inv+po` is allowed in the published Arm tests of the relaxed virtual memory model; a store-release orders
+//!   the earlier stores no less than DMB ST does).
+//! * [`Entry::exchange`] and [`Entry::compare_exchange`] are acquire-release: they take an entry away from a walker
+//!   that may be setting bits in it. After the exchange the walker cannot set a bit in the old entry any more, because
+//!   it sets them by an atomic update of its own that checks the entry (DDI 0487 D8.5; SDM vol. 3A 5.8); what the
+//!   exchange returned is final.
+//!
+//! The atomics are `loom`'s when the crate is built with `--cfg loom`; nothing else changes.
+
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicU64, Ordering};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+
+use core::fmt;
+use core::ops::Range;
+use core::ptr::NonNull;
+
+use crate::addr::{Level, Pa};
+use crate::platform::Platform;
+
+/// One descriptor in a table: 8 bytes that processors and walkers share.
+///
+/// What the bits mean is the business of a [`Format`](crate::Format); here they are bits.
+///
+/// ```
+/// use tablewright::Entry;
+/// let entry = Entry::new(0x1003);
+/// assert_eq!(entry.exchange(0), 0x1003);
+/// assert_eq!(entry.load(), 0);
+/// ```
+#[repr(transparent)]
+pub struct Entry(AtomicU64);
+
+impl Entry {
+    /// An entry with the given bits.
+    pub fn new(bits: u64) -> Self {
+        Self(AtomicU64::new(bits))
+    }
+
+    /// Reads the entry. Relaxed.
+    #[inline(always)]
+    pub fn load(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Writes an entry that no other processor edits and no walker writes. Relaxed.
+    #[inline(always)]
+    pub fn store(&self, bits: u64) {
+        self.0.store(bits, Ordering::Relaxed);
+    }
+
+    /// Writes an entry through which a table becomes reachable, after everything written to that table. Release.
+    #[inline(always)]
+    pub fn link(&self, bits: u64) {
+        self.0.store(bits, Ordering::Release);
+    }
+
+    /// Replaces an entry that a walker may be writing, and returns what it was. Acquire and release.
+    #[inline(always)]
+    pub fn exchange(&self, bits: u64) -> u64 {
+        self.0.swap(bits, Ordering::AcqRel)
+    }
+
+    /// Replaces the entry if it still is `current`; otherwise returns what it is. Acquire and release.
+    ///
+    /// # Errors
+    /// What the entry was, if that is not `current`.
+    #[inline(always)]
+    pub fn compare_exchange(&self, current: u64, new: u64) -> Result<(), u64> {
+        self.0
+            .compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+            .map(|_| ())
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entry({:#018x})", self.load())
+    }
+}
+
+/// Side memory of one table frame: 16 bytes that the embedder keeps for it, outside the table.
+///
+/// The engine chains the tables that a [`Flush`](crate::Flush) carries through it, because the page of a table that
+/// was cut off may still be read by walkers until the invalidation is complete. A link belongs to at most one chain.
+///
+/// ```
+/// use tablewright::TableLink;
+/// static LINKS: [TableLink; 2] = [const { TableLink::new() }; 2];
+/// # let _ = &LINKS;
+/// ```
+#[derive(Debug)]
+pub struct TableLink {
+    // Written by the owner of the table and read by the owner of the chain, which are the same thread of execution or
+    // hand the chain over with synchronisation of their own: relaxed is enough, and only `Sync` asks for atomics.
+    next: core::sync::atomic::AtomicU64,
+    first: core::sync::atomic::AtomicU64,
+}
+
+impl TableLink {
+    /// A link that is in no chain.
+    pub const fn new() -> Self {
+        Self {
+            next: core::sync::atomic::AtomicU64::new(0),
+            first: core::sync::atomic::AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn set(&self, next: u64, first: u64) {
+        self.next.store(next, core::sync::atomic::Ordering::Relaxed);
+        self.first
+            .store(first, core::sync::atomic::Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> (u64, u64) {
+        (
+            self.next.load(core::sync::atomic::Ordering::Relaxed),
+            self.first.load(core::sync::atomic::Ordering::Relaxed),
+        )
+    }
+}
+
+impl Default for TableLink {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Writes `count` entries from `first` on: `value`, `value + step`, and so on. Relaxed.
+///
+/// This is the inner loop of every bulk edit: one 8-byte store for each entry and nothing else.
+///
+/// # Safety
+/// 1. `first` and the `count - 1` entries behind it are valid for writes.
+#[inline(always)]
+pub unsafe fn fill(first: NonNull<Entry>, count: usize, value: u64, step: u64) {
+    let mut value = value;
+    for index in 0..count {
+        // SAFETY: `index < count`, so the entry is valid by (1.).
+        unsafe { first.add(index).as_ref() }.store(value);
+        value = value.wrapping_add(step);
+    }
+}
+
+/// A table that is open for access: mapped by the platform from [`Table::open`] until it is dropped.
+///
+/// Invariant: `base` points to as many valid entries as a table at this level of the space's format has. It holds
+/// because a table is opened only at a frame that is the root of a space or was read from a table descriptor of one,
+/// and [`Platform::table`] vouches for such frames.
+pub(crate) struct Table<'p, P: Platform> {
+    platform: &'p P,
+    base: NonNull<Entry>,
+    frame: Pa,
+}
+
+impl<'p, P: Platform> Table<'p, P> {
+    /// Opens the table in `frame`.
+    ///
+    /// # Safety
+    /// 1. `frame` holds a table of a space on `platform`, or was allocated from `platform` for one.
+    #[inline(always)]
+    pub unsafe fn open(platform: &'p P, frame: Pa, level: Level) -> Self {
+        // SAFETY: Platform::table (1.) is (1.) here.
+        let base = unsafe { platform.table(frame, level) };
+        Self {
+            platform,
+            base,
+            frame,
+        }
+    }
+
+    #[inline(always)]
+    fn at(&self, index: usize) -> NonNull<Entry> {
+        // SAFETY: indices come from `Format::index` or from ranges of such, which stay inside a table; by the
+        // invariant of the type these entries are valid.
+        unsafe { self.base.add(index) }
+    }
+
+    #[inline(always)]
+    pub fn load(&self, index: usize) -> u64 {
+        // SAFETY: `at` returns a valid entry.
+        unsafe { self.platform.load(self.at(index)) }
+    }
+
+    #[inline(always)]
+    pub fn store(&self, index: usize, bits: u64) {
+        // SAFETY: `at` returns a valid entry.
+        unsafe { self.platform.store(self.at(index), bits) }
+    }
+
+    #[inline(always)]
+    pub fn link(&self, index: usize, bits: u64) {
+        // SAFETY: `at` returns a valid entry.
+        unsafe { self.platform.link(self.at(index), bits) }
+    }
+
+    #[inline(always)]
+    pub fn exchange(&self, index: usize, bits: u64) -> u64 {
+        // SAFETY: `at` returns a valid entry.
+        unsafe { self.platform.exchange(self.at(index), bits) }
+    }
+
+    #[inline(always)]
+    pub fn compare_exchange(&self, index: usize, current: u64, new: u64) -> Result<(), u64> {
+        // SAFETY: `at` returns a valid entry.
+        unsafe {
+            self.platform
+                .compare_exchange(self.at(index), current, new)
+        }
+    }
+
+    /// Writes the entries of `range`: `value`, `value + step`, and so on.
+    #[inline(always)]
+    pub fn fill(&self, range: Range<usize>, value: u64, step: u64) {
+        if !range.is_empty() {
+            // SAFETY: the range stays inside the table, so all its entries are valid.
+            unsafe {
+                self.platform
+                    .fill(self.at(range.start), range.len(), value, step);
+            }
+        }
+    }
+}
+
+impl<P: Platform> Drop for Table<'_, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.platform.table_done(self.frame, self.base);
+    }
+}

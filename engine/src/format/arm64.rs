@@ -1,0 +1,368 @@
+//! arm64 stage 1, EL1&0: VMSAv8-64 with granules of 4, 16 and 64 KiB, 48 or 52 bits.
+//!
+//! Source: Arm Architecture Reference Manual, DDI 0487, chapter D8. Sections are named at the bits.
+//!
+//! 52 bits are FEAT_LPA2 with `TCR_EL1.DS` set for 4 and 16 KiB: one level more (4 KiB) or a larger first table
+//! (16 KiB), address bits 51:50 in descriptor bits 9:8, and shareability from `TCR_EL1` instead. For 64 KiB they are
+//! FEAT_LPA and FEAT_LVA: address bits 51:48 in descriptor bits 15:12.
+//!
+//! The embedder loads [`MAIR`] into `MAIR_EL1`; with the wide formats of 4 and 16 KiB, `TCR_EL1.SH0` and `SH1` are
+//! inner shareable.
+//!
+//! # Dirty state
+//!
+//! FEAT_HAFDBS (D8.5.5): a page is writable when DBM is set; it is dirty when AP\[2\] is clear, and the hardware clears
+//! AP\[2\] on the first write if `TCR_EL1.HD` is set; otherwise the write faults and the handler does. Taking the write
+//! permission away from a dirty page must not lose that it was written, so bit 55, which the hardware ignores, keeps
+//! it. A page that is writable without DBM, as other software maps it, decodes as writable and dirty.
+
+use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
+use crate::addr::{Level, Pa, Va};
+use crate::bbm::Rule;
+use crate::platform::Caps;
+
+/// The value of `MAIR_EL1` that the memory types of these formats refer to (D19.2 MAIR_EL1).
+///
+/// 0: normal write-back; 1: Device-nGnRE; 2: normal non-cacheable; 3: Device-nGnRnE; 4: normal tagged; 5: normal
+/// write-through.
+pub const MAIR: u64 = 0x0000_bb_f0_00_44_04_ff;
+
+/// arm64 stage 1 with pages of `1 << PAGE_SHIFT` bytes; `WIDE` for addresses of 52 bits instead of 48.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arm64<const PAGE_SHIFT: u32, const WIDE: bool>;
+
+/// 4 KiB granule, 48 bits.
+pub type Arm64K4 = Arm64<12, false>;
+/// 16 KiB granule, 48 bits.
+pub type Arm64K16 = Arm64<14, false>;
+/// 64 KiB granule, 48 bits.
+pub type Arm64K64 = Arm64<16, false>;
+/// 4 KiB granule, 52 bits (FEAT_LPA2).
+pub type Arm64K4Wide = Arm64<12, true>;
+/// 16 KiB granule, 52 bits (FEAT_LPA2).
+pub type Arm64K16Wide = Arm64<14, true>;
+/// 64 KiB granule, 52 bits (FEAT_LPA).
+pub type Arm64K64Wide = Arm64<16, true>;
+
+// D8.3.1: descriptor bits of stage 1.
+const VALID: u64 = 1 << 0;
+/// Table at the upper levels, page at the last; a block has it clear.
+const NOT_BLOCK: u64 = 1 << 1;
+const ATTR_INDEX: u32 = 2; // 4:2
+const NON_SECURE: u64 = 1 << 5;
+const AP_USER: u64 = 1 << 6; // AP[1]
+const AP_READ_ONLY: u64 = 1 << 7; // AP[2]
+const SHAREABILITY: u32 = 8; // 9:8, not with LPA2
+const ACCESS: u64 = 1 << 10; // AF
+const NOT_GLOBAL: u64 = 1 << 11;
+const GUARDED: u64 = 1 << 50; // GP, FEAT_BTI
+const DIRTY_MODIFIER: u64 = 1 << 51; // DBM
+const CONTIGUOUS: u64 = 1 << 52;
+const PXN: u64 = 1 << 53;
+const UXN: u64 = 1 << 54;
+const SOFTWARE_DIRTY: u64 = 1 << 55; // 58:55 are for software
+const SOFTWARE: u32 = 56;
+const PBHA: u64 = 0xf << 59; // 62:59, FEAT_HPDS2 or ignored
+// Table descriptors.
+const PXN_TABLE: u64 = 1 << 59;
+const UXN_TABLE: u64 = 1 << 60;
+const AP_TABLE_NO_USER: u64 = 1 << 61;
+const AP_TABLE_READ_ONLY: u64 = 1 << 62;
+/// Marks a suspended entry. The hardware ignores every bit of an invalid entry; no valid entry of ours has this one.
+const SUSPENDED: u64 = 1 << 63;
+
+const fn field(high: u32, low: u32) -> u64 {
+    (u64::MAX >> (63 - high)) & (u64::MAX << low)
+}
+
+impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
+    const LPA2: bool = WIDE && PAGE_SHIFT != 16;
+    const LPA: bool = WIDE && PAGE_SHIFT == 16;
+
+    /// Address bits that stand in the descriptor where they stand in the address.
+    const fn in_place(low: u32) -> u64 {
+        field(if Self::LPA2 { 49 } else { 47 }, low)
+    }
+
+    /// Address bits that do not.
+    const MOVED: u64 = if Self::LPA2 {
+        field(9, 8)
+    } else if Self::LPA {
+        field(15, 12)
+    } else {
+        0
+    };
+}
+
+impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE> {
+    type Input = Va;
+
+    const NAME: &'static str = match (PAGE_SHIFT, WIDE) {
+        (12, false) => "arm64 4K 48-bit",
+        (12, true) => "arm64 4K 52-bit",
+        (14, false) => "arm64 16K 48-bit",
+        (14, true) => "arm64 16K 52-bit",
+        (16, false) => "arm64 64K 48-bit",
+        (16, true) => "arm64 64K 52-bit",
+        _ => panic!("the granule is 4, 16 or 64 KiB"),
+    };
+    const PAGE_SHIFT: u32 = PAGE_SHIFT;
+    // D8.2.8 to D8.2.10: 4 KiB starts at level 0, at level -1 with 52 bits; 16 KiB at level 0; 64 KiB at level 1.
+    const LEVELS: u8 = match (PAGE_SHIFT, WIDE) {
+        (12, true) => 5,
+        (16, _) => 3,
+        _ => 4,
+    };
+    const INPUT_BITS: u32 = if WIDE { 52 } else { 48 };
+    const OUTPUT_BITS: u32 = if WIDE { 52 } else { 48 };
+    const HALVES: bool = true;
+    const RULE: Rule = Rule::Arm;
+    const NATIVE: u64 = GUARDED | NON_SECURE | PBHA;
+    const LINEAR_BITS: u32 = if Self::LPA2 {
+        50
+    } else if Self::LPA {
+        48
+    } else {
+        64
+    };
+    const CONTIGUOUS: u64 = CONTIGUOUS;
+
+    #[inline(always)]
+    fn is_leaf_level(level: Level) -> bool {
+        // D8.3.1, table of block sizes: 4 KiB: 2 MiB and 1 GiB, 512 GiB with LPA2; 16 KiB: 32 MiB, 64 GiB with LPA2;
+        // 64 KiB: 512 MiB, 4 TiB with LPA.
+        let highest = match PAGE_SHIFT {
+            12 => 2 + WIDE as u8,
+            _ => 1 + WIDE as u8,
+        };
+        level.height() <= highest
+    }
+
+    #[inline(always)]
+    fn contiguous(level: Level) -> u32 {
+        // D8.7.1, table of the contiguous bit.
+        match (PAGE_SHIFT, level.height()) {
+            (12, 0..=2) => 4, // 64 KiB, 32 MiB, 16 GiB
+            (14, 0) => 7,     // 2 MiB
+            (14, 1) => 5,     // 1 GiB
+            (16, 0..=1) => 5, // 2 MiB, 16 GiB
+            _ => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn kind(entry: u64, level: Level) -> Kind {
+        match (entry & VALID != 0, entry & NOT_BLOCK != 0, level) {
+            (false, _, _) => Kind::Invalid,
+            (true, true, Level::PAGE) => Kind::Leaf,
+            (true, true, _) => Kind::Table,
+            // A block descriptor at the last level is reserved and translates nothing.
+            (true, false, Level::PAGE) => Kind::Invalid,
+            (true, false, _) => Kind::Leaf,
+        }
+    }
+
+    #[inline(always)]
+    fn address_mask(level: Level) -> u64 {
+        Self::in_place(Self::shift(level)) | Self::MOVED
+    }
+
+    #[inline(always)]
+    fn put_address(frame: Pa) -> u64 {
+        let frame = frame.get();
+        let in_place = frame & Self::in_place(PAGE_SHIFT);
+        if Self::LPA2 {
+            in_place | (frame >> 50 & 3) << 8
+        } else if Self::LPA {
+            in_place | (frame >> 48 & 0xf) << 12
+        } else {
+            in_place
+        }
+    }
+
+    #[inline(always)]
+    fn address(entry: u64, level: Level) -> Pa {
+        let low = if Self::kind(entry, level) == Kind::Table {
+            PAGE_SHIFT
+        } else {
+            Self::shift(level)
+        };
+        let in_place = entry & Self::in_place(low);
+        Pa::new(if Self::LPA2 {
+            in_place | (entry >> 8 & 3) << 50
+        } else if Self::LPA {
+            in_place | (entry >> 12 & 0xf) << 48
+        } else {
+            in_place
+        })
+    }
+
+    fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
+        let perms = attrs.perms;
+        if !Self::is_leaf_level(level) {
+            return Err(Inexpressible("no block can stand at this level"));
+        }
+        let mut bits = VALID;
+        if level == Level::PAGE {
+            bits |= NOT_BLOCK;
+        }
+
+        // D8.4.1: AP[2:1] gives the privileged at least what it gives the user, and always reading.
+        if !perms.contains(Perms::READ) {
+            return Err(Inexpressible(
+                "arm64 stage 1 cannot map memory that the privileged cannot read",
+            ));
+        }
+        let user = perms.intersects(Perms::USER_READ | Perms::USER_WRITE);
+        if user {
+            if !perms.contains(Perms::USER_READ) {
+                return Err(Inexpressible(
+                    "arm64 stage 1 cannot let the user write and not read",
+                ));
+            }
+            if perms.contains(Perms::WRITE) != perms.contains(Perms::USER_WRITE) {
+                return Err(Inexpressible(
+                    "arm64 stage 1 lets the privileged and the user write the same pages, or neither",
+                ));
+            }
+            bits |= AP_USER;
+        }
+        // D8.4.1: memory that the user can write is never executable by the privileged.
+        if perms.contains(Perms::USER_WRITE | Perms::EXEC) {
+            return Err(Inexpressible(
+                "arm64 stage 1 never lets the privileged execute what the user can write",
+            ));
+        }
+        if !perms.contains(Perms::EXEC) {
+            bits |= PXN;
+        }
+        if !perms.contains(Perms::USER_EXEC) {
+            bits |= UXN;
+        }
+        bits |= match (perms.contains(Perms::WRITE), attrs.dirty) {
+            (true, true) => DIRTY_MODIFIER,
+            (true, false) => DIRTY_MODIFIER | AP_READ_ONLY,
+            (false, true) => AP_READ_ONLY | SOFTWARE_DIRTY,
+            (false, false) => AP_READ_ONLY,
+        };
+
+        bits |= match attrs.memory {
+            Memory::Normal => 0,
+            Memory::Device => 1,
+            Memory::NonCacheable => 2,
+            Memory::DeviceStrict => 3,
+            Memory::Tagged => 4,
+            Memory::WriteThrough => 5,
+        } << ATTR_INDEX;
+        if Self::LPA2 {
+            if attrs.shareability != Shareability::Inner {
+                return Err(Inexpressible(
+                    "with 52-bit descriptors shareability comes from TCR_EL1 and is inner",
+                ));
+            }
+        } else {
+            bits |= match attrs.shareability {
+                Shareability::Non => 0,
+                Shareability::Outer => 2,
+                Shareability::Inner => 3,
+            } << SHAREABILITY;
+        }
+        if !attrs.global {
+            bits |= NOT_GLOBAL;
+        }
+        if attrs.accessed {
+            bits |= ACCESS;
+        }
+        if attrs.software > 7 {
+            return Err(Inexpressible("three software bits are all there are"));
+        }
+        bits |= u64::from(attrs.software) << SOFTWARE;
+        if attrs.native & !Self::NATIVE != 0 {
+            return Err(Inexpressible("a native bit does not belong to the embedder"));
+        }
+        Ok(bits | attrs.native)
+    }
+
+    #[inline]
+    fn decode(entry: u64, _: Level) -> Attrs {
+        let has = |bit: u64| entry & bit != 0;
+        let writable_now = !has(AP_READ_ONLY);
+        let write = writable_now || has(DIRTY_MODIFIER);
+        let user = has(AP_USER);
+        let mut perms = Perms::READ;
+        perms.set(Perms::WRITE, write);
+        perms.set(Perms::USER_READ, user);
+        perms.set(Perms::USER_WRITE, user && write);
+        perms.set(Perms::EXEC, !has(PXN) && !(user && write));
+        perms.set(Perms::USER_EXEC, !has(UXN));
+        Attrs {
+            perms,
+            memory: match entry >> ATTR_INDEX & 7 {
+                1 => Memory::Device,
+                2 => Memory::NonCacheable,
+                3 => Memory::DeviceStrict,
+                4 => Memory::Tagged,
+                5 => Memory::WriteThrough,
+                _ => Memory::Normal,
+            },
+            shareability: match entry >> SHAREABILITY & 3 {
+                _ if Self::LPA2 => Shareability::Inner,
+                0 => Shareability::Non,
+                2 => Shareability::Outer,
+                _ => Shareability::Inner,
+            },
+            global: !has(NOT_GLOBAL),
+            accessed: has(ACCESS),
+            dirty: writable_now || has(SOFTWARE_DIRTY),
+            software: (entry >> SOFTWARE & 7) as u8,
+            native: entry & Self::NATIVE,
+        }
+    }
+
+    #[inline(always)]
+    fn table(frame: Pa, deny: Perms) -> u64 {
+        let mut bits = VALID | NOT_BLOCK | Self::put_address(frame);
+        if deny.contains(Perms::EXEC) {
+            bits |= PXN_TABLE;
+        }
+        if deny.contains(Perms::USER_EXEC) {
+            bits |= UXN_TABLE;
+        }
+        bits
+    }
+
+    #[inline]
+    fn denied(table: u64) -> Perms {
+        let mut denied = Perms::empty();
+        denied.set(Perms::EXEC, table & PXN_TABLE != 0);
+        denied.set(Perms::USER_EXEC, table & UXN_TABLE != 0);
+        denied.set(
+            Perms::USER_READ | Perms::USER_WRITE,
+            table & AP_TABLE_NO_USER != 0,
+        );
+        denied |= if table & AP_TABLE_READ_ONLY != 0 {
+            Perms::ANY_WRITE
+        } else {
+            Perms::empty()
+        };
+        denied
+    }
+
+    #[inline(always)]
+    fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
+        // D8.5.4 and D8.5.5: the access flag where it is clear; AP[2] where DBM says that the page is writable.
+        caps.hardware_access && leaf & ACCESS == 0
+            || caps.hardware_dirty
+                && leaf & (DIRTY_MODIFIER | AP_READ_ONLY) == DIRTY_MODIFIER | AP_READ_ONLY
+    }
+
+    #[inline(always)]
+    fn suspend(entry: u64) -> u64 {
+        entry & !VALID | SUSPENDED
+    }
+
+    #[inline(always)]
+    fn resume(suspended: u64) -> u64 {
+        suspended & !SUSPENDED | VALID
+    }
+}

@@ -1,0 +1,365 @@
+//! Descriptor formats as data.
+//!
+//! A [`Format`] says how many levels a tree has, how large a page is, where a descriptor keeps its address and what
+//! its other bits mean. It has no state and no algorithm: every walk and every edit is written once, for all formats,
+//! and asks the format only to translate between [`Attrs`] and bits, once for each distinct pattern of attributes and
+//! never once for each page.
+//!
+//! # Attributes
+//!
+//! [`Attrs`] is what descriptors of all formats have in common, plus the bits that only the format at hand knows
+//! ([`Attrs::native`]). Encoding is exact: a descriptor that would grant more or less than the attributes say is
+//! refused with [`Inexpressible`]. Decoding is its inverse.
+//!
+//! # Three kinds of invalid entry
+//!
+//! Zero is a hole. Every other invalid entry was put there by the engine: [`Format::suspend`] makes a descriptor
+//! invalid without losing its content, so that a table can be linked in a second, infallible step, and an entry that
+//! has to be broken before it is remade keeps what it was. Both are undone by [`Format::resume`] before the edit
+//! returns.
+
+mod arm64;
+mod x86_64;
+
+pub use arm64::{
+    Arm64, Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, MAIR,
+};
+pub use x86_64::{PAT, X86_64};
+
+use core::fmt;
+
+use crate::addr::{Address, Level, Pa};
+use crate::bbm::Rule;
+use crate::platform::Caps;
+
+bitflags::bitflags! {
+    /// What may be done with memory, by the privileged and by the user.
+    ///
+    /// ```
+    /// use tablewright::Perms;
+    /// let code = Perms::READ | Perms::USER_READ | Perms::USER_EXEC;
+    /// assert!(!code.contains(Perms::EXEC));
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Perms: u8 {
+        /// The privileged may read. No stage-1 format can map a page without it.
+        const READ = 1;
+        /// The privileged may write.
+        const WRITE = 2;
+        /// The privileged may execute.
+        const EXEC = 4;
+        /// The user may read.
+        const USER_READ = 8;
+        /// The user may write.
+        const USER_WRITE = 16;
+        /// The user may execute.
+        const USER_EXEC = 32;
+    }
+}
+
+impl Perms {
+    /// Everything that makes memory writable.
+    pub const ANY_WRITE: Self = Self::WRITE.union(Self::USER_WRITE);
+    /// Everything that makes memory executable.
+    pub const ANY_EXEC: Self = Self::EXEC.union(Self::USER_EXEC);
+    /// Everything that makes memory accessible to the user.
+    pub const ANY_USER: Self = Self::USER_READ
+        .union(Self::USER_WRITE)
+        .union(Self::USER_EXEC);
+}
+
+/// How memory is cached and ordered.
+///
+/// ```
+/// use tablewright::Memory;
+/// assert!(Memory::Device.is_device() && !Memory::NonCacheable.is_device());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// Normal memory, write-back cacheable.
+    Normal,
+    /// Normal memory, write-through cacheable.
+    WriteThrough,
+    /// Normal memory, not cacheable: writes may be combined.
+    NonCacheable,
+    /// Device memory whose accesses stay in order and may be acknowledged early: arm64 Device-nGnRE, x86 UC.
+    Device,
+    /// Device memory without early acknowledgement: arm64 Device-nGnRnE. x86 has no such type.
+    DeviceStrict,
+    /// Normal write-back memory with allocation tags (arm64 FEAT_MTE2).
+    Tagged,
+}
+
+impl Memory {
+    /// Whether reads may have side effects, so that nobody may read it speculatively or clean it from a cache.
+    pub const fn is_device(self) -> bool {
+        matches!(self, Self::Device | Self::DeviceStrict)
+    }
+}
+
+/// Between whom normal memory is coherent. Formats without such a field know [`Shareability::Inner`] only.
+///
+/// ```
+/// use tablewright::{Attrs, Shareability};
+/// assert_eq!(Attrs::KERNEL_DATA.shareability, Shareability::Inner);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shareability {
+    /// This processor only.
+    Non,
+    /// All processors of the system, and what else shares the outer domain.
+    Outer,
+    /// All processors that run one operating system.
+    Inner,
+}
+
+/// The attributes of a leaf, as all formats have them.
+///
+/// The constants preset accessed and dirty, so that memory mapped with them never faults to have a flag set, and
+/// hardware never writes its descriptors.
+///
+/// ```
+/// use tablewright::{Attrs, Memory, Perms};
+/// let framebuffer = Attrs { memory: Memory::NonCacheable, ..Attrs::KERNEL_DATA };
+/// assert!(framebuffer.perms.contains(Perms::WRITE));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Attrs {
+    /// Who may do what.
+    pub perms: Perms,
+    /// How the memory is cached.
+    pub memory: Memory,
+    /// Between whom it is coherent.
+    pub shareability: Shareability,
+    /// The translation holds in every address space.
+    pub global: bool,
+    /// The page has been accessed. Where hardware does not set it, an access to a page without it faults (arm64).
+    pub accessed: bool,
+    /// The page has been written. On arm64 a writable page that is not dirty is write-protected by the hardware until
+    /// somebody, hardware or fault handler, makes it dirty.
+    pub dirty: bool,
+    /// Three bits for the embedder's own use; the hardware ignores them.
+    pub software: u8,
+    /// Bits of the format's own, as they stand in the descriptor; only those in [`Format::NATIVE`].
+    pub native: u64,
+}
+
+impl Attrs {
+    const BASE: Self = Self {
+        perms: Perms::READ,
+        memory: Memory::Normal,
+        shareability: Shareability::Inner,
+        global: true,
+        accessed: true,
+        dirty: false,
+        software: 0,
+        native: 0,
+    };
+
+    /// Kernel memory: read and write, never executed.
+    pub const KERNEL_DATA: Self = Self {
+        perms: Perms::READ.union(Perms::WRITE),
+        dirty: true,
+        ..Self::BASE
+    };
+    /// Kernel constants: read only.
+    pub const KERNEL_RODATA: Self = Self::BASE;
+    /// Kernel code: read and execute.
+    pub const KERNEL_TEXT: Self = Self {
+        perms: Perms::READ.union(Perms::EXEC),
+        ..Self::BASE
+    };
+    /// Device registers for the kernel.
+    pub const KERNEL_DEVICE: Self = Self {
+        memory: Memory::Device,
+        ..Self::KERNEL_DATA
+    };
+    /// User memory: read and write, for one address space.
+    pub const USER_DATA: Self = Self {
+        perms: Perms::READ
+            .union(Perms::WRITE)
+            .union(Perms::USER_READ)
+            .union(Perms::USER_WRITE),
+        global: false,
+        ..Self::KERNEL_DATA
+    };
+    /// User constants: read only, for one address space.
+    pub const USER_RODATA: Self = Self {
+        perms: Perms::READ.union(Perms::USER_READ),
+        global: false,
+        ..Self::BASE
+    };
+    /// User code: read and execute for the user, read for the kernel.
+    pub const USER_TEXT: Self = Self {
+        perms: Perms::READ.union(Perms::USER_READ).union(Perms::USER_EXEC),
+        ..Self::USER_RODATA
+    };
+
+    /// The same with other permissions.
+    pub const fn with_perms(mut self, perms: Perms) -> Self {
+        self.perms = perms;
+        self
+    }
+
+    /// The same with another memory type.
+    pub const fn with_memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
+        self
+    }
+}
+
+/// A combination of attributes that a descriptor of the format cannot hold. Nothing is rounded silently.
+///
+/// ```
+/// use tablewright::{Attrs, Format, Level, Perms, format::X86_64};
+/// let write_only = Attrs::KERNEL_DATA.with_perms(Perms::WRITE);
+/// assert!(X86_64::<4>::encode(&write_only, Level::PAGE).is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inexpressible(pub &'static str);
+
+impl fmt::Display for Inexpressible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl core::error::Error for Inexpressible {}
+
+/// What an entry is to a walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Not valid: nothing is translated through it.
+    Invalid,
+    /// Points to a table one level down.
+    Table,
+    /// Translates addresses: a page or a block.
+    Leaf,
+}
+
+/// A descriptor format.
+///
+/// Everything is a constant or a pure function; see the [module](self) for what the functions have in common. The
+/// sources of the facts are cited in the file of each format.
+///
+/// ```
+/// use tablewright::{Format, Level, format::Arm64K16};
+/// assert_eq!(Arm64K16::LEVELS, 4);
+/// assert_eq!(Arm64K16::shift(Level::new(1)), 25); // blocks of 32 MiB
+/// assert_eq!(Arm64K16::contiguous(Level::PAGE), 7); // runs of 128 pages
+/// ```
+pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
+    /// What the tables translate: [`Va`](crate::Va) for stage 1, [`Ipa`](crate::Ipa) for stage 2.
+    type Input: Address;
+
+    /// The name, as the lab and error messages say it.
+    const NAME: &'static str;
+    /// The size of a page and of a table, as a power of two.
+    const PAGE_SHIFT: u32;
+    /// How many levels of tables a translation goes through.
+    const LEVELS: u8;
+    /// Significant bits of an input address.
+    const INPUT_BITS: u32;
+    /// Significant bits of an output address.
+    const OUTPUT_BITS: u32;
+    /// The two halves of the input space have a root each (arm64), rather than sharing one (x86).
+    const HALVES: bool;
+    /// Which changes of a live entry need a break.
+    const RULE: Rule;
+    /// The bits of a leaf that [`Attrs::native`] may use.
+    const NATIVE: u64;
+    /// Descriptors of consecutive frames differ by the size of the frame inside an aligned range of this many bits;
+    /// beyond it the address continues in other bits.
+    const LINEAR_BITS: u32;
+
+    /// Whether a leaf may stand at `level`.
+    fn is_leaf_level(level: Level) -> bool;
+
+    /// How many entries at `level` a contiguous run has, as a power of two; 0 where there are no runs.
+    fn contiguous(level: Level) -> u32;
+
+    /// What marks the members of a contiguous run.
+    const CONTIGUOUS: u64;
+
+    /// What `entry` is, at `level`.
+    fn kind(entry: u64, level: Level) -> Kind;
+
+    /// The bits of a leaf at `level` that hold the address of the frame.
+    fn address_mask(level: Level) -> u64;
+
+    /// `frame` as it stands in a descriptor.
+    fn put_address(frame: Pa) -> u64;
+
+    /// The frame that a leaf or a table descriptor at `level` points to.
+    fn address(entry: u64, level: Level) -> Pa;
+
+    /// A leaf at `level` with these attributes, without its address.
+    ///
+    /// # Errors
+    /// [`Inexpressible`] says what the format cannot hold.
+    fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible>;
+
+    /// The attributes of a leaf at `level`; the inverse of [`encode`](Format::encode).
+    fn decode(entry: u64, level: Level) -> Attrs;
+
+    /// A descriptor of the table in `frame`. What is in `deny` is taken away from everything below it, as far as the
+    /// format can: execution for one or both.
+    fn table(frame: Pa, deny: Perms) -> u64;
+
+    /// What a table descriptor takes away from everything below it.
+    fn denied(table: u64) -> Perms;
+
+    /// Whether a walker may write this leaf by itself: set its accessed flag or its dirty state.
+    fn hardware_writes(leaf: u64, level: Level, caps: &Caps) -> bool;
+
+    /// Makes a valid descriptor invalid and keeps its content. The result is not zero.
+    fn suspend(entry: u64) -> u64;
+
+    /// Undoes [`suspend`](Format::suspend).
+    fn resume(suspended: u64) -> u64;
+
+    /// How many bits of an input address select an entry of one table (the first table may have fewer entries).
+    const INDEX_BITS: u32 = Self::PAGE_SHIFT - 3;
+
+    /// The level of the root.
+    #[inline(always)]
+    fn root_level() -> Level {
+        Level::new(Self::LEVELS - 1)
+    }
+
+    /// The size of what one entry at `level` covers, as a power of two.
+    #[inline(always)]
+    fn shift(level: Level) -> u32 {
+        Self::PAGE_SHIFT + Self::INDEX_BITS * level.height() as u32
+    }
+
+    /// How many entries a table at `level` has.
+    #[inline(always)]
+    fn entries(level: Level) -> usize {
+        if level == Self::root_level() {
+            1 << (Self::INPUT_BITS - Self::shift(level))
+        } else {
+            1 << Self::INDEX_BITS
+        }
+    }
+
+    /// Which entry of a table at `level` translates `input`.
+    #[inline(always)]
+    fn index(input: u64, level: Level) -> usize {
+        (input >> Self::shift(level)) as usize & (Self::entries(level) - 1)
+    }
+
+    /// Whether `input` is an address that the format can translate: the bits above the input size all equal.
+    /// With [`HALVES`](Format::HALVES), the first bit above the input size selects the root; without, the last bit
+    /// below is the sign.
+    #[inline]
+    fn is_canonical(input: u64) -> bool {
+        let bits = if Self::HALVES {
+            Self::INPUT_BITS
+        } else {
+            Self::INPUT_BITS - 1
+        };
+        let top = (input as i64) >> bits;
+        top == 0 || top == -1
+    }
+}

@@ -1,0 +1,242 @@
+//! x86-64: IA-32e paging with 4 or 5 levels.
+//!
+//! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3A, chapter 5 (SDM); AMD64
+//! Architecture Programmer's Manual, volume 2, chapter 5.
+//!
+//! The embedder loads [`PAT`] into `IA32_PAT`, sets `EFER.NXE` and `CR0.WP`, and runs with `CR4.SMEP`: a user page
+//! that is executable reads as executable by the user only, because that is what SMEP makes of it.
+
+use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
+use crate::addr::{Level, Pa, Va};
+use crate::bbm::Rule;
+use crate::platform::Caps;
+
+/// The value of `IA32_PAT` that the memory types of this format refer to (SDM 13.12.2).
+///
+/// Entries 0 to 7: write-back, write-combining, UC-, uncacheable, write-back, write-protected, UC-, write-through.
+pub const PAT: u64 = 0x04_07_05_06_00_07_01_06;
+
+/// x86-64 with `LEVELS` levels, 4 or 5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct X86_64<const LEVELS: u8>;
+
+// SDM 5.5.4, tables of the formats of paging-structure entries.
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const PWT: u64 = 1 << 3; // PAT index bit 0
+const PCD: u64 = 1 << 4; // PAT index bit 1
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+/// A leaf above the last level; at the last level bit 2 of the PAT index.
+const SIZE_OR_PAT: u64 = 1 << 7;
+const GLOBAL: u64 = 1 << 8;
+const SOFTWARE: u32 = 9; // 11:9 are ignored
+const PAT_OF_BLOCK: u64 = 1 << 12;
+const PROTECTION_KEY: u64 = 0xf << 59;
+const NO_EXECUTE: u64 = 1 << 63;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000; // 51:12
+/// Marks a suspended entry: bits 58:52 are ignored even in a present one, and none of ours has this one.
+const SUSPENDED: u64 = 1 << 58;
+
+impl<const LEVELS: u8> Format for X86_64<LEVELS> {
+    type Input = Va;
+
+    const NAME: &'static str = match LEVELS {
+        4 => "x86-64 4-level",
+        5 => "x86-64 5-level",
+        _ => panic!("x86-64 has 4 or 5 levels"),
+    };
+    const PAGE_SHIFT: u32 = 12;
+    const LEVELS: u8 = LEVELS;
+    const INPUT_BITS: u32 = 12 + 9 * LEVELS as u32;
+    const OUTPUT_BITS: u32 = 52;
+    const HALVES: bool = false;
+    const RULE: Rule = Rule::X86;
+    const NATIVE: u64 = PROTECTION_KEY;
+    const LINEAR_BITS: u32 = 64;
+    const CONTIGUOUS: u64 = 0;
+
+    #[inline(always)]
+    fn is_leaf_level(level: Level) -> bool {
+        level.height() <= 2 // 4 KiB, 2 MiB, 1 GiB
+    }
+
+    #[inline(always)]
+    fn contiguous(_: Level) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn kind(entry: u64, level: Level) -> Kind {
+        if entry & PRESENT == 0 {
+            Kind::Invalid
+        } else if level == Level::PAGE || Self::is_leaf_level(level) && entry & SIZE_OR_PAT != 0 {
+            Kind::Leaf
+        } else {
+            Kind::Table
+        }
+    }
+
+    #[inline(always)]
+    fn address_mask(level: Level) -> u64 {
+        ADDRESS & (u64::MAX << Self::shift(level))
+    }
+
+    #[inline(always)]
+    fn put_address(frame: Pa) -> u64 {
+        frame.get() & ADDRESS
+    }
+
+    #[inline(always)]
+    fn address(entry: u64, level: Level) -> Pa {
+        let mask = match Self::kind(entry, level) {
+            Kind::Table => ADDRESS,
+            _ => Self::address_mask(level),
+        };
+        Pa::new(entry & mask)
+    }
+
+    fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
+        let perms = attrs.perms;
+        if !Self::is_leaf_level(level) {
+            return Err(Inexpressible("no large page can stand at this level"));
+        }
+        // SDM 5.6.1: a present page can be read; one U/S bit and one R/W bit serve both.
+        if !perms.contains(Perms::READ) {
+            return Err(Inexpressible(
+                "x86-64 cannot map memory that the privileged cannot read",
+            ));
+        }
+        let user = perms.intersects(Perms::ANY_USER);
+        if user && !perms.contains(Perms::USER_READ) {
+            return Err(Inexpressible(
+                "x86-64 cannot let the user write or execute and not read",
+            ));
+        }
+        if user && perms.contains(Perms::WRITE) != perms.contains(Perms::USER_WRITE) {
+            return Err(Inexpressible(
+                "x86-64 lets the privileged and the user write the same pages, or neither",
+            ));
+        }
+        if user && perms.contains(Perms::EXEC) {
+            return Err(Inexpressible(
+                "with SMEP the privileged never executes a page of the user",
+            ));
+        }
+        if attrs.shareability != Shareability::Inner {
+            return Err(Inexpressible("x86-64 memory is always coherent"));
+        }
+        if attrs.software > 7 {
+            return Err(Inexpressible("three software bits are all there are"));
+        }
+        if attrs.native & !Self::NATIVE != 0 {
+            return Err(Inexpressible("a native bit does not belong to the embedder"));
+        }
+        let (pat, pcd, pwt) = match attrs.memory {
+            Memory::Normal => (false, false, false),
+            Memory::NonCacheable => (false, false, true), // 1, write-combining
+            Memory::Device => (false, true, true),        // 3, uncacheable
+            Memory::WriteThrough => (true, true, true),   // 7
+            Memory::DeviceStrict | Memory::Tagged => {
+                return Err(Inexpressible("x86-64 has no such memory type"));
+            }
+        };
+        let pat_bit = if level == Level::PAGE {
+            SIZE_OR_PAT
+        } else {
+            PAT_OF_BLOCK
+        };
+        let when = |condition: bool, bit: u64| if condition { bit } else { 0 };
+        Ok(PRESENT
+            | when(perms.contains(Perms::WRITE), WRITE)
+            | when(user, USER)
+            | when(pwt, PWT)
+            | when(pcd, PCD)
+            | when(attrs.accessed, ACCESSED)
+            | when(attrs.dirty, DIRTY)
+            | when(level != Level::PAGE, SIZE_OR_PAT)
+            | when(attrs.global, GLOBAL)
+            | when(pat, pat_bit)
+            | when(!perms.intersects(Perms::ANY_EXEC), NO_EXECUTE)
+            | u64::from(attrs.software) << SOFTWARE
+            | attrs.native)
+    }
+
+    #[inline]
+    fn decode(entry: u64, level: Level) -> Attrs {
+        let has = |bit: u64| entry & bit != 0;
+        let (user, write, exec) = (has(USER), has(WRITE), !has(NO_EXECUTE));
+        let mut perms = Perms::READ;
+        perms.set(Perms::WRITE, write);
+        perms.set(Perms::EXEC, exec && !user);
+        perms.set(Perms::USER_READ, user);
+        perms.set(Perms::USER_WRITE, user && write);
+        perms.set(Perms::USER_EXEC, user && exec);
+        let pat = has(if level == Level::PAGE {
+            SIZE_OR_PAT
+        } else {
+            PAT_OF_BLOCK
+        });
+        Attrs {
+            perms,
+            memory: match (pat, has(PCD), has(PWT)) {
+                (false, false, true) => Memory::NonCacheable,
+                (_, true, false) | (false, true, true) => Memory::Device,
+                (true, true, true) => Memory::WriteThrough,
+                _ => Memory::Normal,
+            },
+            shareability: Shareability::Inner,
+            global: has(GLOBAL),
+            accessed: has(ACCESSED),
+            dirty: has(DIRTY),
+            software: (entry >> SOFTWARE & 7) as u8,
+            native: entry & Self::NATIVE,
+        }
+    }
+
+    #[inline(always)]
+    fn table(frame: Pa, deny: Perms) -> u64 {
+        // Permissions are the intersection over the levels (SDM 5.6.1), so tables grant all that is not denied.
+        let bits = PRESENT | WRITE | USER | Self::put_address(frame);
+        if deny.contains(Perms::ANY_EXEC) {
+            bits | NO_EXECUTE
+        } else {
+            bits
+        }
+    }
+
+    #[inline]
+    fn denied(table: u64) -> Perms {
+        let mut denied = Perms::empty();
+        if table & WRITE == 0 {
+            denied |= Perms::ANY_WRITE;
+        }
+        if table & USER == 0 {
+            denied |= Perms::ANY_USER;
+        }
+        if table & NO_EXECUTE != 0 {
+            denied |= Perms::ANY_EXEC;
+        }
+        denied
+    }
+
+    #[inline(always)]
+    fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
+        // SDM 5.8: the accessed flag on any use, the dirty flag on a write, which needs R/W.
+        caps.hardware_access && leaf & ACCESSED == 0
+            || caps.hardware_dirty && leaf & (WRITE | DIRTY) == WRITE
+    }
+
+    #[inline(always)]
+    fn suspend(entry: u64) -> u64 {
+        // The address is inverted while the entry is not present: a processor with the L1 terminal fault reads the
+        // cache through the address of a non-present entry, and the inverted one names no memory.
+        (entry & !PRESENT | SUSPENDED) ^ ADDRESS
+    }
+
+    #[inline(always)]
+    fn resume(suspended: u64) -> u64 {
+        (suspended ^ ADDRESS) & !SUSPENDED | PRESENT
+    }
+}

@@ -1,0 +1,288 @@
+//! A platform on ordinary memory: table frames are pages of a hosted program.
+//!
+//! For tests, benchmarks, and the unit tests of whoever embeds the engine. No processor walks these tables, so
+//! barriers and invalidations do nothing but be counted. The frames are handed out one after the other from one
+//! region; the first has the physical address [`Hosted::BASE`].
+//!
+//! Provenance is kept: a pointer to a frame is made from the pointer to the region, never from an integer.
+
+use core::cell::{Cell, RefCell};
+use core::ptr::NonNull;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::vec::Vec;
+
+use crate::addr::{Level, Pa};
+use crate::entry::{Entry, TableLink};
+use crate::flush::Invalidation;
+use crate::platform::{Barrier, Caps, Platform};
+
+/// What the platform was asked to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Tables that are allocated and not freed.
+    pub tables: u64,
+    /// Tables ever allocated.
+    pub allocations: u64,
+    /// Invalidations issued.
+    pub invalidations: u64,
+    /// Times that somebody waited for invalidations to complete.
+    pub completions: u64,
+    /// Times that stores were published.
+    pub publications: u64,
+    /// Frames freed that were not allocated: a fault of whoever freed them.
+    pub bad_frees: u64,
+}
+
+/// A region of memory that table frames come from.
+///
+/// ```
+/// use tablewright::{Level, Platform, hosted::Hosted};
+/// let platform = Hosted::new(2, 12);
+/// let frame = platform.alloc_table(Level::PAGE).unwrap();
+/// assert_eq!(platform.counts().tables, 1);
+/// // SAFETY: the frame was just allocated and nobody uses it.
+/// unsafe { platform.free_table(frame, Level::PAGE) };
+/// assert_eq!(platform.counts().tables, 0);
+/// ```
+pub struct Hosted {
+    region: NonNull<Entry>,
+    layout: Option<Layout>,
+    page_shift: u32,
+    frames: usize,
+    /// Frames never handed out start here.
+    fresh: Cell<usize>,
+    free: RefCell<Vec<u32>>,
+    used: RefCell<Vec<u64>>,
+    links: Option<Vec<TableLink>>,
+    caps: Caps,
+    /// Allocations left before they fail, if they are to fail.
+    budget: Cell<Option<u64>>,
+    counts: Cell<Counts>,
+    log: RefCell<Option<Vec<Invalidation>>>,
+}
+
+impl Hosted {
+    /// The physical address of the first frame: some address that is not small.
+    pub const BASE: Pa = Pa::new(0x40_0000_0000);
+
+    /// Room for `frames` tables of `1 << page_shift` bytes.
+    ///
+    /// # Panics
+    /// If `page_shift` is not that of a granule (12, 14 or 16), or the memory cannot be had.
+    pub fn new(frames: usize, page_shift: u32) -> Self {
+        assert!(
+            matches!(page_shift, 12 | 14 | 16),
+            "a granule has 4, 16 or 64 KiB"
+        );
+        let entry = size_of::<Entry>();
+        let entries = frames.max(1) << (page_shift - 3);
+        let layout = Layout::from_size_align(entries * entry, 1 << page_shift);
+        let Ok(layout) = layout else {
+            panic!("{frames} frames do not fit into the address space");
+        };
+        // SAFETY: the layout has a size, and zeroed memory is a valid Entry.
+        let Some(region) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
+            handle_alloc_error(layout)
+        };
+        let region = region.cast::<Entry>();
+        #[cfg(loom)]
+        for index in 0..entries {
+            // SAFETY: the entry lies inside the region. Loom's atomics are not valid when zeroed.
+            unsafe { region.add(index).write(Entry::new(0)) };
+        }
+        Self::make(region, Some(layout), frames, page_shift)
+    }
+
+    /// Frames in memory that somebody else owns.
+    ///
+    /// # Safety
+    /// 1. `region` is valid for reads and writes of `frames << page_shift` bytes and aligned to a frame, for as long
+    ///    as the platform exists, and nobody else uses it meanwhile.
+    ///
+    /// # Panics
+    /// If `page_shift` is not that of a granule.
+    pub unsafe fn over(region: NonNull<u8>, frames: usize, page_shift: u32) -> Self {
+        assert!(
+            matches!(page_shift, 12 | 14 | 16),
+            "a granule has 4, 16 or 64 KiB"
+        );
+        Self::make(region.cast(), None, frames, page_shift)
+    }
+
+    fn make(
+        region: NonNull<Entry>,
+        layout: Option<Layout>,
+        frames: usize,
+        page_shift: u32,
+    ) -> Self {
+        Self {
+            region,
+            layout,
+            page_shift,
+            frames,
+            fresh: Cell::new(0),
+            free: RefCell::new(Vec::new()),
+            used: RefCell::new(vec![0; frames.div_ceil(64)]),
+            links: Some((0..frames).map(|_| TableLink::new()).collect()),
+            caps: Caps::CONSERVATIVE,
+            budget: Cell::new(None),
+            counts: Cell::new(Counts::default()),
+            log: RefCell::new(None),
+        }
+    }
+
+    /// The same with other capabilities.
+    pub fn with_caps(mut self, caps: Caps) -> Self {
+        self.caps = caps;
+        self
+    }
+
+    /// The same without side memory for tables.
+    pub fn without_links(mut self) -> Self {
+        self.links = None;
+        self
+    }
+
+    /// Lets `allocations` more tables be allocated, and no more after that; `None` for as many as there are.
+    pub fn limit_allocations(&self, allocations: Option<u64>) {
+        self.budget.set(allocations);
+    }
+
+    /// What the platform was asked to do so far.
+    pub fn counts(&self) -> Counts {
+        self.counts.get()
+    }
+
+    /// Keeps a list of invalidations from now on.
+    pub fn record(&self) {
+        *self.log.borrow_mut() = Some(Vec::new());
+    }
+
+    /// The invalidations since [`record`](Hosted::record) or the last call.
+    pub fn take_log(&self) -> Vec<Invalidation> {
+        self.log
+            .borrow_mut()
+            .as_mut()
+            .map(core::mem::take)
+            .unwrap_or_default()
+    }
+
+    /// Reads the entry `index` of the table in `frame`; `None` if there is no such frame or entry. This is how a walker
+    /// that knows nothing of the engine reads the tables.
+    pub fn read(&self, frame: Pa, index: usize) -> Option<u64> {
+        let number = self.number(frame)?;
+        if index >= 1 << (self.page_shift - 3) {
+            return None;
+        }
+        // SAFETY: the frame and the entry lie inside the region.
+        Some(unsafe { self.pointer(number).add(index).as_ref() }.load())
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Counts)) {
+        let mut counts = self.counts.get();
+        change(&mut counts);
+        self.counts.set(counts);
+    }
+
+    #[inline(always)]
+    fn number(&self, frame: Pa) -> Option<usize> {
+        let offset = frame.get().checked_sub(Self::BASE.get())?;
+        let number = (offset >> self.page_shift) as usize;
+        (number < self.frames).then_some(number)
+    }
+
+    #[inline(always)]
+    fn pointer(&self, number: usize) -> NonNull<Entry> {
+        // SAFETY: the callers pass numbers of frames of the region.
+        unsafe { self.region.add(number << (self.page_shift - 3)) }
+    }
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        if let Some(layout) = self.layout {
+            #[cfg(loom)]
+            for index in 0..self.frames.max(1) << (self.page_shift - 3) {
+                // SAFETY: every entry was written when the region was made, and is dropped once.
+                unsafe { self.region.add(index).drop_in_place() };
+            }
+            // SAFETY: the region was allocated with this layout.
+            unsafe { dealloc(self.region.cast().as_ptr(), layout) };
+        }
+    }
+}
+
+// SAFETY: frames lie inside the region at multiples of their size (1., 2.): `number` refuses others; a frame is marked
+// as used when it is handed out and handed out only when it is not. There is one link for each frame (3.). No accessor
+// is overridden (4.). There is no clone, and a reference is the same platform (5.).
+unsafe impl Platform for Hosted {
+    #[inline]
+    fn alloc_table(&self, _: Level) -> Option<Pa> {
+        if let Some(left) = self.budget.get() {
+            self.budget.set(Some(left.checked_sub(1)?));
+        }
+        let number = match self.free.borrow_mut().pop() {
+            Some(number) => number as usize,
+            None => {
+                let number = self.fresh.get();
+                if number == self.frames {
+                    return None;
+                }
+                self.fresh.set(number + 1);
+                number
+            }
+        };
+        self.used.borrow_mut()[number / 64] |= 1 << (number % 64);
+        self.update(|counts| {
+            counts.tables += 1;
+            counts.allocations += 1;
+        });
+        Pa::checked_add(Self::BASE, (number as u64) << self.page_shift)
+    }
+
+    #[inline]
+    unsafe fn free_table(&self, frame: Pa, _: Level) {
+        let Some(number) = self.number(frame) else {
+            return self.update(|counts| counts.bad_frees += 1);
+        };
+        let word = &mut self.used.borrow_mut()[number / 64];
+        if *word & 1 << (number % 64) == 0 {
+            return self.update(|counts| counts.bad_frees += 1);
+        }
+        *word &= !(1 << (number % 64));
+        self.free.borrow_mut().push(number as u32);
+        self.update(|counts| counts.tables -= 1);
+    }
+
+    #[inline(always)]
+    unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
+        let offset = frame.get().wrapping_sub(Self::BASE.get());
+        debug_assert!(self.number(frame).is_some(), "no frame of this platform");
+        self.pointer((offset >> self.page_shift) as usize)
+    }
+
+    #[inline(always)]
+    fn barrier(&self, barrier: Barrier) {
+        self.update(|counts| match barrier {
+            Barrier::Publish => counts.publications += 1,
+            Barrier::Complete => counts.completions += 1,
+        });
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        self.update(|counts| counts.invalidations += 1);
+        if let Some(log) = self.log.borrow_mut().as_mut() {
+            log.push(*what);
+        }
+    }
+
+    #[inline(always)]
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    #[inline(always)]
+    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
+        self.links.as_ref()?.get(self.number(frame)?)
+    }
+}

@@ -1,0 +1,40 @@
+//! Page tables for kernels and hypervisors: built, changed and taken down in bulk, with as few TLB, barrier and cache
+//! operations as the architecture allows.
+//!
+//! A change to a live page table has five parts, each with its own price, and this crate keeps them apart:
+//!
+//! | part | what happens | may it fail? |
+//! |---|---|---|
+//! | **prepare** | tables are allocated and filled where nobody can reach them | yes, and then nothing has changed |
+//! | **edit** | entries that others can see are stored | no |
+//! | **publish** | the stores become visible to the table walkers | no |
+//! | **invalidate** | *issue*: say what must be forgotten; *complete*: wait until it is | no |
+//! | **settle** | leaves are accounted for, tables that were cut off are freed | no |
+//!
+//! Start at [`AddressSpace`] for the edits, at [`Platform`] for what an embedder provides, at [`Flush`] for what an edit
+//! leaves behind, at [`format`] for the descriptor formats.
+//!
+//! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a [platform](hosted) on
+//! ordinary memory for tests and needs `std`.
+#![cfg_attr(not(feature = "hosted"), no_std)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod addr;
+pub mod bbm;
+mod edit;
+mod entry;
+pub mod flush;
+pub mod format;
+#[cfg(feature = "hosted")]
+pub mod hosted;
+mod platform;
+mod space;
+mod walk;
+
+pub use addr::{Address, AddressError, Ipa, Level, MIN_PAGE_SHIFT, Pa, Page, Span, Va};
+pub use edit::{Change, Mapping};
+pub use entry::{Entry, TableLink, fill};
+pub use flush::{Flush, Invalidation, Leaf, Progress, What};
+pub use format::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
+pub use platform::{Barrier, Caps, Platform};
+pub use space::{AddressSpace, EditError, Half, Liveness};

@@ -1,0 +1,280 @@
+//! What the embedder provides.
+//!
+//! A boot-time user writes five functions: two that hand table frames out and take them back, one that makes a table
+//! reachable, and two that talk to the processor: [`barrier`](Platform::barrier) and
+//! [`invalidate`](Platform::invalidate). Everything else has a default that costs nothing.
+//!
+//! The engine is monomorphised over this trait. On a platform whose `table` is pointer arithmetic and whose `barrier`
+//! is one instruction, the compiled edits are the loops one would write by hand.
+
+use core::ptr::NonNull;
+
+use crate::addr::{Level, Pa};
+use crate::entry::{Entry, TableLink, fill};
+use crate::flush::Invalidation;
+
+/// A barrier that an edit needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Barrier {
+    /// Every store to a table before it is visible to every table walker before anything after it; and this
+    /// processor's own later accesses use the new entries.
+    ///
+    /// arm64: `dsb ishst`, and `isb` where this processor uses the space (DDI 0487 D8.2.6). x86: nothing, walkers see
+    /// stores in program order (SDM vol. 3A 9.2.2), but the compiler must not move the stores.
+    Publish,
+    /// Every invalidation issued before it is complete on every processor: none of them uses, or will finish using,
+    /// what was invalidated.
+    ///
+    /// arm64: `dsb ish`, and `isb` where this processor uses the space. x86: every processor that was told has
+    /// acknowledged.
+    Complete,
+}
+
+/// What the hardware under the embedder can do, as far as the engine has to know.
+///
+/// Start from [`Caps::CONSERVATIVE`], which is correct on any hardware, and say what is known to be better:
+///
+/// ```
+/// use tablewright::Caps;
+/// let caps = Caps { bbm: 2, hardware_dirty: false, ..Caps::CONSERVATIVE };
+/// # assert_eq!(caps.bbm, 2);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Break-before-make level, 0 to 3: arm64 `ID_AA64MMFR2_EL1.BBM`. Formats of architectures that have no such rule
+    /// ignore it.
+    pub bbm: u8,
+    /// Walkers may set accessed flags (arm64: `TCR_EL1.HA`; x86: always).
+    pub hardware_access: bool,
+    /// Walkers may set dirty state (arm64: `TCR_EL1.HD`; x86: always).
+    pub hardware_dirty: bool,
+    /// A walker may have cached that an address was *not* mapped, so that a new mapping needs an invalidation
+    /// (no arm64 or x86 processor; RISC-V without Svvptc).
+    pub invalid_entries_cached: bool,
+    /// More page-sized invalidations than this in one flush are replaced by one of everything. It is a cost of the
+    /// machine, not of the format; with range instructions, set it high.
+    pub invalidate_all_above: u64,
+}
+
+impl Caps {
+    /// Correct on any arm64 or x86 processor.
+    ///
+    /// The threshold of 512 operations is where kernels without range instructions commonly give up (the arm64 port
+    /// of Linux uses this number).
+    pub const CONSERVATIVE: Self = Self {
+        bbm: 0,
+        hardware_access: true,
+        hardware_dirty: true,
+        invalid_entries_cached: false,
+        invalidate_all_above: 512,
+    };
+}
+
+impl Default for Caps {
+    fn default() -> Self {
+        Self::CONSERVATIVE
+    }
+}
+
+/// What the engine asks of its embedder.
+///
+/// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for those who take large ranges
+/// down, [`table_done`](Platform::table_done) for those who reach tables through a window, and the accessors at the
+/// end are for simulators that want to see every access.
+///
+/// # Safety
+/// The engine reads and writes memory where the implementation tells it to. An implementation promises:
+/// 1. [`alloc_table`](Platform::alloc_table) returns a frame of one granule of the format, aligned to its size, that
+///    nobody else uses until it goes to [`free_table`](Platform::free_table).
+/// 2. [`table`](Platform::table) returns a pointer to that frame, valid for reads and writes of a whole granule by
+///    atomic accesses of 8 bytes, until [`table_done`](Platform::table_done) is called with it, and for as many tables
+///    at a time as the format has levels, plus two.
+/// 3. [`link_of`](Platform::link_of) returns the same link for a frame each time, and different links for different
+///    frames.
+/// 4. The accessors, where overridden, do what the defaults do.
+/// 5. A clone of the platform, where it has any, is the same platform: what one allocates the other may free.
+pub unsafe trait Platform {
+    /// A frame for a table at `level`, or `None`. Its content does not matter: the engine writes every entry before
+    /// it links the table.
+    fn alloc_table(&self, level: Level) -> Option<Pa>;
+
+    /// Takes back a frame that [`alloc_table`](Platform::alloc_table) gave out for `level`.
+    ///
+    /// # Safety
+    /// 1. The frame came from this platform and has not been freed since.
+    /// 2. No walker and no software can reach it: it was never linked, or the invalidation that covers it is complete.
+    unsafe fn free_table(&self, frame: Pa, level: Level);
+
+    /// A pointer to the first entry of the table in `frame`.
+    ///
+    /// # Safety
+    /// 1. The frame came from [`alloc_table`](Platform::alloc_table) and has not been freed, or the embedder has
+    ///    [adopted](crate::AddressSpace::adopt) the tables it belongs to.
+    unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry>;
+
+    /// Executes a barrier.
+    fn barrier(&self, barrier: Barrier);
+
+    /// Issues an invalidation on every processor that may use the space. It need not be complete on return; a
+    /// [`Barrier::Complete`] follows when it has to be. Stores before it are already published.
+    fn invalidate(&self, what: &Invalidation);
+
+    /// What the hardware can do. Constant where it can be.
+    #[inline(always)]
+    fn caps(&self) -> Caps {
+        Caps::CONSERVATIVE
+    }
+
+    /// The engine no longer uses this pointer. A platform that maps tables on demand may unmap it, now or later.
+    #[inline(always)]
+    fn table_done(&self, frame: Pa, table: NonNull<Entry>) {
+        let _ = (frame, table);
+    }
+
+    /// The side memory of a table frame, if the embedder keeps any. Without it, a [`Flush`](crate::Flush) carries only
+    /// a few cut-off tables at a time, and an unmap of more stops to have it completed.
+    #[inline(always)]
+    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
+        let _ = frame;
+        None
+    }
+
+    /// Reads an entry.
+    ///
+    /// # Safety
+    /// 1. `entry` lies in a table that [`table`](Platform::table) returned and that is not done.
+    #[inline(always)]
+    unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: valid by (1.).
+        unsafe { entry.as_ref() }.load()
+    }
+
+    /// Writes an entry; see [`Entry::store`].
+    ///
+    /// # Safety
+    /// As for [`load`](Platform::load).
+    #[inline(always)]
+    unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
+        // SAFETY: valid by (1.).
+        unsafe { entry.as_ref() }.store(bits);
+    }
+
+    /// Writes an entry that makes a table reachable; see [`Entry::link`].
+    ///
+    /// # Safety
+    /// As for [`load`](Platform::load).
+    #[inline(always)]
+    unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
+        // SAFETY: valid by (1.).
+        unsafe { entry.as_ref() }.link(bits);
+    }
+
+    /// Replaces an entry; see [`Entry::exchange`].
+    ///
+    /// # Safety
+    /// As for [`load`](Platform::load).
+    #[inline(always)]
+    unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
+        // SAFETY: valid by (1.).
+        unsafe { entry.as_ref() }.exchange(bits)
+    }
+
+    /// Replaces an entry if it is what was expected; see [`Entry::compare_exchange`].
+    ///
+    /// # Safety
+    /// As for [`load`](Platform::load).
+    #[inline(always)]
+    unsafe fn compare_exchange(
+        &self,
+        entry: NonNull<Entry>,
+        current: u64,
+        new: u64,
+    ) -> Result<(), u64> {
+        // SAFETY: valid by (1.).
+        unsafe { entry.as_ref() }.compare_exchange(current, new)
+    }
+
+    /// Writes a run of entries; see [`fill`].
+    ///
+    /// # Safety
+    /// 1. As for [`load`](Platform::load), for each of the `count` entries from `first` on.
+    #[inline(always)]
+    unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
+        // SAFETY: valid by (1.).
+        unsafe { fill(first, count, value, step) }
+    }
+}
+
+// SAFETY: everything is passed on to the platform behind the reference, which made the promises; a copy of a
+// reference is the same platform (5.).
+unsafe impl<P: Platform> Platform for &P {
+    #[inline(always)]
+    fn alloc_table(&self, level: Level) -> Option<Pa> {
+        (**self).alloc_table(level)
+    }
+    #[inline(always)]
+    unsafe fn free_table(&self, frame: Pa, level: Level) {
+        // SAFETY: passed on.
+        unsafe { (**self).free_table(frame, level) }
+    }
+    #[inline(always)]
+    unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
+        // SAFETY: passed on.
+        unsafe { (**self).table(frame, level) }
+    }
+    #[inline(always)]
+    fn barrier(&self, barrier: Barrier) {
+        (**self).barrier(barrier);
+    }
+    #[inline(always)]
+    fn invalidate(&self, what: &Invalidation) {
+        (**self).invalidate(what);
+    }
+    #[inline(always)]
+    fn caps(&self) -> Caps {
+        (**self).caps()
+    }
+    #[inline(always)]
+    fn table_done(&self, frame: Pa, table: NonNull<Entry>) {
+        (**self).table_done(frame, table);
+    }
+    #[inline(always)]
+    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
+        (**self).link_of(frame)
+    }
+    #[inline(always)]
+    unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { (**self).load(entry) }
+    }
+    #[inline(always)]
+    unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
+        // SAFETY: passed on.
+        unsafe { (**self).store(entry, bits) }
+    }
+    #[inline(always)]
+    unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
+        // SAFETY: passed on.
+        unsafe { (**self).link(entry, bits) }
+    }
+    #[inline(always)]
+    unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
+        // SAFETY: passed on.
+        unsafe { (**self).exchange(entry, bits) }
+    }
+    #[inline(always)]
+    unsafe fn compare_exchange(
+        &self,
+        entry: NonNull<Entry>,
+        current: u64,
+        new: u64,
+    ) -> Result<(), u64> {
+        // SAFETY: passed on.
+        unsafe { (**self).compare_exchange(entry, current, new) }
+    }
+    #[inline(always)]
+    unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
+        // SAFETY: passed on.
+        unsafe { (**self).fill(first, count, value, step) }
+    }
+}

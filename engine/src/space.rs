@@ -1,0 +1,354 @@
+//! An address space: a root and what is known about it.
+//!
+//! The edits themselves are in [`edit`](crate::edit). They take the space by exclusive borrow: nobody else edits it
+//! meanwhile. Whether walkers use it meanwhile is its [`Liveness`], and decides what an edit has to pay.
+
+use core::fmt;
+use core::marker::PhantomData;
+
+use crate::addr::{Address, Level, Pa, Span};
+use crate::entry::Table;
+use crate::flush::{Flush, Leaf, Ranges, Serial, free_tree};
+use crate::format::{Format, Inexpressible, Kind};
+use crate::platform::{Barrier, Caps, Platform};
+use crate::walk::{Slice, walk};
+
+/// Whether table walkers use a space while it is edited.
+///
+/// ```
+/// use tablewright::{AddressSpace, Liveness, format::Arm64K4, hosted::Hosted};
+/// let platform = Hosted::new(8, 12);
+/// let space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+/// assert_eq!(space.liveness(), Liveness::Dead);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// No walker can reach the tables: edits are plain stores.
+    Dead,
+    /// Walkers use the tables. Where the architecture demands a break, an edit makes one: for a moment the addresses
+    /// being changed, and the rest of the block they are part of, are not mapped.
+    Live,
+    /// As [`Live`](Liveness::Live), but a break would pull the ground from under the code that edits, so an edit that
+    /// needs one is refused before anything has changed.
+    Own,
+}
+
+/// Which half of the input space a root translates, for formats that have a root for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Addresses that start with zeros: `TTBR0`, or all of a format that has one root.
+    Lower,
+    /// Addresses that start with ones: `TTBR1`.
+    Upper,
+}
+
+/// Why an edit was refused. Nothing has changed: not the mappings, not the tables, not what is allocated.
+///
+/// ```
+/// use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// let platform = Hosted::new(8, 12);
+/// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// let mut flush = space.flush();
+/// let hole = Span::new(Va::new(0x8000_0000_0000), 4096)?;
+/// let refused = space.map(hole, Pa::new(0), Attrs::KERNEL_DATA, &mut flush);
+/// assert_eq!(refused, Err(EditError::InputOutOfRange));
+/// # Ok::<(), tablewright::AddressError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EditError<A> {
+    /// An address or a size is not a multiple of the granule.
+    Misaligned,
+    /// Part of the range is not an address that the root translates.
+    InputOutOfRange,
+    /// Part of the memory lies beyond the address size of the format.
+    OutputOutOfRange,
+    /// Something is mapped at this address already.
+    AlreadyMapped(A),
+    /// A table above this address takes away a permission that the leaf would have.
+    Denied(A),
+    /// A table is needed at this address, and the edit was not to allocate any.
+    NeedsTable(A),
+    /// The platform had no frame for a table.
+    OutOfTables,
+    /// The format cannot hold the attributes.
+    Inexpressible(Inexpressible),
+    /// The change needs a break-before-make at this address, and the space is the one the code runs on.
+    NeedsBreak(A),
+    /// The format has no leaf at this level.
+    NoSuchLeaf,
+    /// The flush was made for another space.
+    ForeignFlush,
+}
+
+impl<A> From<Inexpressible> for EditError<A> {
+    fn from(reason: Inexpressible) -> Self {
+        Self::Inexpressible(reason)
+    }
+}
+
+impl<A: Address> fmt::Display for EditError<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Misaligned => write!(f, "an address or a size is not a multiple of the granule"),
+            Self::InputOutOfRange => write!(f, "the range is not one that this root translates"),
+            Self::OutputOutOfRange => {
+                write!(f, "the memory lies beyond the address size of the format")
+            }
+            Self::AlreadyMapped(at) => write!(f, "{} {at} is mapped already", A::KIND),
+            Self::Denied(at) => write!(f, "a table above {at} denies a permission"),
+            Self::NeedsTable(at) => write!(f, "a table is needed at {at}"),
+            Self::OutOfTables => write!(f, "no frame is left for a table"),
+            Self::Inexpressible(reason) => write!(f, "{reason}"),
+            Self::NeedsBreak(at) => {
+                write!(
+                    f,
+                    "the change at {at} would have to break the mapping in use"
+                )
+            }
+            Self::NoSuchLeaf => write!(f, "the format has no leaf at this level"),
+            Self::ForeignFlush => write!(f, "the flush belongs to another space"),
+        }
+    }
+}
+
+impl<A: Address> core::error::Error for EditError<A> {}
+
+/// A tree of tables, and the right to edit it.
+///
+/// Dropping it frees nothing: a walker may be using the tables. [`destroy`](AddressSpace::destroy) frees them.
+///
+/// ```
+/// use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
+///
+/// let platform = Hosted::new(64, 12);
+/// let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+/// let mut flush = space.flush();
+/// let span = Span::new(Va::new(0x4000_0000), 3 << 20)?;
+/// space.map(span, Pa::new(0x8000_0000), Attrs::KERNEL_DATA, &mut flush)?;
+///
+/// // The largest leaves that fit: a block of 2 MiB, and pages for the rest.
+/// assert_eq!(space.query(Va::new(0x4012_3456)).unwrap().size(), 2 << 20);
+/// assert_eq!(space.query(Va::new(0x4022_3456)).unwrap().frame(), Pa::new(0x8022_3000));
+/// flush.finish(|_| ());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct AddressSpace<F: Format, P: Platform> {
+    pub(crate) platform: P,
+    pub(crate) root: Pa,
+    id: u16,
+    half: Half,
+    liveness: Liveness,
+    flushes: u32,
+    /// Some table may take permissions away, so that adding one has to look.
+    pub(crate) tables_deny: bool,
+    /// Some leaves may be members of runs.
+    pub(crate) runs: bool,
+    format: PhantomData<F>,
+}
+
+/// What an edit knows of the space it edits.
+#[derive(Clone, Copy)]
+pub(crate) struct Conditions {
+    pub caps: Caps,
+    pub live: bool,
+    pub may_break: bool,
+}
+
+impl Conditions {
+    /// Whether a walker may write this leaf under the edit's hands, so that it has to be exchanged.
+    #[inline(always)]
+    pub fn is_contended<F: Format>(&self, leaf: u64, level: Level) -> bool {
+        self.live && F::hardware_writes(leaf, level, &self.caps)
+    }
+}
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// An empty space for the lower half. `None` if the platform has no frame for the root.
+    pub fn new(platform: P) -> Option<Self> {
+        Self::new_in(platform, Half::Lower)
+    }
+
+    /// An empty space for one half; formats with one root for both take [`Half::Lower`] for all of it.
+    pub fn new_in(platform: P, half: Half) -> Option<Self> {
+        let level = F::root_level();
+        let root = platform.alloc_table(level)?;
+        // SAFETY: the frame was just allocated for this space.
+        let table = unsafe { Table::open(&platform, root, level) };
+        table.fill(0..F::entries(level), 0, 0);
+        drop(table);
+        // SAFETY: an empty root is a tree of any format.
+        let mut space = unsafe { Self::adopt(platform, root, half, Liveness::Dead) };
+        space.tables_deny = false;
+        space.runs = false;
+        Some(space)
+    }
+
+    /// Takes over a tree that exists already.
+    ///
+    /// # Safety
+    /// 1. `root` holds the first table of a tree of this format, and the frames that its descriptors point to hold
+    ///    its tables, all reachable through [`Platform::table`] and, if they are to be freed, known to
+    ///    [`Platform::free_table`].
+    /// 2. Nobody else edits it while the space exists.
+    /// 3. `liveness` is true, and stays true until it is [changed](Self::set_liveness).
+    pub unsafe fn adopt(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
+        Self {
+            platform,
+            root,
+            id: 0,
+            half,
+            liveness,
+            flushes: 0,
+            tables_deny: true,
+            runs: true,
+            format: PhantomData,
+        }
+    }
+
+    /// The same with an identity (ASID, PCID, VMID), which its invalidations carry. 0 until it is set.
+    pub fn with_id(mut self, id: u16) -> Self {
+        self.id = id;
+        self
+    }
+
+    /// The frame of the root: what goes into the translation table base register.
+    pub fn root(&self) -> Pa {
+        self.root
+    }
+
+    /// Its identity.
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// Which half it translates.
+    pub fn half(&self) -> Half {
+        self.half
+    }
+
+    /// The platform it lives on.
+    pub fn platform(&self) -> &P {
+        &self.platform
+    }
+
+    /// Whether walkers use it.
+    pub fn liveness(&self) -> Liveness {
+        self.liveness
+    }
+
+    /// Says that walkers use the space from now on, or no longer.
+    ///
+    /// Making it live publishes everything written so far, so that the root may be loaded next. It may be made dead
+    /// only when no walker uses it and everything cached of it has been invalidated; saying so earlier is a stale
+    /// translation waiting to happen, although not one that this crate's own memory safety depends on.
+    pub fn set_liveness(&mut self, liveness: Liveness) {
+        if self.liveness == Liveness::Dead && liveness != Liveness::Dead {
+            self.platform.barrier(Barrier::Publish);
+        }
+        self.liveness = liveness;
+    }
+
+    /// A flush for edits of this space.
+    pub fn flush(&mut self) -> Flush<F, P> {
+        self.flushes = self.flushes.wrapping_add(1);
+        let serial = Serial {
+            root: self.root,
+            number: self.flushes,
+        };
+        Flush::new(self.platform.clone(), self.id, serial)
+    }
+
+    /// Frees every table, visiting the leaves. The space has to be [dead](Liveness::Dead).
+    ///
+    /// # Errors
+    /// Gives a space back that is not dead.
+    pub fn destroy(self, mut leaves: impl FnMut(Leaf<F>)) -> Result<(), Self> {
+        if self.liveness != Liveness::Dead {
+            return Err(self);
+        }
+        self.walk_all(|leaf| leaves(leaf));
+        let level = F::root_level();
+        // SAFETY: the root of this space.
+        let table = unsafe { Table::open(&self.platform, self.root, level) };
+        for index in 0..F::entries(level) {
+            let entry = table.load(index);
+            if let (Kind::Table, Some(below)) = (F::kind(entry, level), level.down()) {
+                free_tree::<F, P>(&self.platform, F::address(entry, level), below);
+            }
+        }
+        drop(table);
+        // SAFETY: no walker uses a dead space (2.), and the space, which owned the root, is gone (1.).
+        unsafe { self.platform.free_table(self.root, level) };
+        Ok(())
+    }
+
+    pub(crate) fn conditions(&self) -> Conditions {
+        Conditions {
+            caps: self.platform.caps(),
+            live: self.liveness != Liveness::Dead,
+            may_break: self.liveness != Liveness::Own,
+        }
+    }
+
+    /// Checks a range that an edit was given.
+    pub(crate) fn check(&self, span: Span<F::Input>) -> Result<Slice, EditError<F::Input>> {
+        let slice = Slice {
+            first: span.start().bits(),
+            last: span.last().bits(),
+        };
+        if !span.is_aligned(F::PAGE_SHIFT) {
+            return Err(EditError::Misaligned);
+        }
+        if !self.translates(slice.first)
+            || !self.translates(slice.last)
+            // Both ends canonical and of one sign: so is everything between them.
+            || (slice.first ^ slice.last) >> 63 != 0
+        {
+            return Err(EditError::InputOutOfRange);
+        }
+        Ok(slice)
+    }
+
+    /// Whether the root translates this address.
+    pub(crate) fn translates(&self, input: u64) -> bool {
+        let upper = input >> 63 != 0;
+        F::is_canonical(input) && (!F::HALVES || upper == (self.half == Half::Upper))
+    }
+
+    /// Checks that a flush belongs here.
+    pub(crate) fn check_flush(&self, flush: &Flush<F, P>) -> Result<(), EditError<F::Input>> {
+        if flush.serial().root == self.root {
+            Ok(())
+        } else {
+            Err(EditError::ForeignFlush)
+        }
+    }
+
+    /// Walks the space over `slice`, which has been checked.
+    #[inline(always)]
+    pub(crate) fn visit<V: crate::walk::Visit<F, P>>(
+        &self,
+        slice: Slice,
+        visitor: &mut V,
+    ) -> core::ops::ControlFlow<V::Stop> {
+        // SAFETY: the root of a space holds a tree of its format: `new` made it so, or the caller of `adopt` vouched.
+        unsafe { walk::<F, P, V>(&self.platform, self.root, F::root_level(), slice, visitor) }
+    }
+
+    /// Invalidates at once and waits: the middle of a break-before-make.
+    pub(crate) fn invalidate_now(&self, ranges: &Ranges) {
+        ranges.run::<F, P>(&self.platform, self.id);
+    }
+}
+
+impl<F: Format, P: Platform> fmt::Debug for AddressSpace<F, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddressSpace")
+            .field("format", &F::NAME)
+            .field("root", &self.root)
+            .field("id", &self.id)
+            .field("half", &self.half)
+            .field("liveness", &self.liveness)
+            .finish_non_exhaustive()
+    }
+}

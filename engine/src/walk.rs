@@ -1,0 +1,109 @@
+//! The walker.
+//!
+//! There is one. It goes down a tree over a range of input addresses, in order, and asks a visitor at each entry what
+//! to do: nothing, or to go into the table that the entry points to. At the last level it hands the visitor a whole
+//! run of entries of one table, so that the inner loop of an edit is the visitor's own and nothing is asked for each
+//! page. Map, unmap, change, query and settling are visitors.
+//!
+//! The depth is bounded by the levels of the format, at most five; so is the recursion.
+
+use core::ops::{ControlFlow, Range};
+
+use crate::addr::{Level, Pa};
+use crate::entry::Table;
+use crate::format::Format;
+use crate::platform::Platform;
+
+/// What to do about one entry.
+pub(crate) enum Step {
+    /// Go on with the next entry.
+    Next,
+    /// Go into the table in this frame first.
+    Into(Pa),
+}
+
+/// The part of the walked range that lies below one entry: the first and the last address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slice {
+    pub first: u64,
+    pub last: u64,
+}
+
+impl Slice {
+    /// Whether the slice is all that one entry at `level` covers.
+    #[inline(always)]
+    pub fn is_whole<F: Format>(self, level: Level) -> bool {
+        self.last.wrapping_sub(self.first) == (1 << F::shift(level)) - 1
+    }
+}
+
+/// What is done at the entries.
+pub(crate) trait Visit<F: Format, P: Platform> {
+    /// Why a walk ends early.
+    type Stop;
+
+    /// One entry above the level of pages, and the part of the range below it.
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<Self::Stop, Step>;
+
+    /// A run of entries at the level of pages; `first` is the address that the first of them translates.
+    fn pages(
+        &mut self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+    ) -> ControlFlow<Self::Stop>;
+
+    /// The walk has come back from the table that [`entry`](Visit::entry) sent it into.
+    #[inline(always)]
+    fn leave(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        child: Pa,
+    ) -> ControlFlow<Self::Stop> {
+        let _ = (table, index, level, child);
+        ControlFlow::Continue(())
+    }
+}
+
+/// Walks the table in `frame` at `level` over `slice`.
+///
+/// # Safety
+/// 1. `frame` holds a table at `level` of a tree of this format on `platform`, and so does what its table descriptors
+///    point to.
+pub(crate) unsafe fn walk<F: Format, P: Platform, V: Visit<F, P>>(
+    platform: &P,
+    frame: Pa,
+    level: Level,
+    slice: Slice,
+    visitor: &mut V,
+) -> ControlFlow<V::Stop> {
+    // SAFETY: (1.).
+    let table = unsafe { Table::open(platform, frame, level) };
+    let Some(below) = level.down() else {
+        let range = F::index(slice.first, level)..F::index(slice.last, level) + 1;
+        return visitor.pages(&table, range, slice.first);
+    };
+    let mut first = slice.first;
+    loop {
+        let last = (first | ((1 << F::shift(level)) - 1)).min(slice.last);
+        let index = F::index(first, level);
+        let part = Slice { first, last };
+        if let Step::Into(child) = visitor.entry(&table, index, level, part)? {
+            // SAFETY: the visitor read the frame from a table descriptor of this table, so (1.) holds for it.
+            unsafe { walk::<F, P, V>(platform, child, below, part, visitor)? };
+            visitor.leave(&table, index, level, child)?;
+        }
+        if last == slice.last {
+            return ControlFlow::Continue(());
+        }
+        first = last + 1;
+    }
+}
