@@ -1,0 +1,279 @@
+//! What the tests share: a plain model of a space, and the separate walker as its judge.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use tablewright::hosted::Hosted;
+use tablewright::{Attrs, Format, Memory, Pa, Perms, Shareability, Va, format::*};
+use tablewright_walker as walker;
+use tablewright_walker::{DirtyState, Granule, Regime};
+
+/// A format under test, and what the walker calls it.
+pub trait Judged: Format<Input = Va> {
+    const REGIME: Regime;
+}
+
+macro_rules! judged {
+    ($($format:ty => $regime:expr;)*) => {
+        $(impl Judged for $format {
+            const REGIME: Regime = $regime;
+        })*
+    };
+}
+
+judged! {
+    Arm64K4 => Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
+    Arm64K4Wide => Regime::Arm64Stage1 { granule: Granule::K4, wide: true };
+    Arm64K16 => Regime::Arm64Stage1 { granule: Granule::K16, wide: false };
+    Arm64K16Wide => Regime::Arm64Stage1 { granule: Granule::K16, wide: true };
+    Arm64K64 => Regime::Arm64Stage1 { granule: Granule::K64, wide: false };
+    Arm64K64Wide => Regime::Arm64Stage1 { granule: Granule::K64, wide: true };
+    X86_64<4> => Regime::X86_64 { levels: 4 };
+    X86_64<5> => Regime::X86_64 { levels: 5 };
+}
+
+/// Makes a module of tests for each format.
+#[macro_export]
+macro_rules! for_each_format {
+    ($($test:ident),* $(,)?) => {
+        $crate::for_each_format!(@ [$($test),*]
+            arm64_4k Arm64K4, arm64_4k_wide Arm64K4Wide, arm64_16k Arm64K16, arm64_16k_wide Arm64K16Wide,
+            arm64_64k Arm64K64, arm64_64k_wide Arm64K64Wide);
+        $crate::for_each_format!(@@ [$($test),*] x86_64_4level 4, x86_64_5level 5);
+    };
+    (@ $tests:tt $($module:ident $format:ident),*) => {
+        $($crate::for_each_format!(@@@ $tests $module tablewright::format::$format);)*
+    };
+    (@@ $tests:tt $($module:ident $levels:literal),*) => {
+        $($crate::for_each_format!(@@@ $tests $module tablewright::format::X86_64<$levels>);)*
+    };
+    (@@@ [$($test:ident),*] $module:ident $format:ty) => {
+        mod $module {
+            $(#[test]
+            fn $test() {
+                super::$test::<$format>();
+            })*
+        }
+    };
+}
+
+/// What a page is mapped to: the frame is that of the first page of a stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    pub size: u64,
+    pub pa: u64,
+    pub attrs: Attrs,
+}
+
+/// A plain model of a space: stretches of pages by their first address, sorted. It knows nothing of tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Model(BTreeMap<u64, Mapped>);
+
+impl Model {
+    /// Makes sure that no stretch reaches over `at`.
+    fn cut(&mut self, at: u64) {
+        let over = self.0.range_mut(..at).next_back();
+        if let Some((&first, stretch)) = over
+            && stretch.size > at - first
+        {
+            let head = at - first;
+            let tail = Mapped {
+                size: stretch.size - head,
+                pa: stretch.pa + head,
+                attrs: stretch.attrs,
+            };
+            stretch.size = head;
+            self.0.insert(at, tail);
+        }
+    }
+
+    fn cut_range(&mut self, first: u64, last: u64) {
+        self.cut(first);
+        if last != u64::MAX {
+            self.cut(last + 1);
+        }
+    }
+
+    pub fn lookup(&self, va: u64) -> Option<(u64, Attrs)> {
+        let (&first, stretch) = self.0.range(..=va).next_back()?;
+        (va - first < stretch.size).then(|| (stretch.pa + (va - first), stretch.attrs))
+    }
+
+    /// The first mapped address in the range.
+    pub fn first_mapped(&self, first: u64, last: u64) -> Option<u64> {
+        if self.lookup(first).is_some() {
+            return Some(first);
+        }
+        self.0.range(first..=last).next().map(|(&at, _)| at)
+    }
+
+    pub fn map(&mut self, first: u64, size: u64, pa: u64, attrs: Attrs) {
+        assert_eq!(self.first_mapped(first, first + (size - 1)), None);
+        self.0.insert(first, Mapped { size, pa, attrs });
+    }
+
+    /// Unmaps the range and returns what was mapped there.
+    pub fn unmap(&mut self, first: u64, last: u64) -> Stretches {
+        self.cut_range(first, last);
+        let gone: Vec<u64> = self.0.range(first..=last).map(|(&at, _)| at).collect();
+        let mut stretches = Stretches::default();
+        for at in gone {
+            let stretch = self.0.remove(&at).unwrap();
+            stretches.add(at, stretch);
+        }
+        stretches
+    }
+
+    pub fn change(&mut self, first: u64, last: u64, change: impl Fn(Attrs) -> Attrs) {
+        self.cut_range(first, last);
+        for (_, stretch) in self.0.range_mut(first..=last) {
+            stretch.attrs = change(stretch.attrs);
+        }
+    }
+
+    /// The same in a form in which what continues is one stretch.
+    pub fn stretches(&self) -> Stretches {
+        let mut all = Stretches::default();
+        for (&first, &stretch) in &self.0 {
+            all.add(first, stretch);
+        }
+        all
+    }
+}
+
+/// Stretches of addresses in order, merged where one continues the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stretches(pub Vec<(u64, Mapped)>);
+
+impl Stretches {
+    pub fn add(&mut self, first: u64, mapped: Mapped) {
+        if let Some((start, last)) = self.0.last_mut()
+            && start.wrapping_add(last.size) == first
+            && last.pa.wrapping_add(last.size) == mapped.pa
+            && last.attrs == mapped.attrs
+        {
+            last.size += mapped.size;
+            return;
+        }
+        self.0.push((first, mapped));
+    }
+
+    pub fn sorted(mut self) -> Self {
+        self.0.sort_by_key(|&(first, _)| first);
+        let mut merged = Self::default();
+        for (first, mapped) in self.0 {
+            merged.add(first, mapped);
+        }
+        merged
+    }
+}
+
+/// What the walker finds under a root, in the words of the engine's attributes. The translation of bits to words is
+/// made here from the manuals and not from the engine.
+pub fn judge<F: Judged>(platform: &Hosted, root: Pa) -> Stretches {
+    let mut found = Stretches::default();
+    for half in [walker::Half::Lower, walker::Half::Upper] {
+        if matches!(F::REGIME, Regime::Arm64Stage1 { .. }) && half == walker::Half::Upper {
+            continue;
+        }
+        let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
+        walker::leaves(F::REGIME, root.get(), half, &mut read, |leaf| {
+            let mapped = Mapped {
+                size: leaf.size,
+                pa: leaf.pa,
+                attrs: words(F::REGIME, leaf),
+            };
+            found.add(leaf.va, mapped);
+            ControlFlow::Continue(())
+        })
+        .unwrap_or_else(|fault| panic!("{}: {fault:?}", F::NAME));
+    }
+    found
+}
+
+/// The attributes of a leaf that the walker decoded.
+pub fn words(regime: Regime, leaf: &walker::Leaf) -> Attrs {
+    let mut perms = Perms::empty();
+    let (kernel, user) = (leaf.access.privileged, leaf.access.user);
+    perms.set(Perms::READ, kernel.read);
+    perms.set(Perms::EXEC, kernel.execute);
+    perms.set(Perms::USER_READ, user.read);
+    perms.set(Perms::USER_EXEC, user.execute);
+    let (write, dirty) = match leaf.dirty {
+        // With hardware management a page is writable if DBM is set; it is dirty if AP[2] is clear, or if it was when
+        // the permission to write went, which software bit 55 keeps.
+        DirtyState::Arm64 { dbm, read_only } => {
+            (dbm || !read_only, !read_only || leaf.software & 1 != 0)
+        }
+        DirtyState::X86_64 { dirty } => (kernel.write, dirty),
+    };
+    perms.set(Perms::WRITE, write);
+    perms.set(Perms::USER_WRITE, write && user.read);
+    let memory = match regime {
+        Regime::Arm64Stage1 { .. } => {
+            match (tablewright::format::MAIR >> (8 * leaf.memory)) & 0xff {
+                0xff => Memory::Normal,
+                0x04 => Memory::Device,
+                0x44 => Memory::NonCacheable,
+                0x00 => Memory::DeviceStrict,
+                0xf0 => Memory::Tagged,
+                0xbb => Memory::WriteThrough,
+                other => panic!("memory type {other:#x}"),
+            }
+        }
+        Regime::X86_64 { .. } => match (tablewright::format::PAT >> (8 * leaf.memory)) & 0xff {
+            6 => Memory::Normal,
+            1 => Memory::NonCacheable,
+            0 => Memory::Device,
+            4 => Memory::WriteThrough,
+            other => panic!("memory type {other:#x}"),
+        },
+    };
+    if matches!(regime, Regime::X86_64 { .. }) && user.execute {
+        // With SMEP, which the walker assumes off, the privileged do not execute what the user can reach.
+        perms -= Perms::EXEC;
+    }
+    let software = match regime {
+        Regime::Arm64Stage1 { .. } => leaf.software >> 1,
+        Regime::X86_64 { .. } => leaf.software & 7,
+    };
+    Attrs {
+        perms,
+        memory,
+        shareability: match leaf.shareability {
+            Some(0) => Shareability::Non,
+            Some(2) => Shareability::Outer,
+            _ => Shareability::Inner,
+        },
+        global: leaf.global,
+        accessed: leaf.accessed,
+        dirty,
+        software: software as u8,
+        native: 0,
+    }
+}
+
+/// Every table reachable from a root, with its entries: whether an edit that failed left a trace.
+pub fn snapshot<F: Judged>(platform: &Hosted, root: Pa) -> Vec<(u64, Vec<u64>)> {
+    let mut tables = Vec::new();
+    let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
+    walker::tables(F::REGIME, root.get(), &mut read, |table| {
+        tables.push((table.level, table.pa));
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    let count = tables.len();
+    let snapshot: BTreeMap<u64, Vec<u64>> = tables
+        .into_iter()
+        .map(|(level, pa)| {
+            let entries = F::REGIME.table_entries(level);
+            let bits = (0..entries)
+                .map(|index| platform.read(Pa::new(pa), index).unwrap())
+                .collect();
+            (pa, bits)
+        })
+        .collect();
+    assert_eq!(snapshot.len(), count, "a table is reachable twice");
+    snapshot.into_iter().collect()
+}

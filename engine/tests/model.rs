@@ -1,0 +1,550 @@
+//! Random edits on every format against a plain model, judged by the separate walker.
+//!
+//! After each edit, what the walker finds in the tables is what the model says. Before an edit goes through, it is
+//! tried with too few table frames, at every possible point of failure, and must leave every bit of every table as it
+//! was. At the end every table frame is back, and none came back twice.
+
+mod common;
+
+use std::ops::ControlFlow;
+
+use common::{Judged, Mapped, Model, Stretches, judge, snapshot};
+use proptest::prelude::*;
+use tablewright::hosted::Hosted;
+use tablewright::{
+    Address, AddressSpace, Attrs, Caps, Change, EditError, Flush, Leaf, Level, Liveness, Mapping,
+    Memory, Pa, Perms, Platform, Progress, Span, Va,
+};
+
+/// An edit in terms that every format can make sense of.
+#[derive(Clone, Debug)]
+enum Op {
+    Map {
+        place: Place,
+        memory: u8,
+        attrs: u8,
+        leaves: u8,
+    },
+    Unmap {
+        place: Place,
+        stop_after: u8,
+        several: bool,
+    },
+    Protect {
+        place: Place,
+        change: u8,
+    },
+    Split {
+        place: Place,
+        level: u8,
+    },
+    Collapse {
+        place: Place,
+        level: u8,
+        runs: bool,
+    },
+    Live(u8),
+}
+
+/// A range near the boundaries that matter: of an entry at some level, of a run, of the whole space.
+#[derive(Clone, Debug)]
+struct Place {
+    /// The level whose entry boundary the range is near.
+    level: u8,
+    /// Which boundary: from the start, the end or the middle of the space.
+    number: u8,
+    /// Pages before or after the boundary.
+    offset: i8,
+    /// How the length is measured, and how much of it.
+    unit: u8,
+    length: u8,
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    (0..5u8, 0..9u8, -3..4i8, 0..5u8, 1..9u8).prop_map(|(level, number, offset, unit, length)| {
+        Place {
+            level,
+            number,
+            offset,
+            unit,
+            length,
+        }
+    })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (place(), any::<u8>(), any::<u8>(), any::<u8>())
+            .prop_map(|(place, memory, attrs, leaves)| Op::Map { place, memory, attrs, leaves }),
+        4 => (place(), any::<u8>(), any::<bool>())
+            .prop_map(|(place, stop_after, several)| Op::Unmap { place, stop_after, several }),
+        4 => (place(), any::<u8>()).prop_map(|(place, change)| Op::Protect { place, change }),
+        2 => (place(), 0..4u8).prop_map(|(place, level)| Op::Split { place, level }),
+        3 => (place(), 0..4u8, any::<bool>())
+            .prop_map(|(place, level, runs)| Op::Collapse { place, level, runs }),
+        1 => (0..3u8).prop_map(Op::Live),
+    ]
+}
+
+impl Place {
+    /// The range in a format; `None` if it would leave the space.
+    fn span<F: Judged>(&self) -> Option<Span<Va>> {
+        let page = 1i128 << F::PAGE_SHIFT;
+        let level = Level::new(self.level.min(F::LEVELS - 1));
+        let size = 1i128 << F::shift(level);
+        // Formats with one root for both halves also get the upper half, up to the last address.
+        let (bottom, top) = if F::HALVES {
+            (0, 1i128 << F::INPUT_BITS)
+        } else {
+            (0, 1i128 << (F::INPUT_BITS - 1))
+        };
+        let boundary = match self.number {
+            number @ 0..=4 => bottom + i128::from(number) * size,
+            number @ 5..=6 => top - i128::from(number - 5) * size,
+            7 => top / 2,
+            _ => -size,
+        };
+        let first = boundary + i128::from(self.offset) * page;
+        let run = page << F::contiguous(Level::PAGE);
+        let unit = match self.unit {
+            0 => page,
+            1 => run,
+            2 => 1 << F::shift(Level::new(1)),
+            3 => run / 2 + page,
+            // Up to the next boundary, and a little further.
+            _ => size.min(1 << F::shift(Level::new(2.min(F::LEVELS - 2)))),
+        };
+        let length = if self.unit == 4 {
+            unit + i128::from(self.length % 3) * page
+        } else {
+            i128::from(self.length) * unit
+        };
+        // A negative address is one of the upper half.
+        if first < 0 && (F::HALVES || first + length > 0) {
+            return None;
+        }
+        if first >= 0 && first + length > top {
+            return None;
+        }
+        Span::new(Va::new(first as u64), length as u64).ok()
+    }
+}
+
+const ATTRS: [Attrs; 7] = [
+    Attrs::KERNEL_DATA,
+    Attrs::KERNEL_TEXT,
+    Attrs::USER_DATA,
+    Attrs::USER_TEXT,
+    Attrs::KERNEL_DEVICE,
+    Attrs {
+        accessed: false,
+        dirty: false,
+        software: 5,
+        ..Attrs::USER_DATA
+    },
+    Attrs {
+        memory: Memory::WriteThrough,
+        software: 2,
+        ..Attrs::KERNEL_RODATA
+    },
+];
+
+const CHANGES: [Change; 8] = [
+    Change::new().perms(Perms::READ),
+    Change::new().write_protect(),
+    Change::new().perms(Perms::READ.union(Perms::WRITE)),
+    Change::new().memory(Memory::NonCacheable),
+    Change::new().dirty(false).accessed(false),
+    Change::new().dirty(true),
+    Change::new().software(3).global(true),
+    Change::new()
+        .perms(Perms::READ.union(Perms::USER_READ).union(Perms::USER_EXEC))
+        .global(false),
+];
+
+struct World<'h, F: Judged> {
+    platform: &'h Hosted,
+    space: AddressSpace<F, &'h Hosted>,
+    model: Model,
+}
+
+impl<'h, F: Judged> World<'h, F> {
+    fn frame(&self, span: Span<Va>, memory: u8) -> Pa {
+        let first = span.start().get();
+        let page = 1u64 << F::PAGE_SHIFT;
+        let limit = 1u64 << F::OUTPUT_BITS;
+        let low = first & (limit / 4 - 1);
+        let place = match memory % 8 {
+            // As aligned as the address.
+            0..=3 => low,
+            // As aligned as a run, as a page.
+            4 => low.wrapping_add(page << F::contiguous(Level::PAGE)),
+            5 => low.wrapping_add(page),
+            // Over the point where the address continues in other bits of the descriptor.
+            6 if F::LINEAR_BITS < 64 => (1 << F::LINEAR_BITS) - 2 * page,
+            // Up to the end of memory, and over it.
+            6 => limit.wrapping_sub(span.size()),
+            _ => limit.wrapping_sub(span.size()).wrapping_add(page),
+        };
+        Pa::new(place)
+    }
+
+    /// Runs an edit with 0, 1, 2, ... allocations allowed until it does not run out of them; each time that it does,
+    /// nothing has changed.
+    fn exhaust<T>(
+        &mut self,
+        mut edit: impl FnMut(
+            &mut AddressSpace<F, &'h Hosted>,
+            &mut Flush<F, &'h Hosted>,
+        ) -> Result<T, EditError<Va>>,
+    ) -> (Result<T, EditError<Va>>, Flush<F, &'h Hosted>) {
+        let before = snapshot::<F>(self.platform, self.space.root());
+        let tables = self.platform.counts().tables;
+        let mut allowed = 0;
+        loop {
+            // Beyond the first twenty points, some; and at last, all that there are.
+            self.platform
+                .limit_allocations((allowed < 700).then_some(allowed));
+            let mut flush = self.space.flush();
+            let result = edit(&mut self.space, &mut flush);
+            self.platform.limit_allocations(None);
+            if result.is_err() {
+                assert_eq!(
+                    self.platform.counts().tables,
+                    tables,
+                    "a failed edit leaked tables"
+                );
+                let after = snapshot::<F>(self.platform, self.space.root());
+                assert_eq!(before, after, "a failed edit left a trace");
+                assert!(
+                    flush.is_clean(),
+                    "a failed edit left something to invalidate"
+                );
+            }
+            if !matches!(result, Err(EditError::OutOfTables)) || allowed >= 700 {
+                return (result, flush);
+            }
+            allowed += if allowed < 20 { 1 } else { 85 };
+        }
+    }
+
+    fn check(&self) {
+        let found = judge::<F>(self.platform, self.space.root());
+        assert_eq!(
+            found,
+            self.model.stretches().sorted(),
+            "{}: the walker and the model differ",
+            F::NAME
+        );
+    }
+
+    fn run(&mut self, op: &Op) {
+        match op {
+            Op::Live(how) => {
+                self.space.set_liveness(match how {
+                    0 => Liveness::Dead,
+                    1 => Liveness::Live,
+                    _ => Liveness::Own,
+                });
+            }
+            Op::Map {
+                place,
+                memory,
+                attrs,
+                leaves,
+            } => {
+                let Some(span) = place.span::<F>() else {
+                    return;
+                };
+                let frame = self.frame(span, *memory);
+                let attrs = ATTRS[usize::from(*attrs) % ATTRS.len()];
+                let mut mapping = Mapping::new(attrs);
+                // Pages alone only where they are not too many for a test.
+                if leaves & 1 != 0 && span.size() >> F::PAGE_SHIFT <= 3000 {
+                    mapping = mapping.pages_only();
+                }
+                if leaves & 2 != 0 {
+                    mapping = mapping.without_runs();
+                }
+                if leaves & 12 == 12 {
+                    mapping = mapping.without_allocation();
+                }
+                let (result, flush) =
+                    self.exhaust(|space, flush| space.map(span, frame, mapping, flush));
+                let (first, last) = (span.start().get(), span.last().get());
+                match result {
+                    Ok(()) => self.model.map(first, span.size(), frame.get(), attrs),
+                    Err(EditError::AlreadyMapped(at)) => {
+                        let at = at.get().max(first);
+                        assert!(at <= last && self.model.first_mapped(first, last).is_some());
+                        assert!(
+                            self.model.first_mapped(first, last) >= Some(at),
+                            "the first mapped address is named"
+                        );
+                    }
+                    Err(EditError::OutputOutOfRange) => {
+                        let end = u128::from(frame.get()) + u128::from(span.size());
+                        assert!(end > 1 << F::OUTPUT_BITS);
+                    }
+                    Err(EditError::NeedsTable(_)) => assert!(leaves & 12 == 12),
+                    // More tables than the platform has.
+                    Err(EditError::OutOfTables) => {}
+                    Err(error) => panic!("{error:?}"),
+                }
+                flush.finish(|_| panic!("a map cuts nothing off"));
+            }
+            Op::Unmap {
+                place,
+                stop_after,
+                several,
+            } => {
+                let Some(span) = place.span::<F>() else {
+                    return;
+                };
+                let (mut first, last) = (span.start().get(), span.last().get());
+                let mut gone = Stretches::default();
+                loop {
+                    let part = Span::inclusive(Va::new(first), Va::new(last)).unwrap();
+                    let mut held = Vec::new();
+                    let (result, flush) = self.exhaust(|space, flush| {
+                        held.clear();
+                        space.unmap(part, flush, |leaf| {
+                            held.push(leaf);
+                            if held.len() > usize::from(*stop_after) {
+                                ControlFlow::Break(())
+                            } else {
+                                ControlFlow::Continue(())
+                            }
+                        })
+                    });
+                    let progress = match result {
+                        Ok(progress) => progress,
+                        Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => {
+                            flush.finish(|_| panic!("a refused edit cuts nothing off"));
+                            break;
+                        }
+                        Err(error) => panic!("{error:?}"),
+                    };
+                    let mut completed = flush.issue().complete();
+                    let mut add = |leaf: Leaf<F>| {
+                        gone.0.push((
+                            leaf.input().get(),
+                            Mapped {
+                                size: leaf.size(),
+                                pa: leaf.frame().get(),
+                                attrs: leaf.attrs(),
+                            },
+                        ));
+                    };
+                    for leaf in held {
+                        add(completed.release(leaf).expect("a leaf of this flush"));
+                    }
+                    if *several {
+                        // Settling stops after every few leaves and goes on.
+                        let mut count = 0u32;
+                        while !completed.settle(|leaf| {
+                            add(leaf);
+                            count += 1;
+                            if count.is_multiple_of(7) {
+                                ControlFlow::Break(())
+                            } else {
+                                ControlFlow::Continue(())
+                            }
+                        }) {}
+                    } else {
+                        completed.finish(add);
+                    }
+                    match progress {
+                        Progress::Done => {
+                            let expected = self.model.unmap(span.start().get(), last);
+                            assert_eq!(
+                                gone.sorted(),
+                                expected.sorted(),
+                                "the leaves that came out"
+                            );
+                            break;
+                        }
+                        Progress::Stopped(at) => {
+                            assert!(
+                                at.bits() > first || !self.platform_links(),
+                                "no progress at {at}"
+                            );
+                            first = at.bits();
+                        }
+                    }
+                }
+            }
+            Op::Protect { place, change } => {
+                let Some(span) = place.span::<F>() else {
+                    return;
+                };
+                let change = CHANGES[usize::from(*change) % CHANGES.len()];
+                let (result, flush) =
+                    self.exhaust(|space, flush| space.protect(span, change, flush));
+                match result {
+                    Ok(()) => self
+                        .model
+                        .change(span.start().get(), span.last().get(), |attrs| {
+                            change.apply(attrs)
+                        }),
+                    Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => {}
+                    Err(error) => panic!("{error:?}"),
+                }
+                flush.finish(|_| panic!("a change of attributes cuts nothing off"));
+            }
+            Op::Split { place, level } => {
+                let Some(span) = place.span::<F>() else {
+                    return;
+                };
+                // Not everything down to pages: the test would take hours.
+                let level = Level::new(if span.size() >> F::PAGE_SHIFT <= 3000 {
+                    *level
+                } else {
+                    1.max(*level)
+                });
+                let (result, flush) = self.exhaust(|space, flush| space.split(span, level, flush));
+                match result {
+                    Ok(()) => {
+                        self.space
+                            .walk(span, |leaf| {
+                                assert!(leaf.level() <= level && !leaf.is_contiguous());
+                                ControlFlow::Continue(())
+                            })
+                            .unwrap();
+                    }
+                    Err(EditError::NoSuchLeaf) => assert!(!F::is_leaf_level(level)),
+                    Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => {}
+                    Err(error) => panic!("{error:?}"),
+                }
+                flush.finish(|_| panic!("a split cuts nothing off"));
+            }
+            Op::Collapse { place, level, runs } => {
+                let Some(span) = place.span::<F>() else {
+                    return;
+                };
+                let level = Level::new(*level);
+                // What is merged has the bits of all: the model does the same, over what was merged.
+                let before = judge::<F>(self.platform, self.space.root());
+                let (result, flush) =
+                    self.exhaust(|space, flush| space.collapse(span, level, *runs, flush));
+                match result {
+                    Ok(_) => self.follow_collapse(&before),
+                    Err(EditError::NoSuchLeaf) => assert!(!F::is_leaf_level(level)),
+                    Err(error) => panic!("{error:?}"),
+                }
+                flush.finish(|_| panic!("a collapse cuts no leaf off"));
+            }
+        }
+        self.check();
+    }
+
+    fn platform_links(&self) -> bool {
+        self.platform.link_of(self.space.root()).is_some()
+    }
+
+    /// After a collapse, a leaf is accessed and dirty if any page of it was, and nothing else differs.
+    fn follow_collapse(&mut self, before: &Stretches) {
+        let mut leaves = Vec::new();
+        self.space.walk_all(|leaf| leaves.push(leaf));
+        let mut index = 0;
+        for leaf in leaves {
+            let (first, size) = (leaf.input().get(), leaf.size());
+            let last = first + (size - 1);
+            while before.0[index].0 + (before.0[index].1.size - 1) < first {
+                index += 1;
+            }
+            let mut parts = before.0[index..]
+                .iter()
+                .take_while(|(start, _)| *start <= last)
+                .map(|(_, mapped)| mapped.attrs);
+            let one = parts.next().expect("what is mapped was mapped");
+            let merged = parts.fold(one, |sum, attrs| Attrs {
+                accessed: sum.accessed || attrs.accessed,
+                dirty: sum.dirty || attrs.dirty,
+                ..sum
+            });
+            let attrs = leaf.attrs();
+            if self.space.liveness() != Liveness::Dead {
+                // In place on a live space, both may be set beforehand.
+                assert!(attrs.accessed >= merged.accessed && attrs.dirty >= merged.dirty);
+                let merged = Attrs {
+                    accessed: attrs.accessed,
+                    dirty: attrs.dirty,
+                    ..merged
+                };
+                assert_eq!(attrs, merged);
+            } else {
+                assert_eq!(attrs, merged);
+            }
+            self.model.change(first, last, |_| attrs);
+        }
+    }
+}
+
+fn run<F: Judged>(ops: &[Op], caps: Caps, links: bool) {
+    let mut platform = Hosted::new(1400, F::PAGE_SHIFT).with_caps(caps);
+    if !links {
+        platform = platform.without_links();
+    }
+    let space = AddressSpace::<F, _>::new(&platform).unwrap();
+    let mut world = World {
+        platform: &platform,
+        space,
+        model: Model::default(),
+    };
+    for op in ops {
+        world.run(op);
+    }
+    let World {
+        mut space, model, ..
+    } = world;
+    space.set_liveness(Liveness::Dead);
+    let mut gone = Stretches::default();
+    assert!(
+        space
+            .destroy(|leaf| {
+                let mapped = Mapped {
+                    size: leaf.size(),
+                    pa: leaf.frame().get(),
+                    attrs: leaf.attrs(),
+                };
+                gone.add(leaf.input().get(), mapped);
+            })
+            .is_ok()
+    );
+    assert_eq!(gone.sorted(), model.stretches().sorted());
+    let counts = platform.counts();
+    assert_eq!((counts.tables, counts.bad_frees), (0, 0));
+}
+
+fn caps() -> impl Strategy<Value = Caps> {
+    (0..4u8, any::<bool>()).prop_map(|(bbm, hardware)| Caps {
+        bbm,
+        hardware_access: hardware,
+        hardware_dirty: hardware,
+        ..Caps::CONSERVATIVE
+    })
+}
+
+fn agrees_with_the_model<F: Judged>() {
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or(if cfg!(miri) { 2 } else { 150 });
+    let config = ProptestConfig {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 2000,
+        ..ProptestConfig::default()
+    };
+    let strategy = (
+        proptest::collection::vec(op(), 1..14),
+        caps(),
+        any::<bool>(),
+    );
+    proptest!(config, |((ops, caps, links) in strategy)| {
+        run::<F>(&ops, caps, links);
+    });
+}
+
+for_each_format!(agrees_with_the_model);
