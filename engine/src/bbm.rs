@@ -125,11 +125,7 @@ pub fn transition(
 fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) -> Transition {
     use Transition::{Break, Invalidate, Store};
     let break_below = |needed: u8| {
-        if caps.bbm < needed {
-            Break
-        } else {
-            Invalidate
-        }
+        if caps.bbm < needed { Break } else { Invalidate }
     };
     if old == new || !cacheable(old) {
         return Store;

@@ -216,10 +216,7 @@ impl<'p, P: Platform> Table<'p, P> {
     #[inline(always)]
     pub fn compare_exchange(&self, index: usize, current: u64, new: u64) -> Result<(), u64> {
         // SAFETY: `at` returns a valid entry.
-        unsafe {
-            self.platform
-                .compare_exchange(self.at(index), current, new)
-        }
+        unsafe { self.platform.compare_exchange(self.at(index), current, new) }
     }
 
     /// Writes the entries of `range`: `value`, `value + step`, and so on.

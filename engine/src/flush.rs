@@ -621,12 +621,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
     }
 
     #[inline(always)]
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<u64> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
         let mut input = first;
         for index in range {
             let entry = table.load(index);
@@ -642,13 +637,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
         ControlFlow::Continue(())
     }
 
-    fn leave(
-        &mut self,
-        _: &Table<'_, P>,
-        _: usize,
-        level: Level,
-        child: Pa,
-    ) -> ControlFlow<u64> {
+    fn leave(&mut self, _: &Table<'_, P>, _: usize, level: Level, child: Pa) -> ControlFlow<u64> {
         if let Some(below) = level.down() {
             // SAFETY: the sub-tree is out of reach of walkers (2.), and the walk passes each of its tables once; one
             // that goes on after a stop starts behind the tables that were freed before it (1.).

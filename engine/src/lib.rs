@@ -12,7 +12,8 @@
 //! | **settle** | leaves are accounted for, tables that were cut off are freed | no |
 //!
 //! Start at [`AddressSpace`] for the edits, at [`Platform`] for what an embedder provides, at [`Flush`] for what an edit
-//! leaves behind, at [`format`] for the descriptor formats.
+//! leaves behind, at [`format`] for the descriptor formats, and at [`linear`] for the map of all memory that a kernel
+//! makes when it boots.
 //!
 //! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a [platform](hosted) on
 //! ordinary memory for tests and needs `std`.
@@ -27,6 +28,7 @@ pub mod flush;
 pub mod format;
 #[cfg(feature = "hosted")]
 pub mod hosted;
+pub mod linear;
 mod platform;
 mod space;
 mod walk;

@@ -49,6 +49,17 @@ impl Mapping {
         }
     }
 
+    /// The attributes.
+    pub const fn attrs(&self) -> Attrs {
+        self.attrs
+    }
+
+    /// The same leaves with other attributes.
+    pub const fn with_attrs(mut self, attrs: Attrs) -> Self {
+        self.attrs = attrs;
+        self
+    }
+
     /// No leaf above `level`.
     pub const fn largest(mut self, level: Level) -> Self {
         self.largest = level;

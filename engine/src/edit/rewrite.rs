@@ -560,8 +560,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<F> {
         first: u64,
     ) -> ControlFlow<Infallible> {
         let mask = F::address_mask(Level::PAGE);
-        let at =
-            |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
+        let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         let mut index = range.start;
         while index < range.end {
             // A stretch of entries of one pattern: the inner loop of every change of attributes.
@@ -633,12 +632,7 @@ struct Look<'a, F: Format> {
 }
 
 impl<F: Format> Look<'_, F> {
-    fn check(
-        &mut self,
-        entry: u64,
-        level: Level,
-        first: u64,
-    ) -> ControlFlow<EditError<F::Input>> {
+    fn check(&mut self, entry: u64, level: Level, first: u64) -> ControlFlow<EditError<F::Input>> {
         let conditions = self.recode.conditions;
         let refusable = conditions.live && !conditions.may_break;
         if refusable && self.recode.plan(entry, level).how == How::Break {
@@ -901,14 +895,7 @@ fn split_how<F: Format>(entry: u64, level: Level, conditions: &Conditions) -> Tr
         frame: Pa::new(0),
         denied: Perms::empty(),
     };
-    transition(
-        F::RULE,
-        &old,
-        &new,
-        level,
-        &conditions.caps,
-        Contents::Same,
-    )
+    transition(F::RULE, &old, &new, level, &conditions.caps, Contents::Same)
 }
 
 /// Replaces leaves by tables that translate the same.

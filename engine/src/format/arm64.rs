@@ -278,7 +278,9 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE>
         }
         bits |= u64::from(attrs.software) << SOFTWARE;
         if attrs.native & !Self::NATIVE != 0 {
-            return Err(Inexpressible("a native bit does not belong to the embedder"));
+            return Err(Inexpressible(
+                "a native bit does not belong to the embedder",
+            ));
         }
         Ok(bits | attrs.native)
     }

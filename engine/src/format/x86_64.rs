@@ -131,7 +131,9 @@ impl<const LEVELS: u8> Format for X86_64<LEVELS> {
             return Err(Inexpressible("three software bits are all there are"));
         }
         if attrs.native & !Self::NATIVE != 0 {
-            return Err(Inexpressible("a native bit does not belong to the embedder"));
+            return Err(Inexpressible(
+                "a native bit does not belong to the embedder",
+            ));
         }
         let (pat, pcd, pwt) = match attrs.memory {
             Memory::Normal => (false, false, false),

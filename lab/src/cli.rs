@@ -1,0 +1,128 @@
+//! The command line.
+
+use std::ffi::OsString;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::error::Error;
+use crate::{compare, map_mem, report};
+
+/// Experiments with page tables
+#[derive(Parser, Debug)]
+#[command(
+    name = "tablewright",
+    version,
+    arg_required_else_help = true,
+    disable_help_subcommand = true,
+    long_about = "Experiments with page tables: what the Tablewright engine, and others, need on this computer for the \
+                  work of kernels and hypervisors.",
+    after_help = "\
+Start with:
+  tablewright compare --size 1G       how fast the published crates map, protect and unmap
+  tablewright map-mem --ram 64G       build the linear map of 64 GiB
+
+Figures are medians of several rounds; --json has every sample. The exit status is 0 if all went well, 2 if the command
+line or a file is wrong, and 1 otherwise."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One experiment is one variant, and one module.
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Build the linear map of a computer's memory, as a kernel does when it boots
+    MapMem(map_mem::Arguments),
+    /// Map, protect and unmap with the published crates, beside what this computer can do at best
+    Compare(compare::Arguments),
+    /// Print a script that completes this program's options in a shell
+    Completions {
+        /// Which shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Parses the arguments, the program's name first, and does what they say.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return help_or_error(&error),
+    };
+    match cli.command {
+        Command::MapMem(arguments) => map_mem::run(&arguments),
+        Command::Compare(arguments) => compare::run(&arguments),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "tablewright", &mut script);
+            report::print(&String::from_utf8_lossy(&script))
+        }
+    }
+}
+
+/// Help and version are answers; the rest is an error, which must fit on one line.
+fn help_or_error(error: &clap::Error) -> Result<(), Error> {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            report::print(&error.render().to_string())
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Error::Usage(
+            "no command given: try 'tablewright --help'".to_owned(),
+        )),
+        _ => Err(Error::Usage(one_line(&error.render().to_string()))),
+    }
+}
+
+/// The parser's message is a paragraph, perhaps a tip, then usage and where to read more: keeps the first two, on one
+/// line. What the user typed may be in it, blank lines and all.
+fn one_line(message: &str) -> String {
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    let end = ["\n\nUsage: ", "\n\nFor more information"]
+        .into_iter()
+        .filter_map(|footer| message.find(footer))
+        .min()
+        .unwrap_or(message.len());
+    let words: Vec<&str> = message[..end].split_whitespace().collect();
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn messages_are_one_line() {
+        assert_eq!(
+            one_line("error: bad\n  [possible values: a, b]\n\n  tip: use a\n\nUsage: x\n"),
+            "bad [possible values: a, b] tip: use a"
+        );
+        assert_eq!(
+            one_line("error: bad 'a\n\nb': no\n\nFor more information"),
+            "bad 'a b': no"
+        );
+        assert_eq!(one_line(""), "");
+    }
+
+    proptest! {
+        #[test]
+        fn no_arguments_panic(arguments in prop::collection::vec(
+            prop_oneof!["map-mem|compare|completions|--[a-z-]{1,8}", "--(ram|size|rounds|only|format)=.{0,8}", ".*"],
+            0..4,
+        )) {
+            let line = std::iter::once("tablewright".to_owned()).chain(arguments);
+            // Parse only: what parses may be an experiment that takes a while.
+            if let Err(error) = Cli::try_parse_from(line) {
+                let message = one_line(&error.render().to_string());
+                prop_assert!(!message.contains('\n'));
+            }
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! `compare`: the same work by every published crate, beside what the computer can do at best.
+
+mod aarch64_paging;
+mod check;
+mod current;
+mod limit;
+mod page_table_generic;
+#[cfg(target_arch = "x86_64")]
+mod page_table_multiarch;
+mod runner;
+mod subject;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::arena::{Arena, Memory};
+use crate::error::Error;
+use crate::format::Format;
+use crate::progress::Progress;
+use crate::report::{self, Report};
+use crate::size::{Size, human};
+use crate::stats::{self, Samples};
+use runner::Measurement;
+use subject::{CANDIDATES, Candidate, LIMIT, Operation, Work};
+
+/// What `compare` can be asked.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Columns: 'x limit' is how many times as long as plain loads and stores to the same bytes; 'vs best other' is how many
+times as fast as the best of the other crates (above 1 is faster).
+
+Examples:
+  tablewright compare
+  tablewright compare --only aarch64-paging page-table-generic --memory warm
+  tablewright compare --size 1G --rounds 31 --json > compare.json")]
+pub struct Arguments {
+    /// How much memory to map, with 4 KiB pages
+    #[arg(long, default_value = "16G", value_name = "SIZE")]
+    size: Size,
+    /// How the memory of the tables is prepared
+    #[arg(long, value_enum, default_value = "both")]
+    memory: Memories,
+    /// Only these crates; the limit is always measured
+    #[arg(
+        long,
+        value_name = "CRATE",
+        num_args = 1..,
+        value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(CANDIDATES.iter().map(|candidate| candidate.name)),
+    )]
+    only: Vec<String>,
+    /// How often to measure; figures are medians
+    #[arg(long, default_value_t = 11, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+    /// Print JSON, with every sample
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Memories {
+    /// Touched before and backed by huge pages, as a kernel's own memory is
+    Warm,
+    /// Mapped anew each round in small pages, so that the first touch faults
+    Cold,
+    /// First warm, then cold
+    Both,
+}
+
+impl Memories {
+    fn list(self) -> &'static [Memory] {
+        match self {
+            Self::Warm => &[Memory::Warm],
+            Self::Cold => &[Memory::Cold],
+            Self::Both => &[Memory::Warm, Memory::Cold],
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Parameters {
+    size_bytes: u64,
+    page_bytes: u64,
+    entries: u64,
+    tables: u64,
+    memory: &'static [Memory],
+    crates: Vec<&'static str>,
+    rounds: u32,
+}
+
+#[derive(Serialize)]
+struct Row {
+    #[serde(rename = "crate")]
+    name: &'static str,
+    version: &'static str,
+    operation: Operation,
+    method: &'static str,
+    memory: Memory,
+    threads: u32,
+    ns_per_entry: f64,
+    ratio_to_limit: Option<f64>,
+    ratio_to_best_other: Option<f64>,
+    spread: f64,
+    samples: Samples,
+}
+
+/// Runs the comparison and prints it.
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    let work = work(arguments.size)?;
+    let candidates: Vec<&Candidate> = std::iter::once(&LIMIT)
+        .chain(CANDIDATES.iter().filter(|candidate| {
+            arguments.only.is_empty() || arguments.only.iter().any(|name| name == candidate.name)
+        }))
+        .collect();
+    let memories = arguments.memory.list();
+
+    let mut report = Report {
+        experiment: "compare",
+        parameters: Parameters {
+            size_bytes: work.bytes,
+            page_bytes: Work::PAGE,
+            entries: work.entries(),
+            tables: work.tables(),
+            memory: memories,
+            crates: candidates.iter().map(|candidate| candidate.name).collect(),
+            rounds: arguments.rounds,
+        },
+        rows: Vec::new(),
+        warnings: stats::build_warning().into_iter().collect(),
+    };
+    let steps = (u64::from(arguments.rounds) + 1) * (candidates.len() * memories.len()) as u64;
+    let mut progress = Progress::new(steps);
+    for &memory in memories {
+        let arena = Arena::new(work.tables(), Format::COMMON.page_shift(), memory)?;
+        let measurements = runner::run(&candidates, work, arguments.rounds, arena, &mut progress)?;
+        report
+            .warnings
+            .extend(warnings(&measurements, memory, arena));
+        report.rows.extend(rows(&candidates, measurements, memory));
+    }
+    drop(progress);
+    report.print(arguments.json, text)
+}
+
+fn work(size: Size) -> Result<Work, Error> {
+    let table = Work::PAGE * Format::COMMON.entries_per_table();
+    let bytes = size.bytes();
+    if !bytes.is_multiple_of(table) {
+        return Err(Error::Usage(format!(
+            "--size {size} is not a multiple of {}, which one table of pages covers",
+            human(table)
+        )));
+    }
+    if bytes > Work::MOST {
+        return Err(Error::Usage(format!(
+            "--size {size} is more than the {} that the address space holds",
+            human(Work::MOST)
+        )));
+    }
+    Ok(Work { bytes })
+}
+
+/// The limit does nothing but touch memory: what scatters there is the computer, not a crate.
+fn warnings(measurements: &[Measurement], memory: Memory, arena: Arena) -> Vec<String> {
+    let name = match memory {
+        Memory::Warm => "warm",
+        Memory::Cold => "cold",
+    };
+    let worst = measurements
+        .iter()
+        .filter(|measurement| measurement.candidate == 0)
+        .max_by(|a, b| a.samples.spread().total_cmp(&b.samples.spread()));
+    let noise = worst.and_then(|worst| {
+        let what = format!("the limit of {} ({name})", worst.operation.name());
+        stats::noise_warning(&what, &worst.samples)
+    });
+    noise
+        .into_iter()
+        .chain(stats::huge_page_warning(arena, memory))
+        .collect()
+}
+
+fn rows(candidates: &[&Candidate], measurements: Vec<Measurement>, memory: Memory) -> Vec<Row> {
+    let medians: Vec<(usize, Operation, f64)> = measurements
+        .iter()
+        .map(|measurement| {
+            (
+                measurement.candidate,
+                measurement.operation,
+                measurement.samples.median(),
+            )
+        })
+        .collect();
+    let best = |operation, among: &dyn Fn(usize) -> bool| {
+        medians
+            .iter()
+            .filter(|(candidate, other, _)| *other == operation && among(*candidate))
+            .map(|(_, _, median)| *median)
+            .min_by(f64::total_cmp)
+    };
+    // The limit is the first of the candidates.
+    measurements
+        .into_iter()
+        .map(|measurement| {
+            let this = measurement.candidate;
+            let median = measurement.samples.median();
+            let limit = best(measurement.operation, &|candidate| candidate == 0);
+            let best_other = best(measurement.operation, &|candidate| {
+                candidate != 0 && candidate != this
+            });
+            Row {
+                name: candidates[this].name,
+                version: candidates[this].version,
+                operation: measurement.operation,
+                method: measurement.method,
+                memory,
+                threads: 1,
+                ns_per_entry: median,
+                ratio_to_limit: limit.and_then(|limit| ratio(median, limit)),
+                ratio_to_best_other: best_other
+                    .filter(|_| this != 0)
+                    .and_then(|best| ratio(best, median)),
+                spread: measurement.samples.spread(),
+                samples: measurement.samples,
+            }
+        })
+        .collect()
+}
+
+/// A ratio, unless the clock was too coarse to see one of the two.
+fn ratio(this: f64, that: f64) -> Option<f64> {
+    (this > 0.0 && that > 0.0).then(|| this / that)
+}
+
+fn text(report: &Report<Parameters, Row>) -> String {
+    let parameters = &report.parameters;
+    let mut text = format!(
+        "{} mapped with {} entries of 4 KiB in {} tables; nanoseconds per entry, median of {} rounds\n",
+        human(parameters.size_bytes),
+        parameters.entries,
+        parameters.tables,
+        parameters.rounds
+    );
+    for &memory in parameters.memory {
+        text += match memory {
+            Memory::Warm => "\nTable memory warm: touched before, in huge pages\n",
+            Memory::Cold => "\nTable memory cold: mapped anew each round\n",
+        };
+        let mut rows: Vec<&Row> = report
+            .rows
+            .iter()
+            .filter(|row| row.memory == memory)
+            .collect();
+        // By operation; within one the fastest first, and the limit is the fastest or something is wrong.
+        rows.sort_by(|a, b| {
+            (a.operation as u8)
+                .cmp(&(b.operation as u8))
+                .then(a.ns_per_entry.total_cmp(&b.ns_per_entry))
+        });
+        let optional = |figure: Option<f64>| figure.map_or("-".to_owned(), report::figure);
+        text += &report::table(
+            [
+                "operation",
+                "crate",
+                "by",
+                "ns/entry",
+                "x limit",
+                "vs best other",
+            ],
+            3,
+            rows.into_iter()
+                .map(|row| {
+                    [
+                        row.operation.name().to_owned(),
+                        format!("{} {}", row.name, row.version)
+                            .trim_end()
+                            .to_owned(),
+                        row.method.to_owned(),
+                        report::figure(row.ns_per_entry),
+                        optional(row.ratio_to_limit),
+                        optional(row.ratio_to_best_other),
+                    ]
+                })
+                .collect(),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measurement(candidate: usize, operation: Operation, ns: f64) -> Measurement {
+        Measurement {
+            candidate,
+            operation,
+            method: "",
+            samples: [ns].into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn ratios_are_to_the_limit_and_to_the_best_of_the_others() {
+        let candidates = [&LIMIT, &CANDIDATES[0], &CANDIDATES[1]];
+        let rows = rows(
+            &candidates,
+            vec![
+                measurement(0, Operation::Map, 0.5),
+                measurement(1, Operation::Map, 2.0),
+                measurement(1, Operation::Detach, 0.1),
+                measurement(2, Operation::Map, 1.0),
+            ],
+            Memory::Warm,
+        );
+        let ratios: Vec<_> = rows
+            .iter()
+            .map(|row| (row.ratio_to_limit, row.ratio_to_best_other))
+            .collect();
+        assert_eq!(
+            ratios,
+            [
+                (Some(1.0), None),
+                (Some(4.0), Some(0.5)),
+                (None, None),
+                (Some(2.0), Some(2.0)),
+            ]
+        );
+    }
+
+    #[test]
+    fn every_candidate_does_the_work_right() {
+        let work = Work { bytes: 4 << 20 };
+        let candidates: Vec<&Candidate> = std::iter::once(&LIMIT).chain(CANDIDATES).collect();
+        for memory in [Memory::Warm, Memory::Cold] {
+            let arena = Arena::new(work.tables(), 12, memory).unwrap();
+            let measurements =
+                runner::run(&candidates, work, 1, arena, &mut Progress::new(1)).unwrap();
+            assert!(measurements.len() >= candidates.len() * 3);
+        }
+    }
+
+    #[test]
+    fn running_out_of_tables_is_an_error_of_the_subject() {
+        let work = Work { bytes: 4 << 20 };
+        let arena = Arena::new(3, 12, Memory::Warm).unwrap();
+        let error = runner::run(&[&LIMIT], work, 1, arena, &mut Progress::new(1))
+            .map(drop)
+            .unwrap_err();
+        assert_eq!(error.to_string(), "limit: map: out of tables");
+    }
+}

@@ -1,0 +1,201 @@
+//! What the comparison asks of a crate, and which crates there are.
+
+use serde::Serialize;
+
+use super::limit::Limit;
+use crate::arena::Arena;
+use crate::format::Format;
+use crate::plan::tables_of_pages;
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Operation {
+    /// Map the range in an empty space.
+    Map,
+    /// Make the range read-only.
+    Protect,
+    /// Visit and clear every leaf, and give every table back that covers nothing else.
+    Unmap,
+    /// Make the range unreachable without visiting its leaves.
+    Detach,
+    /// Like unmap, every leaf with an atomic exchange, because hardware may still write to it.
+    Exchange,
+}
+
+impl Operation {
+    /// Its name in tables and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Map => "map",
+            Self::Protect => "protect",
+            Self::Unmap => "unmap",
+            Self::Detach => "detach",
+            Self::Exchange => "exchange",
+        }
+    }
+}
+
+/// A way to take a mapping down.
+#[derive(Clone, Copy, Debug)]
+pub struct Ending {
+    /// What it amounts to: unmap, detach or exchange.
+    pub operation: Operation,
+    /// The calls that do it.
+    pub method: &'static str,
+}
+
+/// The work: a range of pages, the same for all.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// How much is mapped: as much as whole tables of pages cover.
+    pub bytes: u64,
+}
+
+impl Work {
+    /// The first virtual address: not zero, so that no address is right by accident, and where a table of every level
+    /// begins, so that a comparison needs no more tables than it must.
+    pub const VIRTUAL: u64 = 1 << 39;
+    /// The first physical address mapped.
+    pub const PHYSICAL: u64 = 1 << 32;
+    /// The page size.
+    pub const PAGE: u64 = Format::COMMON.page_bytes();
+    /// The most that can be mapped: to the end of the lower half of the address space.
+    pub const MOST: u64 = (1 << 47) - Self::VIRTUAL;
+
+    /// How many leaves there are.
+    pub const fn entries(self) -> u64 {
+        self.bytes / Self::PAGE
+    }
+
+    /// How many tables it takes, with the root.
+    pub fn tables(self) -> u64 {
+        tables_of_pages(
+            Format::COMMON,
+            &[(Self::VIRTUAL, Self::VIRTUAL + self.bytes)],
+        )
+    }
+}
+
+/// How the entries of a subject are to be read by the check, which shares no code with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// Arm, stage 1, 4 KiB granule.
+    Arm64,
+    /// x86, four levels.
+    X86_64,
+    /// No mapping, only values.
+    None,
+}
+
+/// What a subject says about one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// Where it is mapped to.
+    pub physical: u64,
+    /// Whether it may be written.
+    pub writable: bool,
+}
+
+/// A crate under comparison.
+///
+/// A cycle is `begin`, `map`, `protect`, `end` with one of the endings, `finish`. All tables come from the arena that
+/// `begin` was given, each zeroed once, and no reference into a table outlives the call that made it. An error is one
+/// line.
+pub trait Subject {
+    /// How its entries read.
+    fn encoding(&self) -> Encoding;
+
+    /// The ways to take the mapping down, each measured in its own cycle.
+    fn endings(&self) -> &'static [Ending];
+
+    /// Makes an empty space. Not timed.
+    fn begin(&mut self, arena: Arena, work: Work) -> Result<(), String>;
+
+    /// Maps the range with pages, writable, not executable.
+    fn map(&mut self) -> Result<(), String>;
+
+    /// Makes the range read-only.
+    fn protect(&mut self) -> Result<(), String>;
+
+    /// Takes the mapping down.
+    fn end(&mut self, ending: Ending) -> Result<(), String>;
+
+    /// What the subject itself says about a page. `None` if it is not mapped.
+    fn query(&self, virtual_address: u64) -> Option<Leaf>;
+
+    /// The address of the root table, if there is one.
+    fn root(&self) -> Option<u64>;
+
+    /// Gives back whatever is left. Not timed.
+    fn finish(&mut self);
+}
+
+/// A crate, before it does anything.
+pub struct Candidate {
+    /// The crate's name.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// Makes its subject.
+    pub subject: fn() -> Box<dyn Subject>,
+}
+
+/// The limit, which is always measured.
+pub const LIMIT: Candidate = Candidate {
+    name: "limit",
+    version: "",
+    subject: || Box::new(Limit::default()),
+};
+
+/// All crates that can be compared on this computer.
+pub const CANDIDATES: &[Candidate] = &[
+    Candidate {
+        name: "aarch64-paging",
+        version: "0.12.3",
+        subject: || Box::new(super::aarch64_paging::Aarch64Paging::default()),
+    },
+    Candidate {
+        name: "page-table-generic",
+        version: "0.9.1",
+        subject: || Box::new(super::page_table_generic::PageTableGeneric::default()),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "page_table_multiarch",
+        version: "0.6.2",
+        subject: || Box::new(super::page_table_multiarch::PageTableMultiarch::default()),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "x86_64",
+        version: "0.15.5",
+        subject: || Box::new(super::x86_64::X8664::default()),
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_those_in_the_manifest() {
+        let manifest = include_str!("../../Cargo.toml");
+        for candidate in CANDIDATES {
+            let exact = format!("\"={}\"", candidate.version);
+            assert!(
+                manifest
+                    .lines()
+                    .any(|line| line.starts_with(candidate.name) && line.contains(&exact)),
+                "{}",
+                candidate.name
+            );
+        }
+    }
+
+    #[test]
+    fn sixteen_gigabytes_take_8210_tables() {
+        let work = Work { bytes: 16 << 30 };
+        assert_eq!((work.entries(), work.tables()), (4_194_304, 8210));
+    }
+}

@@ -1,0 +1,29 @@
+//! The program `tablewright`: experiments with page tables on this computer.
+//!
+//! Each sub-command is a module with its arguments and a `run`; what they share is beside them.
+
+mod arena;
+mod cli;
+mod compare;
+mod error;
+mod format;
+mod iomem;
+mod limits;
+mod map_mem;
+mod plan;
+mod progress;
+mod report;
+mod size;
+mod stats;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::run(std::env::args_os()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report::complain("error", &error);
+            error.exit_code()
+        }
+    }
+}

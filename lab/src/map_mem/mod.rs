@@ -1,0 +1,281 @@
+//! `map-mem`: builds the linear map of a memory map, as a kernel does when it boots.
+
+mod builder;
+mod input;
+mod measure;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::format::{Architecture, Format, Granule};
+use crate::plan::{Contents, Leaves, Plan};
+use crate::report::{self, Report};
+use crate::size::{Size, human};
+use crate::stats::{self, Samples};
+use measure::Outcome;
+
+/// What `map-mem` can be asked.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  sudo tablewright map-mem                     this computer's own memory map
+  tablewright map-mem --ram 512G --pages-only  as a kernel with rodata=full maps 512 GiB
+  tablewright map-mem --iomem server.txt --format arm64 --granule 64K --json")]
+pub struct Arguments {
+    /// A memory map in the format of /proc/iomem; this computer's own if neither this nor --ram is given
+    #[arg(long, value_name = "FILE", conflicts_with = "ram")]
+    iomem: Option<PathBuf>,
+    /// One range of RAM of this size, from address 0
+    #[arg(long, value_name = "SIZE")]
+    ram: Option<Size>,
+    /// Whose page tables
+    #[arg(long, value_enum, default_value_t = Architecture::HOST)]
+    format: Architecture,
+    /// The smallest page; x86-64 has 4K only
+    #[arg(long, value_enum, default_value = "4K")]
+    granule: Granule,
+    /// Bits in a virtual address: 48, or 52 on arm64, or 57 (five levels) on x86-64
+    #[arg(long, value_name = "BITS", default_value_t = 48)]
+    address_bits: u32,
+    /// Map with pages only, without huge leaves and contiguous hints, as a kernel with rodata=full does
+    #[arg(long)]
+    pages_only: bool,
+    /// What to run on
+    #[arg(long, value_enum, default_value = "native")]
+    on: On,
+    /// How often to measure; figures are medians
+    #[arg(long, default_value_t = 11, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+    /// Print JSON, with every sample
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum On {
+    /// The memory and the processor of this computer
+    Native,
+}
+
+#[derive(Serialize)]
+struct Parameters {
+    source: String,
+    format: Architecture,
+    granule: Granule,
+    address_bits: u32,
+    virtual_base: String,
+    pages_only: bool,
+    on: On,
+    rounds: u32,
+    ram_bytes: u64,
+    text_bytes: u64,
+    rodata_bytes: u64,
+    trimmed_bytes: u64,
+    ranges: usize,
+}
+
+#[derive(Serialize)]
+struct Row {
+    #[serde(rename = "crate")]
+    name: &'static str,
+    version: &'static str,
+    operation: &'static str,
+    threads: u32,
+    entries: u64,
+    tables: u64,
+    table_bytes: u64,
+    ns_per_entry: f64,
+    limit_ns_per_entry: f64,
+    ratio_to_limit: f64,
+    gb_per_second: f64,
+    limit_gb_per_second: f64,
+    samples: Samples,
+    limit_samples: Samples,
+}
+
+/// Builds the linear map and prints what it took.
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    let format = Format::new(arguments.format, arguments.granule, arguments.address_bits)?;
+    let (source, map) = input::read(arguments.iomem.as_deref(), arguments.ram, format)?;
+    let leaves = if arguments.pages_only {
+        Leaves::Pages
+    } else {
+        Leaves::Largest
+    };
+    let plan = Plan::new(&map, format, leaves).map_err(|error| Error::Plan {
+        source_name: source.clone(),
+        error,
+    })?;
+    let mut builder = match arguments.on {
+        On::Native => builder::native(format)?,
+    };
+    let outcome = measure::run(&plan, builder.as_mut(), arguments.rounds)?;
+
+    let warnings = stats::build_warning()
+        .into_iter()
+        .chain(stats::noise_warning("the limit", &outcome.limit))
+        .chain(outcome.huge_page_warning.clone())
+        .collect();
+    let report = Report {
+        experiment: "map-mem",
+        parameters: parameters(arguments, source, &plan),
+        rows: vec![row(format, outcome)],
+        warnings,
+    };
+    report.print(arguments.json, text)
+}
+
+fn parameters(arguments: &Arguments, source: String, plan: &Plan) -> Parameters {
+    let bytes_of = |contents| {
+        plan.spans
+            .iter()
+            .filter(|span| span.contents == contents)
+            .map(|span| span.bytes())
+            .sum()
+    };
+    Parameters {
+        source,
+        format: plan.format.architecture(),
+        granule: plan.format.granule(),
+        address_bits: plan.format.address_bits(),
+        virtual_base: format!("{:#x}", plan.format.linear_base()),
+        pages_only: arguments.pages_only,
+        on: arguments.on,
+        rounds: arguments.rounds,
+        ram_bytes: plan.bytes(),
+        text_bytes: bytes_of(Contents::Text),
+        rodata_bytes: bytes_of(Contents::Rodata),
+        trimmed_bytes: plan.trimmed,
+        ranges: plan.spans.len(),
+    }
+}
+
+fn row(format: Format, outcome: Outcome) -> Row {
+    let built = outcome.built;
+    let table_bytes = built.tables * format.page_bytes();
+    let per_entry = |samples: &Samples| samples.median() / built.entries as f64;
+    // Bytes in a nanosecond are gigabytes in a second.
+    let rate = |samples: &Samples| table_bytes as f64 / samples.median().max(1.0);
+    let each = |samples: &Samples| samples.scaled(1.0 / built.entries as f64);
+    Row {
+        name: outcome.name,
+        version: outcome.version,
+        operation: "map",
+        threads: 1,
+        entries: built.entries,
+        tables: built.tables,
+        table_bytes,
+        ns_per_entry: per_entry(&outcome.build),
+        limit_ns_per_entry: per_entry(&outcome.limit),
+        ratio_to_limit: outcome.build.median() / outcome.limit.median().max(1.0),
+        gb_per_second: rate(&outcome.build),
+        limit_gb_per_second: rate(&outcome.limit),
+        samples: each(&outcome.build),
+        limit_samples: each(&outcome.limit),
+    }
+}
+
+fn text(report: &Report<Parameters, Row>) -> String {
+    let parameters = &report.parameters;
+    let mut text = format!(
+        "{} of RAM in {} ranges ({}), {} of it kernel text, {} read-only; {} trimmed\n",
+        human(parameters.ram_bytes),
+        parameters.ranges,
+        parameters.source,
+        human(parameters.text_bytes),
+        human(parameters.rodata_bytes),
+        human(parameters.trimmed_bytes),
+    );
+    for row in &report.rows {
+        text += &format!(
+            "{} entries in {} tables ({}); median of {} rounds\n\n",
+            row.entries,
+            row.tables,
+            human(row.table_bytes),
+            parameters.rounds
+        );
+        let line = |name: String, ns: f64, rate: f64, ratio: f64| {
+            [
+                name,
+                report::figure(ns * row.entries as f64 / 1e3),
+                report::figure(ns),
+                report::figure(rate),
+                report::figure(ratio),
+            ]
+        };
+        text += &report::table(
+            ["", "us in all", "ns/entry", "GB/s of tables", "x limit"],
+            1,
+            vec![
+                line(
+                    "limit: zero and fill".to_owned(),
+                    row.limit_ns_per_entry,
+                    row.limit_gb_per_second,
+                    1.0,
+                ),
+                line(
+                    format!("{} {}", row.name, row.version),
+                    row.ns_per_entry,
+                    row.gb_per_second,
+                    row.ratio_to_limit,
+                ),
+            ],
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use builder::Built;
+
+    #[test]
+    fn a_row_is_per_entry_and_the_text_names_the_limit() {
+        let outcome = Outcome {
+            name: "tablewright",
+            version: "0",
+            built: Built {
+                root: 0x1000,
+                entries: 512,
+                tables: 4,
+            },
+            build: [1024.0].into_iter().collect(),
+            limit: [512.0].into_iter().collect(),
+            huge_page_warning: None,
+        };
+        let row = row(Format::COMMON, outcome);
+        assert_eq!(
+            (row.ns_per_entry, row.limit_ns_per_entry, row.ratio_to_limit),
+            (2.0, 1.0, 2.0)
+        );
+        assert_eq!((row.table_bytes, row.gb_per_second), (16384, 16.0));
+        assert_eq!(row.samples, [2.0].into_iter().collect());
+        let text = text(&Report {
+            experiment: "map-mem",
+            parameters: Parameters {
+                source: "--ram".into(),
+                format: Architecture::X86_64,
+                granule: Granule::K4,
+                address_bits: 48,
+                virtual_base: String::new(),
+                pages_only: true,
+                on: On::Native,
+                rounds: 1,
+                ram_bytes: 2 << 20,
+                text_bytes: 0,
+                rodata_bytes: 0,
+                trimmed_bytes: 0,
+                ranges: 1,
+            },
+            rows: vec![row],
+            warnings: Vec::new(),
+        });
+        assert!(text.contains("512 entries in 4 tables"), "{text}");
+        assert!(text.contains("limit: zero and fill"), "{text}");
+    }
+}

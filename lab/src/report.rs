@@ -1,0 +1,90 @@
+//! How a result leaves the program: a table for people or JSON for programs on stdout, warnings beside it.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// The result of an experiment, in the one shape that all experiments have.
+#[derive(Serialize)]
+pub struct Report<P, R> {
+    /// The sub-command.
+    pub experiment: &'static str,
+    /// What was asked for, with the defaults filled in.
+    pub parameters: P,
+    /// What was found.
+    pub rows: Vec<R>,
+    /// What to keep in mind.
+    pub warnings: Vec<String>,
+}
+
+impl<P: Serialize, R: Serialize> Report<P, R> {
+    /// Writes the report as JSON, or `text` and the warnings for people.
+    pub fn print(&self, json: bool, text: impl FnOnce(&Self) -> String) -> Result<(), Error> {
+        if json {
+            let json =
+                serde_json::to_string_pretty(self).map_err(|error| Error::Write(error.into()))?;
+            return print(&(json + "\n"));
+        }
+        print(&text(self))?;
+        for warning in &self.warnings {
+            complain("warning", warning);
+        }
+        Ok(())
+    }
+}
+
+/// Writes to stdout. Nobody listening any more is not an error: whoever pipes into `head` has what they want.
+pub fn print(text: &str) -> Result<(), Error> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Error::Write(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Writes one line to stderr, whatever the message holds: names of files may hold line breaks and worse.
+pub fn complain(kind: &str, message: &impl Display) {
+    let mut line = String::new();
+    for character in message.to_string().chars() {
+        if character.is_control() {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
+        }
+    }
+    // There is nobody left to tell if this fails.
+    let _ = writeln!(io::stderr(), "{kind}: {line}");
+}
+
+/// A line below the header, and nothing else.
+const STYLE: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+/// A table with numbers to the right and `words` columns of words to the left of them.
+pub fn table<const N: usize>(header: [&str; N], words: usize, rows: Vec<[String; N]>) -> String {
+    let mut table = Table::new();
+    table.load_style(STYLE);
+    table.set_header(header);
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(words) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.trim_fmt() + "\n"
+}
+
+/// A number with three digits that matter.
+pub fn figure(number: f64) -> String {
+    let decimals = match number.abs() {
+        n if n >= 100.0 => 0,
+        n if n >= 10.0 => 1,
+        n if n >= 0.1 => 2,
+        _ => 3,
+    };
+    format!("{number:.decimals$}")
+}

@@ -1,0 +1,177 @@
+//! What a walk finds: a leaf, a table, or the reason why there is neither.
+
+use core::fmt;
+
+/// One descriptor that maps memory: an arm64 page or block, an x86-64 page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// The first virtual address that this descriptor translates.
+    pub va: u64,
+    /// The physical address to which [`va`](Self::va) translates.
+    pub pa: u64,
+    /// The bytes that this descriptor translates.
+    pub size: u64,
+    /// The level of the table that holds it, by the architecture's own number: arm64 0 to 3 (3 holds pages), x86-64 3
+    /// to 1 (1 holds 4 KiB pages).
+    pub level: i8,
+    /// The arm64 Contiguous bit; false on x86-64.
+    pub contiguous: bool,
+    /// The bytes that one TLB entry may cover: those of the whole run with the Contiguous bit, else
+    /// [`size`](Self::size).
+    pub run_size: u64,
+    /// What may be done here, with the restrictions of all tables on the way applied.
+    pub access: Access,
+    /// The translation belongs to every address space: arm64 nG clear, x86-64 G set.
+    pub global: bool,
+    /// The index of the memory type: arm64 AttrIndx, into MAIR_EL1; x86-64 PAT, PCD and PWT, into IA32_PAT. 0 to 7.
+    pub memory: u8,
+    /// The arm64 SH field: 0 non-shareable, 2 outer, 3 inner shareable. `None` where the descriptor has no such field,
+    /// with LPA2 and on x86-64.
+    pub shareability: Option<u8>,
+    /// The access flag (arm64 AF) or accessed bit (x86-64 A).
+    pub accessed: bool,
+    /// The bits that record writes.
+    pub dirty: DirtyState,
+    /// The bits left to software, moved together: arm64 bits 58:55 as 3:0; x86-64 bits 11:9 as 2:0 and 58:52 as 9:3.
+    pub software: u16,
+    /// Bits 62:59 as they stand: the x86-64 protection key, the arm64 page-based hardware attributes. 0 to 15.
+    pub key: u8,
+    /// The descriptor itself.
+    pub raw: u64,
+}
+
+impl Leaf {
+    /// The physical address to which `va` translates.
+    ///
+    /// Meaningful for the [`size`](Self::size) bytes from [`va`](Self::va) on.
+    ///
+    /// ```
+    /// # use tablewright_walker::{Regime, translate};
+    /// # let mut memory = |_: u64, _: usize| 0x1003;
+    /// let leaf = translate(Regime::X86_64 { levels: 4 }, 0x1000, 0x7f12_3456_7abc, &mut memory)?;
+    /// assert_eq!(leaf.physical(0x7f12_3456_7abc), 0x1abc);
+    /// # Ok::<(), tablewright_walker::Fault>(())
+    /// ```
+    pub const fn physical(&self, va: u64) -> u64 {
+        self.pa.wrapping_add(va.wrapping_sub(self.va))
+    }
+}
+
+/// What the two classes of software may do with a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The kernel: arm64 EL1, x86-64 supervisor mode.
+    pub privileged: Permissions,
+    /// The application: arm64 EL0, x86-64 user mode.
+    pub user: Permissions,
+}
+
+/// Permissions of one class of software. Displayed in the form `rwx`, `r--`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permissions {
+    /// Loads.
+    pub read: bool,
+    /// Stores.
+    pub write: bool,
+    /// Instruction fetches. On arm64 this does not imply [`read`](Self::read).
+    pub execute: bool,
+}
+
+impl fmt::Display for Permissions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flag = |set, sign| if set { sign } else { "-" };
+        let (r, w, x) = (
+            flag(self.read, "r"),
+            flag(self.write, "w"),
+            flag(self.execute, "x"),
+        );
+        write!(f, "{r}{w}{x}")
+    }
+}
+
+/// How a leaf records that its memory was written, as the architecture defines it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirtyState {
+    /// arm64 (DDI 0487 D8.5). With hardware management, `dbm` marks a page whose writes are to be recorded: it is clean
+    /// while `read_only` is set, and the first write clears `read_only`.
+    Arm64 {
+        /// The Dirty Bit Modifier, bit 51.
+        dbm: bool,
+        /// AP\[2\], bit 7, of the descriptor alone.
+        read_only: bool,
+    },
+    /// x86-64 (SDM vol. 3A 5.8).
+    X86_64 {
+        /// The dirty bit, bit 6.
+        dirty: bool,
+    },
+}
+
+/// One translation table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// The level of its entries, by the architecture's own number.
+    pub level: i8,
+    /// Its physical address.
+    pub pa: u64,
+}
+
+/// Why an address has no translation, or a table no meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The descriptor at this level is not valid.
+    NotMapped {
+        /// The level at which the walk ended.
+        level: i8,
+    },
+    /// The address lies in neither half of the virtual address space.
+    NonCanonical,
+    /// The descriptor is valid, and the architecture reserves this form of it.
+    Reserved(Malformed),
+    /// A run of contiguous entries promises the TLB more than its members hold; this is the member at which it breaks.
+    BrokenRun(Malformed),
+}
+
+/// A descriptor that breaks a rule, and where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// The level of the table.
+    pub level: i8,
+    /// The physical address of the table.
+    pub table: u64,
+    /// The number of the descriptor within the table.
+    pub index: usize,
+    /// The descriptor.
+    pub descriptor: u64,
+    /// The rule that it breaks.
+    pub why: &'static str,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotMapped { level } => write!(f, "not mapped at level {level}"),
+            Self::NonCanonical => f.write_str("address in neither half of the space"),
+            Self::Reserved(malformed) => write!(f, "reserved: {malformed}"),
+            Self::BrokenRun(malformed) => write!(f, "broken run: {malformed}"),
+        }
+    }
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            level,
+            table,
+            index,
+            descriptor,
+            why,
+        } = self;
+        write!(
+            f,
+            "{why} (descriptor {descriptor:#018x}, entry {index} of the level {level} table at {table:#x})"
+        )
+    }
+}
+
+impl core::error::Error for Fault {}

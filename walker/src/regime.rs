@@ -1,0 +1,202 @@
+//! The shape of a tree of tables: how an address splits into indices and an offset.
+//!
+//! All regimes split an address in one way. A table of a full level fills one page of 8-byte descriptors, hence
+//! resolves `page_shift - 3` bits; the levels stack up from the page offset; the first table resolves what is left of
+//! the input address and may be shorter. (DDI 0487 D8.2 for arm64, SDM vol. 3A 5.5.4 for x86-64.)
+//!
+//! The architectures count levels in opposite directions: arm64 up to 3, x86-64 down to 1, at the table of the smallest
+//! pages. Inside this crate a level is therefore known by its `depth`, the number of levels below it.
+
+/// The arm64 translation granule: the size of a page and of a full table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Granule {
+    /// 4 KiB.
+    K4,
+    /// 16 KiB.
+    K16,
+    /// 64 KiB.
+    K64,
+}
+
+impl Granule {
+    /// The number of bits of an offset within a page: 12, 14 or 16.
+    pub const fn page_shift(self) -> u32 {
+        match self {
+            Self::K4 => 12,
+            Self::K16 => 14,
+            Self::K64 => 16,
+        }
+    }
+}
+
+/// One half of a virtual address space: the addresses that start with zeros or those that start with ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Half {
+    /// From address 0 upwards: arm64 TTBR0, x86-64 the first half of the root.
+    Lower,
+    /// Up to the last address: arm64 TTBR1, x86-64 the second half of the root.
+    Upper,
+}
+
+/// A translation regime: everything outside the tables that decides what their bits mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Regime {
+    /// Stage 1 of the arm64 EL1&0 regime, in the 64-bit format of descriptors (VMSAv8-64).
+    Arm64Stage1 {
+        /// The translation granule.
+        granule: Granule,
+        /// Addresses of 52 bits, virtual and physical, instead of 48: with FEAT_LPA2 (TCR_EL1.DS set) for 4 KiB and
+        /// 16 KiB, with FEAT_LVA and FEAT_LPA for 64 KiB.
+        wide: bool,
+    },
+    /// x86-64 paging in long mode.
+    X86_64 {
+        /// 4, or 5 (CR4.LA57 set).
+        levels: u8,
+    },
+}
+
+impl Regime {
+    /// The number of bits of an offset within the smallest page.
+    pub const fn page_shift(self) -> u32 {
+        self.shape().page_shift
+    }
+
+    /// The number of low bits of a virtual address that select a translation; the bits above them select the half.
+    ///
+    /// On arm64 each half has all these addresses (48 or 52 bits); on x86-64 the halves share them (48 or 57 bits, the
+    /// highest of which is repeated above).
+    pub const fn input_bits(self) -> u32 {
+        self.shape().input_bits
+    }
+
+    /// The level of the root: arm64 -1, 0 or 1; x86-64 4 or 5.
+    pub const fn start_level(self) -> i8 {
+        let shape = self.shape();
+        shape.level(shape.top)
+    }
+
+    /// The level of the tables that hold the smallest pages: arm64 3, x86-64 1.
+    pub const fn last_level(self) -> i8 {
+        self.shape().level(0)
+    }
+
+    /// The number of descriptors in a table of `level`.
+    ///
+    /// ```
+    /// use tablewright_walker::{Granule, Regime};
+    ///
+    /// let regime = Regime::Arm64Stage1 { granule: Granule::K16, wide: false };
+    /// assert_eq!(regime.table_entries(0), 2);
+    /// assert_eq!(regime.table_entries(1), 2048);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// When the regime has no such level.
+    pub const fn table_entries(self, level: i8) -> usize {
+        let shape = self.shape();
+        shape.entries(shape.depth(level))
+    }
+
+    /// The bytes of virtual address space that one descriptor of `level` translates.
+    ///
+    /// # Panics
+    ///
+    /// When the regime has no such level.
+    pub const fn entry_size(self, level: i8) -> u64 {
+        let shape = self.shape();
+        1 << shape.shift(shape.depth(level))
+    }
+
+    /// The number of adjacent descriptors of `level` that the Contiguous bit ties together; 1 where there is no such
+    /// bit.
+    ///
+    /// # Panics
+    ///
+    /// When the regime has no such level.
+    pub const fn run_entries(self, level: i8) -> usize {
+        let depth = self.shape().depth(level);
+        match self {
+            Self::Arm64Stage1 { granule, .. } => crate::arm64::run_entries(granule, depth),
+            Self::X86_64 { .. } => 1,
+        }
+    }
+
+    const fn shape(self) -> Shape {
+        match self {
+            Self::Arm64Stage1 { granule, wide } => Shape::arm64(granule, wide),
+            Self::X86_64 { levels } => Shape::x86_64(levels),
+        }
+    }
+}
+
+/// The numbers that a walk needs to split an address.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) page_shift: u32,
+    pub(crate) input_bits: u32,
+    /// The depth of the root.
+    pub(crate) top: u32,
+    last_level: i8,
+    /// What is added to the level's number on the way to the root.
+    step: i8,
+}
+
+impl Shape {
+    /// DDI 0487 D8.2: the start level follows from the granule and the size of the input address.
+    pub(crate) const fn arm64(granule: Granule, wide: bool) -> Self {
+        Self {
+            page_shift: granule.page_shift(),
+            input_bits: if wide { 52 } else { 48 },
+            top: match (granule, wide) {
+                (Granule::K4, true) => 4,
+                (Granule::K4, false) | (Granule::K16, _) => 3,
+                (Granule::K64, _) => 2,
+            },
+            last_level: 3,
+            step: -1,
+        }
+    }
+
+    /// SDM vol. 3A 5.5.1: 48 bits with 4 levels, 57 bits with 5.
+    pub(crate) const fn x86_64(levels: u8) -> Self {
+        assert!(
+            levels == 4 || levels == 5,
+            "x86-64 tables have 4 or 5 levels"
+        );
+        Self {
+            page_shift: 12,
+            input_bits: if levels == 4 { 48 } else { 57 },
+            top: levels as u32 - 1,
+            last_level: 1,
+            step: 1,
+        }
+    }
+
+    pub(crate) const fn level(&self, depth: u32) -> i8 {
+        self.last_level + self.step * depth as i8
+    }
+
+    const fn depth(&self, level: i8) -> u32 {
+        let depth = (level - self.last_level) * self.step;
+        assert!(
+            depth >= 0 && depth as u32 <= self.top,
+            "the regime has no such level"
+        );
+        depth as u32
+    }
+
+    /// The lowest address bit that an entry at `depth` resolves.
+    pub(crate) const fn shift(&self, depth: u32) -> u32 {
+        self.page_shift + depth * (self.page_shift - 3)
+    }
+
+    pub(crate) const fn entries(&self, depth: u32) -> usize {
+        if depth == self.top {
+            1 << (self.input_bits - self.shift(depth))
+        } else {
+            1 << (self.page_shift - 3)
+        }
+    }
+}
