@@ -56,6 +56,21 @@ impl Entry {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Reads an entry that nobody writes meanwhile. Not atomic, so that the compiler may read several at once and keep
+    /// other things in registers, which it does not do around an atomic access.
+    ///
+    /// # Safety
+    /// 1. No other processor and no walker writes the entry at the same time.
+    #[inline(always)]
+    pub unsafe fn read(&self) -> u64 {
+        #[cfg(not(loom))]
+        // SAFETY: the pointer is that of the atomic, valid and aligned; nobody writes it by (1.).
+        return unsafe { self.0.as_ptr().read() };
+        #[cfg(loom)]
+        // SAFETY: as above; loom checks it.
+        return unsafe { self.0.unsync_load() };
+    }
+
     /// Writes an entry that no other processor edits and no walker writes. Relaxed.
     #[inline(always)]
     pub fn store(&self, bits: u64) {
@@ -92,6 +107,39 @@ impl fmt::Debug for Entry {
     }
 }
 
+/// Brings the start of a table towards the processor: a hint, and nothing where the processor has none.
+///
+/// A [`Platform`] that can reach a table without mapping it first calls this in
+/// [`prefetch`](Platform::prefetch). Hardware prefetchers stop at the end of a page, which is the end of a table; a walk
+/// knows which table comes next.
+#[inline(always)]
+pub fn prefetch(table: NonNull<Entry>) {
+    for line in 0..AHEAD {
+        prefetch_line(table.as_ptr().wrapping_add(LINE * line));
+    }
+}
+
+/// Entries in a cache line of 64 bytes.
+pub(crate) const LINE: usize = 8;
+/// How many lines ahead of an edit to prefetch: enough to cover the latency of memory at the speed of the loops here.
+const AHEAD: usize = 24;
+
+#[inline(always)]
+fn prefetch_line(entry: *const Entry) {
+    #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch has no effect that a program can see, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(entry.cast()) };
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri), not(loom)))]
+    // SAFETY: a prefetch has no effect that a program can see, whatever the address.
+    unsafe {
+        core::arch::asm!("prfm pldl1keep, [{0}]", in(reg) entry, options(nostack, readonly, preserves_flags));
+    }
+    let _ = entry;
+}
+
 /// Side memory of one table frame: 16 bytes that the embedder keeps for it, outside the table.
 ///
 /// The engine chains the tables that a [`Flush`](crate::Flush) carries through it, because the page of a table that
@@ -107,6 +155,7 @@ pub struct TableLink {
     // Written by the owner of the table and read by the owner of the chain, which are the same thread of execution or
     // hand the chain over with synchronisation of their own: relaxed is enough, and only `Sync` asks for atomics.
     next: core::sync::atomic::AtomicU64,
+    /// The first address that the next sub-tree translated.
     first: core::sync::atomic::AtomicU64,
 }
 
@@ -195,6 +244,16 @@ impl<'p, P: Platform> Table<'p, P> {
         unsafe { self.platform.load(self.at(index)) }
     }
 
+    /// Reads an entry of a table that nobody can reach.
+    ///
+    /// # Safety
+    /// 1. No other processor and no walker writes the table at the same time.
+    #[inline(always)]
+    pub unsafe fn read(&self, index: usize) -> u64 {
+        // SAFETY: `at` returns a valid entry; (1.) is passed on.
+        unsafe { self.platform.read(self.at(index)) }
+    }
+
     #[inline(always)]
     pub fn store(&self, index: usize, bits: u64) {
         // SAFETY: `at` returns a valid entry.
@@ -219,6 +278,13 @@ impl<'p, P: Platform> Table<'p, P> {
         unsafe { self.platform.compare_exchange(self.at(index), current, new) }
     }
 
+    /// Prefetches what a loop over the table comes to next, called once for each line. Near the end of the table that
+    /// is the frame behind it, often the next table; where it is not, the prefetch is wasted and harmless.
+    #[inline(always)]
+    pub fn prefetch_ahead(&self, index: usize) {
+        prefetch_line(self.base.as_ptr().wrapping_add(index + LINE * AHEAD));
+    }
+
     /// Writes the entries of `range`: `value`, `value + step`, and so on.
     #[inline(always)]
     pub fn fill(&self, range: Range<usize>, value: u64, step: u64) {
@@ -229,6 +295,43 @@ impl<'p, P: Platform> Table<'p, P> {
                     .fill(self.at(range.start), range.len(), value, step);
             }
         }
+    }
+}
+
+impl<P: Platform> Table<'_, P> {
+    /// Flips the bits `flip` of the entries of `range`, up to the first whose bits under `mask` are not `key`. Returns
+    /// where that is.
+    ///
+    /// A line of eight entries is checked as one, before any of them is written: nobody else writes them. A function
+    /// of its own, so that the loop has the registers to itself.
+    #[inline(never)]
+    pub fn flip(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {
+        let mut index = range.start;
+        while range.end - index >= LINE {
+            self.prefetch_ahead(index);
+            let mut line = [0; LINE];
+            let mut differs = 0;
+            for (offset, entry) in line.iter_mut().enumerate() {
+                *entry = self.load(index + offset);
+                differs |= *entry ^ key;
+            }
+            if differs & mask != 0 {
+                break;
+            }
+            for (offset, entry) in line.iter().enumerate() {
+                self.store(index + offset, entry ^ flip);
+            }
+            index += LINE;
+        }
+        while index < range.end {
+            let entry = self.load(index);
+            if (entry ^ key) & mask != 0 {
+                break;
+            }
+            self.store(index, entry ^ flip);
+            index += 1;
+        }
+        index
     }
 }
 

@@ -21,7 +21,7 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa};
-use crate::entry::Table;
+use crate::entry::{LINE, Table};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::walk::{Slice, Step, Visit, walk};
@@ -316,58 +316,75 @@ pub(crate) enum Fate {
     Replaced,
 }
 
-/// A cut-off table in one word: the frame, and in the bits below its alignment the level, the fate, and a mark that
-/// tells it from the end of the chain.
+/// The root of a sub-tree that was cut off.
 #[derive(Clone, Copy)]
-struct Root(u64);
+struct Root {
+    frame: Pa,
+    level: Level,
+    fate: Fate,
+    /// The first input address that it translated.
+    first: u64,
+}
 
 impl Root {
-    const NONE: Self = Self(0);
-
-    fn new(frame: Pa, level: Level, fate: Fate) -> Self {
-        let fate = u64::from(fate == Fate::Replaced);
-        Self(frame.get() | 1 | u64::from(level.height()) << 1 | fate << 4)
+    /// The frame, level and fate in one word: the latter two in the bits below the alignment of the frame, with a mark
+    /// that tells the word from the end of the chain.
+    fn word(self) -> u64 {
+        let fate = u64::from(self.fate == Fate::Replaced);
+        self.frame.get() | 1 | u64::from(self.level.height()) << 1 | fate << 4
     }
 
-    fn parts(self) -> Option<(Pa, Level, Fate)> {
-        let fate = if self.0 & 1 << 4 == 0 {
-            Fate::Unmapped
-        } else {
-            Fate::Replaced
-        };
-        (self.0 & 1 != 0).then(|| {
-            (
-                Pa::new(self.0 & !0xfff),
-                Level::new((self.0 >> 1 & 7) as u8),
-                fate,
-            )
+    fn from_word(word: u64, first: u64) -> Option<Self> {
+        (word & 1 != 0).then_some(Self {
+            frame: Pa::new(word & !0xfff),
+            level: Level::new((word >> 1 & 7) as u8),
+            fate: if word & 1 << 4 == 0 {
+                Fate::Unmapped
+            } else {
+                Fate::Replaced
+            },
+            first,
         })
+    }
+
+    /// All addresses that it translated.
+    fn slice<F: Format>(self) -> Slice {
+        let size = 1u64 << (F::shift(self.level) + F::INDEX_BITS);
+        Slice {
+            first: self.first,
+            last: self.first + (size - 1),
+        }
     }
 }
 
 /// Tables that were cut off: a chain through their side memory, and a few places for those that have none.
 struct Detached {
-    head: Root,
-    unlinked: [(Root, u64); MAX_UNLINKED],
+    /// The newest root that is chained; its link holds the word of the next.
+    head: Option<Root>,
+    unlinked: [Option<Root>; MAX_UNLINKED],
     len: usize,
 }
 
 impl Detached {
     const fn new() -> Self {
         Self {
-            head: Root::NONE,
-            unlinked: [(Root::NONE, 0); MAX_UNLINKED],
+            head: None,
+            unlinked: [None; MAX_UNLINKED],
             len: 0,
         }
     }
 
-    fn push<P: Platform>(&mut self, platform: &P, root: Root, first: u64) {
-        let link = root.parts().and_then(|(frame, ..)| platform.link_of(frame));
-        if let Some(link) = link {
-            link.set(self.head.0, first);
-            self.head = root;
+    fn is_empty(&self) -> bool {
+        self.len == 0 && self.head.is_none()
+    }
+
+    fn push<P: Platform>(&mut self, platform: &P, root: Root) {
+        if let Some(link) = platform.link_of(root.frame) {
+            let (word, first) = self.head.map_or((0, 0), |head| (head.word(), head.first));
+            link.set(word, first);
+            self.head = Some(root);
         } else if let Some(place) = self.unlinked.get_mut(self.len) {
-            *place = (root, first);
+            *place = Some(root);
             self.len += 1;
         } else {
             // The edit asked for room before it cut the table off. Leaking is what is left, and is safe.
@@ -375,18 +392,16 @@ impl Detached {
         }
     }
 
-    fn pop<P: Platform>(&mut self, platform: &P) -> Option<(Pa, Level, Fate, u64)> {
+    /// Takes a root out, with nothing of it settled yet.
+    fn pop<P: Platform>(&mut self, platform: &P) -> Option<(Root, Option<Slice>)> {
         if self.len > 0 {
             self.len -= 1;
-            let (root, first) = self.unlinked[self.len];
-            return root
-                .parts()
-                .map(|(frame, level, fate)| (frame, level, fate, first));
+            return self.unlinked[self.len].take().map(|root| (root, None));
         }
-        let (frame, level, fate) = self.head.parts()?;
-        let (next, first) = platform.link_of(frame)?.get();
-        self.head = Root(next);
-        Some((frame, level, fate, first))
+        let root = self.head?;
+        let (word, first) = platform.link_of(root.frame)?.get();
+        self.head = Root::from_word(word, first);
+        Some((root, None))
     }
 }
 
@@ -449,8 +464,13 @@ impl<F: Format, P: Platform> Flush<F, P> {
     }
 
     pub(crate) fn carry(&mut self, frame: Pa, level: Level, first: u64, fate: Fate) {
-        self.detached
-            .push(&self.platform, Root::new(frame, level, fate), first);
+        let root = Root {
+            frame,
+            level,
+            fate,
+            first,
+        };
+        self.detached.push(&self.platform, root);
     }
 
     /// Whether there is nothing to invalidate. It may still carry tables to free.
@@ -502,8 +522,8 @@ pub struct Completed<F: Format, P: Platform> {
     platform: P,
     serial: Serial,
     detached: Detached,
-    /// The sub-tree being settled, and where to go on in it.
-    current: Option<(Pa, Level, Slice)>,
+    /// The sub-tree being settled, and what is left of it.
+    current: Option<(Root, Option<Slice>)>,
     format: PhantomData<F>,
 }
 
@@ -525,51 +545,43 @@ impl<F: Format, P: Platform> Completed<F, P> {
     /// The visitor may break off after any leaf; that leaf counts as visited, and the next call goes on behind it.
     /// Returns whether everything is settled.
     #[must_use = "what is not settled is not freed"]
-    pub fn settle(&mut self, mut visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) -> bool {
+    pub fn settle(&mut self, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) -> bool {
+        let Self {
+            platform,
+            detached,
+            current,
+            ..
+        } = self;
+        let mut settle = Settle {
+            platform: &*platform,
+            visit,
+            stop: false,
+            format: PhantomData,
+        };
         loop {
-            if self.current.is_none() {
-                let Some((frame, level, fate, first)) = self.detached.pop(&self.platform) else {
-                    return true;
-                };
-                if fate == Fate::Replaced {
-                    free_tree::<F, P>(&self.platform, frame, level);
-                    continue;
-                }
-                let last = first + ((1 << (F::shift(level) + F::INDEX_BITS)) - 1);
-                self.current = Some((frame, level, Slice { first, last }));
-            }
-            let Some((frame, level, slice)) = self.current else {
+            let next = current.take().or_else(|| detached.pop(platform));
+            let Some((root, slice)) = next else {
                 return true;
             };
-            let mut settle = Settle {
-                platform: &self.platform,
-                visit: &mut visit,
-                stop: false,
-                format: PhantomData,
-            };
-            // SAFETY: the frame was cut off from a tree of this format; it is freed below, once.
-            let end = unsafe { walk::<F, P, _>(&self.platform, frame, level, slice, &mut settle) };
-            match end {
-                ControlFlow::Break(first) => {
-                    self.current = Some((
-                        frame,
-                        level,
-                        Slice {
-                            first,
-                            last: slice.last,
-                        },
-                    ));
-                    return false;
-                }
-                ControlFlow::Continue(()) => {
-                    self.current = None;
-                    // SAFETY: the invalidation that covers the table is complete (2.), and the chain that it was
-                    // taken from held it once (1.).
-                    unsafe { self.platform.free_table(frame, level) };
-                    if settle.stop {
-                        return self.detached.len == 0 && self.detached.head.0 == 0;
-                    }
-                }
+            if root.fate == Fate::Replaced {
+                free_tree::<F, P>(platform, root.frame, root.level);
+                continue;
+            }
+            // A sub-tree that is taken up for the first time is walked whole.
+            let slice = slice.unwrap_or_else(|| root.slice::<F>());
+            let walked =
+                // SAFETY: the frame was cut off from a tree of this format; it is freed below, once.
+                unsafe { walk::<F, P, _>(platform, root.frame, root.level, slice, &mut settle) };
+            if let ControlFlow::Break(first) = walked {
+                let last = slice.last;
+                *current = Some((root, Some(Slice { first, last })));
+                return false;
+            }
+            // SAFETY: the invalidation that covers the table is complete (2.), and the chain that it was taken from
+            // held it once (1.).
+            unsafe { platform.free_table(root.frame, root.level) };
+            if settle.stop {
+                return detached.is_empty();
             }
         }
     }
@@ -577,7 +589,7 @@ impl<F: Format, P: Platform> Completed<F, P> {
     /// Settles all that is left, without stopping.
     pub fn finish(mut self, mut leaves: impl FnMut(Leaf<F>)) {
         // The visitor never breaks, so one call settles everything.
-        let _settled = self.settle(|leaf| {
+        let _settled = self.settle(move |leaf| {
             leaves(leaf);
             ControlFlow::Continue(())
         });
@@ -588,7 +600,7 @@ impl<F: Format, P: Platform> Completed<F, P> {
 /// last leaf has been visited is freed before the walk ends.
 struct Settle<'a, F: Format, P: Platform, V> {
     platform: &'a P,
-    visit: &'a mut V,
+    visit: V,
     stop: bool,
     format: PhantomData<F>,
 }
@@ -622,17 +634,46 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
 
     #[inline(always)]
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
-        let mut input = first;
-        for index in range {
-            let entry = table.load(index);
-            if F::kind(entry, Level::PAGE) == Kind::Leaf {
-                if self.stop {
-                    return ControlFlow::Break(input);
+        let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
+        // SAFETY: the table was cut off or never linked, and only this thread of execution knows it.
+        let read = |index: usize| unsafe { table.read(index) };
+        let mut index = range.start;
+        while index < range.end {
+            // A line of leaves at a time: read first, then visited, so that what the visitor writes does not stand
+            // between the reads, and a visitor that never breaks off is not asked whether it has.
+            let mut line = [0; LINE];
+            let mut leaves = !self.stop && range.end - index >= LINE;
+            if leaves {
+                table.prefetch_ahead(index);
+                for (offset, entry) in line.iter_mut().enumerate() {
+                    *entry = read(index + offset);
+                    leaves &= F::kind(*entry, Level::PAGE) == Kind::Leaf;
                 }
-                let leaf = Leaf::new(input, entry, Level::PAGE, Perms::empty());
-                self.stop = (self.visit)(leaf).is_break();
             }
-            input = input.wrapping_add(1 << F::PAGE_SHIFT);
+            if leaves {
+                for entry in line {
+                    if self.stop {
+                        return ControlFlow::Break(at(index));
+                    }
+                    let leaf = Leaf::new(at(index), entry, Level::PAGE, Perms::empty());
+                    index += 1;
+                    if (self.visit)(leaf).is_break() {
+                        self.stop = true;
+                    }
+                }
+            } else {
+                for index in index..range.end.min(index + LINE) {
+                    let entry = read(index);
+                    if F::kind(entry, Level::PAGE) == Kind::Leaf {
+                        if self.stop {
+                            return ControlFlow::Break(at(index));
+                        }
+                        let leaf = Leaf::new(at(index), entry, Level::PAGE, Perms::empty());
+                        self.stop = (self.visit)(leaf).is_break();
+                    }
+                }
+                index += LINE;
+            }
         }
         ControlFlow::Continue(())
     }
@@ -653,7 +694,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
 pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: Level) {
     let mut settle = Settle::<F, P, _> {
         platform,
-        visit: &mut |_| ControlFlow::Continue(()),
+        visit: |_| ControlFlow::Continue(()),
         stop: false,
         format: PhantomData,
     };

@@ -12,7 +12,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::vec::Vec;
 
 use crate::addr::{Level, Pa};
-use crate::entry::{Entry, TableLink};
+use crate::entry::{Entry, TableLink, prefetch};
 use crate::flush::Invalidation;
 use crate::platform::{Barrier, Caps, Platform};
 
@@ -259,6 +259,13 @@ unsafe impl Platform for Hosted {
         let offset = frame.get().wrapping_sub(Self::BASE.get());
         debug_assert!(self.number(frame).is_some(), "no frame of this platform");
         self.pointer((offset >> self.page_shift) as usize)
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, frame: Pa) {
+        if let Some(number) = self.number(frame) {
+            prefetch(self.pointer(number));
+        }
     }
 
     #[inline(always)]

@@ -35,7 +35,7 @@ mod walk;
 
 pub use addr::{Address, AddressError, Ipa, Level, MIN_PAGE_SHIFT, Pa, Page, Span, Va};
 pub use edit::{Change, Mapping};
-pub use entry::{Entry, TableLink, fill};
+pub use entry::{Entry, TableLink, fill, prefetch};
 pub use flush::{Flush, Invalidation, Leaf, Progress, What};
 pub use format::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
 pub use platform::{Barrier, Caps, Platform};

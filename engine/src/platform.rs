@@ -139,6 +139,24 @@ pub unsafe trait Platform {
         None
     }
 
+    /// A walk is about to open the table in `frame`. A platform that can reach it without mapping it first may
+    /// [bring it closer](crate::prefetch).
+    #[inline(always)]
+    fn prefetch(&self, frame: Pa) {
+        let _ = frame;
+    }
+
+    /// Reads an entry that nobody writes meanwhile; see [`Entry::read`].
+    ///
+    /// # Safety
+    /// 1. As for [`load`](Platform::load).
+    /// 2. No other processor and no walker writes the entry at the same time.
+    #[inline(always)]
+    unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: valid by (1.); (2.) is passed on.
+        unsafe { entry.as_ref().read() }
+    }
+
     /// Reads an entry.
     ///
     /// # Safety
@@ -241,6 +259,15 @@ unsafe impl<P: Platform> Platform for &P {
     #[inline(always)]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         (**self).link_of(frame)
+    }
+    #[inline(always)]
+    fn prefetch(&self, frame: Pa) {
+        (**self).prefetch(frame);
+    }
+    #[inline(always)]
+    unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { (**self).read(entry) }
     }
     #[inline(always)]
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {

@@ -11,7 +11,7 @@ use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Level, Pa};
 use crate::entry::Table;
-use crate::format::Format;
+use crate::format::{Format, Kind};
 use crate::platform::Platform;
 
 /// What to do about one entry.
@@ -97,6 +97,13 @@ pub(crate) unsafe fn walk<F: Format, P: Platform, V: Visit<F, P>>(
         let index = F::index(first, level);
         let part = Slice { first, last };
         if let Step::Into(child) = visitor.entry(&table, index, level, part)? {
+            if below == Level::PAGE && last != slice.last && index + 1 < F::entries(level) {
+                // Most walks are bounded by memory: the next table is on its way while this one is worked on.
+                let next = table.load(index + 1);
+                if F::kind(next, level) == Kind::Table {
+                    platform.prefetch(F::address(next, level));
+                }
+            }
             // SAFETY: the visitor read the frame from a table descriptor of this table, so (1.) holds for it.
             unsafe { walk::<F, P, V>(platform, child, below, part, visitor)? };
             visitor.leave(&table, index, level, child)?;

@@ -578,16 +578,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<F> {
                         entry = table.load(index);
                     }
                 }
-                How::Store => {
-                    while entry & !mask == plan.key {
-                        table.store(index, entry ^ plan.flip);
-                        index += 1;
-                        if index == range.end {
-                            break;
-                        }
-                        entry = table.load(index);
-                    }
-                }
+                How::Store => index = table.flip(index..range.end, plan.key, !mask, plan.flip),
                 How::Exchange => {
                     while entry & !mask == plan.key {
                         // A walker that was faster left another entry, perhaps of another pattern.

@@ -512,6 +512,11 @@ unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
         self.platform.link_of(frame)
     }
     #[inline(always)]
+    unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { self.platform.read(entry) }
+    }
+    #[inline(always)]
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
         unsafe { self.platform.load(entry) }
