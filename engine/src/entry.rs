@@ -12,6 +12,7 @@
 //!   release on this side is enough for it never to see the table as it was before (`ROT.inv+dmbst` is forbidden,
 //!   `ROT.inv+po` is allowed in the published Arm tests of the relaxed virtual memory model; a store-release orders
 //!   the earlier stores no less than DMB ST does).
+//! * [`Entry::follow`] is an acquire load, the other side of it for software that walks tables while they are edited.
 //! * [`Entry::exchange`] and [`Entry::compare_exchange`] are acquire-release: they take an entry away from a walker
 //!   that may be setting bits in it. After the exchange the walker cannot set a bit in the old entry any more, because
 //!   it sets them by an atomic update of its own that checks the entry (DDI 0487 D8.5; SDM vol. 3A 5.8); what the
@@ -54,6 +55,13 @@ impl Entry {
     #[inline(always)]
     pub fn load(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// Reads an entry in order to go on to the table that it points to: what was written to the table before it was
+    /// linked is seen. Acquire; a table walker has this by the dependency of the address.
+    #[inline(always)]
+    pub fn follow(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
     }
 
     /// Reads an entry that nobody writes meanwhile. Not atomic, so that the compiler may read several at once and keep
