@@ -40,3 +40,8 @@ pub use flush::{Flush, Invalidation, Leaf, Progress, What};
 pub use format::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
 pub use platform::{Barrier, Caps, Platform};
 pub use space::{AddressSpace, EditError, Half, Liveness};
+
+/// The example in the README, compiled and run as a test.
+#[cfg(all(doctest, feature = "hosted"))]
+#[doc = include_str!("../../README.md")]
+struct Readme;
