@@ -16,6 +16,15 @@ pub const MIN_PAGE_SHIFT: u32 = 12;
 /// An address of one of the three kinds.
 ///
 /// Sealed: the engine knows [`Va`], [`Pa`] and [`Ipa`].
+///
+/// ```
+/// use tablewright::{Address, Ipa, Va};
+/// fn kind<A: Address>(_: A) -> &'static str {
+///     A::KIND
+/// }
+/// assert_eq!(kind(Va::new(0)), "virtual address");
+/// assert_eq!(kind(Ipa::new(0)), "intermediate physical address");
+/// ```
 pub trait Address:
     Copy + Eq + Ord + fmt::Debug + fmt::Display + sealed::Sealed + Send + Sync + 'static
 {

@@ -19,6 +19,11 @@ use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::Caps;
 
 /// Whose rules hold.
+///
+/// ```
+/// use tablewright::{Format, bbm::Rule, format::{Arm64K4, X86_64}};
+/// assert_eq!((Arm64K4::RULE, X86_64::<4>::RULE), (Rule::Arm, Rule::X86));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// arm64.
@@ -28,6 +33,12 @@ pub enum Rule {
 }
 
 /// What an entry says, as far as a change of it matters to a walker.
+///
+/// ```
+/// use tablewright::{Level, bbm::State, format::X86_64};
+/// assert_eq!(State::of::<X86_64<4>>(0, Level::PAGE), State::Absent);
+/// assert!(matches!(State::of::<X86_64<4>>(0x1063, Level::PAGE), State::Leaf { contiguous: false, .. }));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing is translated.
@@ -72,6 +83,18 @@ impl State {
 }
 
 /// What the caller knows of the memory behind the two entries.
+///
+/// ```
+/// use tablewright::{Attrs, Caps, Level, Pa};
+/// use tablewright::bbm::{Contents, Rule, State, Transition, transition};
+/// // Another frame: fine if nobody writes either and both hold the same, as when equal pages are merged.
+/// let leaf = |frame| State::Leaf { frame: Pa::new(frame), attrs: Attrs::USER_RODATA, contiguous: false };
+/// let change = |contents| {
+///     transition(Rule::Arm, &leaf(0x1000), &leaf(0x2000), Level::PAGE, &Caps::CONSERVATIVE, contents)
+/// };
+/// assert_eq!(change(Contents::Same), Transition::Invalidate);
+/// assert_eq!(change(Contents::Different), Transition::Break);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// Every address reads the same bytes with the same attributes through the old and the new entry; only the way
@@ -82,6 +105,12 @@ pub enum Contents {
 }
 
 /// How an entry may be changed while walkers use it.
+///
+/// ```
+/// use tablewright::bbm::Transition;
+/// // The dearer, the greater.
+/// assert!(Transition::Store < Transition::Invalidate && Transition::Invalidate < Transition::Break);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Transition {
     /// Nothing changes for a walker, or nothing of the old entry can be cached: a store, and no invalidation.

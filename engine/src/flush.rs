@@ -27,6 +27,27 @@ use crate::platform::{Barrier, Platform};
 use crate::walk::{Slice, Step, Visit, walk};
 
 /// One invalidation, as the platform is asked to issue it.
+///
+/// ```
+/// # use core::ops::ControlFlow;
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Liveness, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # let span = Span::new(Va::new(0), 4 << 20)?;
+/// # let mut flush = space.flush();
+/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
+/// # flush.finish(|_| ());
+/// # space.set_liveness(Liveness::Live);
+///
+/// use tablewright::{Invalidation, What};
+/// platform.record();
+/// let mut flush = space.flush();
+/// space.protect(span, Change::new().perms(Perms::READ), &mut flush)?;
+/// flush.finish(|_| ());
+/// let what = What::Range { first: 0, last: 0x3f_ffff, level: Some(Level::new(1)), tables: false };
+/// assert_eq!(platform.take_log(), [Invalidation { id: 0, what }]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invalidation {
     /// The identity of the space (ASID, PCID, VMID), as the embedder gave it to the space.
@@ -36,6 +57,21 @@ pub struct Invalidation {
 }
 
 /// What walkers have to forget.
+///
+/// ```
+/// use tablewright::What;
+/// /// How many instructions of one page each the invalidation would take, for pages of 4 KiB.
+/// fn operations(what: &What) -> Option<u64> {
+///     match *what {
+///         What::Everything => None,
+///         What::Range { first, last, level, .. } => {
+///             let shift = 12 + 9 * level.map_or(0, |level| u32::from(level.height()));
+///             Some(((last - first) >> shift) + 1)
+///         }
+///     }
+/// }
+/// assert_eq!(operations(&What::Range { first: 0, last: 0x2fff, level: None, tables: false }), Some(3));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// Every translation of the space, global ones included, and everything cached of its tables.
@@ -171,6 +207,18 @@ impl Ranges {
 }
 
 /// A leaf that an edit found or cut off: which addresses it translated, to which frame, how.
+///
+/// ```
+/// use tablewright::{AddressSpace, Attrs, Level, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// let platform = Hosted::new(8, 12);
+/// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// let mut flush = space.flush();
+/// space.map(Span::new(Va::new(0x20_0000), 2 << 20)?, Pa::new(0), Attrs::USER_DATA, &mut flush)?;
+/// flush.finish(|_| ());
+/// let leaf = space.query(Va::new(0x30_0000)).unwrap();
+/// assert_eq!((leaf.input(), leaf.frame(), leaf.level()), (Va::new(0x20_0000), Pa::new(0), Level::new(1)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaf<F: Format> {
     input: u64,
@@ -291,6 +339,30 @@ pub(crate) struct Serial {
 }
 
 /// Where to go on after an edit or a settling that stopped before the end.
+///
+/// ```
+/// # use core::ops::ControlFlow;
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Liveness, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # let span = Span::new(Va::new(0), 4 << 20)?;
+/// # let mut flush = space.flush();
+/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
+/// # flush.finish(|_| ());
+/// # space.set_liveness(Liveness::Live);
+///
+/// use tablewright::Progress;
+/// // A buffer with room for one leaf.
+/// let mut room = 1;
+/// let mut flush = space.flush();
+/// let progress = space.unmap(span, &mut flush, |_| {
+///     room -= 1;
+///     if room == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+/// })?;
+/// assert_eq!(progress, Progress::Stopped(Va::new(0x20_0000)));
+/// flush.finish(|_| ());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an edit that stopped has to be continued"]
 pub enum Progress<A> {
@@ -494,6 +566,26 @@ impl<F: Format, P: Platform> Flush<F, P> {
 }
 
 /// A flush that has been issued: the processors are forgetting.
+///
+/// ```
+/// # use core::ops::ControlFlow;
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Liveness, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # let span = Span::new(Va::new(0), 4 << 20)?;
+/// # let mut flush = space.flush();
+/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
+/// # flush.finish(|_| ());
+/// # space.set_liveness(Liveness::Live);
+///
+/// let mut flush = space.flush();
+/// space.protect(span, Change::new().perms(Perms::READ), &mut flush)?;
+/// let issued = flush.issue();
+/// // ... something else, while the processors forget ...
+/// issued.complete().finish(|_| ());
+/// assert_eq!(platform.counts().completions, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "what was issued has to be completed; a dropped flush leaks the tables it carries"]
 pub struct Issued<F: Format, P: Platform> {
     flush: Flush<F, P>,
@@ -517,6 +609,28 @@ impl<F: Format, P: Platform> Issued<F, P> {
 }
 
 /// A flush that is complete: what was cut off is out of reach, and may be settled and freed.
+///
+/// ```
+/// # use core::ops::ControlFlow;
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Liveness, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # let span = Span::new(Va::new(0), 4 << 20)?;
+/// # let mut flush = space.flush();
+/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
+/// # flush.finish(|_| ());
+/// # space.set_liveness(Liveness::Live);
+///
+/// let mut flush = space.flush();
+/// // A whole gigabyte: the table below it is cut off at once, with its two leaves.
+/// let all = Span::new(Va::new(0), 1 << 30)?;
+/// assert!(space.unmap(all, &mut flush, |_| ControlFlow::Continue(()))?.is_done());
+/// let mut completed = flush.issue().complete();
+/// let mut leaves = 0;
+/// while !completed.settle(|_| { leaves += 1; ControlFlow::Break(()) }) {}
+/// assert_eq!(leaves, 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "the tables that were cut off are freed by settling"]
 pub struct Completed<F: Format, P: Platform> {
     platform: P,

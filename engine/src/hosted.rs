@@ -17,6 +17,13 @@ use crate::flush::Invalidation;
 use crate::platform::{Barrier, Caps, Platform};
 
 /// What the platform was asked to do.
+///
+/// ```
+/// use tablewright::{AddressSpace, format::X86_64, hosted::{Counts, Hosted}};
+/// let platform = Hosted::new(8, 12);
+/// let _space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// assert_eq!(platform.counts(), Counts { tables: 1, allocations: 1, ..Counts::default() });
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Tables that are allocated and not freed.

@@ -12,7 +12,7 @@
 //! | **settle** | leaves are accounted for, tables that were cut off are freed | no |
 //!
 //! Start at [`AddressSpace`] for the edits, at [`Platform`] for what an embedder provides, at [`Flush`] for what an edit
-//! leaves behind, at [`format`] for the descriptor formats, and at [`linear`] for the map of all memory that a kernel
+//! leaves behind, at [`mod@format`] for the descriptor formats, and at [`linear`] for the map of all memory that a kernel
 //! makes when it boots.
 //!
 //! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a [platform](hosted) on

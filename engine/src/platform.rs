@@ -14,6 +14,13 @@ use crate::entry::{Entry, TableLink, fill};
 use crate::flush::Invalidation;
 
 /// A barrier that an edit needs.
+///
+/// ```
+/// use tablewright::{Barrier, Platform, hosted::Hosted};
+/// let platform = Hosted::new(1, 12);
+/// platform.barrier(Barrier::Publish);
+/// assert_eq!(platform.counts().publications, 1);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
     /// Every store to a table before it is visible to every table walker before anything after it; and this
@@ -93,6 +100,30 @@ impl Default for Caps {
 ///    frames.
 /// 4. The accessors, where overridden, do what the defaults do.
 /// 5. A clone of the platform, where it has any, is the same platform: what one allocates the other may free.
+///
+/// ```
+/// use core::{cell::Cell, ptr::NonNull};
+/// use tablewright::{Barrier, Entry, Invalidation, Level, Pa, Platform};
+///
+/// /// Frames one after the other, reachable at `base`.
+/// struct Bump { base: NonNull<u8>, next: Cell<u64>, end: u64 }
+///
+/// // SAFETY: each frame is handed out once (1.) and lies at its distance from `base` (2.); nothing is overridden.
+/// unsafe impl Platform for Bump {
+///     fn alloc_table(&self, _: Level) -> Option<Pa> {
+///         let frame = self.next.get();
+///         self.next.set(frame + 4096);
+///         (frame < self.end).then_some(Pa::new(frame))
+///     }
+///     unsafe fn free_table(&self, _: Pa, _: Level) {}
+///     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
+///         // SAFETY: the frame was handed out above.
+///         unsafe { self.base.add(frame.get() as usize).cast() }
+///     }
+///     fn barrier(&self, _: Barrier) {}
+///     fn invalidate(&self, _: &Invalidation) {}
+/// }
+/// ```
 pub unsafe trait Platform {
     /// A frame for a table at `level`, or `None`. Its content does not matter: the engine writes every entry before
     /// it links the table.

@@ -34,6 +34,16 @@ pub enum Liveness {
 }
 
 /// Which half of the input space a root translates, for formats that have a root for each.
+///
+/// ```
+/// use tablewright::{AddressSpace, Attrs, EditError, Half, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
+/// let platform = Hosted::new(8, 12);
+/// let mut kernel = AddressSpace::<Arm64K4, _>::new_in(&platform, Half::Upper).unwrap();
+/// let mut flush = kernel.flush();
+/// let low = Span::new(Va::new(0), 4096)?;
+/// assert_eq!(kernel.map(low, Pa::new(0), Attrs::KERNEL_DATA, &mut flush), Err(EditError::InputOutOfRange));
+/// # Ok::<(), tablewright::AddressError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// Addresses that start with zeros: `TTBR0`, or all of a format that has one root.
@@ -262,11 +272,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///
     /// # Errors
     /// Gives a space back that is not dead.
-    pub fn destroy(self, mut leaves: impl FnMut(Leaf<F>)) -> Result<(), Self> {
+    pub fn destroy(self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Self> {
         if self.liveness != Liveness::Dead {
             return Err(self);
         }
-        self.walk_all(|leaf| leaves(leaf));
+        self.walk_all(leaves);
         let level = F::root_level();
         // SAFETY: the root of this space.
         let table = unsafe { Table::open(&self.platform, self.root, level) };

@@ -25,9 +25,16 @@ use crate::platform::Caps;
 ///
 /// 0: normal write-back; 1: Device-nGnRE; 2: normal non-cacheable; 3: Device-nGnRnE; 4: normal tagged; 5: normal
 /// write-through.
-pub const MAIR: u64 = 0x0000_bb_f0_00_44_04_ff;
+pub const MAIR: u64 = 0x0000_bbf0_0044_04ff;
 
 /// arm64 stage 1 with pages of `1 << PAGE_SHIFT` bytes; `WIDE` for addresses of 52 bits instead of 48.
+///
+/// ```
+/// use tablewright::{Attrs, Format, Level, Pa, format::{Arm64, Arm64K4Wide}};
+/// // LPA2: address bits 51:50 stand in descriptor bits 9:8.
+/// assert_eq!(Arm64::<12, true>::put_address(Pa::new(3 << 50)), 3 << 8);
+/// assert!(Arm64K4Wide::encode(&Attrs::KERNEL_DATA, Level::new(3)).is_ok()); // blocks of 512 GiB
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arm64<const PAGE_SHIFT: u32, const WIDE: bool>;
 
@@ -295,7 +302,7 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE>
         perms.set(Perms::WRITE, write);
         perms.set(Perms::USER_READ, user);
         perms.set(Perms::USER_WRITE, user && write);
-        perms.set(Perms::EXEC, !has(PXN) && !(user && write));
+        perms.set(Perms::EXEC, !(has(PXN) || user && write));
         perms.set(Perms::USER_EXEC, !has(UXN));
         Attrs {
             perms,

@@ -227,6 +227,13 @@ impl fmt::Display for Inexpressible {
 impl core::error::Error for Inexpressible {}
 
 /// What an entry is to a walk.
+///
+/// ```
+/// use tablewright::{Format, Kind, Level, format::Arm64K4};
+/// assert_eq!(Arm64K4::kind(0b11, Level::new(1)), Kind::Table);
+/// assert_eq!(Arm64K4::kind(0b11, Level::PAGE), Kind::Leaf);
+/// assert_eq!(Arm64K4::kind(0b01, Level::PAGE), Kind::Invalid); // a block where there are only pages
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Not valid: nothing is translated through it.

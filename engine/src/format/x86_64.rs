@@ -14,9 +14,15 @@ use crate::platform::Caps;
 /// The value of `IA32_PAT` that the memory types of this format refer to (SDM 13.12.2).
 ///
 /// Entries 0 to 7: write-back, write-combining, UC-, uncacheable, write-back, write-protected, UC-, write-through.
-pub const PAT: u64 = 0x04_07_05_06_00_07_01_06;
+pub const PAT: u64 = 0x0407_0506_0007_0106;
 
 /// x86-64 with `LEVELS` levels, 4 or 5.
+///
+/// ```
+/// use tablewright::{Attrs, Format, Level, Pa, format::X86_64};
+/// let entry = X86_64::<4>::encode(&Attrs::KERNEL_TEXT, Level::PAGE).unwrap() | X86_64::<4>::put_address(Pa::new(0x1000));
+/// assert_eq!(entry, 0x1121); // present, accessed, global
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct X86_64<const LEVELS: u8>;
 

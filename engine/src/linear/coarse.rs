@@ -28,6 +28,22 @@ use crate::space::{AddressSpace, Half, Liveness};
 /// # Safety
 /// 1. [`pointer`](Identity::pointer) points to the address that equals that of `frame`; while the coarse map is in use
 ///    and maps the frame, it can be read and written through it.
+///
+/// ```
+/// use core::ptr::NonNull;
+/// use tablewright::{Entry, Pa, linear::Identity};
+///
+/// /// Physical addresses as they are, below a base that stands for all memory.
+/// struct Low(NonNull<u8>);
+///
+/// // SAFETY: the coarse map translates each address to itself (1.).
+/// unsafe impl Identity for Low {
+///     fn pointer(&self, frame: Pa) -> NonNull<Entry> {
+///         // SAFETY: the frame lies in the memory that the base stands for.
+///         unsafe { self.0.add(frame.get() as usize).cast() }
+///     }
+/// }
+/// ```
 pub unsafe trait Identity {
     /// The first entry of the table in `frame`.
     fn pointer(&self, frame: Pa) -> NonNull<Entry>;
@@ -108,6 +124,38 @@ unsafe impl<I: Identity, W: Window> Window for Covered<I, W> {
 ///
 /// Make it, load [`root`](Coarse::root), use it under a [`Windowed`] platform, unload the root, and
 /// [`finish`](Coarse::finish) it.
+///
+/// ```
+/// use core::ptr::NonNull;
+/// use tablewright::{AddressSpace, Attrs, Entry, Level, Pa, Platform, Span, format::Arm64K4, hosted::Hosted};
+/// use tablewright::linear::{Coarse, Direct, Identity, MemoryMap, Windowed};
+///
+/// struct Memory<'h>(&'h Hosted);
+/// // SAFETY: here, where nothing translates, the pointer is that of the frame (1.).
+/// unsafe impl Identity for Memory<'_> {
+///     fn pointer(&self, frame: Pa) -> NonNull<Entry> {
+///         // SAFETY: the map covers frames of the platform only.
+///         unsafe { self.0.table(frame, Level::PAGE) }
+///     }
+/// }
+///
+/// let hosted = Hosted::new(64, 12);
+/// let ram = [Span::new(Hosted::BASE, 64 << 12)?];
+/// let memory = MemoryMap { ram: &ram, reserved: &[], special: &[] };
+/// // SAFETY: the first frame of the region, and all of them from there on.
+/// let slots = unsafe { Direct::new(hosted.table(Hosted::BASE, Level::PAGE).cast(), Hosted::BASE) };
+/// let coarse = Coarse::<Arm64K4, _, _, _>::new(&hosted, Memory(&hosted), slots, memory, Attrs::KERNEL_DATA, 0)
+///     .ok_or("no memory")?;
+/// // ... on a machine: load coarse.root() into TTBR0_EL1 ...
+/// let space = AddressSpace::<Arm64K4, _>::new(Windowed::new(&hosted, &coarse)).ok_or("no memory")?;
+/// // ... build the map, load its root, unload that of the coarse map ...
+/// let root = space.root();
+/// // SAFETY: the root is not loaded; the frames came from this platform.
+/// unsafe { coarse.finish(&hosted) };
+/// assert_eq!(hosted.counts().tables, 1); // the root of the new space
+/// # let _ = root;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Coarse<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> {
     platform: &'p P,
     covered: Covered<I, W>,

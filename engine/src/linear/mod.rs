@@ -57,6 +57,14 @@ pub struct MemoryMap<'a> {
 }
 
 /// Why a linear map could not be made.
+///
+/// ```
+/// use tablewright::{Attrs, Mapping, Pa, Span, Va, linear::{LinearError, LinearMap}};
+/// let linear = LinearMap::new(Va::new(0xffff_8000_0000_0000), Mapping::new(Attrs::KERNEL_DATA));
+/// let far = Span::new(Pa::new(1 << 48), 4096)?;
+/// assert_eq!(linear.span(far), Err(LinearError::TooHigh(far.last())));
+/// # Ok::<(), tablewright::AddressError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearError<A> {
     /// A list of the memory map is out of order, or overlaps, at this range.
@@ -120,6 +128,17 @@ impl<'a> MemoryMap<'a> {
 }
 
 /// The stretches of a [`MemoryMap`].
+///
+/// ```
+/// use tablewright::{Attrs, Pa, Span, Va, linear::MemoryMap};
+/// // Two ranges of one piece of memory are one region.
+/// let ram = [Span::new(Pa::new(0), 0x9000)?, Span::new(Pa::new(0x9000), 0x7000)?];
+/// let memory = MemoryMap { ram: &ram, reserved: &[], special: &[] };
+/// let mut regions = memory.regions::<Va>(Attrs::KERNEL_DATA).unwrap();
+/// assert_eq!(regions.next(), Some((Span::new(Pa::new(0), 0x1_0000)?, Attrs::KERNEL_DATA)));
+/// assert_eq!(regions.next(), None);
+/// # Ok::<(), tablewright::AddressError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Regions<'a> {
     map: MemoryMap<'a>,
@@ -382,6 +401,29 @@ impl<A: Address> LinearMap<A> {
 /// An implementation promises:
 /// 1. [`open`](Window::open) returns a pointer through which the frame can be read and written as
 ///    [`Platform::table`] demands, until [`close`](Window::close) is called with it.
+///
+/// ```
+/// use core::{cell::Cell, ptr::NonNull};
+/// use tablewright::{AddressSpace, Entry, Level, Pa, Platform, format::X86_64, hosted::Hosted, linear::{Window, Windowed}};
+///
+/// /// A window that counts, over memory that is reachable anyway.
+/// struct Counting<'h>(&'h Hosted, Cell<u32>);
+///
+/// // SAFETY: the pointer is that of the platform (1.).
+/// unsafe impl Window for Counting<'_> {
+///     unsafe fn open(&self, frame: Pa, level: Level) -> NonNull<Entry> {
+///         self.1.set(self.1.get() + 1);
+///         // SAFETY: passed on.
+///         unsafe { self.0.table(frame, level) }
+///     }
+///     fn close(&self, _: Pa, _: NonNull<Entry>) {}
+/// }
+///
+/// let hosted = Hosted::new(8, 12);
+/// let window = Counting(&hosted, Cell::new(0));
+/// let _space = AddressSpace::<X86_64<4>, _>::new(Windowed::new(&hosted, &window)).unwrap();
+/// assert_eq!(window.1.get(), 1); // the root, to zero it
+/// ```
 pub unsafe trait Window {
     /// Makes a frame reachable.
     ///
@@ -453,6 +495,17 @@ unsafe impl Window for Direct {
 }
 
 /// A platform whose tables are reached through a window. Everything else it passes on.
+///
+/// ```
+/// use tablewright::{AddressSpace, Pa, Platform, format::X86_64, hosted::Hosted, linear::{Direct, Windowed}};
+/// let hosted = Hosted::new(8, 12);
+/// // SAFETY: the frame is the first of the region.
+/// let base = unsafe { hosted.table(Hosted::BASE, tablewright::Level::PAGE) };
+/// // SAFETY: all frames of the platform lie in the region that starts there.
+/// let window = unsafe { Direct::new(base.cast(), Hosted::BASE) };
+/// let space = AddressSpace::<X86_64<4>, _>::new(Windowed::new(&hosted, &window)).unwrap();
+/// assert_eq!(space.root(), Hosted::BASE);
+/// ```
 #[derive(Debug)]
 pub struct Windowed<'a, P, W> {
     platform: &'a P,

@@ -22,6 +22,22 @@ use crate::platform::{Barrier, Platform};
 /// # Safety
 /// 1. [`pointer`](SlotMemory::pointer) points to the page at the slot's address; while the slot's entry maps `frame`,
 ///    it can be read and written through it.
+///
+/// ```
+/// use core::ptr::NonNull;
+/// use tablewright::{Entry, Pa, linear::SlotMemory};
+///
+/// /// Slots of 4 KiB, one behind the other from a fixed address on.
+/// struct Fixmap(NonNull<u8>);
+///
+/// // SAFETY: the slots are mapped at these addresses (1.).
+/// unsafe impl SlotMemory for Fixmap {
+///     fn pointer(&self, slot: usize, _frame: Pa) -> NonNull<Entry> {
+///         // SAFETY: the region has as many pages as there are slots.
+///         unsafe { self.0.add(slot << 12).cast() }
+///     }
+/// }
+/// ```
 pub unsafe trait SlotMemory {
     /// The first entry of the frame that slot number `slot` shows.
     fn pointer(&self, slot: usize, frame: Pa) -> NonNull<Entry>;
@@ -46,6 +62,37 @@ enum State {
 ///
 /// `N` is at least the number of levels and two more, so that a walk that has a table open at each level never waits
 /// for itself; with fewer it does not compile.
+///
+/// ```
+/// use core::ptr::NonNull;
+/// use tablewright::{AddressSpace, Attrs, Entry, Format, Level, Pa, Platform, Va, format::Arm64K4, hosted::Hosted};
+/// use tablewright::linear::{SlotMemory, Slots, Window, Windowed};
+///
+/// /// On a machine, the address of the slot; here, where nothing translates, that of the frame.
+/// struct Fixmap<'h>(&'h Hosted);
+///
+/// // SAFETY: the pointer is that of the frame which the slot shows (1.).
+/// unsafe impl SlotMemory for Fixmap<'_> {
+///     fn pointer(&self, _slot: usize, frame: Pa) -> NonNull<Entry> {
+///         // SAFETY: the window shows frames of the platform only.
+///         unsafe { self.0.table(frame, Level::PAGE) }
+///     }
+/// }
+///
+/// let hosted = Hosted::new(64, 12);
+/// let entries = [const { 0 }; 16].map(Entry::new); // on a machine, sixteen entries of the fixmap's table
+/// let first = NonNull::from(&entries[0]);
+/// let at = Va::new(0xffff_fdff_fe00_0000);
+/// // SAFETY: the entries are zero, ours, and outlive the window.
+/// let window = unsafe {
+///     Slots::<Arm64K4, _, _, 16>::new(&hosted, Fixmap(&hosted), at, first, &Attrs::KERNEL_DATA, 0)
+/// }?;
+/// let space = AddressSpace::<Arm64K4, _>::new(Windowed::new(&hosted, &window)).unwrap();
+/// assert_eq!(Arm64K4::address(entries[0].load(), Level::PAGE), space.root());
+/// window.end_batch();
+/// assert_eq!(entries[0].load(), 0);
+/// # Ok::<(), tablewright::Inexpressible>(())
+/// ```
 pub struct Slots<'p, F: Format, P, M, const N: usize> {
     platform: &'p P,
     memory: M,
