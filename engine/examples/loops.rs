@@ -7,9 +7,7 @@ use std::ops::ControlFlow;
 
 use tablewright::format::X86_64;
 use tablewright::hosted::Hosted;
-use tablewright::{
-    AddressSpace, Attrs, Change, EditError, Liveness, Mapping, Pa, Perms, Span, Va,
-};
+use tablewright::{AddressSpace, Attrs, Change, EditError, Liveness, Mapping, Pa, Perms, Span, Va};
 
 const EDITS: [&str; 5] = ["map", "protect", "contended", "unmap", "query"];
 
@@ -40,8 +38,7 @@ fn run(edit: &str, pages: u64) {
 fn measure(edit: &str, pages: u64) -> Result<(), EditError<Va>> {
     // The same memory for each size, so that only the edit differs.
     let platform = Hosted::new(2048, 12);
-    let mut space =
-        AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;
+    let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;
     let all = Span::new(Va::new(0), pages << 12).map_err(|_| EditError::Misaligned)?;
     let untouched = Attrs {
         accessed: false,
@@ -49,7 +46,11 @@ fn measure(edit: &str, pages: u64) -> Result<(), EditError<Va>> {
         ..Attrs::KERNEL_DATA
     };
     let contended = edit == "contended";
-    let attrs = if contended { untouched } else { Attrs::KERNEL_DATA };
+    let attrs = if contended {
+        untouched
+    } else {
+        Attrs::KERNEL_DATA
+    };
     let mut flush = space.flush();
     let mapping = Mapping::new(attrs).pages_only();
     if edit == "map" {

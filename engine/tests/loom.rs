@@ -49,7 +49,10 @@ impl Format for Tiny {
         0
     }
     fn kind(entry: u64, level: Level) -> Kind {
-        match (entry & PRESENT != 0, level == Level::PAGE || entry & BLOCK != 0) {
+        match (
+            entry & PRESENT != 0,
+            level == Level::PAGE || entry & BLOCK != 0,
+        ) {
             (false, _) => Kind::Invalid,
             (true, true) => Kind::Leaf,
             (true, false) => Kind::Table,
@@ -268,7 +271,10 @@ fn a_change_of_permissions_loses_no_flag() {
         flush.finish(|_| ());
         let set = walker.join().unwrap();
         let attrs = space.query(Va::new(PAGE)).unwrap().attrs();
-        assert_eq!((attrs.dirty, attrs.accessed), (set.is_some(), set.is_some()));
+        assert_eq!(
+            (attrs.dirty, attrs.accessed),
+            (set.is_some(), set.is_some())
+        );
         assert!(!attrs.perms.contains(Perms::WRITE));
     });
 }
@@ -287,7 +293,10 @@ fn a_split_in_place_loses_no_flag() {
         let set = walker.join().unwrap();
         // The walker marked the block, which stands for all of it, or the page.
         let attrs = space.query(Va::new(PAGE)).unwrap().attrs();
-        assert_eq!((attrs.dirty, attrs.accessed), (set.is_some(), set.is_some()));
+        assert_eq!(
+            (attrs.dirty, attrs.accessed),
+            (set.is_some(), set.is_some())
+        );
     });
 }
 

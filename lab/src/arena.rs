@@ -14,6 +14,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::progress::Progress;
 use crate::size::human;
 
 /// How the host's memory behind the tables is prepared.
@@ -163,7 +164,7 @@ impl Arena {
     #[inline]
     pub fn give_back(self, address: usize) {
         let inner = self.0;
-        match self.index_of(address) {
+        match self.number(address) {
             Some(index)
                 if inner.links[index].load(Relaxed) == HELD && inner.owner == this_thread() =>
             {
@@ -195,7 +196,7 @@ impl Arena {
     /// No subject keeps a reference into a table beyond the call that made it, so between calls this reads alone.
     pub fn entry(self, address: u64, index: u64) -> Option<u64> {
         let address = usize::try_from(address).ok()?;
-        let frame = self.index_of(address)?;
+        let frame = self.number(address)?;
         if self.0.links[frame].load(Relaxed) != HELD || index >= 1 << (self.0.frame_shift - 3) {
             return None;
         }
@@ -244,13 +245,19 @@ impl Arena {
         sum
     }
 
+    /// How many frames there are room for.
+    pub fn frames(self) -> usize {
+        self.0.frames as usize
+    }
+
     /// How large the arena is.
     pub fn bytes(self) -> usize {
         (self.0.frames as usize) << self.0.frame_shift
     }
 
+    /// Which frame of the arena is at `address`, counted from the first; `None` if none is.
     #[inline]
-    fn index_of(self, address: usize) -> Option<usize> {
+    pub fn number(self, address: usize) -> Option<usize> {
         let offset = address.wrapping_sub(self.0.base);
         let index = offset >> self.0.frame_shift;
         (offset & ((1 << self.0.frame_shift) - 1) == 0 && index < self.0.frames as usize)
@@ -288,7 +295,12 @@ impl Arena {
     /// Writes to every page of the host, so that none faults later.
     fn touch(self) {
         let base: *mut u8 = ptr::with_exposed_provenance_mut(self.0.base);
+        const STEP: usize = 64 << 20;
+        let mut progress = Progress::new((self.bytes() / STEP) as u64);
         for offset in (0..self.bytes()).step_by(4096) {
+            if offset % STEP == 0 {
+                progress.step("preparing memory");
+            }
             // SAFETY: the byte is within the arena, which is mapped; nobody has taken a frame yet.
             unsafe { base.add(offset).write_volatile(0) };
         }

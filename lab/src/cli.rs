@@ -19,8 +19,9 @@ use crate::{compare, map_mem, report};
                   work of kernels and hypervisors.",
     after_help = "\
 Start with:
-  tablewright compare --size 1G       how fast the published crates map, protect and unmap
-  tablewright map-mem --ram 64G       build the linear map of 64 GiB
+  tablewright compare --size 1G       how fast Tablewright and the published crates map, protect and unmap
+  sudo tablewright map-mem            build the linear map of this computer's memory
+  tablewright map-mem --ram 64G       or of 64 GiB, which needs no rights
 
 Figures are medians of several rounds; --json has every sample. The exit status is 0 if all went well, 2 if the command
 line or a file is wrong, and 1 otherwise."
@@ -35,7 +36,7 @@ struct Cli {
 enum Command {
     /// Build the linear map of a computer's memory, as a kernel does when it boots
     MapMem(map_mem::Arguments),
-    /// Map, protect and unmap with the published crates, beside what this computer can do at best
+    /// Map, protect and unmap with Tablewright and the published crates, beside what this computer can do at best
     Compare(compare::Arguments),
     /// Print a script that completes this program's options in a shell
     Completions {

@@ -38,6 +38,9 @@ pub enum Error {
         /// Why.
         error: IomemError,
     },
+    /// This computer does not tell its own memory map.
+    #[error("{0}; use --ram SIZE, or --iomem FILE with the memory map of another computer")]
+    OwnMap(Box<Error>),
     /// No processor has such tables.
     #[error("{0}")]
     Format(#[from] FormatError),
@@ -62,9 +65,6 @@ pub enum Error {
     /// The host refuses memory.
     #[error("cannot map memory for tables: {0}")]
     Map(io::Error),
-    /// Part of the program is missing.
-    #[error("{0} is not available in this build")]
-    NotAvailable(&'static str),
     /// A crate did not do what was asked, or not as asked.
     #[error("{subject}: {operation}: {problem}")]
     Subject {
@@ -88,10 +88,11 @@ impl Error {
             | Self::Read { .. }
             | Self::TooLarge { .. }
             | Self::Iomem { .. }
+            | Self::OwnMap(_)
             | Self::Format(_)
             | Self::Plan { .. }
             | Self::Memory { .. } => 2,
-            Self::Map(_) | Self::NotAvailable(_) | Self::Subject { .. } | Self::Write(_) => 1,
+            Self::Map(_) | Self::Subject { .. } | Self::Write(_) => 1,
         })
     }
 }

@@ -19,6 +19,14 @@ pub enum Architecture {
 }
 
 impl Architecture {
+    /// Its name, as on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Arm64 => "arm64",
+            Self::X86_64 => "x86-64",
+        }
+    }
+
     /// The architecture this program runs on.
     pub const HOST: Self = if cfg!(target_arch = "aarch64") {
         Self::Arm64
@@ -42,6 +50,17 @@ pub enum Granule {
     #[value(name = "64K", alias = "64k")]
     #[serde(rename = "64K")]
     K64,
+}
+
+impl Granule {
+    /// The size of a page, for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::K4 => "4 KiB",
+            Self::K16 => "16 KiB",
+            Self::K64 => "64 KiB",
+        }
+    }
 }
 
 /// A combination that no processor has.

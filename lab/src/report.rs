@@ -78,13 +78,88 @@ pub fn table<const N: usize>(header: [&str; N], words: usize, rows: Vec<[String;
     table.trim_fmt() + "\n"
 }
 
-/// A number with three digits that matter.
+/// A number with three digits that matter; with fewer, rather than many zeros, if it is tiny.
 pub fn figure(number: f64) -> String {
     let decimals = match number.abs() {
         n if n >= 100.0 => 0,
         n if n >= 10.0 => 1,
         n if n >= 0.1 => 2,
-        _ => 3,
+        n if n >= 0.01 || n == 0.0 => 3,
+        _ => 5,
     };
     format!("{number:.decimals$}")
+}
+
+/// Nanoseconds in the unit that fits.
+pub fn time(nanoseconds: f64) -> String {
+    let (unit, scale) = match nanoseconds {
+        n if n >= 1e9 => ("s", 1e9),
+        n if n >= 1e6 => ("ms", 1e6),
+        n if n >= 1e3 => ("us", 1e3),
+        _ => ("ns", 1.0),
+    };
+    format!("{} {unit}", figure(nanoseconds / scale))
+}
+
+/// A count, with its thousands set apart.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A count and what is counted.
+pub fn counted(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", count(number), if number == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_set_in_threes() {
+        for (number, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1,000"),
+            (134_217_728, "134,217,728"),
+        ] {
+            assert_eq!(count(number), text);
+        }
+        assert_eq!(counted(1, "entry", "entries"), "1 entry");
+        assert_eq!(counted(1024, "entry", "entries"), "1,024 entries");
+    }
+
+    #[test]
+    fn times_have_the_unit_that_fits() {
+        for (nanoseconds, text) in [
+            (650.0, "650 ns"),
+            (4_890.0, "4.89 us"),
+            (6.059e7, "60.6 ms"),
+            (2.5e9, "2.50 s"),
+        ] {
+            assert_eq!(time(nanoseconds), text);
+        }
+    }
+
+    #[test]
+    fn figures_keep_the_digits_that_matter() {
+        for (number, text) in [
+            (0.0, "0.000"),
+            (0.000_412, "0.00041"),
+            (0.0234, "0.023"),
+            (0.412, "0.41"),
+            (12.34, "12.3"),
+            (1234.5, "1234"),
+        ] {
+            assert_eq!(figure(number), text);
+        }
+    }
 }

@@ -13,6 +13,11 @@ impl Samples {
         self.0.push(sample);
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The same samples in another unit.
     pub fn scaled(&self, factor: f64) -> Self {
         self.0.iter().map(|sample| sample * factor).collect()

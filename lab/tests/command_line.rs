@@ -240,15 +240,106 @@ fn memory_maps_that_are_none() {
     assert_refused(&["map-mem", "--iomem", "a\nb"], "a\\nb: No such file");
 }
 
+/// Runs `map-mem --json`, which must succeed, and checks the shape that every report of it has. Returns the row.
+fn mapped(arguments: &[&str]) -> serde_json::Value {
+    let mut all = vec!["map-mem", "--rounds", "3", "--json"];
+    all.extend(arguments);
+    let output = tablewright(&all);
+    assert!(output.status.success(), "{all:?}: {}", stderr(&output));
+    assert_eq!(stderr(&output), "", "{all:?}");
+    let json: serde_json::Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    assert_eq!(json["experiment"], "map-mem");
+    assert!(json["parameters"].is_object());
+    let rows = json["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 1);
+    let row = rows[0].clone();
+    assert_eq!(row["crate"], "tablewright");
+    assert_eq!(row["threads"], 1);
+    for samples in ["samples", "limit_samples"] {
+        assert_eq!(row[samples].as_array().map(Vec::len), Some(3));
+    }
+    let figure = |name: &str| row[name].as_f64().expect("a figure");
+    let ratio = figure("ns_per_entry") / figure("limit_ns_per_entry");
+    assert!(
+        (figure("ratio_to_limit") - ratio).abs() < 1e-6 * ratio,
+        "{row}"
+    );
+    row
+}
+
 #[test]
-fn a_good_memory_map_is_accepted() {
+fn every_format_maps_its_memory_and_is_checked() {
+    // 512 MiB: with the largest leaves, then with pages; the tables are one path down, and those of the pages.
+    for (format, granule, bits, largest, pages) in [
+        ("x86-64", "4K", "48", (256, 3), (131_072, 3 + 256)),
+        ("x86-64", "4K", "57", (256, 4), (131_072, 4 + 256)),
+        ("arm64", "4K", "48", (256, 3), (131_072, 3 + 256)),
+        ("arm64", "4K", "52", (256, 4), (131_072, 4 + 256)),
+        ("arm64", "16K", "48", (16, 3), (32_768, 3 + 16)),
+        ("arm64", "16K", "52", (16, 3), (32_768, 3 + 16)),
+        ("arm64", "64K", "48", (1, 2), (8_192, 2 + 1)),
+        ("arm64", "64K", "52", (1, 2), (8_192, 2 + 1)),
+    ] {
+        let shape = [
+            "--ram",
+            "512M",
+            "--format",
+            format,
+            "--granule",
+            granule,
+            "--address-bits",
+            bits,
+        ];
+        let found = |row: serde_json::Value| {
+            (
+                row["entries"].as_u64().unwrap(),
+                row["tables"].as_u64().unwrap(),
+            )
+        };
+        assert_eq!(found(mapped(&shape)), largest, "{shape:?}");
+        let row = mapped(&[&shape[..], &["--pages-only"]].concat());
+        assert_eq!(found(row), pages, "{shape:?}");
+    }
+}
+
+#[test]
+fn a_memory_map_with_a_kernel_in_it_is_mapped() {
     let file = Scratch::new(
         "good",
         "40000000-7fffffff : System RAM\n  40210000-417fffff : Kernel code\n  41800000-41b9ffff : reserved\n",
     );
     for format in ["arm64", "x86-64"] {
+        let row = mapped(&["--iomem", file.path(), "--format", format, "--pages-only"]);
+        assert_eq!(row["entries"], 262_144);
         let output = tablewright(&["map-mem", "--iomem", file.path(), "--format", format]);
-        assert_ne!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(output.status.success(), "{}", stderr(&output));
+        for words in [
+            "1 GiB of RAM in 3 ranges",
+            "of it kernel text",
+            "all checked",
+            "limit: zero and fill",
+            "tablewright 0.",
+        ] {
+            assert!(
+                stdout(&output).contains(words),
+                "{words}: {}",
+                stdout(&output)
+            );
+        }
+    }
+}
+
+#[test]
+fn this_computers_own_memory_is_mapped_or_there_is_a_way_out() {
+    let output = tablewright(&["map-mem", "--rounds", "1"]);
+    if output.status.success() {
+        assert!(
+            stdout(&output).contains("(/proc/iomem)"),
+            "{}",
+            stdout(&output)
+        );
+    } else {
+        assert_refused(&["map-mem", "--rounds", "1"], "--ram SIZE");
     }
 }
 
@@ -315,7 +406,7 @@ fn a_comparison_as_json_has_every_sample_and_the_right_ratios() {
                 let expected = ns / limit["ns_per_entry"].as_f64().expect("a figure");
                 assert!((ratio - expected).abs() < 1e-9 * expected, "{row}");
             }
-            for name in ["aarch64-paging", "page-table-generic"] {
+            for name in ["tablewright", "aarch64-paging", "page-table-generic"] {
                 assert!(
                     of(memory, operation).any(|row| row["crate"] == name),
                     "{name}"
@@ -324,6 +415,18 @@ fn a_comparison_as_json_has_every_sample_and_the_right_ratios() {
         }
         assert!(of(memory, "exchange").count() > 0);
         assert!(of(memory, "detach").all(|row| row["ratio_to_limit"].is_null()));
+        for operation in ["protect-live", "protect-hardware", "detach"] {
+            let ours = of(memory, operation).find(|row| row["crate"] == "tablewright");
+            assert!(ours.is_some(), "{operation}");
+        }
+        let live = of(memory, "protect-live").next().expect("a live row");
+        assert!(live["ratio_to_dead"].is_number() && live["ratio_to_limit"].is_number());
+        let hardware = of(memory, "protect-hardware").next().expect("a row");
+        let limit = of(memory, "exchange").next().expect("a limit");
+        let figure = |row: &serde_json::Value| row["ns_per_entry"].as_f64().expect("a figure");
+        let ratio = hardware["ratio_to_limit"].as_f64().expect("a ratio");
+        let expected = figure(hardware) / figure(limit);
+        assert!((ratio - expected).abs() < 1e-9 * expected, "{hardware}");
     }
 }
 
@@ -351,6 +454,15 @@ fn a_comparison_for_people_names_what_was_measured() {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert!(!text.contains("page-table-generic"), "{text}");
+    assert!(!text.contains("aim of"), "{text}");
+    let ours = tablewright(&[
+        "compare", "--size", "2M", "--rounds", "1", "--memory", "warm",
+    ]);
+    assert!(
+        stdout(&ours).contains("aim of tablewright"),
+        "{}",
+        stdout(&ours)
+    );
 }
 
 #[test]

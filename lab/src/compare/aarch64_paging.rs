@@ -6,7 +6,7 @@ use aarch64_paging::Mapping;
 use aarch64_paging::descriptor::{El1Attributes, PhysicalAddress, UpdatableDescriptor};
 use aarch64_paging::paging::{Constraints, El1And0, MemoryRegion, PageTable, Translation, VaRange};
 
-use super::subject::{Encoding, Ending, Leaf, Operation, Subject, Work};
+use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
 
 const PAGE: El1Attributes = El1Attributes::VALID
@@ -51,24 +51,27 @@ impl Subject for Aarch64Paging {
         Encoding::Arm64
     }
 
-    fn endings(&self) -> &'static [Ending] {
+    fn courses(&self) -> &'static [Course] {
         &[
-            Ending {
+            Course {
+                users: Users::Nobody,
                 operation: Operation::Unmap,
                 method: "modify_range, compact_subtables",
             },
-            Ending {
+            Course {
+                users: Users::Nobody,
                 operation: Operation::Unmap,
                 method: "modify_range, map_range",
             },
-            Ending {
+            Course {
+                users: Users::Nobody,
                 operation: Operation::Detach,
                 method: "map_range",
             },
         ]
     }
 
-    fn begin(&mut self, arena: Arena, work: Work) -> Result<(), String> {
+    fn begin(&mut self, arena: Arena, work: Work, _: Users) -> Result<(), String> {
         let mapping =
             Mapping::with_asid_and_va_range(Identity(arena), 1, 0, El1And0, VaRange::Lower);
         let range = MemoryRegion::new(
@@ -101,9 +104,9 @@ impl Subject for Aarch64Paging {
             .map_err(|error| error.to_string())
     }
 
-    fn end(&mut self, ending: Ending) -> Result<(), String> {
+    fn end(&mut self, course: Course) -> Result<(), String> {
         let (mapping, range) = self.mapping()?;
-        if ending.operation == Operation::Unmap {
+        if course.operation == Operation::Unmap {
             let clear = |_: &MemoryRegion, entry: &mut UpdatableDescriptor<El1Attributes>| {
                 entry.set(PhysicalAddress(0), El1Attributes::empty())
             };
@@ -111,7 +114,7 @@ impl Subject for Aarch64Paging {
                 .modify_range(range, &clear)
                 .map_err(|error| error.to_string())?;
         }
-        if ending.method.ends_with("compact_subtables") {
+        if course.method.ends_with("compact_subtables") {
             mapping.compact_subtables();
             return Ok(());
         }

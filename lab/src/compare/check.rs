@@ -1,98 +1,47 @@
-//! Whether a subject really built what it was asked for, by reading its tables as a processor would.
+//! Whether a subject really did what it was asked for.
 //!
-//! Never within the timed part. Shares no code with any subject.
+//! Never within the timed part.
+
+use tablewright_walker::{Granule, Half, Regime};
 
 use super::subject::{Encoding, Leaf, Subject, Work};
 use crate::arena::Arena;
-
-/// What one entry means.
-enum Entry {
-    Invalid,
-    Table(u64),
-    Page(Leaf),
-}
+use crate::judge::Tree;
 
 impl Encoding {
-    /// Decodes the bits that matter here; `level` 0 is the table of pages.
-    fn decode(self, bits: u64, level: u32) -> Entry {
+    fn regime(self) -> Option<Regime> {
         match self {
-            Self::Arm64 => match (bits & 0b11, level) {
-                (0b11, 0) => Entry::Page(Leaf {
-                    physical: bits & 0x0000_ffff_ffff_f000,
-                    writable: bits & (1 << 7) == 0,
-                }),
-                (0b11, _) => Entry::Table(bits & 0x0000_ffff_ffff_f000),
-                _ => Entry::Invalid,
-            },
-            Self::X86_64 => match (bits & 1, level) {
-                (1, 0) => Entry::Page(Leaf {
-                    physical: bits & 0x000f_ffff_ffff_f000,
-                    writable: bits & 2 != 0,
-                }),
-                (1, _) => Entry::Table(bits & 0x000f_ffff_ffff_f000),
-                _ => Entry::Invalid,
-            },
-            Self::None => Entry::Invalid,
+            Self::Arm64 => Some(Regime::Arm64Stage1 {
+                granule: Granule::K4,
+                wide: false,
+            }),
+            Self::X86_64 => Some(Regime::X86_64 { levels: 4 }),
+            Self::None => None,
         }
     }
 }
 
-/// Walks every entry below the root. Every page of `work`, and nothing else, must be mapped, in as many tables as it
+/// Reads every entry below the root. Every page of `work`, and nothing else, must be mapped, in as many tables as it
 /// takes.
 pub fn full(subject: &dyn Subject, arena: Arena, work: Work, writable: bool) -> Result<(), String> {
-    let Some(root) = subject.root() else {
+    let (Some(root), Some(regime)) = (subject.root(), subject.encoding().regime()) else {
         return Ok(());
     };
-    let mut walk = Walk {
+    let tree = Tree {
         arena,
-        encoding: subject.encoding(),
-        next: 0,
-        tables: 0,
-        writable,
+        root,
+        regime,
+        half: Half::Lower,
     };
-    walk.table(root, 3, 0)?;
-    if walk.next != work.entries() {
-        return Err(format!("mapped {} pages of {}", walk.next, work.entries()));
-    }
-    if walk.tables != work.tables() {
+    let found = tree.check([work.expected(writable)], true, |_| ())?;
+    if found.tables != work.tables() {
         return Err(format!(
             "used {} tables, not {}",
-            walk.tables,
+            found.tables,
             work.tables()
         ));
     }
     Ok(())
-}
-
-struct Walk {
-    arena: Arena,
-    encoding: Encoding,
-    next: u64,
-    tables: u64,
-    writable: bool,
-}
-
-impl Walk {
-    fn table(&mut self, address: u64, level: u32, start: u64) -> Result<(), String> {
-        self.tables += 1;
-        for index in 0..512 {
-            let at = start + (index << (12 + 9 * level));
-            let bits = self
-                .arena
-                .entry(address, index)
-                .ok_or_else(|| format!("a table at {address:#x}, which is not one of ours"))?;
-            match self.encoding.decode(bits, level) {
-                Entry::Invalid => {}
-                Entry::Table(next) if level > 0 => self.table(next, level - 1, at)?,
-                Entry::Table(_) => return Err(format!("a table where {at:#x} needs a page")),
-                Entry::Page(leaf) => {
-                    expect(at, Some(leaf), self.next * Work::PAGE, self.writable)?;
-                    self.next += 1;
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Asks the subject itself about a few pages: the first, the last, some between, and the neighbours of the range.
@@ -134,7 +83,7 @@ fn expect(at: u64, found: Option<Leaf>, offset: u64, writable: bool) -> Result<(
 mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
-    use super::super::subject::CANDIDATES;
+    use super::super::subject::{CANDIDATES, Users};
     use super::*;
     use crate::arena::Memory;
 
@@ -147,7 +96,7 @@ mod tests {
             .map(|candidate| {
                 let mut subject = (candidate.subject)();
                 let arena = Arena::new(WORK.tables(), 12, Memory::Warm).unwrap();
-                subject.begin(arena, WORK).unwrap();
+                subject.begin(arena, WORK, Users::Nobody).unwrap();
                 subject.map().unwrap();
                 let root = subject.root().unwrap();
                 let last = root + (WORK.tables() - 1) * 4096;
@@ -179,7 +128,7 @@ mod tests {
         });
         for verdict in missing.iter().chain(&elsewhere).chain(&read_only) {
             assert!(
-                verdict.as_ref().unwrap_err().contains("is mapped to"),
+                verdict.as_ref().unwrap_err().contains("mapped"),
                 "{verdict:?}"
             );
         }

@@ -1,6 +1,6 @@
 //! The limit as a subject: it writes the same tables, and maps nothing.
 
-use super::subject::{Encoding, Ending, Leaf, Operation, Subject, Work};
+use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
 use crate::limits::Tables;
 
@@ -19,20 +19,22 @@ impl Subject for Limit {
         Encoding::None
     }
 
-    fn endings(&self) -> &'static [Ending] {
+    fn courses(&self) -> &'static [Course] {
         &[
-            Ending {
+            Course {
+                users: Users::Nobody,
                 operation: Operation::Unmap,
                 method: "load, store 0",
             },
-            Ending {
+            Course {
+                users: Users::Nobody,
                 operation: Operation::Exchange,
                 method: "xchg 0",
             },
         ]
     }
 
-    fn begin(&mut self, arena: Arena, work: Work) -> Result<(), String> {
+    fn begin(&mut self, arena: Arena, work: Work, _: Users) -> Result<(), String> {
         let tables = Tables::new(arena, work.tables(), work.entries());
         self.0 = Some((tables, work));
         Ok(())
@@ -50,9 +52,9 @@ impl Subject for Limit {
         Ok(())
     }
 
-    fn end(&mut self, ending: Ending) -> Result<(), String> {
+    fn end(&mut self, course: Course) -> Result<(), String> {
         let (tables, _) = self.tables()?;
-        match ending.operation {
+        match course.operation {
             Operation::Exchange => tables.exchange(),
             _ => tables.visit_and_clear(),
         }

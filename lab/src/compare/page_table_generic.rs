@@ -8,7 +8,7 @@ use page_table_generic::{
 };
 
 use super::current;
-use super::subject::{Encoding, Ending, Leaf, Operation, Subject, Work};
+use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
 
 /// A table of page-table-generic, and how much it maps.
@@ -120,14 +120,15 @@ impl Subject for PageTableGeneric {
         Encoding::X86_64
     }
 
-    fn endings(&self) -> &'static [Ending] {
-        &[Ending {
+    fn courses(&self) -> &'static [Course] {
+        &[Course {
+            users: Users::Nobody,
             operation: Operation::Unmap,
             method: "unmap_with_config",
         }]
     }
 
-    fn begin(&mut self, arena: Arena, work: Work) -> Result<(), String> {
+    fn begin(&mut self, arena: Arena, work: Work, _: Users) -> Result<(), String> {
         current::set(arena);
         let table = PageTable::new(Frames).map_err(|error| error.to_string())?;
         self.0 = Some((table, work.bytes as usize));
@@ -155,7 +156,7 @@ impl Subject for PageTableGeneric {
             .map_err(|error| error.to_string())
     }
 
-    fn end(&mut self, _: Ending) -> Result<(), String> {
+    fn end(&mut self, _: Course) -> Result<(), String> {
         let (table, bytes) = self.table()?;
         table
             .unmap_with_config(&UnmapConfig {

@@ -5,7 +5,7 @@ use page_table_multiarch::x86_64::X64PageTable;
 use page_table_multiarch::{MappingFlags, PagingHandler};
 
 use super::current;
-use super::subject::{Encoding, Ending, Leaf, Operation, Subject, Work};
+use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
 
 /// A table of page_table_multiarch, and how much it maps.
@@ -49,14 +49,15 @@ impl Subject for PageTableMultiarch {
         Encoding::X86_64
     }
 
-    fn endings(&self) -> &'static [Ending] {
-        &[Ending {
+    fn courses(&self) -> &'static [Course] {
+        &[Course {
+            users: Users::Nobody,
             operation: Operation::Unmap,
             method: "unmap_region, drop",
         }]
     }
 
-    fn begin(&mut self, arena: Arena, work: Work) -> Result<(), String> {
+    fn begin(&mut self, arena: Arena, work: Work, _: Users) -> Result<(), String> {
         current::set(arena);
         let table = X64PageTable::try_new().map_err(|error| format!("{error:?}"))?;
         self.0 = Some((table, work.bytes as usize));
@@ -89,7 +90,7 @@ impl Subject for PageTableMultiarch {
             .map_err(|error| format!("{error:?}"))
     }
 
-    fn end(&mut self, _: Ending) -> Result<(), String> {
+    fn end(&mut self, _: Course) -> Result<(), String> {
         let (table, bytes) = self.table()?;
         table
             .cursor()

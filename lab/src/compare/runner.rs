@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::check;
-use super::subject::{Candidate, Ending, Operation, Subject, Work};
+use super::subject::{Candidate, Course, Operation, Subject, Work};
 use crate::arena::Arena;
 use crate::error::Error;
 use crate::format::Format;
@@ -34,23 +34,18 @@ pub fn run(
         .iter()
         .map(|candidate| (candidate.subject)())
         .collect();
-    let mut measurements = Vec::new();
+    let mut measurements: Vec<Measurement> = Vec::new();
     for (candidate, subject) in subjects.iter().enumerate() {
-        for (operation, method) in [(Operation::Map, ""), (Operation::Protect, "")]
-            .into_iter()
-            .chain(
-                subject
-                    .endings()
-                    .iter()
-                    .map(|ending| (ending.operation, ending.method)),
-            )
-        {
-            measurements.push(Measurement {
-                candidate,
-                operation,
-                method,
-                samples: Samples::default(),
-            });
+        for (operation, method) in subject.courses().iter().copied().flat_map(parts) {
+            let known = |other: &Measurement| other.is(candidate, operation, method);
+            if !measurements.iter().any(known) {
+                measurements.push(Measurement {
+                    candidate,
+                    operation,
+                    method,
+                    samples: Samples::default(),
+                });
+            }
         }
     }
 
@@ -58,9 +53,13 @@ pub fn run(
         for turn in 0..subjects.len() {
             let candidate = (turn + round) % subjects.len();
             let name = candidates[candidate].name;
-            progress.step(name);
+            if round == 0 {
+                progress.step(&format!("{name}, checked"));
+            } else {
+                progress.step(name);
+            }
             let subject = subjects[candidate].as_mut();
-            for (place, &ending) in subject.endings().iter().enumerate() {
+            for &course in subject.courses() {
                 let mut cycle = Cycle {
                     name,
                     subject: &mut *subject,
@@ -68,26 +67,35 @@ pub fn run(
                     work,
                     thorough: round == 0,
                 };
-                let [map, protect, end] = cycle.run(ending)?;
-                if round == 0 {
-                    continue;
-                }
-                let mut own = measurements
-                    .iter_mut()
-                    .filter(|measurement| measurement.candidate == candidate);
-                // All ways to end begin alike: one sample a round of what they share.
-                for (nanoseconds, measurement) in [map, protect].into_iter().zip(own.by_ref()) {
-                    if place == 0 {
-                        measurement.samples.push(nanoseconds);
+                let nanoseconds = cycle.run(course)?;
+                for ((operation, method), sample) in parts(course).into_iter().zip(nanoseconds) {
+                    let this = |other: &&mut Measurement| other.is(candidate, operation, method);
+                    if let Some(measurement) = measurements.iter_mut().find(this)
+                        // One sample a round of what courses share.
+                        && measurement.samples.len() < round
+                    {
+                        measurement.samples.push(sample);
                     }
-                }
-                if let Some(measurement) = own.nth(place) {
-                    measurement.samples.push(end);
                 }
             }
         }
     }
     Ok(measurements)
+}
+
+impl Measurement {
+    fn is(&self, candidate: usize, operation: Operation, method: &str) -> bool {
+        (self.candidate, self.operation, self.method) == (candidate, operation, method)
+    }
+}
+
+/// What is timed on a course, in order, each with how it is done.
+fn parts(course: Course) -> [(Operation, &'static str); 3] {
+    [
+        (Operation::Map, ""),
+        (course.users.protect(), ""),
+        (course.operation, course.method),
+    ]
 }
 
 /// One subject maps, protects and takes down once.
@@ -100,21 +108,21 @@ struct Cycle<'a> {
 }
 
 impl Cycle<'_> {
-    /// Nanoseconds for each entry of map, protect and the ending.
-    fn run(&mut self, ending: Ending) -> Result<[f64; 3], Error> {
+    /// Nanoseconds for each entry, of each of the [`parts`].
+    fn run(&mut self, course: Course) -> Result<[f64; 3], Error> {
         // SAFETY: the subject of the cycle before was finished, and gave every frame back (checked below).
         unsafe { self.arena.start_round() }?;
-        let begun = self.subject.begin(self.arena, self.work);
+        let begun = self.subject.begin(self.arena, self.work, course.users);
         self.named("begin", begun)?;
 
         let map = self.time(Operation::Map, |subject| subject.map())?;
         self.verify(Operation::Map, Some(true))?;
-        let protect = self.time(Operation::Protect, |subject| subject.protect())?;
-        self.verify(Operation::Protect, Some(false))?;
-        let end = self.time(ending.operation, |subject| subject.end(ending))?;
-        self.verify(ending.operation, None)?;
+        let protect = self.time(course.users.protect(), |subject| subject.protect())?;
+        self.verify(course.users.protect(), Some(false))?;
+        let end = self.time(course.operation, |subject| subject.end(course))?;
+        self.verify(course.operation, None)?;
         self.subject.finish();
-        self.all_given_back(ending.operation)?;
+        self.all_given_back(course.operation)?;
         Ok([map, protect, end])
     }
 
@@ -176,7 +184,7 @@ impl Cycle<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::subject::{CANDIDATES, Encoding, Leaf};
+    use super::super::subject::{CANDIDATES, Encoding, Leaf, Users};
     use super::*;
     use crate::arena::Memory;
 
@@ -202,13 +210,13 @@ mod tests {
             self.inner.encoding()
         }
 
-        fn endings(&self) -> &'static [Ending] {
-            self.inner.endings()
+        fn courses(&self) -> &'static [Course] {
+            self.inner.courses()
         }
 
-        fn begin(&mut self, arena: Arena, work: Work) -> Result<(), String> {
+        fn begin(&mut self, arena: Arena, work: Work, users: Users) -> Result<(), String> {
             self.arena = Some(arena);
-            self.inner.begin(arena, work)
+            self.inner.begin(arena, work, users)
         }
 
         fn map(&mut self) -> Result<(), String> {
@@ -227,10 +235,10 @@ mod tests {
             }
         }
 
-        fn end(&mut self, ending: Ending) -> Result<(), String> {
+        fn end(&mut self, course: Course) -> Result<(), String> {
             match self.fault {
                 Fault::ForgetsToUnmap => Ok(()),
-                _ => self.inner.end(ending),
+                _ => self.inner.end(course),
             }
         }
 

@@ -3,18 +3,24 @@
 use serde::Serialize;
 
 use super::limit::Limit;
+use super::tablewright::Tablewright;
 use crate::arena::Arena;
 use crate::format::Format;
+use crate::judge::Expected;
 use crate::plan::tables_of_pages;
 
 /// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Operation {
     /// Map the range in an empty space.
     Map,
     /// Make the range read-only.
     Protect,
+    /// The same while walkers use the tables, which they only read.
+    ProtectLive,
+    /// The same while walkers use the tables and may set bits in every entry.
+    ProtectHardware,
     /// Visit and clear every leaf, and give every table back that covers nothing else.
     Unmap,
     /// Make the range unreachable without visiting its leaves.
@@ -29,16 +35,52 @@ impl Operation {
         match self {
             Self::Map => "map",
             Self::Protect => "protect",
+            Self::ProtectLive => "protect (live)",
+            Self::ProtectHardware => "protect (hw writes)",
             Self::Unmap => "unmap",
             Self::Detach => "detach",
             Self::Exchange => "exchange",
         }
     }
+
+    /// The operation of the limit that touches the same bytes in the same way, if there is one.
+    pub const fn limit(self) -> Option<Self> {
+        match self {
+            Self::ProtectLive => Some(Self::Protect),
+            Self::ProtectHardware => Some(Self::Exchange),
+            Self::Detach => None,
+            _ => Some(self),
+        }
+    }
 }
 
-/// A way to take a mapping down.
+/// Who else uses the tables while they are edited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// Nobody: they are being made, or being taken down.
+    Nobody,
+    /// Walkers that only read entries.
+    Walkers,
+    /// Walkers that may set accessed and dirty bits in every entry.
+    WritingWalkers,
+}
+
+impl Users {
+    /// What making the range read-only is called.
+    pub const fn protect(self) -> Operation {
+        match self {
+            Self::Nobody => Operation::Protect,
+            Self::Walkers => Operation::ProtectLive,
+            Self::WritingWalkers => Operation::ProtectHardware,
+        }
+    }
+}
+
+/// The course of a cycle: for whom the range is made read-only, and how it is taken down.
 #[derive(Clone, Copy, Debug)]
-pub struct Ending {
+pub struct Course {
+    /// Who else uses the tables.
+    pub users: Users,
     /// What it amounts to: unmap, detach or exchange.
     pub operation: Operation,
     /// The calls that do it.
@@ -63,6 +105,18 @@ impl Work {
     /// The most that can be mapped: to the end of the lower half of the address space.
     pub const MOST: u64 = (1 << 47) - Self::VIRTUAL;
 
+    /// What the tables should hold once the range is mapped.
+    pub const fn expected(self, writable: bool) -> Expected {
+        Expected {
+            start: Self::VIRTUAL,
+            frame: Self::PHYSICAL,
+            bytes: self.bytes,
+            writable,
+            executable: false,
+            memory: None,
+        }
+    }
+
     /// How many leaves there are.
     pub const fn entries(self) -> u64 {
         self.bytes / Self::PAGE
@@ -77,7 +131,7 @@ impl Work {
     }
 }
 
-/// How the entries of a subject are to be read by the check, which shares no code with it.
+/// How the entries of a subject are to be read by the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     /// Arm, stage 1, 4 KiB granule.
@@ -99,18 +153,18 @@ pub struct Leaf {
 
 /// A crate under comparison.
 ///
-/// A cycle is `begin`, `map`, `protect`, `end` with one of the endings, `finish`. All tables come from the arena that
-/// `begin` was given, each zeroed once, and no reference into a table outlives the call that made it. An error is one
+/// A cycle is `begin`, `map`, `protect`, `end`, `finish`, all on one of the courses. All tables come from the arena that
+/// `begin` was given, and no reference into a table outlives the call that made it. An error is one
 /// line.
 pub trait Subject {
     /// How its entries read.
     fn encoding(&self) -> Encoding;
 
-    /// The ways to take the mapping down, each measured in its own cycle.
-    fn endings(&self) -> &'static [Ending];
+    /// The courses, each measured in its own cycle. What several courses share is measured on the first of them.
+    fn courses(&self) -> &'static [Course];
 
     /// Makes an empty space. Not timed.
-    fn begin(&mut self, arena: Arena, work: Work) -> Result<(), String>;
+    fn begin(&mut self, arena: Arena, work: Work, users: Users) -> Result<(), String>;
 
     /// Maps the range with pages, writable, not executable.
     fn map(&mut self) -> Result<(), String>;
@@ -119,7 +173,7 @@ pub trait Subject {
     fn protect(&mut self) -> Result<(), String>;
 
     /// Takes the mapping down.
-    fn end(&mut self, ending: Ending) -> Result<(), String>;
+    fn end(&mut self, course: Course) -> Result<(), String>;
 
     /// What the subject itself says about a page. `None` if it is not mapped.
     fn query(&self, virtual_address: u64) -> Option<Leaf>;
@@ -141,6 +195,9 @@ pub struct Candidate {
     pub subject: fn() -> Box<dyn Subject>,
 }
 
+/// The name of the engine that this program belongs to.
+pub const OURS: &str = "tablewright";
+
 /// The limit, which is always measured.
 pub const LIMIT: Candidate = Candidate {
     name: "limit",
@@ -150,6 +207,11 @@ pub const LIMIT: Candidate = Candidate {
 
 /// All crates that can be compared on this computer.
 pub const CANDIDATES: &[Candidate] = &[
+    Candidate {
+        name: OURS,
+        version: env!("CARGO_PKG_VERSION"),
+        subject: || Box::new(Tablewright::default()),
+    },
     Candidate {
         name: "aarch64-paging",
         version: "0.12.3",
@@ -181,7 +243,7 @@ mod tests {
     #[test]
     fn versions_are_those_in_the_manifest() {
         let manifest = include_str!("../../Cargo.toml");
-        for candidate in CANDIDATES {
+        for candidate in CANDIDATES.iter().filter(|candidate| candidate.name != OURS) {
             let exact = format!("\"={}\"", candidate.version);
             assert!(
                 manifest

@@ -10,7 +10,7 @@ use x86_64::structures::paging::{
 };
 use x86_64::{PhysAddr, VirtAddr};
 
-use super::subject::{Encoding, Ending, Leaf, Operation, Subject, Work};
+use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
 
 const READ_ONLY: PageTableFlags = PageTableFlags::PRESENT.union(PageTableFlags::NO_EXECUTE);
@@ -69,14 +69,15 @@ impl Subject for X8664 {
         Encoding::X86_64
     }
 
-    fn endings(&self) -> &'static [Ending] {
-        &[Ending {
+    fn courses(&self) -> &'static [Course] {
+        &[Course {
+            users: Users::Nobody,
             operation: Operation::Unmap,
             method: "unmap, clean_up",
         }]
     }
 
-    fn begin(&mut self, arena: Arena, work: Work) -> Result<(), String> {
+    fn begin(&mut self, arena: Arena, work: Work, _: Users) -> Result<(), String> {
         let root = arena.take_zeroed().ok_or("out of tables")?;
         let page = |address| Page::containing_address(VirtAddr::new(address));
         let pages = Page::range(page(Work::VIRTUAL), page(Work::VIRTUAL + work.bytes));
@@ -115,7 +116,7 @@ impl Subject for X8664 {
         Ok(())
     }
 
-    fn end(&mut self, _: Ending) -> Result<(), String> {
+    fn end(&mut self, _: Course) -> Result<(), String> {
         let space = self.space()?;
         let mut mapper = space.root.mapper();
         for page in space.pages {

@@ -1,22 +1,20 @@
 //! Who builds the linear map: the one place where the engine is plugged in.
 
+use tablewright::format::{
+    Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, X86_64,
+};
+use tablewright::linear::{LinearMap, MemoryMap};
+use tablewright::{AddressSpace, Attrs, Half, Mapping, Pa, Span, Va};
+
 use crate::arena::Arena;
-use crate::error::Error;
-use crate::format::Format;
-use crate::plan::Plan;
+use crate::format::{Architecture, Granule};
+use crate::plan::{Contents, Leaves, Plan};
+use crate::platform::Lean;
 
-/// What was built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Built {
-    /// The address of the root table.
-    pub root: u64,
-    /// Leaves of any size; those of a contiguous run are counted one by one, because each is written.
-    pub entries: u64,
-    /// Tables of any level, with the root.
-    pub tables: u64,
-}
+/// The name of the engine that this program belongs to.
+pub const OURS: &str = "tablewright";
 
-/// Builds linear maps.
+/// Builds one linear map, as often as it is asked to.
 pub trait Builder {
     /// The crate's name.
     fn name(&self) -> &'static str;
@@ -24,15 +22,95 @@ pub trait Builder {
     /// Its version.
     fn version(&self) -> &'static str;
 
-    /// Maps every span of `plan` in an empty space, with tables from `arena`. This is what is timed. An error is one
-    /// line.
-    fn build(&mut self, plan: &Plan, arena: Arena) -> Result<Built, String>;
-
-    /// Forgets what was built. Not timed; tables need not be given back, because the arena starts again.
-    fn discard(&mut self);
+    /// Maps every span of the plan in an empty space, with tables from `arena`, and tells the address of the root
+    /// table. This is what is timed. The tables are never given back: the arena starts again. An error is one line.
+    fn build(&mut self, arena: Arena) -> Result<u64, String>;
 }
 
-/// The builder that writes real tables of this format into memory of the host.
-pub fn native(_format: Format) -> Result<Box<dyn Builder>, Error> {
-    Err(Error::NotAvailable("map-mem --on native"))
+/// The builder that writes real tables of the plan's format into memory of the host.
+pub fn native(plan: &Plan) -> Result<Box<dyn Builder>, String> {
+    let format = plan.format;
+    Ok(
+        match (
+            format.architecture(),
+            format.granule(),
+            format.address_bits(),
+        ) {
+            (Architecture::X86_64, _, 57) => Box::new(Native::<X86_64<5>>::new(plan)?),
+            (Architecture::X86_64, _, _) => Box::new(Native::<X86_64<4>>::new(plan)?),
+            (Architecture::Arm64, Granule::K4, 52) => Box::new(Native::<Arm64K4Wide>::new(plan)?),
+            (Architecture::Arm64, Granule::K4, _) => Box::new(Native::<Arm64K4>::new(plan)?),
+            (Architecture::Arm64, Granule::K16, 52) => Box::new(Native::<Arm64K16Wide>::new(plan)?),
+            (Architecture::Arm64, Granule::K16, _) => Box::new(Native::<Arm64K16>::new(plan)?),
+            (Architecture::Arm64, Granule::K64, 52) => Box::new(Native::<Arm64K64Wide>::new(plan)?),
+            (Architecture::Arm64, Granule::K64, _) => Box::new(Native::<Arm64K64>::new(plan)?),
+        },
+    )
+}
+
+/// The engine with one format, and the plan in the engine's own words.
+struct Native<F> {
+    half: Half,
+    linear: LinearMap<Va>,
+    ram: Vec<Span<Pa>>,
+    special: Vec<(Span<Pa>, Attrs)>,
+    format: std::marker::PhantomData<F>,
+}
+
+impl<F> Native<F> {
+    fn new(plan: &Plan) -> Result<Self, String> {
+        let mut ram = Vec::with_capacity(plan.spans.len());
+        let mut special = Vec::new();
+        for span in &plan.spans {
+            let memory = Span::new(Pa::new(span.start), span.bytes())
+                .map_err(|error| format!("{:#x}: {error}", span.start))?;
+            ram.push(memory);
+            match span.contents {
+                Contents::Data => {}
+                Contents::Text => special.push((memory, Attrs::KERNEL_TEXT)),
+                Contents::Rodata => special.push((memory, Attrs::KERNEL_RODATA)),
+            }
+        }
+        let mapping = Mapping::new(Attrs::KERNEL_DATA);
+        let mapping = match plan.leaves {
+            Leaves::Largest => mapping,
+            Leaves::Pages => mapping.pages_only(),
+        };
+        Ok(Self {
+            // On x86 one root serves both halves, and the engine calls that the lower one.
+            half: match plan.format.architecture() {
+                Architecture::X86_64 => Half::Lower,
+                Architecture::Arm64 => Half::Upper,
+            },
+            linear: LinearMap::new(Va::new(plan.format.linear_base()), mapping),
+            ram,
+            special,
+            format: std::marker::PhantomData,
+        })
+    }
+}
+
+impl<F: tablewright::Format<Input = Va>> Builder for Native<F> {
+    fn name(&self) -> &'static str {
+        OURS
+    }
+
+    fn version(&self) -> &'static str {
+        env!("CARGO_PKG_VERSION")
+    }
+
+    fn build(&mut self, arena: Arena) -> Result<u64, String> {
+        let platform = Lean::new(arena, Lean::QUIET);
+        let mut space = AddressSpace::<F, _>::new_in(platform, self.half).ok_or("out of tables")?;
+        let memory = MemoryMap {
+            ram: &self.ram,
+            reserved: &[],
+            special: &self.special,
+        };
+        let mut flush = space.flush();
+        let built = self.linear.build(&mut space, &memory, &mut flush);
+        flush.finish(|_| ());
+        built.map_err(|error| error.to_string())?;
+        Ok(space.root().get())
+    }
 }

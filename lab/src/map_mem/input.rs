@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::error::Error;
 use crate::format::Format;
-use crate::iomem::{self, Extent, MemoryMap};
+use crate::iomem::{self, Extent, IomemError, MemoryMap};
 use crate::size::{Size, human};
 
 /// This computer's own memory map.
@@ -24,13 +24,33 @@ pub fn read(
     if let Some(size) = ram {
         return Ok((format!("--ram {size}"), one_range(size, format)?));
     }
+    let map = match file {
+        Some(path) => read_map(path)?,
+        None => own(Path::new(OWN))?,
+    };
     let path = file.unwrap_or(Path::new(OWN));
+    Ok((path.display().to_string(), map))
+}
+
+/// This computer's memory map, from `path`. Nobody asked for that file by name, so whoever cannot have it is told what
+/// to ask for instead.
+fn own(path: &Path) -> Result<MemoryMap, Error> {
+    read_map(path).map_err(|error| match error {
+        // That one says it already.
+        Error::Iomem {
+            error: IomemError::Hidden,
+            ..
+        } => error,
+        error => Error::OwnMap(Box::new(error)),
+    })
+}
+
+fn read_map(path: &Path) -> Result<MemoryMap, Error> {
     let bytes = read_bytes(path)?;
-    let map = iomem::parse(&bytes).map_err(|error| Error::Iomem {
+    iomem::parse(&bytes).map_err(|error| Error::Iomem {
         path: path.to_owned(),
         error,
-    })?;
-    Ok((path.display().to_string(), map))
+    })
 }
 
 fn one_range(size: Size, format: Format) -> Result<MemoryMap, Error> {
@@ -68,4 +88,23 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>, Error> {
         });
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_computer_that_does_not_tell_its_memory_map_is_no_dead_end() {
+        for path in ["/no/such/iomem", "/dev/null"] {
+            let message = own(Path::new(path)).unwrap_err().to_string();
+            assert!(message.starts_with(path), "{message}");
+            assert!(
+                message.ends_with(
+                    "use --ram SIZE, or --iomem FILE with the memory map of another computer"
+                ),
+                "{message}"
+            );
+        }
+    }
 }

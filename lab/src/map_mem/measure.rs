@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
-use super::builder::{Builder, Built};
+use super::builder::Builder;
+use super::check;
 use crate::arena::{Arena, Memory};
 use crate::error::Error;
+use crate::judge::Found;
 use crate::limits::Tables;
 use crate::plan::Plan;
 use crate::progress::Progress;
@@ -17,7 +19,7 @@ pub struct Outcome {
     /// Which version.
     pub version: &'static str,
     /// What was built, the same in every round.
-    pub built: Built,
+    pub built: Found,
     /// How long it took.
     pub build: Samples,
     /// How long plain stores to the same bytes took.
@@ -26,20 +28,22 @@ pub struct Outcome {
     pub huge_page_warning: Option<String>,
 }
 
-/// Builds `rounds` times, after one time that does not count.
+/// Builds `rounds` times, after one time that does not count, of which every page is checked.
 pub fn run(plan: &Plan, builder: &mut dyn Builder, rounds: u32) -> Result<Outcome, Error> {
     let arena = Arena::new(plan.tables_bound(), plan.format.page_shift(), Memory::Warm)?;
-    let mut progress = Progress::new(u64::from(rounds) + 1);
     let mut build = Samples::default();
     let mut limit = Samples::default();
 
-    progress.step("first build");
-    let (built, _) = build_once(plan, builder, arena)?;
+    let (root, _) = build_once(builder, arena)?;
+    let built =
+        check::every_page(plan, root, arena).map_err(|problem| failed(builder.name(), problem))?;
     limit_once(built, builder.name(), arena)?;
+
+    let mut progress = Progress::new(u64::from(rounds));
     for _ in 0..rounds {
         progress.step("building");
-        let (again, nanoseconds) = build_once(plan, builder, arena)?;
-        if (again.entries, again.tables) != (built.entries, built.tables) {
+        let (_, nanoseconds) = build_once(builder, arena)?;
+        if arena.taken() != built.tables {
             return Err(failed(builder.name(), "two builds differ".to_owned()));
         }
         build.push(nanoseconds);
@@ -55,27 +59,19 @@ pub fn run(plan: &Plan, builder: &mut dyn Builder, rounds: u32) -> Result<Outcom
     })
 }
 
-fn build_once(plan: &Plan, builder: &mut dyn Builder, arena: Arena) -> Result<(Built, f64), Error> {
-    // SAFETY: the builder discarded what it built before, and the limit gave everything back.
+/// The address of the root, and how long it took.
+fn build_once(builder: &mut dyn Builder, arena: Arena) -> Result<(u64, f64), Error> {
+    // SAFETY: whoever built before keeps nothing but the address of a root, and the limit gave everything back.
     unsafe { arena.start_round() }?;
     let started = Instant::now();
-    let built = builder.build(plan, arena);
+    let root = builder.build(arena);
     let nanoseconds = started.elapsed().as_nanos() as f64;
-    let built = built.map_err(|problem| failed(builder.name(), problem))?;
-    let taken = arena.taken();
-    builder.discard();
-    if taken != built.tables {
-        let problem = format!("took {taken} tables and counted {}", built.tables);
-        return Err(failed(builder.name(), problem));
-    }
-    if built.entries == 0 {
-        return Err(failed(builder.name(), "mapped nothing".to_owned()));
-    }
-    Ok((built, nanoseconds))
+    let root = root.map_err(|problem| failed(builder.name(), problem))?;
+    Ok((root, nanoseconds))
 }
 
 /// As many tables, zeroed, and as many entries stored: each leaf, and each table's entry in the table above.
-fn limit_once(built: Built, name: &'static str, arena: Arena) -> Result<f64, Error> {
+fn limit_once(built: Found, name: &'static str, arena: Arena) -> Result<f64, Error> {
     // SAFETY: as in `build_once`.
     unsafe { arena.start_round() }?;
     let entries = built.entries + built.tables.saturating_sub(1);
@@ -103,15 +99,15 @@ fn failed(subject: &'static str, problem: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use super::super::builder;
     use super::*;
     use crate::format::Format;
     use crate::iomem::{Extent, MemoryMap};
     use crate::plan::Leaves;
 
-    /// Takes tables and says whatever it was told to say.
+    /// Takes tables, one more each time, and maps nothing.
     struct Fake {
         tables: u64,
-        extra: u64,
     }
 
     impl Builder for Fake {
@@ -123,21 +119,38 @@ mod tests {
             "1"
         }
 
-        fn build(&mut self, plan: &Plan, arena: Arena) -> Result<Built, String> {
+        fn build(&mut self, arena: Arena) -> Result<u64, String> {
+            let mut root = 0;
             for _ in 0..self.tables {
-                arena.take_zeroed().ok_or("out of tables")?;
+                root = arena.take_zeroed().ok_or("out of tables")?.addr().get() as u64;
             }
-            Ok(Built {
-                root: 0,
-                entries: plan.bytes() / plan.format.page_bytes(),
-                tables: self.tables + self.extra,
-            })
+            self.tables += 1;
+            Ok(root)
         }
-
-        fn discard(&mut self) {}
     }
 
-    fn plan() -> Plan {
+    /// Builds right the first time, and takes a table too many the second time.
+    struct Fickle(Box<dyn Builder>, bool);
+
+    impl Builder for Fickle {
+        fn name(&self) -> &'static str {
+            "fickle"
+        }
+
+        fn version(&self) -> &'static str {
+            "1"
+        }
+
+        fn build(&mut self, arena: Arena) -> Result<u64, String> {
+            let root = self.0.build(arena);
+            if std::mem::replace(&mut self.1, true) {
+                arena.take();
+            }
+            root
+        }
+    }
+
+    fn plan(leaves: Leaves) -> Plan {
         let map = MemoryMap {
             ram: vec![Extent {
                 start: 0,
@@ -145,33 +158,40 @@ mod tests {
             }],
             ..MemoryMap::default()
         };
-        Plan::new(&map, Format::COMMON, Leaves::Pages).unwrap()
+        Plan::new(&map, Format::COMMON, leaves).unwrap()
+    }
+
+    fn message(plan: &Plan, builder: &mut dyn Builder) -> String {
+        run(plan, builder, 1).map(drop).unwrap_err().to_string()
     }
 
     #[test]
     fn an_arena_of_the_bound_is_enough_and_both_are_measured() {
-        let plan = plan();
-        let tables = plan.tables_bound();
-        let outcome = run(&plan, &mut Fake { tables, extra: 0 }, 3).unwrap();
+        let plan = plan(Leaves::Pages);
+        let mut builder = builder::native(&plan).unwrap();
+        let outcome = run(&plan, builder.as_mut(), 3).unwrap();
         assert_eq!(outcome.built.entries, 2048);
+        assert_eq!(outcome.built.tables, plan.tables_bound());
         assert!(outcome.build.median() > 0.0 && outcome.limit.median() > 0.0);
     }
 
     #[test]
-    fn a_builder_that_miscounts_or_fails_is_named() {
-        let plan = plan();
-        let message = |mut fake: Fake| run(&plan, &mut fake, 1).map(drop).unwrap_err().to_string();
-        let tables = plan.tables_bound();
+    fn a_builder_that_fails_is_named() {
+        let pages = plan(Leaves::Pages);
         assert_eq!(
-            message(Fake { tables, extra: 1 }),
-            format!("fake: map: took {tables} tables and counted {}", tables + 1)
+            message(&pages, &mut Fake { tables: 1 }),
+            "fake: map: 0xffff800000000000 is not mapped"
         );
+        let tables = pages.tables_bound() + 1;
         assert_eq!(
-            message(Fake {
-                tables: tables + 1,
-                extra: 0
-            }),
+            message(&pages, &mut Fake { tables }),
             "fake: map: out of tables"
+        );
+        let largest = plan(Leaves::Largest);
+        let right = builder::native(&largest).unwrap();
+        assert_eq!(
+            message(&largest, &mut Fickle(right, false)),
+            "fickle: map: two builds differ"
         );
     }
 }

@@ -1,6 +1,7 @@
 //! `map-mem`: builds the linear map of a memory map, as a kernel does when it boots.
 
 mod builder;
+mod check;
 mod input;
 mod measure;
 
@@ -111,13 +112,20 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         error,
     })?;
     let mut builder = match arguments.on {
-        On::Native => builder::native(format)?,
-    };
+        On::Native => builder::native(&plan),
+    }
+    .map_err(|problem| Error::Subject {
+        subject: builder::OURS,
+        operation: "map",
+        problem,
+    })?;
     let outcome = measure::run(&plan, builder.as_mut(), arguments.rounds)?;
 
     let warnings = stats::build_warning()
         .into_iter()
-        .chain(stats::noise_warning("the limit", &outcome.limit))
+        .chain(
+            short_warning(&outcome).or_else(|| stats::noise_warning("the limit", &outcome.limit)),
+        )
         .chain(outcome.huge_page_warning.clone())
         .collect();
     let report = Report {
@@ -127,6 +135,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         warnings,
     };
     report.print(arguments.json, text)
+}
+
+/// Where there is next to nothing to write, figures for each entry show only what does not depend on entries.
+fn short_warning(outcome: &Outcome) -> Option<String> {
+    const SHORT: f64 = 1e5;
+    (outcome.limit.median() < SHORT).then(|| {
+        "so few entries are written in no time: look at the time of the whole, or use --pages-only for figures that hold \
+         for each entry"
+            .to_owned()
+    })
 }
 
 fn parameters(arguments: &Arguments, source: String, plan: &Plan) -> Parameters {
@@ -182,33 +200,51 @@ fn row(format: Format, outcome: Outcome) -> Row {
 fn text(report: &Report<Parameters, Row>) -> String {
     let parameters = &report.parameters;
     let mut text = format!(
-        "{} of RAM in {} ranges ({}), {} of it kernel text, {} read-only; {} trimmed\n",
+        "{} of RAM in {} ({})\n",
         human(parameters.ram_bytes),
-        parameters.ranges,
+        report::counted(parameters.ranges as u64, "range", "ranges"),
         parameters.source,
-        human(parameters.text_bytes),
-        human(parameters.rodata_bytes),
-        human(parameters.trimmed_bytes),
+    );
+    for (bytes, what) in [
+        (parameters.text_bytes, "of it kernel text"),
+        (parameters.rodata_bytes, "of it kernel constants"),
+        (parameters.trimmed_bytes, "more left out: it fills no page"),
+    ] {
+        if bytes > 0 {
+            text += &format!("  {} {what}\n", human(bytes));
+        }
+    }
+    text += &format!(
+        "mapped at {} for {}: {} pages, {} address bits, {}\n",
+        parameters.virtual_base,
+        parameters.format.name(),
+        parameters.granule.name(),
+        parameters.address_bits,
+        if parameters.pages_only {
+            "pages only"
+        } else {
+            "the largest leaves that fit"
+        },
     );
     for row in &report.rows {
         text += &format!(
-            "{} entries in {} tables ({}); median of {} rounds\n\n",
-            row.entries,
-            row.tables,
+            "{} in {} ({}), all checked; median of {}\n\n",
+            report::counted(row.entries, "entry", "entries"),
+            report::counted(row.tables, "table", "tables"),
             human(row.table_bytes),
-            parameters.rounds
+            report::counted(u64::from(parameters.rounds), "round", "rounds"),
         );
         let line = |name: String, ns: f64, rate: f64, ratio: f64| {
             [
                 name,
-                report::figure(ns * row.entries as f64 / 1e3),
+                report::time(ns * row.entries as f64),
                 report::figure(ns),
                 report::figure(rate),
                 report::figure(ratio),
             ]
         };
         text += &report::table(
-            ["", "us in all", "ns/entry", "GB/s of tables", "x limit"],
+            ["", "time", "ns/entry", "GB/s of tables", "x limit"],
             1,
             vec![
                 line(
@@ -232,15 +268,14 @@ fn text(report: &Report<Parameters, Row>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use builder::Built;
+    use crate::judge::Found;
 
     #[test]
     fn a_row_is_per_entry_and_the_text_names_the_limit() {
         let outcome = Outcome {
             name: "tablewright",
             version: "0",
-            built: Built {
-                root: 0x1000,
+            built: Found {
                 entries: 512,
                 tables: 4,
             },

@@ -1,0 +1,1890 @@
+//! Edits one by one: what random edits seldom meet, and what an edit says besides what it does.
+//!
+//! Each test is about one decision of the engine and fails if that decision is made differently. The addresses are
+//! chosen for it; the judge is the separate walker wherever the tables themselves are in question.
+
+mod common;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::ptr::NonNull;
+
+use common::{Judged, judge, snapshot, words};
+use tablewright::flush::{Held, MAX_RANGES, MAX_UNLINKED};
+use tablewright::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64Wide, X86_64};
+use tablewright::hosted::Hosted;
+use tablewright::{
+    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Flush, Half, Invalidation, Leaf,
+    Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress, Shareability, Span, TableLink,
+    Va, What,
+};
+use tablewright_walker as walker;
+
+type X86 = X86_64<4>;
+type Space<'h, F> = AddressSpace<F, &'h Hosted>;
+
+const K4: u64 = 4 << 10;
+const M2: u64 = 2 << 20;
+const G1: u64 = 1 << 30;
+const BLOCK: Level = Level::new(1);
+
+fn span(first: u64, size: u64) -> Span<Va> {
+    Span::new(Va::new(first), size).unwrap()
+}
+
+/// Hardware that writes nothing by itself, so that a test sees what the engine does and no more.
+fn quiet(bbm: u8) -> Caps {
+    Caps {
+        bbm,
+        hardware_access: false,
+        hardware_dirty: false,
+        // Out of the way, where a test is not about it.
+        invalidate_all_above: 1 << 20,
+        ..Caps::CONSERVATIVE
+    }
+}
+
+fn keep_going<T>(_: T) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+/// An edit with a flush of its own, completed at once.
+fn with_flush<F: Judged, P: Platform + Clone, T>(
+    space: &mut AddressSpace<F, P>,
+    edit: impl FnOnce(&mut AddressSpace<F, P>, &mut Flush<F, P>) -> T,
+) -> T {
+    let mut flush = space.flush();
+    let result = edit(space, &mut flush);
+    flush.finish(|_| ());
+    result
+}
+
+fn map<F: Judged, P: Platform + Clone>(
+    space: &mut AddressSpace<F, P>,
+    at: Span<Va>,
+    frame: u64,
+    mapping: impl Into<Mapping>,
+) -> Result<(), EditError<Va>> {
+    let mapping = mapping.into();
+    with_flush(space, |space, flush| {
+        space.map(at, Pa::new(frame), mapping, flush)
+    })
+}
+
+fn protect<F: Judged, P: Platform + Clone>(
+    space: &mut AddressSpace<F, P>,
+    at: Span<Va>,
+    change: Change,
+) -> Result<(), EditError<Va>> {
+    with_flush(space, |space, flush| space.protect(at, change, flush))
+}
+
+/// Collapses, and returns how many tables are gone and how many runs there are more, together, as counted from outside.
+fn collapse<F: Judged, P: Platform + Clone>(
+    space: &mut AddressSpace<F, P>,
+    at: Span<Va>,
+    largest: Level,
+    runs: bool,
+) -> u64 {
+    let before = (space.count_tables(), runs_in(space));
+    with_flush(space, |space, flush| {
+        space.collapse(at, largest, runs, flush).unwrap()
+    });
+    before.0 - space.count_tables() + runs_in(space).saturating_sub(before.1)
+}
+
+fn runs_in<F: Judged, P: Platform + Clone>(space: &AddressSpace<F, P>) -> u64 {
+    let all = leaves(space);
+    // The leaves of a run are neighbours: one of them starts at a multiple of the size of the run.
+    let starts = all.iter().filter(|leaf| {
+        let run = leaf.size() << F::contiguous(leaf.level());
+        leaf.is_contiguous() && leaf.input().get().is_multiple_of(run)
+    });
+    starts.count() as u64
+}
+
+fn unmap<F: Judged, P: Platform + Clone>(
+    space: &mut AddressSpace<F, P>,
+    at: Span<Va>,
+) -> Result<(), EditError<Va>> {
+    with_flush(space, |space, flush| {
+        space
+            .unmap(at, flush, keep_going)
+            .map(|progress| assert!(progress.is_done()))
+    })
+}
+
+fn leaves<F: Judged, P: Platform + Clone>(space: &AddressSpace<F, P>) -> Vec<Leaf<F>> {
+    let mut all = Vec::new();
+    space.walk_all(|leaf| all.push(leaf));
+    all
+}
+
+/// Writes a descriptor as other software would.
+fn poke(platform: &Hosted, frame: Pa, index: usize, bits: u64) {
+    // SAFETY: the tests pass frames that they allocated, and indices inside a table.
+    unsafe {
+        platform
+            .table(frame, Level::PAGE)
+            .add(index)
+            .as_ref()
+            .store(bits)
+    }
+}
+
+/// What the walker finds for one address, in the words of the engine.
+fn translate<F: Judged>(platform: &Hosted, root: Pa, va: u64) -> Option<(u64, Attrs)> {
+    let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
+    match walker::translate(F::REGIME, root.get(), va, &mut read) {
+        Ok(leaf) => Some((leaf.physical(va), words(F::REGIME, &leaf))),
+        Err(walker::Fault::NotMapped { .. }) => None,
+        Err(fault) => panic!("{fault:?}"),
+    }
+}
+
+/// Asserts that an edit is refused and leaves every bit as it was, nothing allocated, nothing to invalidate.
+fn refused<'h, F: Judged, T: std::fmt::Debug>(
+    space: &mut Space<'h, F>,
+    expected: EditError<Va>,
+    edit: impl FnOnce(&mut Space<'h, F>, &mut Flush<F, &'h Hosted>) -> Result<T, EditError<Va>>,
+) {
+    let platform: &'h Hosted = space.platform();
+    let (before, counts) = (snapshot::<F>(platform, space.root()), platform.counts());
+    let mut flush = space.flush();
+    let result = edit(space, &mut flush);
+    assert_eq!(result.unwrap_err(), expected);
+    assert!(flush.is_clean());
+    flush.finish(|_| panic!("a refused edit cuts nothing off"));
+    assert_eq!(before, snapshot::<F>(platform, space.root()));
+    let now = platform.counts();
+    assert_eq!(
+        (now.tables, now.invalidations, now.completions),
+        (counts.tables, counts.invalidations, counts.completions)
+    );
+}
+
+// ---- map ----
+
+#[test]
+fn a_run_of_blocks_with_a_table_in_it_is_no_run() {
+    for member in [0, 7, 15] {
+        let platform = Hosted::new(16, 12);
+        let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+        let page = span(member * M2 + 5 * K4, K4);
+        map(&mut space, page, 0, Attrs::KERNEL_DATA).unwrap();
+        unmap(&mut space, page).unwrap();
+        let run = span(0, 16 * M2);
+        map(&mut space, run, 0x4000_0000, Attrs::KERNEL_DATA).unwrap();
+        let blocks: Vec<_> = leaves(&space)
+            .into_iter()
+            .filter(|leaf| leaf.level() == BLOCK)
+            .collect();
+        assert_eq!(blocks.len(), 15);
+        assert!(blocks.iter().all(|leaf| !leaf.is_contiguous()));
+        judge::<Arm64K4>(&platform, space.root());
+    }
+    let platform = Hosted::new(16, 12);
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    map(&mut space, span(0, 16 * M2), 0, Attrs::KERNEL_DATA).unwrap();
+    assert!(leaves(&space).iter().all(|leaf| leaf.is_contiguous()));
+}
+
+#[test]
+fn a_run_that_other_leaves_are_part_of_is_no_run() {
+    // Two mappings that continue each other with equal attributes do not make a run between them.
+    let platform = Hosted::new(16, 12);
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    map(&mut space, span(0, 5 * M2), 0, Attrs::KERNEL_DATA).unwrap();
+    map(
+        &mut space,
+        span(5 * M2, 27 * M2),
+        5 * M2,
+        Attrs::KERNEL_DATA,
+    )
+    .unwrap();
+    let runs: Vec<bool> = leaves(&space).iter().map(Leaf::is_contiguous).collect();
+    assert_eq!(runs, [vec![false; 16], vec![true; 16]].concat());
+    judge::<Arm64K4>(&platform, space.root());
+}
+
+#[test]
+fn a_mapping_keeps_to_the_leaves_that_it_was_allowed() {
+    fn sizes(mapping: Mapping, frame: u64) -> BTreeSet<(u64, bool)> {
+        let platform = Hosted::new(1200, 12);
+        let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+        map(&mut space, span(0, G1 + 16 * M2), frame, mapping).unwrap();
+        judge::<Arm64K4>(&platform, space.root());
+        leaves(&space)
+            .iter()
+            .map(|leaf| (leaf.size(), leaf.is_contiguous()))
+            .collect()
+    }
+    let mapping = Mapping::new(Attrs::KERNEL_DATA);
+    assert_eq!(sizes(mapping, 0), [(G1, false), (M2, true)].into());
+    assert_eq!(
+        sizes(mapping.without_runs(), 0),
+        [(G1, false), (M2, false)].into()
+    );
+    assert_eq!(sizes(mapping.largest(BLOCK), 0), [(M2, true)].into());
+    assert_eq!(sizes(mapping.largest(Level::PAGE), 0), [(K4, true)].into());
+    assert_eq!(sizes(mapping.pages_only(), 0), [(K4, false)].into());
+    assert_eq!(sizes(mapping, M2), [(M2, false)].into());
+    assert_eq!(sizes(mapping, 16 * K4), [(K4, true)].into());
+    assert_eq!(sizes(mapping, K4), [(K4, false)].into());
+}
+
+#[test]
+fn a_mapping_without_allocation_uses_the_tables_there_are_and_no_more() {
+    let platform = Hosted::new(16, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    let mapping = Mapping::new(Attrs::KERNEL_DATA).without_allocation();
+    let missing = EditError::NeedsTable(Va::new(G1 + M2));
+    refused(&mut space, missing, |space, flush| {
+        space.map(span(G1 + M2, K4), Pa::new(0), mapping, flush)
+    });
+    map(&mut space, span(G1 + M2, K4), 0, Attrs::KERNEL_DATA).unwrap();
+    let allocations = platform.counts().allocations;
+    // In the same table; in the table above it, as a block; but not below a hole of that.
+    map(&mut space, span(G1 + M2 + K4, M2 - K4), 0, mapping).unwrap();
+    map(&mut space, span(G1 + 2 * M2, M2), 0, mapping).unwrap();
+    assert_eq!(platform.counts().allocations, allocations);
+    let missing = EditError::NeedsTable(Va::new(G1 + 4 * M2));
+    refused(&mut space, missing, |space, flush| {
+        space.map(span(G1 + 3 * M2, M2 + K4), Pa::new(0), mapping, flush)
+    });
+}
+
+#[test]
+fn what_the_root_does_not_translate_is_refused_and_what_it_does_is_not() {
+    fn check<F: Judged>(half: Half, first: u64, size: u64, expected: Result<(), EditError<Va>>) {
+        let platform = Hosted::new(64, F::PAGE_SHIFT);
+        let mut space = Space::<F>::new_in(&platform, half).unwrap();
+        let at = span(first, size);
+        let change = Change::new().software(1);
+        let what = format!("{}: {half:?} {first:#x} + {size:#x}", F::NAME);
+        assert_eq!(
+            map(&mut space, at, 0, Attrs::KERNEL_DATA),
+            expected,
+            "map {what}"
+        );
+        assert_eq!(protect(&mut space, at, change), expected, "protect {what}");
+        assert_eq!(
+            space.query(at.start()).is_some(),
+            expected.is_ok(),
+            "query {what}"
+        );
+        assert_eq!(
+            space.query(at.last()).is_some(),
+            expected.is_ok(),
+            "query {what}"
+        );
+        let mut walked = 0;
+        let walk = space.walk(at, |leaf| {
+            walked += leaf.size();
+            assert!(at.contains(leaf.input()) && leaf.attrs().software == 1);
+            keep_going(())
+        });
+        assert_eq!(walk, expected, "walk {what}");
+        assert_eq!(walked, if expected.is_ok() { size } else { 0 });
+        let all: u64 = leaves(&space).iter().map(Leaf::size).sum();
+        assert_eq!(all, walked, "{what}");
+        let split = with_flush(&mut space, |space, flush| {
+            space.split(at, Level::PAGE, flush)
+        });
+        assert_eq!(split, expected, "split {what}");
+        let collapsed = with_flush(&mut space, |space, flush| {
+            space.collapse(at, BLOCK, true, flush).map(|_| ())
+        });
+        assert_eq!(collapsed, expected, "collapse {what}");
+        assert_eq!(unmap(&mut space, at), expected, "unmap {what}");
+        assert_eq!(leaves(&space).len(), 0);
+    }
+    const OUT: Result<(), EditError<Va>> = Err(EditError::InputOutOfRange);
+    let top = 1u64 << 47;
+    let upper = !(top - 1);
+    let last = u64::MAX - (K4 - 1);
+    for half in [Half::Lower, Half::Upper] {
+        // One root for all; the half does not matter.
+        check::<X86>(half, top - M2, M2, Ok(()));
+        check::<X86>(half, upper, M2, Ok(()));
+        check::<X86>(half, last, K4, Ok(()));
+        check::<X86>(half, last - M2 + K4, M2, Ok(()));
+    }
+    check::<X86>(Half::Lower, top - K4, 2 * K4, OUT);
+    check::<X86>(Half::Lower, top, K4, OUT);
+    check::<X86>(Half::Lower, upper - K4, 2 * K4, OUT);
+    check::<X86>(Half::Lower, upper - K4, K4, OUT);
+    // From one half into the other, both ends good.
+    check::<X86>(Half::Lower, top - K4, upper - top + 2 * K4, OUT);
+    check::<X86_64<5>>(Half::Lower, top, K4, Ok(()));
+    check::<X86_64<5>>(Half::Lower, (1 << 56) - K4, K4, Ok(()));
+    check::<X86_64<5>>(Half::Lower, (1 << 56) - K4, 2 * K4, OUT);
+    check::<X86_64<5>>(Half::Lower, !((1 << 56) - 1), K4, Ok(()));
+    check::<X86_64<5>>(Half::Lower, last, K4, Ok(()));
+
+    let top = 1u64 << 48;
+    let upper = !(top - 1);
+    check::<Arm64K4>(Half::Lower, top - M2, M2, Ok(()));
+    check::<Arm64K4>(Half::Lower, top - K4, 2 * K4, OUT);
+    check::<Arm64K4>(Half::Lower, top, K4, OUT);
+    check::<Arm64K4>(Half::Lower, upper, K4, OUT);
+    check::<Arm64K4>(Half::Lower, last, K4, OUT);
+    check::<Arm64K4>(Half::Upper, upper, M2, Ok(()));
+    check::<Arm64K4>(Half::Upper, last - 5 * K4, 6 * K4, Ok(()));
+    check::<Arm64K4>(Half::Upper, upper - K4, 2 * K4, OUT);
+    check::<Arm64K4>(Half::Upper, 0, K4, OUT);
+    check::<Arm64K16>(Half::Upper, u64::MAX << 25, 1 << 25, Ok(()));
+    check::<Arm64K4Wide>(Half::Lower, top, K4, Ok(()));
+    check::<Arm64K4Wide>(Half::Lower, (1 << 52) - K4, K4, Ok(()));
+    check::<Arm64K4Wide>(Half::Lower, 1 << 52, K4, OUT);
+    check::<Arm64K4Wide>(Half::Upper, !((1 << 52) - 1), K4, Ok(()));
+    check::<Arm64K64Wide>(Half::Upper, u64::MAX << 16, 1 << 16, Ok(()));
+}
+
+#[test]
+fn an_address_of_less_than_a_granule_is_refused() {
+    let platform = Hosted::new(16, 14);
+    let mut space = Space::<Arm64K16>::new(&platform).unwrap();
+    let granule = 1 << 14;
+    for (at, frame) in [
+        (span(K4, granule), 0),
+        (span(0, granule + K4), 0),
+        (span(0, granule), K4),
+    ] {
+        refused(&mut space, EditError::Misaligned, |space, flush| {
+            space.map(at, Pa::new(frame), Attrs::KERNEL_DATA, flush)
+        });
+    }
+}
+
+#[test]
+fn memory_ends_where_the_format_ends() {
+    fn check<F: Judged>(bits: u32) {
+        let platform = Hosted::new(64, F::PAGE_SHIFT);
+        let mut space = Space::<F>::new(&platform).unwrap();
+        let page = 1 << F::PAGE_SHIFT;
+        let end = 1u64 << bits;
+        for frame in [end, end - page, 1 << 63, u64::MAX - (2 * page - 1)] {
+            refused(&mut space, EditError::OutputOutOfRange, |space, flush| {
+                space.map(span(0, 2 * page), Pa::new(frame), Attrs::KERNEL_DATA, flush)
+            });
+        }
+        map(
+            &mut space,
+            span(0, 2 * page),
+            end - 2 * page,
+            Attrs::KERNEL_DATA,
+        )
+        .unwrap();
+        let found = translate::<F>(&platform, space.root(), page);
+        assert_eq!(found, Some((end - page, Attrs::KERNEL_DATA)), "{}", F::NAME);
+    }
+    check::<Arm64K4>(48);
+    check::<Arm64K4Wide>(52);
+    check::<Arm64K16Wide>(52);
+    check::<Arm64K64Wide>(52);
+    check::<X86>(52);
+}
+
+#[test]
+fn memory_goes_on_where_the_address_moves_to_other_bits() {
+    // LPA2 keeps address bits 51:50 in descriptor bits 9:8, LPA bits 51:48 in 15:12.
+    fn check<F: Judged>(bit: u32) {
+        let page = 1 << F::PAGE_SHIFT;
+        let block = 1u64 << F::shift(BLOCK);
+        for (before, size) in [
+            (3 * page, 8 * page),
+            (block, 3 * block),
+            (block + page, 3 * block),
+        ] {
+            let platform = Hosted::new(64, F::PAGE_SHIFT);
+            let mut space = Space::<F>::new(&platform).unwrap();
+            let frame = (1u64 << bit) - before;
+            map(&mut space, span(0, size), frame, Attrs::KERNEL_DATA).unwrap();
+            let found = judge::<F>(&platform, space.root()).0;
+            assert_eq!(found.len(), 1, "{}: in one piece", F::NAME);
+            assert_eq!((found[0].1.pa, found[0].1.size), (frame, size));
+            // And apart again, and back.
+            let mut all = |edit: fn(&mut Space<'_, F>, Span<Va>)| {
+                edit(&mut space, span(0, size));
+                let found = judge::<F>(&platform, space.root()).0;
+                assert_eq!(
+                    (found[0].1.pa, found[0].1.size),
+                    (frame, size),
+                    "{}",
+                    F::NAME
+                );
+            };
+            all(|space, at| {
+                with_flush(space, |space, flush| space.split(at, Level::PAGE, flush)).unwrap();
+            });
+            all(|space, at| {
+                collapse(space, at, BLOCK, true);
+            });
+            all(|space, at| {
+                protect(space, at, Change::new().perms(Perms::READ)).unwrap();
+            });
+        }
+    }
+    for bit in [50, 51] {
+        check::<Arm64K4Wide>(bit);
+        check::<Arm64K16Wide>(bit);
+    }
+    for bit in 48..52 {
+        check::<Arm64K64Wide>(bit);
+    }
+}
+
+// ---- protect ----
+
+#[test]
+fn a_plan_for_a_block_is_none_for_a_page_that_looks_alike() {
+    // x86-64: bit 7 is PS in the block and PAT in the page, so that a device block and a write-through page have the
+    // same low bits and mean different things by them.
+    for block_first in [true, false] {
+        let platform = Hosted::new(16, 12);
+        let mut space = Space::<X86>::new(&platform).unwrap();
+        let (block, pages) = if block_first { (0, M2) } else { (M2, 0) };
+        map(&mut space, span(block, M2), 0, Attrs::KERNEL_DEVICE).unwrap();
+        let through = Attrs::KERNEL_DATA.with_memory(Memory::WriteThrough);
+        let mapping = Mapping::new(through).pages_only();
+        map(&mut space, span(pages, M2), 16 * M2, mapping).unwrap();
+        let low = |va: u64| space.query(Va::new(va)).unwrap().descriptor() & 0xfff;
+        assert_eq!(low(block), low(pages), "the descriptors look alike");
+
+        let change = Change::new().memory(Memory::NonCacheable);
+        protect(&mut space, span(0, 2 * M2), change).unwrap();
+        for (va, frame) in [(block, 0), (pages, 16 * M2), (pages + K4, 16 * M2 + K4)] {
+            let expected = Attrs::KERNEL_DATA.with_memory(Memory::NonCacheable);
+            let found = translate::<X86>(&platform, space.root(), va);
+            assert_eq!(found, Some((frame, expected)), "block first: {block_first}");
+        }
+    }
+}
+
+#[test]
+fn a_change_of_attributes_that_the_format_cannot_hold_is_refused() {
+    let platform = Hosted::new(16, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    map(&mut space, span(0, M2), 0, Attrs::KERNEL_DATA).unwrap();
+    for change in [
+        Change::new().perms(Perms::WRITE),
+        Change::new().memory(Memory::Tagged),
+        Change::new().software(8),
+        Change::new().native(1 << 58),
+    ] {
+        let before = snapshot::<X86>(&platform, space.root());
+        assert!(matches!(
+            protect(&mut space, span(0, M2), change),
+            Err(EditError::Inexpressible(_))
+        ));
+        assert_eq!(before, snapshot::<X86>(&platform, space.root()));
+    }
+}
+
+#[test]
+fn what_is_not_named_by_a_change_stays() {
+    fn check<F: Judged>() {
+        let platform = Hosted::new(16, F::PAGE_SHIFT);
+        let mut space = Space::<F>::new(&platform).unwrap();
+        let attrs = Attrs {
+            software: 5,
+            accessed: false,
+            native: F::NATIVE & F::NATIVE.wrapping_neg(),
+            ..Attrs::USER_TEXT
+        };
+        let page = 1 << F::PAGE_SHIFT;
+        map(&mut space, span(0, page), 0, attrs).unwrap();
+        let mut now = attrs;
+        for (change, expected) in [
+            (
+                Change::new().accessed(true),
+                Attrs {
+                    accessed: true,
+                    ..now
+                },
+            ),
+            (
+                Change::new().software(2),
+                Attrs {
+                    accessed: true,
+                    software: 2,
+                    ..now
+                },
+            ),
+            (
+                Change::new().native(0),
+                Attrs {
+                    accessed: true,
+                    software: 2,
+                    native: 0,
+                    ..now
+                },
+            ),
+        ] {
+            protect(&mut space, span(0, page), change).unwrap();
+            now = space.query(Va::new(0)).unwrap().attrs();
+            assert_eq!(now, expected, "{}", F::NAME);
+        }
+    }
+    check::<Arm64K4>();
+    check::<Arm64K16Wide>();
+    check::<X86>();
+}
+
+// ---- collapse ----
+
+/// A space with one table of pages, and the number of tables it has.
+fn pages_of_a_block<F: Judged>(platform: &Hosted, frame: u64, attrs: Attrs) -> Space<'_, F> {
+    let mut space = Space::<F>::new(platform).unwrap();
+    let block = 1 << F::shift(BLOCK);
+    map(
+        &mut space,
+        span(0, block),
+        frame,
+        Mapping::new(attrs).pages_only(),
+    )
+    .unwrap();
+    space
+}
+
+fn a_table_is_replaced_only_by_a_leaf_that_translates_the_same<F: Judged>() {
+    let (page, block) = (1u64 << F::PAGE_SHIFT, 1u64 << F::shift(BLOCK));
+    let entries = block / page;
+    let whole = span(0, block);
+    let attempt = |frame: u64, spoil: &dyn Fn(&mut Space<'_, F>), expected: u64| {
+        for liveness in [Liveness::Dead, Liveness::Live] {
+            let platform = Hosted::new(16, F::PAGE_SHIFT).with_caps(quiet(0));
+            let mut space = pages_of_a_block::<F>(&platform, frame, Attrs::KERNEL_DATA);
+            spoil(&mut space);
+            space.set_liveness(liveness);
+            let before = judge::<F>(&platform, space.root());
+            assert_eq!(
+                collapse(&mut space, whole, BLOCK, false),
+                expected,
+                "{}",
+                F::NAME
+            );
+            assert_eq!(before, judge::<F>(&platform, space.root()));
+            let counts = platform.counts();
+            assert_eq!(counts.tables, space.count_tables());
+            assert_eq!(counts.bad_frees, 0);
+        }
+    };
+    attempt(block, &|_| (), 1);
+    attempt(block + page, &|_| (), 0);
+    attempt(block / 2, &|_| (), 0);
+    for spoiled in [0, 1, entries / 2, entries - 1] {
+        let at = span(spoiled * page, page);
+        // A hole; the frame of another page; other attributes; attributes that are changed back.
+        attempt(block, &|space| unmap(space, at).unwrap(), 0);
+        attempt(
+            block,
+            &|space| {
+                unmap(space, at).unwrap();
+                let frame = block + ((spoiled + 1) % entries) * page;
+                map(space, at, frame, Attrs::KERNEL_DATA).unwrap();
+            },
+            0,
+        );
+        for change in [
+            Change::new().software(1),
+            Change::new().perms(Perms::READ),
+            Change::new().memory(Memory::NonCacheable),
+            Change::new().global(false),
+        ] {
+            attempt(block, &|space| protect(space, at, change).unwrap(), 0);
+        }
+        attempt(
+            block,
+            &|space| {
+                protect(space, at, Change::new().software(1)).unwrap();
+                protect(space, at, Change::new().software(0)).unwrap();
+            },
+            1,
+        );
+    }
+}
+
+fn a_large_leaf_is_accessed_and_dirty_if_one_small_one_was<F: Judged>() {
+    let (page, block) = (1u64 << F::PAGE_SHIFT, 1u64 << F::shift(BLOCK));
+    let untouched = Attrs {
+        accessed: false,
+        dirty: false,
+        ..Attrs::USER_DATA
+    };
+    for liveness in [Liveness::Dead, Liveness::Live] {
+        for at in [0, 1, block / page / 2, block / page - 1] {
+            for (accessed, dirty) in [(false, false), (true, false), (false, true), (true, true)] {
+                let platform = Hosted::new(16, F::PAGE_SHIFT).with_caps(quiet(0));
+                let mut space = pages_of_a_block::<F>(&platform, block, untouched);
+                let change = Change::new().accessed(accessed).dirty(dirty);
+                protect(&mut space, span(at * page, page), change).unwrap();
+                space.set_liveness(liveness);
+                assert_eq!(collapse(&mut space, span(0, block), BLOCK, false), 1);
+                let attrs = space.query(Va::new(0)).unwrap().attrs();
+                assert_eq!(
+                    (attrs.accessed, attrs.dirty),
+                    (accessed, dirty),
+                    "{}",
+                    F::NAME
+                );
+            }
+        }
+    }
+}
+
+for_each_format!(
+    a_table_is_replaced_only_by_a_leaf_that_translates_the_same,
+    a_large_leaf_is_accessed_and_dirty_if_one_small_one_was,
+    empty_tables_go_up_to_the_root,
+    tables_that_deny_execution_are_obeyed,
+    unmapping_in_steps_cuts_each_leaf_once,
+    settling_in_steps_visits_each_leaf_once_and_frees_each_table_once,
+);
+
+#[test]
+fn runs_collapse_like_other_pages() {
+    for caps in [quiet(0), quiet(2)] {
+        let platform = Hosted::new(16, 12).with_caps(caps);
+        let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).largest(Level::PAGE);
+        map(&mut space, span(0, M2), M2, mapping).unwrap();
+        assert!(leaves(&space).iter().all(Leaf::is_contiguous));
+        space.set_liveness(Liveness::Live);
+        assert_eq!(collapse(&mut space, span(0, M2), BLOCK, true), 1);
+        let leaf = space.query(Va::new(0)).unwrap();
+        assert!(leaf.size() == M2 && !leaf.is_contiguous());
+        judge::<Arm64K4>(&platform, space.root());
+    }
+}
+
+#[test]
+fn only_leaves_that_translate_as_one_are_folded_and_none_beyond_the_range() {
+    fn check(level: Level, members: u64) {
+        let size = 1u64 << <Arm64K4 as tablewright::Format>::shift(level);
+        let run = members * size;
+        let mapping = Mapping::new(Attrs::KERNEL_DATA)
+            .largest(level)
+            .without_runs();
+        type Edit = fn(&mut Space<'_, Arm64K4>, u64);
+        let attempt = |at: Span<Va>, frame: u64, spoil: Edit, expected: u64| {
+            for liveness in [Liveness::Dead, Liveness::Live] {
+                let platform = Hosted::new(64, 12).with_caps(quiet(0));
+                let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+                map(&mut space, span(0, 2 * run), frame, mapping).unwrap();
+                spoil(&mut space, size);
+                space.set_liveness(liveness);
+                assert_eq!(
+                    collapse(&mut space, at, level, true),
+                    expected,
+                    "{at} at {level:?}"
+                );
+                let folded = leaves(&space)
+                    .iter()
+                    .filter(|leaf| leaf.is_contiguous())
+                    .count();
+                assert_eq!(folded as u64, expected * members);
+                judge::<Arm64K4>(&platform, space.root());
+                // Once more: there is nothing left to fold.
+                assert_eq!(collapse(&mut space, at, level, true), 0);
+            }
+        };
+        let frame = 4 * run;
+        attempt(span(0, 2 * run), frame, |_, _| (), 2);
+        attempt(span(0, run), frame, |_, _| (), 1);
+        attempt(span(0, run - K4), frame, |_, _| (), 0);
+        attempt(span(K4, run - K4), frame, |_, _| (), 0);
+        attempt(span(K4, 2 * run - K4), frame, |_, _| (), 1);
+        attempt(span(0, 2 * run - size), frame, |_, _| (), 1);
+        attempt(span(0, 2 * run), frame + size, |_, _| (), 0);
+        for (member, edit) in [
+            (0, Change::new().software(1)),
+            (15, Change::new().perms(Perms::READ)),
+            (3, Change::new().accessed(false)),
+        ] {
+            let platform = Hosted::new(64, 12).with_caps(quiet(0));
+            let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+            map(&mut space, span(0, 2 * run), frame, mapping).unwrap();
+            protect(&mut space, span(member * size, size), edit).unwrap();
+            assert_eq!(collapse(&mut space, span(0, 2 * run), level, true), 1);
+            assert!(space.query(Va::new(run)).unwrap().is_contiguous());
+            assert!(!space.query(Va::new(0)).unwrap().is_contiguous());
+        }
+        attempt(
+            span(0, 2 * run),
+            frame,
+            |space, size| unmap(space, span(17 * size, size)).unwrap(),
+            1,
+        );
+    }
+    check(Level::PAGE, 16);
+    check(BLOCK, 16);
+}
+
+#[test]
+fn no_run_is_folded_above_the_largest_leaf_asked_for() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    let mapping = Mapping::new(Attrs::KERNEL_DATA).without_runs();
+    map(&mut space, span(0, 16 * M2), 0, mapping).unwrap();
+    assert_eq!(collapse(&mut space, span(0, 16 * M2), Level::PAGE, true), 0);
+    assert_eq!(collapse(&mut space, span(0, 16 * M2), BLOCK, false), 0);
+    assert_eq!(collapse(&mut space, span(0, 16 * M2), BLOCK, true), 1);
+}
+
+/// [`AddressSpace::collapse`] returns how many tables it replaced or freed and how many runs it folded, together.
+#[test]
+fn a_collapse_returns_what_it_did_with_breaks_and_without() {
+    for liveness in [Liveness::Dead, Liveness::Live] {
+        for bbm in 0..3 {
+            let platform = Hosted::new(64, 12).with_caps(quiet(bbm));
+            let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+            let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+            // Two tables that become blocks, one that becomes runs, one that is empty.
+            map(&mut space, span(0, 3 * M2 - K4), 0, mapping).unwrap();
+            map(&mut space, span(3 * M2, K4), 0, mapping).unwrap();
+            unmap(&mut space, span(3 * M2, K4)).unwrap();
+            space.set_liveness(liveness);
+            let done = with_flush(&mut space, |space, flush| {
+                space.collapse(span(0, 4 * M2), BLOCK, true, flush)
+            });
+            assert_eq!((space.count_tables(), runs_in(&space)), (4, 31));
+            assert_eq!(done, Ok(3 + 31), "{liveness:?}, level {bbm}");
+        }
+    }
+}
+
+fn empty_tables_go_up_to_the_root<F: Judged>() {
+    for liveness in [Liveness::Dead, Liveness::Live] {
+        let platform = Hosted::new(16, F::PAGE_SHIFT);
+        let mut space = Space::<F>::new(&platform).unwrap();
+        let page = span(0, 1 << F::PAGE_SHIFT);
+        map(&mut space, page, 0, Attrs::KERNEL_DATA).unwrap();
+        unmap(&mut space, page).unwrap();
+        assert_eq!(space.count_tables(), u64::from(F::LEVELS));
+        space.set_liveness(liveness);
+        // A range that does not hold a whole table frees none; each larger one frees one more level.
+        for height in 1..F::LEVELS {
+            let size = 1u64 << F::shift(Level::new(height));
+            assert_eq!(collapse(&mut space, page, Level::PAGE, false), 0);
+            assert_eq!(collapse(&mut space, span(0, size), Level::PAGE, false), 1);
+            assert_eq!(space.count_tables(), u64::from(F::LEVELS - height));
+            assert_eq!(platform.counts().tables, space.count_tables());
+        }
+    }
+    // And all at once.
+    let platform = Hosted::new(16, F::PAGE_SHIFT);
+    let mut space = Space::<F>::new(&platform).unwrap();
+    let page = span(0, 1 << F::PAGE_SHIFT);
+    map(&mut space, page, 0, Attrs::KERNEL_DATA).unwrap();
+    unmap(&mut space, page).unwrap();
+    let all = span(0, 1 << F::shift(F::root_level()));
+    assert_eq!(
+        collapse(&mut space, all, Level::PAGE, false),
+        u64::from(F::LEVELS - 1)
+    );
+    assert_eq!(
+        (platform.counts().tables, platform.counts().bad_frees),
+        (1, 0)
+    );
+}
+
+#[test]
+fn pages_become_blocks_become_larger_blocks_in_one_call() {
+    fn check<F: Judged>(bbm: u8, completions: u64) {
+        let platform = Hosted::new(600, 12).with_caps(quiet(bbm));
+        let mut space = Space::<F>::new(&platform).unwrap();
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+        map(&mut space, span(G1, G1), 4 * G1, mapping).unwrap();
+        space.set_liveness(Liveness::Live);
+        let before = (judge::<F>(&platform, space.root()), platform.counts());
+        let mut flush = space.flush();
+        space
+            .collapse(span(G1, G1), Level::new(2), true, &mut flush)
+            .unwrap();
+        // With breaks, one completion for each level, however many tables went.
+        let waited = platform.counts().completions - before.1.completions;
+        assert_eq!(waited, completions, "{}", F::NAME);
+        flush.finish(|_| panic!("the leaves live on"));
+        assert_eq!(before.0, judge::<F>(&platform, space.root()));
+        assert_eq!(space.query(Va::new(G1 + 5)).unwrap().size(), G1);
+        assert_eq!(platform.counts().tables, before.1.tables - 513);
+        assert_eq!(platform.counts().bad_frees, 0);
+    }
+    check::<Arm64K4>(0, 2);
+    check::<Arm64K4>(2, 0);
+    check::<X86>(0, 0);
+}
+
+#[test]
+fn a_leaf_does_not_have_what_the_table_it_replaces_denied() {
+    // Other software made the tree: executable pages under a table that denies execution.
+    fn check<F: Judged>(table: u64, leaf: u64, expected: Perms) {
+        let platform = Hosted::new(16, 12);
+        let root = platform.alloc_table(F::root_level()).unwrap();
+        let tables: Vec<Pa> = (0..3)
+            .map(|_| platform.alloc_table(Level::PAGE).unwrap())
+            .collect();
+        for (above, below) in [(root, tables[0]), (tables[0], tables[1])] {
+            poke(&platform, above, 0, F::table(below, Perms::empty()));
+        }
+        poke(&platform, tables[1], 0, table | tables[2].get());
+        for index in 0..512 {
+            poke(
+                &platform,
+                tables[2],
+                index,
+                leaf | 0x4000_0000 | (index as u64) << 12,
+            );
+        }
+        // SAFETY: the tables above are a tree of this format, made on this platform, and nobody else edits it.
+        let mut space =
+            unsafe { AddressSpace::<F, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) };
+        let before = judge::<F>(&platform, root);
+        assert_eq!(before.0[0].1.attrs.perms, expected);
+        assert_eq!(
+            space.query(Va::new(0)).unwrap().attrs().perms,
+            expected,
+            "{}",
+            F::NAME
+        );
+        assert_eq!(collapse(&mut space, span(0, M2), BLOCK, false), 1);
+        assert_eq!(before, judge::<F>(&platform, root), "{}", F::NAME);
+        assert_eq!(space.query(Va::new(0)).unwrap().attrs().perms, expected);
+    }
+    // arm64: PXNTable is bit 59, UXNTable bit 60. x86-64: XD is bit 63.
+    let arm = 0x703; // page, AF, inner shareable
+    check::<Arm64K4>(3 | 3 << 59, arm | 1 << 7, Perms::READ);
+    check::<Arm64K4>(3 | 1 << 59, arm | 1 << 7, Perms::READ | Perms::USER_EXEC);
+    check::<X86>(7 | 1 << 63, 0x61, Perms::READ);
+    check::<X86>(7 | 1 << 63, 0x65, Perms::READ | Perms::USER_READ);
+}
+
+// ---- tables that deny ----
+
+fn tables_that_deny_execution_are_obeyed<F: Judged>() {
+    let platform = Hosted::new(16, F::PAGE_SHIFT);
+    let mut space = Space::<F>::new(&platform).unwrap();
+    let page = 1u64 << F::PAGE_SHIFT;
+    let first = span(0, page);
+    let mapping = Mapping::new(Attrs::KERNEL_DATA).tables_deny_execution();
+    map(&mut space, first, 0, mapping).unwrap();
+    assert_eq!(space.query(Va::new(0)).unwrap().attrs(), Attrs::KERNEL_DATA);
+
+    // Nothing executable below them, whether mapped or changed; everything else as ever.
+    let second = span(page, page);
+    for attrs in [Attrs::KERNEL_TEXT, Attrs::USER_TEXT] {
+        refused(
+            &mut space,
+            EditError::Denied(Va::new(page)),
+            |space, flush| space.map(second, Pa::new(0), attrs, flush),
+        );
+    }
+    map(&mut space, second, 0, Attrs::USER_DATA).unwrap();
+    let text = Change::new().perms(Perms::READ | Perms::EXEC);
+    for at in [first, span(0, 2 * page), span(0, 4 * page)] {
+        refused(&mut space, EditError::Denied(Va::new(0)), |space, flush| {
+            space.protect(at, text, flush)
+        });
+    }
+    protect(&mut space, first, Change::new().perms(Perms::READ)).unwrap();
+    protect(&mut space, first, Change::new().write_protect()).unwrap();
+
+    // Beside them, in another part of the root, execution is allowed, and a range over both is refused as a whole.
+    let beside = 1u64 << F::shift(F::root_level());
+    let far = span(beside, page);
+    map(&mut space, far, 0, Attrs::KERNEL_TEXT).unwrap();
+    assert_eq!(
+        space.query(Va::new(beside)).unwrap().attrs(),
+        Attrs::KERNEL_TEXT
+    );
+    protect(&mut space, far, Change::new().perms(Perms::READ)).unwrap();
+    protect(&mut space, far, text).unwrap();
+    refused(&mut space, EditError::Denied(Va::new(0)), |space, flush| {
+        space.protect(span(0, beside + page), text, flush)
+    });
+
+    // The walker agrees about everything.
+    let mut found = Vec::new();
+    space.walk_all(|leaf| found.push((leaf.input().get(), leaf.attrs())));
+    for (va, attrs) in found {
+        let (_, seen) = translate::<F>(&platform, space.root(), va).unwrap();
+        assert_eq!(attrs, seen, "{} at {va:#x}", F::NAME);
+    }
+    // The descriptors deny it indeed: arm64 PXNTable and UXNTable, x86-64 XD.
+    let table = platform.read(space.root(), 0).unwrap();
+    let denies = match F::HALVES {
+        true => 3 << 59,
+        false => 1 << 63,
+    };
+    assert_eq!(table & denies, denies, "{}", F::NAME);
+    assert_eq!(platform.read(space.root(), 1).unwrap() & denies, 0);
+}
+
+#[test]
+fn tables_deny_only_what_the_mapping_does_not_have() {
+    let platform = Hosted::new(16, 12);
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    let mapping = Mapping::new(Attrs::USER_TEXT).tables_deny_execution();
+    map(&mut space, span(0, K4), 0, mapping).unwrap();
+    assert_eq!(
+        translate::<Arm64K4>(&platform, space.root(), 0),
+        Some((0, Attrs::USER_TEXT))
+    );
+    map(&mut space, span(K4, K4), 0, Attrs::USER_TEXT).unwrap();
+    refused(
+        &mut space,
+        EditError::Denied(Va::new(2 * K4)),
+        |space, flush| space.map(span(2 * K4, K4), Pa::new(0), Attrs::KERNEL_TEXT, flush),
+    );
+    // x86-64 has one bit for both, and denies nothing here.
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    map(&mut space, span(0, K4), 0, mapping).unwrap();
+    assert_eq!(
+        translate::<X86>(&platform, space.root(), 0),
+        Some((0, Attrs::USER_TEXT))
+    );
+    map(&mut space, span(K4, K4), 0, Attrs::KERNEL_TEXT).unwrap();
+}
+
+/// A tree of one page under a table descriptor of other software.
+fn adopted<'h, F: Judged>(platform: &'h Hosted, table: u64, leaf: u64) -> Space<'h, F> {
+    let root = platform.alloc_table(F::root_level()).unwrap();
+    let mut above = root;
+    for height in (0..F::LEVELS - 1).rev() {
+        let below = platform.alloc_table(Level::new(height)).unwrap();
+        let bits = if height == 0 {
+            table
+        } else {
+            F::table(Pa::new(0), Perms::empty())
+        };
+        poke(platform, above, 0, bits | below.get());
+        above = below;
+    }
+    poke(platform, above, 0, leaf);
+    // SAFETY: the tables above are a tree of this format, made on this platform, and nobody else edits it.
+    unsafe { AddressSpace::adopt(platform, root, Half::Lower, Liveness::Dead) }
+}
+
+/// What the user cannot write or reach because of a table, the kernel may execute: the rules that forbid it look at
+/// the outcome (DDI 0487 D8.4.1; SDM vol. 3A 5.6.1: a page is one of the user if U/S is set at every level).
+#[test]
+fn effective_permissions_are_those_of_the_outcome() {
+    fn check<F: Judged>(table: u64, leaf: u64) {
+        let platform = Hosted::new(16, 12);
+        let space = adopted::<F>(&platform, table, leaf);
+        let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
+        let access = walker::translate(F::REGIME, space.root().get(), 0, &mut read)
+            .unwrap()
+            .access;
+        let mut seen = Perms::empty();
+        for (is, perm) in [
+            (access.privileged.read, Perms::READ),
+            (access.privileged.write, Perms::WRITE),
+            // With SMEP, which the walker assumes off, the kernel executes no page of the user.
+            (
+                access.privileged.execute && (F::HALVES || !access.user.read),
+                Perms::EXEC,
+            ),
+            (access.user.read, Perms::USER_READ),
+            (access.user.write, Perms::USER_WRITE),
+            (access.user.execute, Perms::USER_EXEC),
+        ] {
+            seen.set(perm, is);
+        }
+        let attrs = space.query(Va::new(0)).unwrap().attrs();
+        let what = format!("{}: table {table:#x}, leaf {leaf:#x}", F::NAME);
+        assert_eq!(attrs.perms, seen, "{what}");
+    }
+    // arm64: APTable is 62:61, the leaf page, AF, inner shareable; 6 is AP[1], 7 AP[2], 53 PXN, 54 UXN.
+    for leaf in [0x703, 0x743, 0x7c3, 0x743 | 1 << 53, 0x743 | 3 << 53] {
+        for table in [0, 1 << 61, 1 << 62, 3 << 61, 1 << 59, 1 << 60] {
+            check::<Arm64K4>(3 | table, leaf | 0x4000_0000);
+        }
+    }
+    for leaf in [0x61, 0x63, 0x65, 0x67, 0x67 | 1 << 63] {
+        for table in [1, 3, 5, 7, 7 | 1 << 63] {
+            check::<X86>(table, leaf | 0x4000_0000);
+        }
+    }
+}
+
+/// [`Leaf::attrs`] promises that what a table above takes away is taken away; so for a leaf that an unmap hands out.
+#[test]
+fn a_leaf_that_was_cut_off_has_the_permissions_it_had() {
+    fn check<F: Judged>(table: u64, leaf: u64, at: Span<Va>) {
+        let platform = Hosted::new(16, 12);
+        let mut space = adopted::<F>(&platform, table, leaf);
+        let before = space.query(Va::new(0)).unwrap().attrs();
+        let (mut held, mut after) = (Vec::new(), Vec::new());
+        let mut flush = space.flush();
+        let progress = space.unmap(at, &mut flush, |leaf| {
+            held.push(leaf);
+            keep_going(())
+        });
+        assert!(progress.unwrap().is_done());
+        let completed = flush.issue().complete();
+        for leaf in held {
+            after.push(completed.release(leaf).unwrap().attrs());
+        }
+        completed.finish(|leaf| after.push(leaf.attrs()));
+        assert_eq!(after, [before], "{} over {at}", F::NAME);
+    }
+    // One page, cut off by itself; its table; the tables above.
+    for at in [span(0, K4), span(0, M2), span(0, 512 * G1)] {
+        check::<Arm64K4>(3 | 3 << 59, 0x783 | 0x4000_0000, at);
+        check::<X86>(7 | 1 << 63, 0x4000_0061, at);
+    }
+}
+
+// ---- unmap and settle ----
+
+/// Pages, a table full of pages, blocks, and a larger tree, with holes between; the same in terms of each format.
+fn landscape<F: Judged>(space: &mut Space<'_, F>) -> (Span<Va>, Vec<u64>) {
+    let (page, block) = (1u64 << F::PAGE_SHIFT, 1u64 << F::shift(BLOCK));
+    let pages = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+    let blocks = Mapping::new(Attrs::KERNEL_DATA).without_runs();
+    // The last page of a table and the first of the next; blocks; pages at both ends of a table; one full table.
+    map(space, span(block - page, 4 * page), block - page, pages).unwrap();
+    map(space, span(3 * block, 2 * block), 0, blocks).unwrap();
+    map(space, span(5 * block, page), 0, pages).unwrap();
+    map(space, span(6 * block - page, page), 0, pages).unwrap();
+    map(space, span(7 * block + 5 * page, 3 * page), 0, pages).unwrap();
+    map(space, span(9 * block - 2 * page, 2 * page), 0, pages).unwrap();
+    // Further up: below another entry of the level above, so that a sub-tree of several levels can be cut off.
+    let above = 1u64 << F::shift(Level::new(2));
+    let mut size = 10 * block;
+    if F::LEVELS > 3 || F::entries(Level::new(2)) > 2 {
+        map(space, span(above, block + page), 0, blocks).unwrap();
+        map(space, span(above + 3 * block - page, page), 0, pages).unwrap();
+        map(space, span(2 * above - page, page), 0, pages).unwrap();
+        size = 2 * above;
+    }
+    let mut expected: Vec<u64> = leaves(space)
+        .iter()
+        .map(|leaf| leaf.input().get())
+        .collect();
+    expected.sort_unstable();
+    (span(0, size), expected)
+}
+
+fn unmapping_in_steps_cuts_each_leaf_once<F: Judged>() {
+    let page = 1u64 << F::PAGE_SHIFT;
+    for links in [true, false] {
+        for step in [1, 2, 3, 1000] {
+            // From the middle of the first pages, so that there are leaves to cut one by one at both ends.
+            for shrink in [0, page] {
+                let mut platform = Hosted::new(64, F::PAGE_SHIFT).with_caps(quiet(0));
+                if !links {
+                    platform = platform.without_links();
+                }
+                let mut space = Space::<F>::new(&platform).unwrap();
+                let (all, expected) = landscape(&mut space);
+                space.set_liveness(Liveness::Live);
+                let last = all.last().get() - shrink;
+                let (mut first, mut gone) = (0, Vec::new());
+                loop {
+                    let mut held: Vec<Held<Leaf<F>>> = Vec::new();
+                    let mut flush = space.flush();
+                    let part = Span::inclusive(Va::new(first), Va::new(last)).unwrap();
+                    let progress = space.unmap(part, &mut flush, |leaf| {
+                        held.push(leaf);
+                        if held.len() >= step {
+                            ControlFlow::Break(())
+                        } else {
+                            ControlFlow::Continue(())
+                        }
+                    });
+                    assert!(held.len() <= step, "one more than the visitor wanted");
+                    let completed = flush.issue().complete();
+                    gone.extend(
+                        held.into_iter()
+                            .map(|leaf| completed.release(leaf).unwrap().input().get()),
+                    );
+                    completed.finish(|leaf| gone.push(leaf.input().get()));
+                    match progress.unwrap() {
+                        Progress::Done => break,
+                        Progress::Stopped(at) => {
+                            let at = at.get();
+                            assert!(at > first, "no progress");
+                            // Everything below is done, nothing from there on.
+                            assert!(gone.iter().all(|&va| va < at));
+                            let left = leaves(&space);
+                            assert!(left.iter().all(|leaf| leaf.input().get() >= at));
+                            assert_eq!(gone.len() + left.len(), expected.len());
+                            first = at;
+                        }
+                    }
+                }
+                gone.sort_unstable();
+                let expected: Vec<u64> = expected.into_iter().filter(|&va| va <= last).collect();
+                assert_eq!(gone, expected, "{}: {step}", F::NAME);
+                assert_eq!(platform.counts().tables, space.count_tables());
+                assert_eq!(platform.counts().bad_frees, 0);
+            }
+        }
+    }
+}
+
+fn settling_in_steps_visits_each_leaf_once_and_frees_each_table_once<F: Judged>() {
+    let page = 1u64 << F::PAGE_SHIFT;
+    for links in [true, false] {
+        for step in [1, 2, 3, 4, 5, 1000] {
+            let mut platform = Hosted::new(64, F::PAGE_SHIFT).with_caps(quiet(0));
+            if !links {
+                platform = platform.without_links();
+            }
+            let mut space = Space::<F>::new(&platform).unwrap();
+            let (all, expected) = landscape(&mut space);
+            // Without the first page, so that not all of it is one sub-tree.
+            let block = 1u64 << F::shift(BLOCK);
+            let part = Span::inclusive(Va::new(block), all.last()).unwrap();
+            let mut gone = Vec::new();
+            let mut flush = space.flush();
+            let progress = space.unmap(part, &mut flush, |leaf| {
+                // SAFETY: the space is dead.
+                gone.push(unsafe { leaf.assume_complete() }.input().get());
+                keep_going(())
+            });
+            assert!(progress.unwrap().is_done());
+            let stay = space.count_tables();
+            let mut completed = flush.issue().complete();
+            let mut calls = 0;
+            loop {
+                let (seen, tables) = (gone.len(), platform.counts().tables);
+                let mut count = 0;
+                let done = completed.settle(|leaf| {
+                    gone.push(leaf.input().get());
+                    count += 1;
+                    assert!(count <= step, "one more than the visitor wanted");
+                    if count == step {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
+                });
+                calls += 1;
+                let now = platform.counts().tables;
+                if done {
+                    assert_eq!(now, stay, "{}: done, and tables are left", F::NAME);
+                    break;
+                }
+                assert!(gone.len() > seen || now < tables, "no progress");
+                assert!(now > stay, "{}: not done, and nothing is left", F::NAME);
+                assert!(calls < 1000);
+            }
+            // Done stays done.
+            assert!(completed.settle(|_| panic!("a leaf was visited again")));
+            completed.finish(|_| panic!("a leaf was visited again"));
+            gone.sort_unstable();
+            let expected: Vec<u64> = expected
+                .into_iter()
+                .filter(|&va| va >= part.start().get())
+                .collect();
+            assert_eq!(gone, expected, "{}: {step}", F::NAME);
+            assert_eq!(platform.counts().bad_frees, 0);
+            let _ = page;
+        }
+    }
+}
+
+#[test]
+fn an_unmap_stops_when_the_flush_can_carry_no_more_tables() {
+    let platform = Hosted::new(64, 12).without_links();
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    for block in 0..12 {
+        map(&mut space, span(block * M2 + K4, K4), 0, Attrs::KERNEL_DATA).unwrap();
+    }
+    let mut flush = space.flush();
+    let full = MAX_UNLINKED as u64 * M2;
+    let progress = space.unmap(span(0, 12 * M2), &mut flush, |_| {
+        panic!("no leaf by itself")
+    });
+    assert_eq!(progress, Ok(Progress::Stopped(Va::new(full))));
+    assert_eq!(leaves(&space).len(), 4);
+    let mut gone = Vec::new();
+    flush.finish(|leaf| gone.push(leaf.input().get()));
+    gone.sort_unstable();
+    let expected: Vec<u64> = (0..8).map(|block| block * M2 + K4).collect();
+    assert_eq!(gone, expected);
+    unmap(&mut space, span(full, 12 * M2 - full)).unwrap();
+    assert_eq!(
+        (platform.counts().tables, platform.counts().bad_frees),
+        (3, 0)
+    );
+}
+
+// ---- flushes ----
+
+#[test]
+fn what_is_dropped_half_way_leaks_and_is_never_freed() {
+    for stage in 0..4 {
+        let platform = Hosted::new(64, 12);
+        let mut space = Space::<X86>::new(&platform).unwrap();
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+        map(&mut space, span(0, 2 * M2), 0, mapping).unwrap();
+        let tables = platform.counts().tables;
+        space.set_liveness(Liveness::Live);
+        let mut flush = space.flush();
+        let progress = space.unmap(span(0, 2 * M2), &mut flush, |_| panic!("no leaf by itself"));
+        assert!(progress.unwrap().is_done());
+        match stage {
+            0 => drop(flush),
+            1 => drop(flush.issue()),
+            2 => drop(flush.issue().complete()),
+            _ => {
+                // Some leaves of the first table were visited, none of the second.
+                let mut completed = flush.issue().complete();
+                let mut left = 5;
+                let done = completed.settle(|_| {
+                    left -= 1;
+                    if left == 0 {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
+                });
+                assert!(!done);
+                drop(completed);
+            }
+        }
+        assert_eq!(platform.counts().tables, tables, "stage {stage}");
+        assert_eq!(space.count_tables(), tables - 2);
+        assert_eq!(platform.counts().bad_frees, 0);
+    }
+}
+
+#[test]
+fn a_leaf_is_released_by_the_completion_of_its_own_flush_only() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    let mut other = Space::<X86>::new(&platform).unwrap();
+    map(&mut space, span(0, 2 * K4), 0, Attrs::KERNEL_DATA).unwrap();
+    space.set_liveness(Liveness::Live);
+    fn cut<'h>(
+        space: &mut Space<'h, X86>,
+        flush: &mut Flush<X86, &'h Hosted>,
+        at: u64,
+    ) -> Held<Leaf<X86>> {
+        let mut held = None;
+        let progress = space.unmap(span(at, K4), flush, |leaf| {
+            held = Some(leaf);
+            keep_going(())
+        });
+        assert!(progress.unwrap().is_done());
+        held.unwrap()
+    }
+    let (mut first, mut second) = (space.flush(), space.flush());
+    let low = cut(&mut space, &mut first, 0);
+    let high = cut(&mut space, &mut second, K4);
+    // Another flush of the same space; one of another space that has the same number.
+    let second = second.issue().complete();
+    let low = second.release(low).expect_err("its flush is not complete");
+    let foreign = other.flush().issue().complete();
+    let low = foreign.release(low).expect_err("a flush of another space");
+    assert_eq!(second.release(high).unwrap().input(), Va::new(K4));
+    let first = first.issue().complete();
+    assert_eq!(first.release(low).unwrap().input(), Va::new(0));
+    foreign.finish(|_| ());
+    first.finish(|_| ());
+    second.finish(|_| ());
+}
+
+#[test]
+fn no_edit_takes_the_flush_of_another_space() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    let mut other = Space::<X86>::new(&platform).unwrap();
+    map(&mut space, span(0, M2), 0, Attrs::KERNEL_DATA).unwrap();
+    let at = span(0, M2);
+    const FOREIGN: EditError<Va> = EditError::ForeignFlush;
+    let mut flush = other.flush();
+    let elsewhere = span(G1, M2);
+    let mapped = space.map(elsewhere, Pa::new(0), Attrs::KERNEL_DATA, &mut flush);
+    assert_eq!(mapped, Err(FOREIGN));
+    assert_eq!(space.unmap(at, &mut flush, keep_going), Err(FOREIGN));
+    assert_eq!(
+        space.protect(at, Change::new().software(1), &mut flush),
+        Err(FOREIGN)
+    );
+    assert_eq!(space.split(at, Level::PAGE, &mut flush), Err(FOREIGN));
+    assert_eq!(space.collapse(at, BLOCK, true, &mut flush), Err(FOREIGN));
+    assert!(flush.is_clean());
+    flush.finish(|_| panic!("nothing was cut off"));
+    assert_eq!(leaves(&space).len(), 1);
+}
+
+// ---- the space that the code runs on ----
+
+/// An edit as data.
+#[derive(Clone, Copy, Debug)]
+enum Do {
+    Unmap,
+    Split,
+    Protect(Change),
+}
+
+#[test]
+fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
+    // The space: a run of blocks from 0, a block at 64 MiB, a run of pages at 128 MiB, a user page at 256 MiB.
+    const LONE: u64 = 64 << 20;
+    const RUN: u64 = 128 << 20;
+    const USER: u64 = 256 << 20;
+    const READ: Do = Do::Protect(Change::new().perms(Perms::READ));
+    const TYPE: Do = Do::Protect(Change::new().memory(Memory::NonCacheable));
+    const SHARE: Do = Do::Protect(Change::new().shareability(Shareability::Outer));
+    const SAME: Do = Do::Protect(Change::new().shareability(Shareability::Inner));
+    const GLOBAL: Do = Do::Protect(Change::new().global(true));
+    const PRIVATE: Do = Do::Protect(Change::new().global(false));
+    const NEVER: u8 = 4;
+    // The lowest level of break-before-make at which arm64 does it in place, and where it is refused below that.
+    let edits = [
+        (Do::Unmap, span(LONE, M2), 0, 0),
+        (Do::Unmap, span(LONE, K4), 2, LONE),
+        (Do::Unmap, span(LONE + M2 - K4, 2 * K4), 2, LONE + M2 - K4),
+        (READ, span(LONE, M2), 0, 0),
+        (READ, span(LONE, K4), 2, LONE),
+        (READ, span(LONE + K4, M2 - K4), 2, LONE + K4),
+        (Do::Split, span(LONE, M2), 2, LONE),
+        (Do::Split, span(LONE - M2, K4), 0, 0),
+        (TYPE, span(LONE, M2), NEVER, LONE),
+        (TYPE, span(LONE - M2, 2 * M2), NEVER, LONE),
+        (SHARE, span(LONE, M2), NEVER, LONE),
+        (SAME, span(LONE, M2), 0, 0),
+        (Do::Unmap, span(RUN, 16 * K4), 0, 0),
+        (Do::Unmap, span(RUN + K4, K4), 1, RUN),
+        (READ, span(RUN + K4, K4), 1, RUN + K4),
+        (READ, span(RUN, 16 * K4), 1, RUN),
+        (TYPE, span(RUN, 16 * K4), NEVER, RUN),
+        (Do::Split, span(RUN, 16 * K4), 1, RUN),
+        (Do::Unmap, span(M2, M2), 1, 0),
+        (Do::Unmap, span(M2 + K4, K4), 2, 0),
+        (READ, span(M2, M2), 1, M2),
+        (GLOBAL, span(USER, K4), NEVER, USER),
+        (PRIVATE, span(LONE, M2), 0, 0),
+    ];
+    fn check<F: Judged>(bbm: u8, edits: &[(Do, Span<Va>, u8, u64)]) {
+        for &(edit, at, needed, refused_at) in edits {
+            // x86 has no shareability, and no rule of this kind.
+            if !F::HALVES && matches!((edit, SHARE), (Do::Protect(a), Do::Protect(b)) if a == b) {
+                continue;
+            }
+            let allowed = !F::HALVES || bbm >= needed;
+            let platform = Hosted::new(64, 12).with_caps(quiet(bbm));
+            let mut space = Space::<F>::new(&platform).unwrap();
+            map(&mut space, span(0, 16 * M2), 0, Attrs::KERNEL_DATA).unwrap();
+            let lone = Mapping::new(Attrs::KERNEL_DATA).without_runs();
+            map(&mut space, span(LONE, M2), LONE, lone).unwrap();
+            map(&mut space, span(RUN, 16 * K4), RUN, Attrs::KERNEL_DATA).unwrap();
+            map(&mut space, span(USER, K4), 0, Attrs::USER_DATA).unwrap();
+            space.set_liveness(Liveness::Own);
+            let (before, counts) = (snapshot::<F>(&platform, space.root()), platform.counts());
+            let mut flush = space.flush();
+            let result = match edit {
+                Do::Unmap => space
+                    .unmap(at, &mut flush, keep_going)
+                    .map(|progress| assert!(progress.is_done())),
+                Do::Split => space.split(at, Level::PAGE, &mut flush),
+                Do::Protect(change) => space.protect(at, change, &mut flush),
+            };
+            let what = format!("{}, level {bbm}: {edit:?} {at}", F::NAME);
+            if allowed {
+                assert_eq!(result, Ok(()), "{what}");
+                judge::<F>(&platform, space.root());
+            } else {
+                // The address is one of the leaf, or of the run that it is part of.
+                let Err(EditError::NeedsBreak(named)) = result else {
+                    panic!("{what}: {result:?}");
+                };
+                assert!(
+                    refused_at <= named.get() && named <= at.last(),
+                    "{what}: {named}"
+                );
+                assert_eq!(before, snapshot::<F>(&platform, space.root()), "{what}");
+                assert!(flush.is_clean());
+                let now = platform.counts();
+                assert_eq!(
+                    (now.tables, now.invalidations, now.completions),
+                    (counts.tables, counts.invalidations, counts.completions),
+                    "{what}"
+                );
+            }
+            flush.finish(|_| ());
+        }
+    }
+    for bbm in 0..4 {
+        check::<Arm64K4>(bbm, &edits);
+        check::<X86>(bbm, &edits);
+    }
+}
+
+#[test]
+fn a_collapse_of_the_own_space_leaves_what_would_need_a_break() {
+    for (bbm, expected) in [(0, 0), (1, 32), (2, 1), (3, 1)] {
+        let platform = Hosted::new(64, 12).with_caps(quiet(bbm));
+        let mut space = pages_of_a_block::<Arm64K4>(&platform, 0, Attrs::KERNEL_DATA);
+        space.set_liveness(Liveness::Own);
+        let before = judge::<Arm64K4>(&platform, space.root());
+        // At level 1 runs can be folded in place, 32 of them; from level 2 on the table can be replaced.
+        assert_eq!(
+            collapse(&mut space, span(0, M2), BLOCK, true),
+            expected,
+            "level {bbm}"
+        );
+        assert_eq!(before, judge::<Arm64K4>(&platform, space.root()));
+    }
+}
+
+// ---- live spaces ----
+
+/// A platform that looks at an address whenever somebody waits for an invalidation.
+struct Watch {
+    memory: Hosted,
+    root: RefCell<Option<Pa>>,
+    addresses: Vec<u64>,
+    /// For each completion: at which of the addresses a walker finds something, and the frame.
+    seen: RefCell<Vec<Vec<Option<u64>>>>,
+    /// The same, whenever an invalidation is issued.
+    issued: RefCell<Vec<Vec<Option<u64>>>>,
+    regime: walker::Regime,
+}
+
+impl Watch {
+    fn new<F: Judged>(caps: Caps, addresses: &[u64]) -> Self {
+        let memory = Hosted::new(700, F::PAGE_SHIFT).with_caps(caps);
+        memory.record();
+        Self {
+            memory,
+            root: RefCell::default(),
+            addresses: addresses.to_vec(),
+            seen: RefCell::default(),
+            issued: RefCell::default(),
+            regime: F::REGIME,
+        }
+    }
+
+    fn look(&self) -> Option<Vec<Option<u64>>> {
+        let root = (*self.root.borrow())?.get();
+        let look = |va: u64| {
+            let mut read = |table, index| self.memory.read(Pa::new(table), index).unwrap();
+            match walker::translate(self.regime, root, va, &mut read) {
+                Ok(leaf) => Some(leaf.physical(va)),
+                Err(walker::Fault::NotMapped { .. }) => None,
+                Err(fault) => panic!("{fault:?}"),
+            }
+        };
+        Some(self.addresses.iter().map(|&va| look(va)).collect())
+    }
+
+    fn watch(&self, root: Pa) {
+        *self.root.borrow_mut() = Some(root);
+    }
+}
+
+// SAFETY: passed on to `Hosted`.
+unsafe impl Platform for Watch {
+    fn alloc_table(&self, level: Level) -> Option<Pa> {
+        self.memory.alloc_table(level)
+    }
+    unsafe fn free_table(&self, frame: Pa, level: Level) {
+        // SAFETY: passed on.
+        unsafe { self.memory.free_table(frame, level) }
+    }
+    unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
+        // SAFETY: passed on.
+        unsafe { self.memory.table(frame, level) }
+    }
+    fn barrier(&self, barrier: Barrier) {
+        self.memory.barrier(barrier);
+        if barrier == Barrier::Complete {
+            self.seen.borrow_mut().extend(self.look());
+        }
+    }
+    fn invalidate(&self, what: &Invalidation) {
+        self.memory.invalidate(what);
+        self.issued.borrow_mut().extend(self.look());
+    }
+    fn caps(&self) -> Caps {
+        self.memory.caps()
+    }
+    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
+        self.memory.link_of(frame)
+    }
+}
+
+#[test]
+fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
+    fn check<F: Judged>(
+        prepare: fn(&mut AddressSpace<F, &Watch>),
+        edit: for<'h> fn(&mut AddressSpace<F, &'h Watch>, &mut Flush<F, &'h Watch>),
+        addresses: &[u64],
+        frames: [&[Option<u64>]; 2],
+    ) {
+        let watch = Watch::new::<F>(quiet(0), addresses);
+        let mut space = AddressSpace::<F, &Watch>::new(&watch).unwrap();
+        prepare(&mut space);
+        space.set_liveness(Liveness::Live);
+        watch.watch(space.root());
+        assert_eq!(watch.look().unwrap(), frames[0], "before");
+        let mut flush = space.flush();
+        edit(&mut space, &mut flush);
+        let seen = watch.seen.take();
+        // One completion for the whole edit, however much is broken: everything at once is invalid at that moment.
+        assert_eq!(seen.len(), 1, "completions");
+        assert_eq!(seen[0], vec![None; addresses.len()], "at the completion");
+        for issued in watch.issued.take() {
+            assert_eq!(issued, vec![None; addresses.len()], "when it was issued");
+        }
+        assert_eq!(watch.look().unwrap(), frames[1], "after");
+        assert!(
+            watch.memory.counts().publications >= 2,
+            "what was made is published"
+        );
+        flush.finish(|_| ());
+        assert_eq!(watch.memory.counts().bad_frees, 0);
+    }
+    let both: &[Option<u64>] = &[Some(G1), Some(G1 + M2 - K4)];
+    // A block of which a page is protected: all of it goes, and comes back as pages.
+    check::<Arm64K4>(
+        |space| {
+            map(
+                space,
+                span(0, M2),
+                G1,
+                Mapping::new(Attrs::KERNEL_DATA).without_runs(),
+            )
+            .unwrap()
+        },
+        |space, flush| {
+            space
+                .protect(span(0, K4), Change::new().perms(Perms::READ), flush)
+                .unwrap();
+        },
+        &[0, M2 - K4],
+        [both, both],
+    );
+    // The same with an unmap.
+    check::<Arm64K4>(
+        |space| {
+            map(
+                space,
+                span(0, M2),
+                G1,
+                Mapping::new(Attrs::KERNEL_DATA).without_runs(),
+            )
+            .unwrap()
+        },
+        |space, flush| {
+            let progress = space.unmap(span(0, K4), flush, keep_going).unwrap();
+            assert!(progress.is_done());
+        },
+        &[0, M2 - K4],
+        [both, &[None, Some(G1 + M2 - K4)]],
+    );
+    // Blocks at both ends of a range, many between: one completion.
+    check::<Arm64K4>(
+        |space| {
+            map(
+                space,
+                span(0, 8 * M2),
+                G1,
+                Mapping::new(Attrs::KERNEL_DATA).without_runs(),
+            )
+            .unwrap()
+        },
+        |space, flush| {
+            space
+                .split(span(K4, 8 * M2 - 2 * K4), Level::PAGE, flush)
+                .unwrap()
+        },
+        &[0, 3 * M2, 8 * M2 - K4],
+        [&[Some(G1), Some(G1 + 3 * M2), Some(G1 + 8 * M2 - K4)]; 2],
+    );
+    // The memory type of pages and blocks.
+    check::<Arm64K4>(
+        |space| {
+            map(
+                space,
+                span(0, M2 + 3 * K4),
+                G1,
+                Mapping::new(Attrs::KERNEL_DATA),
+            )
+            .unwrap()
+        },
+        |space, flush| {
+            let change = Change::new().memory(Memory::NonCacheable);
+            space.protect(span(0, M2 + 3 * K4), change, flush).unwrap();
+        },
+        &[0, M2, M2 + 2 * K4],
+        [&[Some(G1), Some(G1 + M2), Some(G1 + M2 + 2 * K4)]; 2],
+    );
+    // Pages that become a block, and pages that become a run.
+    check::<Arm64K4>(
+        |space| {
+            let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+            map(space, span(0, 3 * M2), G1, mapping).unwrap();
+        },
+        |space, flush| {
+            space.collapse(span(0, 3 * M2), BLOCK, true, flush).unwrap();
+        },
+        &[0, M2, 3 * M2 - K4],
+        [&[Some(G1), Some(G1 + M2), Some(G1 + 3 * M2 - K4)]; 2],
+    );
+    check::<Arm64K4>(
+        |space| {
+            let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+            map(space, span(0, 32 * K4), G1, mapping).unwrap();
+        },
+        |space, flush| {
+            space
+                .collapse(span(0, 32 * K4), BLOCK, true, flush)
+                .unwrap();
+        },
+        &[0, 15 * K4, 31 * K4],
+        [&[Some(G1), Some(G1 + 15 * K4), Some(G1 + 31 * K4)]; 2],
+    );
+}
+
+/// What one edit of a live space leaves to invalidate, and what it invalidates by itself before it returns.
+fn invalidations<F: Judged>(
+    caps: Caps,
+    prepare: impl FnOnce(&mut Space<'_, F>),
+    edit: impl for<'h> FnOnce(&mut Space<'h, F>, &mut Flush<F, &'h Hosted>),
+) -> (Vec<What>, Vec<What>) {
+    let platform = Hosted::new(700, F::PAGE_SHIFT).with_caps(caps);
+    platform.record();
+    let mut space = AddressSpace::<F, _>::new(&platform).unwrap().with_id(7);
+    prepare(&mut space);
+    space.set_liveness(Liveness::Live);
+    let take = || -> Vec<What> {
+        let log = platform.take_log();
+        log.into_iter()
+            .map(|invalidation| {
+                assert_eq!(invalidation.id, 7);
+                invalidation.what
+            })
+            .collect()
+    };
+    take();
+    let mut flush = space.flush();
+    edit(&mut space, &mut flush);
+    let at_once = take();
+    flush.finish(|_| ());
+    (at_once, take())
+}
+
+fn range(first: u64, size: u64, level: Option<Level>, tables: bool) -> What {
+    What::Range {
+        first,
+        last: first + (size - 1),
+        level,
+        tables,
+    }
+}
+
+fn no_edit<F: Judged>(_: &mut Space<'_, F>) {}
+
+#[test]
+fn a_range_of_pages_takes_one_invalidation_with_its_level() {
+    let pages = |space: &mut Space<'_, X86>| {
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+        map(space, span(0, M2 / 2), 0, mapping).unwrap();
+    };
+    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |space, flush| {
+        let change = Change::new().perms(Perms::READ);
+        space
+            .protect(span(4 * K4, 100 * K4), change, flush)
+            .unwrap();
+    });
+    assert_eq!(at_once, []);
+    assert_eq!(later, [range(4 * K4, 100 * K4, Some(Level::PAGE), false)]);
+    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |space, flush| {
+        let progress = space.unmap(span(4 * K4, 100 * K4), flush, keep_going);
+        assert!(progress.unwrap().is_done());
+    });
+    assert_eq!(at_once, []);
+    assert_eq!(later, [range(4 * K4, 100 * K4, Some(Level::PAGE), false)]);
+    // What is not mapped, and what does not change, is not invalidated.
+    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |space, flush| {
+        let progress = space.unmap(span(4 * M2, 100 * K4), flush, keep_going);
+        assert!(progress.unwrap().is_done());
+        let change = Change::new().perms(Attrs::KERNEL_DATA.perms);
+        space.protect(span(0, 100 * K4), change, flush).unwrap();
+    });
+    assert_eq!((at_once, later), (vec![], vec![]));
+}
+
+#[test]
+fn a_mapping_takes_no_invalidation_where_holes_are_not_remembered() {
+    fn edit<'h>(space: &mut Space<'h, X86>, flush: &mut Flush<X86, &'h Hosted>) {
+        space
+            .map(span(M2 - K4, M2), Pa::new(0), Attrs::KERNEL_DATA, flush)
+            .unwrap();
+    }
+    assert_eq!(invalidations(quiet(0), no_edit, edit), (vec![], vec![]));
+    let remembering = Caps {
+        invalid_entries_cached: true,
+        ..quiet(0)
+    };
+    let (at_once, later) = invalidations(remembering, no_edit, edit);
+    assert_eq!(at_once, []);
+    assert_eq!(later, [range(M2 - K4, M2, None, true)]);
+}
+
+#[test]
+fn the_level_is_not_told_where_leaves_of_several_levels_or_tables_are_concerned() {
+    let mixed = |space: &mut Space<'_, X86>| {
+        map(space, span(0, M2 + 4 * K4), 0, Attrs::KERNEL_DATA).unwrap();
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+        map(space, span(4 * M2, M2), 0, mapping).unwrap();
+    };
+    let read = Change::new().perms(Perms::READ);
+    let protect = |at: Span<Va>| {
+        let (at_once, later) = invalidations::<X86>(quiet(0), mixed, |space, flush| {
+            space.protect(at, read, flush).unwrap();
+        });
+        assert_eq!(at_once, []);
+        later
+    };
+    assert_eq!(protect(span(0, M2)), [range(0, M2, Some(BLOCK), false)]);
+    assert_eq!(
+        protect(span(M2, 4 * K4)),
+        [range(M2, 4 * K4, Some(Level::PAGE), false)]
+    );
+    assert_eq!(
+        protect(span(0, M2 + 4 * K4)),
+        [range(0, M2 + 4 * K4, None, false)]
+    );
+    // A table that is cut off; a table and leaves.
+    let unmap = |at: Span<Va>| {
+        invalidations::<X86>(quiet(0), mixed, |space, flush| {
+            let progress = space.unmap(at, flush, keep_going);
+            assert!(progress.unwrap().is_done());
+        })
+    };
+    assert_eq!(
+        unmap(span(4 * M2, M2)),
+        (vec![], vec![range(4 * M2, M2, None, true)])
+    );
+    assert_eq!(
+        unmap(span(0, M2)),
+        (vec![], vec![range(0, M2, Some(BLOCK), false)])
+    );
+    let (at_once, later) = unmap(span(0, 5 * M2));
+    assert_eq!(at_once, []);
+    assert_eq!(later, [range(0, 5 * M2, None, true)]);
+}
+
+#[test]
+fn a_broken_block_is_invalidated_at_once_as_the_block_it_was() {
+    let block = |space: &mut Space<'_, Arm64K4>| {
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).without_runs();
+        map(space, span(0, 4 * M2), 0, mapping).unwrap();
+    };
+    let (at_once, later) = invalidations::<Arm64K4>(quiet(0), block, |space, flush| {
+        let change = Change::new().perms(Perms::READ);
+        space.protect(span(M2, K4), change, flush).unwrap();
+    });
+    assert_eq!(at_once, [range(M2, M2, Some(BLOCK), false)]);
+    assert_eq!(later, [range(M2, K4, Some(Level::PAGE), false)]);
+    // In place, the block has to be forgotten before its parts differ.
+    let (at_once, later) = invalidations::<Arm64K4>(quiet(2), block, |space, flush| {
+        let change = Change::new().perms(Perms::READ);
+        space.protect(span(M2, K4), change, flush).unwrap();
+    });
+    assert_eq!(at_once, [range(M2, M2, None, true)]);
+    assert_eq!(later, [range(M2, K4, Some(Level::PAGE), false)]);
+}
+
+#[test]
+fn ranges_merge_and_too_many_of_them_are_everything() {
+    let pages = |space: &mut Space<'_, X86>| {
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+        map(space, span(0, M2), 0, mapping).unwrap();
+    };
+    let read = Change::new().perms(Perms::READ);
+    // Neighbours, in either order, and overlapping.
+    let (_, later) = invalidations::<X86>(quiet(0), pages, |space, flush| {
+        for page in [5, 6, 4, 7] {
+            space.protect(span(page * K4, K4), read, flush).unwrap();
+        }
+        space
+            .protect(span(6 * K4, 4 * K4), Change::new().software(1), flush)
+            .unwrap();
+    });
+    let expected = range(4 * K4, 4 * K4, Some(Level::PAGE), false);
+    assert_eq!(later, [expected]);
+    let apart = |count: u64, caps: Caps| {
+        let (at_once, later) = invalidations::<X86>(caps, pages, |space, flush| {
+            for page in 0..count {
+                space.protect(span(2 * page * K4, K4), read, flush).unwrap();
+            }
+        });
+        assert_eq!(at_once, []);
+        later
+    };
+    let many = MAX_RANGES as u64;
+    let later = apart(many, quiet(0));
+    assert_eq!(later.len(), MAX_RANGES);
+    assert_eq!(later[1], range(2 * K4, K4, Some(Level::PAGE), false));
+    assert_eq!(apart(many + 1, quiet(0)), [What::Everything]);
+    // More than the hardware does better one by one: each page counts, wherever it is.
+    let few = Caps {
+        invalidate_all_above: 5,
+        ..quiet(0)
+    };
+    assert_eq!(apart(5, few).len(), 5);
+    assert_eq!(apart(6, few), [What::Everything]);
+    let one_edit = |pages_changed: u64| {
+        invalidations::<X86>(few, pages, |space, flush| {
+            space
+                .protect(span(0, pages_changed * K4), read, flush)
+                .unwrap();
+        })
+    };
+    assert_eq!(one_edit(5).1, [range(0, 5 * K4, Some(Level::PAGE), false)]);
+    assert_eq!(one_edit(6).1, [What::Everything]);
+    // A block is one operation, as large as it is.
+    let block = |space: &mut Space<'_, X86>| {
+        map(space, span(0, 5 * M2), 0, Attrs::KERNEL_DATA).unwrap();
+    };
+    let (_, later) = invalidations::<X86>(few, block, |space, flush| {
+        space.protect(span(0, 5 * M2), read, flush).unwrap();
+    });
+    assert_eq!(later, [range(0, 5 * M2, Some(BLOCK), false)]);
+}
+
+#[test]
+fn a_dead_space_takes_no_barrier_and_no_invalidation() {
+    let platform = Hosted::new(700, 12).with_caps(Caps::CONSERVATIVE);
+    let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+    map(&mut space, span(0, 64 * M2), 0, Attrs::USER_DATA).unwrap();
+    protect(
+        &mut space,
+        span(K4, K4),
+        Change::new().memory(Memory::NonCacheable),
+    )
+    .unwrap();
+    protect(
+        &mut space,
+        span(K4, K4),
+        Change::new().memory(Memory::Normal),
+    )
+    .unwrap();
+    collapse(&mut space, span(0, 64 * M2), BLOCK, true);
+    unmap(&mut space, span(0, 32 * M2 + K4)).unwrap();
+    let counts = platform.counts();
+    assert_eq!(
+        (
+            counts.publications,
+            counts.invalidations,
+            counts.completions
+        ),
+        (0, 0, 0)
+    );
+    // What was written is published once, when it becomes live.
+    space.set_liveness(Liveness::Live);
+    assert_eq!(platform.counts().publications, 1);
+}

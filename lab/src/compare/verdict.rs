@@ -1,0 +1,165 @@
+//! What Tablewright aims for, beside what was measured.
+
+use super::Row;
+use super::subject::{OURS, Operation};
+use crate::arena::Memory;
+use crate::report;
+
+/// A figure with the bound that it has to keep.
+struct Aim {
+    /// What is compared with what.
+    words: &'static str,
+    /// The operation that is measured.
+    operation: Operation,
+    /// Which of its ratios.
+    ratio: fn(&Row) -> Option<f64>,
+    bound: Bound,
+}
+
+#[derive(Clone, Copy)]
+enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Bound {
+    fn is_met(self, figure: f64) -> bool {
+        match self {
+            Self::AtMost(bound) => figure <= bound,
+            Self::AtLeast(bound) => figure >= bound,
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Self::AtMost(bound) => format!("at most {bound:.2}"),
+            Self::AtLeast(bound) => format!("at least {bound:.2}"),
+        }
+    }
+}
+
+/// Ratios in one run on warm memory; see the design for where they come from.
+const AIMS: [Aim; 8] = [
+    Aim {
+        words: "map: time, to the limit",
+        operation: Operation::Map,
+        ratio: |row| row.ratio_to_limit,
+        bound: Bound::AtMost(1.5),
+    },
+    Aim {
+        words: "map: speed, to the best other crate",
+        operation: Operation::Map,
+        ratio: |row| row.ratio_to_best_other,
+        bound: Bound::AtLeast(3.0),
+    },
+    Aim {
+        words: "protect: speed, to the best other crate",
+        operation: Operation::Protect,
+        ratio: |row| row.ratio_to_best_other,
+        bound: Bound::AtLeast(3.0),
+    },
+    Aim {
+        words: "protect (live): time, to tables that nobody uses",
+        operation: Operation::ProtectLive,
+        ratio: |row| row.ratio_to_dead,
+        bound: Bound::AtMost(1.1),
+    },
+    Aim {
+        words: "protect (hw writes): time, to the limit of exchanges",
+        operation: Operation::ProtectHardware,
+        ratio: |row| row.ratio_to_limit,
+        bound: Bound::AtMost(1.1),
+    },
+    Aim {
+        words: "unmap: time, to the limit",
+        operation: Operation::Unmap,
+        ratio: |row| row.ratio_to_limit,
+        bound: Bound::AtMost(1.5),
+    },
+    Aim {
+        words: "unmap: speed, to the best other crate",
+        operation: Operation::Unmap,
+        ratio: |row| row.ratio_to_best_other,
+        bound: Bound::AtLeast(1.5),
+    },
+    Aim {
+        words: "detach: speed, to the best other crate",
+        operation: Operation::Detach,
+        ratio: |row| row.ratio_to_best_other,
+        bound: Bound::AtLeast(1.0),
+    },
+];
+
+/// The aims that can be judged by `rows`, as a table; nothing if there are none.
+pub fn text(rows: &[Row]) -> String {
+    let judged: Vec<[String; 4]> = AIMS
+        .iter()
+        .filter_map(|aim| {
+            let row = rows.iter().find(|row| {
+                row.name == OURS && row.memory == Memory::Warm && row.operation == aim.operation
+            })?;
+            let figure = (aim.ratio)(row)?;
+            let verdict = if aim.bound.is_met(figure) {
+                "met"
+            } else {
+                "missed"
+            };
+            Some([
+                aim.words.to_owned(),
+                verdict.to_owned(),
+                report::figure(figure),
+                aim.bound.words(),
+            ])
+        })
+        .collect();
+    if judged.is_empty() {
+        return String::new();
+    }
+    let header = ["aim of tablewright, warm memory", "", "ratio", "should be"];
+    format!("\n{}", report::table(header, 2, judged))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(operation: Operation, limit: f64, other: Option<f64>) -> Row {
+        Row {
+            name: OURS,
+            version: "",
+            operation,
+            method: "",
+            memory: Memory::Warm,
+            threads: 1,
+            ns_per_entry: 1.0,
+            ratio_to_limit: Some(limit),
+            ratio_to_best_other: other,
+            ratio_to_dead: None,
+            spread: 0.0,
+            samples: [1.0].into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn aims_are_met_or_missed_and_left_out_without_figures() {
+        let text = text(&[
+            row(Operation::Map, 1.4, Some(2.9)),
+            row(Operation::Unmap, 1.6, None),
+        ]);
+        let verdicts: Vec<_> = text
+            .lines()
+            .flat_map(str::split_whitespace)
+            .filter(|word| ["met", "missed"].contains(word))
+            .collect();
+        assert_eq!(verdicts, ["met", "missed", "missed"]);
+    }
+
+    #[test]
+    fn cold_memory_and_other_crates_are_not_judged() {
+        let mut cold = row(Operation::Map, 1.0, None);
+        cold.memory = Memory::Cold;
+        let mut other = row(Operation::Map, 1.0, None);
+        other.name = "limit";
+        assert_eq!(text(&[cold, other]), "");
+    }
+}
