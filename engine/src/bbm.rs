@@ -11,8 +11,8 @@
 //! the contents. A format only names its [`Rule`].
 //!
 //! Sources: DDI 0487 D8.17 (R_WHZWS and what follows), FEAT_BBM levels in ID_AA64MMFR2_EL1; the Arm-maintained
-//! catalogue of litmus tests, for what "can be cached" means: an invalid entry, or one whose access flag is clear,
-//! cannot. SDM vol. 3A 5.10.2.4 and 5.10.4 for x86.
+//! catalogue of litmus tests, for what "can be cached" means: an invalid entry, or one whose access flag is clear
+//! and stays so, cannot. SDM vol. 3A 5.10.2.4 and 5.10.4 for x86.
 
 use crate::addr::{Level, Pa};
 use crate::format::{Attrs, Format, Kind, Perms};
@@ -156,10 +156,10 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
     let break_below = |needed: u8| {
         if caps.bbm < needed { Break } else { Invalidate }
     };
-    if old == new || !cacheable(old) {
+    if old == new || !cacheable(old, caps) {
         return Store;
     }
-    if !cacheable(new) {
+    if !cacheable(new, caps) {
         // This is the break itself.
         return Invalidate;
     }
@@ -210,11 +210,17 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
 }
 
 /// Whether a processor may hold a copy of what the entry says (arm64).
-fn cacheable(state: &State) -> bool {
+///
+/// A clear access flag keeps it from doing so only where software sets the flag. Where hardware does, a walker may set
+/// it between the look at the entry and the change of it. And one member of a run that has been accessed is enough to
+/// hold all of the run, so that the flag of a single member says nothing.
+fn cacheable(state: &State, caps: &Caps) -> bool {
     match state {
         State::Absent => false,
         State::Table { .. } => true,
-        State::Leaf { attrs, .. } => attrs.accessed,
+        State::Leaf {
+            attrs, contiguous, ..
+        } => attrs.accessed || *contiguous || caps.hardware_access,
     }
 }
 

@@ -21,10 +21,11 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa};
+use crate::edit::run;
 use crate::entry::{LINE, Table};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
-use crate::walk::{Slice, Step, Visit, walk};
+use crate::walk::{Denied, Slice, Step, Visit, walk};
 
 /// One invalidation, as the platform is asked to issue it.
 ///
@@ -206,7 +207,8 @@ impl Ranges {
     }
 }
 
-/// A leaf that an edit found or cut off: which addresses it translated, to which frame, how.
+/// A leaf that an edit found or cut off: which addresses it translated, to which frame, how. A contiguous run is one
+/// leaf.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, Level, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -252,10 +254,14 @@ impl<F: Format> Leaf<F> {
         F::address(self.entry, self.level)
     }
 
-    /// The size in bytes.
+    /// The size in bytes; that of the whole run for a contiguous run, which counts as one leaf.
     #[inline(always)]
     pub fn size(&self) -> u64 {
-        1 << F::shift(self.level)
+        let mut shift = F::shift(self.level);
+        if self.is_contiguous() {
+            shift += F::contiguous(self.level);
+        }
+        1 << shift
     }
 
     /// The level it stands at.
@@ -264,21 +270,23 @@ impl<F: Format> Leaf<F> {
         self.level
     }
 
-    /// Its attributes; permissions that a table above takes away are taken away.
+    /// Its attributes; permissions that a table above takes away are taken away. A run is accessed or dirty if any
+    /// member says so.
     #[inline]
     pub fn attrs(&self) -> Attrs {
-        let mut attrs = F::decode(self.entry, self.level);
-        attrs.perms -= self.denied;
-        attrs
+        Attrs {
+            perms: F::effective(self.entry, self.level, self.denied),
+            ..F::decode(self.entry, self.level)
+        }
     }
 
-    /// Whether it is a member of a contiguous run.
-    #[inline]
+    /// Whether it is a contiguous run.
+    #[inline(always)]
     pub fn is_contiguous(&self) -> bool {
         self.entry & F::CONTIGUOUS != 0
     }
 
-    /// The descriptor.
+    /// The descriptor; of a run, that of its first member with the flags of all.
     #[inline]
     pub fn descriptor(&self) -> u64 {
         self.entry
@@ -394,16 +402,20 @@ struct Root {
     frame: Pa,
     level: Level,
     fate: Fate,
+    /// What the tables above it took away.
+    denied: Perms,
     /// The first input address that it translated.
     first: u64,
 }
 
 impl Root {
-    /// The frame, level and fate in one word: the latter two in the bits below the alignment of the frame, with a mark
-    /// that tells the word from the end of the chain.
+    /// All but the address in one word: what is not the frame in the bits below its alignment, with a mark that tells
+    /// the word from the end of the chain.
     fn word(self) -> u64 {
+        let level = u64::from(self.level.height());
         let fate = u64::from(self.fate == Fate::Replaced);
-        self.frame.get() | 1 | u64::from(self.level.height()) << 1 | fate << 4
+        let denied = u64::from(self.denied.bits());
+        self.frame.get() | 1 | level << 1 | fate << 4 | denied << 5
     }
 
     fn from_word(word: u64, first: u64) -> Option<Self> {
@@ -415,6 +427,7 @@ impl Root {
             } else {
                 Fate::Replaced
             },
+            denied: Perms::from_bits_truncate((word >> 5) as u8 & 0x3f),
             first,
         })
     }
@@ -535,11 +548,12 @@ impl<F: Format, P: Platform> Flush<F, P> {
         self.detached.len < MAX_UNLINKED || self.platform.link_of(frame).is_some()
     }
 
-    pub(crate) fn carry(&mut self, frame: Pa, level: Level, first: u64, fate: Fate) {
+    pub(crate) fn carry(&mut self, frame: Pa, level: Level, first: u64, denied: Perms, fate: Fate) {
         let root = Root {
             frame,
             level,
             fate,
+            denied,
             first,
         };
         self.detached.push(&self.platform, root);
@@ -670,6 +684,7 @@ impl<F: Format, P: Platform> Completed<F, P> {
             platform: &*platform,
             visit,
             stop: false,
+            denied: Denied::new(Perms::empty()),
             format: PhantomData,
         };
         loop {
@@ -681,6 +696,7 @@ impl<F: Format, P: Platform> Completed<F, P> {
                 free_tree::<F, P>(platform, root.frame, root.level);
                 continue;
             }
+            settle.denied = Denied::new(root.denied);
             // A sub-tree that is taken up for the first time is walked whole.
             let slice = slice.unwrap_or_else(|| root.slice::<F>());
             let walked =
@@ -716,7 +732,36 @@ struct Settle<'a, F: Format, P: Platform, V> {
     platform: &'a P,
     visit: V,
     stop: bool,
+    denied: Denied,
     format: PhantomData<F>,
+}
+
+impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Settle<'_, F, P, V> {
+    /// Visits the leaf at one entry; a run once, at its first member.
+    #[inline]
+    fn leaf(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        first: u64,
+        mut entry: u64,
+    ) -> ControlFlow<u64> {
+        if entry & F::CONTIGUOUS != 0 {
+            let members = run::members::<F>(index, level);
+            if index != members.start {
+                return ControlFlow::Continue(());
+            }
+            // SAFETY: the table was cut off or never linked, and only this thread of execution knows it.
+            entry = run::gather::<F>(members, level, |member| unsafe { table.read(member) });
+        }
+        if self.stop {
+            return ControlFlow::Break(first);
+        }
+        let leaf = Leaf::new(first, entry, level, self.denied.at(level));
+        self.stop = (self.visit)(leaf).is_break();
+        ControlFlow::Continue(())
+    }
 }
 
 impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
@@ -733,14 +778,13 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
     ) -> ControlFlow<u64, Step> {
         let entry = table.load(index);
         match F::kind(entry, level) {
-            Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
-            Kind::Leaf => {
-                if self.stop {
-                    return ControlFlow::Break(slice.first);
+            Kind::Table => {
+                if let Some(below) = level.down() {
+                    self.denied.enter::<F>(entry, below);
                 }
-                let leaf = Leaf::new(slice.first, entry, level, Perms::empty());
-                self.stop = (self.visit)(leaf).is_break();
+                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
             }
+            Kind::Leaf => self.leaf(table, index, level, slice.first, entry)?,
             Kind::Invalid => {}
         }
         ControlFlow::Continue(Step::Next)
@@ -751,6 +795,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         // SAFETY: the table was cut off or never linked, and only this thread of execution knows it.
         let read = |index: usize| unsafe { table.read(index) };
+        let denied = self.denied.at(Level::PAGE);
         let mut index = range.start;
         while index < range.end {
             // A line of leaves at a time: read first, then visited, so that what the visitor writes does not stand
@@ -761,7 +806,8 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
                 table.prefetch_ahead(index);
                 for (offset, entry) in line.iter_mut().enumerate() {
                     *entry = read(index + offset);
-                    leaves &= F::kind(*entry, Level::PAGE) == Kind::Leaf;
+                    leaves &=
+                        F::kind(*entry, Level::PAGE) == Kind::Leaf && *entry & F::CONTIGUOUS == 0;
                 }
             }
             if leaves {
@@ -769,7 +815,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
                     if self.stop {
                         return ControlFlow::Break(at(index));
                     }
-                    let leaf = Leaf::new(at(index), entry, Level::PAGE, Perms::empty());
+                    let leaf = Leaf::new(at(index), entry, Level::PAGE, denied);
                     index += 1;
                     if (self.visit)(leaf).is_break() {
                         self.stop = true;
@@ -779,11 +825,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
                 for index in index..range.end.min(index + LINE) {
                     let entry = read(index);
                     if F::kind(entry, Level::PAGE) == Kind::Leaf {
-                        if self.stop {
-                            return ControlFlow::Break(at(index));
-                        }
-                        let leaf = Leaf::new(at(index), entry, Level::PAGE, Perms::empty());
-                        self.stop = (self.visit)(leaf).is_break();
+                        self.leaf(table, index, Level::PAGE, at(index), entry)?;
                     }
                 }
                 index += LINE;
@@ -810,6 +852,7 @@ pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: 
         platform,
         visit: |_| ControlFlow::Continue(()),
         stop: false,
+        denied: Denied::new(Perms::empty()),
         format: PhantomData,
     };
     if level != Level::PAGE {

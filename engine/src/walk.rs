@@ -11,8 +11,11 @@ use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Level, Pa};
 use crate::entry::Table;
-use crate::format::{Format, Kind};
+use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
+
+/// The most levels that any format has.
+pub(crate) const MAX_LEVELS: usize = 5;
 
 /// What to do about one entry.
 pub(crate) enum Step {
@@ -34,6 +37,29 @@ impl Slice {
     #[inline(always)]
     pub fn is_whole<F: Format>(self, level: Level) -> bool {
         self.last.wrapping_sub(self.first) == (1 << F::shift(level)) - 1
+    }
+}
+
+/// What the tables above each level take away, along the path that a walk is on.
+#[derive(Clone, Copy)]
+pub(crate) struct Denied([Perms; MAX_LEVELS]);
+
+impl Denied {
+    /// Nothing yet, but `denied` at the level where the walk starts and below.
+    pub fn new(denied: Perms) -> Self {
+        Self([denied; MAX_LEVELS])
+    }
+
+    /// What is taken away from the entries at `level`.
+    #[inline(always)]
+    pub fn at(&self, level: Level) -> Perms {
+        self.0[level.height() as usize]
+    }
+
+    /// The walk goes through the table descriptor `table` at the level above `below`.
+    #[inline(always)]
+    pub fn enter<F: Format>(&mut self, table: u64, below: Level) {
+        self.0[below.height() as usize] = self.at(below.up()) | F::denied(table);
     }
 }
 

@@ -12,10 +12,7 @@ use crate::entry::Table;
 use crate::flush::free_tree;
 use crate::format::{Attrs, Format, Inexpressible, Perms};
 use crate::platform::Platform;
-use crate::walk::Slice;
-
-/// The most levels that any format has.
-pub(crate) const MAX_LEVELS: usize = 5;
+use crate::walk::{MAX_LEVELS, Slice};
 
 /// The leaves of one mapping: for any address, which leaf translates it.
 pub(crate) struct Leaves<F: Format> {

@@ -8,11 +8,13 @@
 use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
+use super::run::Fold;
+use super::saturate;
 use crate::addr::{Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
 use crate::entry::Table;
 use crate::flush::{Fate, Flush, Ranges};
-use crate::format::{Attrs, Format, Kind};
+use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::space::{AddressSpace, Conditions, EditError};
 use crate::walk::{Slice, Step, Visit};
@@ -71,13 +73,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             };
             let _: ControlFlow<Infallible> = self.visit(slice, &mut collapse);
             let broken = core::mem::replace(&mut collapse.broken, Ranges::new());
-            done += collapse.done;
             if !broken.is_empty() {
                 self.invalidate_now(&broken);
                 collapse.remake = true;
                 let _: ControlFlow<Infallible> = self.visit(slice, &mut collapse);
                 self.platform.barrier(Barrier::Publish);
             }
+            done += collapse.done;
             level = level.up();
         }
         if runs {
@@ -109,12 +111,13 @@ enum Sum {
     Mixed,
 }
 
-/// Adds up the entries of the table in `frame` at `level`. The second result tells whether a walker may still be
+/// Adds up the entries of the table in `frame` at `level`, which its descriptor takes `denied` away from. The second result tells whether a walker may still be
 /// writing some of them.
 fn sum<F: Format, P: Platform>(
     platform: &P,
     frame: Pa,
     level: Level,
+    denied: Perms,
     conditions: &Conditions,
 ) -> (Sum, bool) {
     // SAFETY: the caller read the frame from a table descriptor of the space.
@@ -133,6 +136,7 @@ fn sum<F: Format, P: Platform>(
     }
     // Accessed and dirty may differ from leaf to leaf; everything else has to be the same.
     let plain = |entry: u64| Attrs {
+        perms: F::effective(entry, level, denied),
         accessed: false,
         dirty: false,
         ..F::decode(entry, level)
@@ -186,18 +190,21 @@ impl<F: Format, P: Platform> Collapse<'_, F, P> {
         if !self.flush.has_room(child) {
             return;
         }
-        let (frame, mut attrs, contended) =
-            match sum::<F, P>(self.platform, child, below, &self.conditions) {
-                (Sum::Mixed, _) => return,
-                (Sum::Empty, _) => {
-                    table.store(index, 0);
-                    self.let_go(child, below, slice);
-                    return;
-                }
-                (Sum::Leaf(frame, attrs), contended) => (frame, attrs, contended),
-            };
-        // What the table takes away, the leaf does not have.
-        attrs.perms -= F::denied(entry);
+        let (frame, attrs, contended) = match sum::<F, P>(
+            self.platform,
+            child,
+            below,
+            F::denied(entry),
+            &self.conditions,
+        ) {
+            (Sum::Mixed, _) => return,
+            (Sum::Empty, _) => {
+                table.store(index, 0);
+                self.let_go(child, below, slice);
+                return;
+            }
+            (Sum::Leaf(frame, attrs), contended) => (frame, attrs, contended),
+        };
         if !self.leaves || !F::is_leaf_level(level) {
             return;
         }
@@ -220,14 +227,8 @@ impl<F: Format, P: Platform> Collapse<'_, F, P> {
             return;
         }
         if contended {
-            // A walker may still set a bit in a small leaf, and nobody would look at it again. Both bits are set
-            // beforehand: said too much, never too little.
-            attrs.accessed = true;
-            attrs.dirty |= attrs.perms.intersects(crate::format::Perms::ANY_WRITE);
-            let Ok(bits) = F::encode(&attrs, level) else {
-                return;
-            };
-            leaf = bits | F::put_address(frame);
+            // A walker may still set a flag in a small leaf, where nobody would look again.
+            leaf = saturate::<F>(leaf, level);
         }
         table.store(index, leaf);
         self.let_go(child, below, slice);
@@ -235,7 +236,9 @@ impl<F: Format, P: Platform> Collapse<'_, F, P> {
 
     /// The table has been replaced.
     fn let_go(&mut self, child: Pa, below: Level, slice: Slice) {
-        self.flush.carry(child, below, slice.first, Fate::Replaced);
+        let denied = Perms::empty();
+        self.flush
+            .carry(child, below, slice.first, denied, Fate::Replaced);
         if self.conditions.live {
             self.flush.add(slice, None, true);
         }
@@ -249,17 +252,21 @@ impl<F: Format, P: Platform> Collapse<'_, F, P> {
         };
         let old = F::resume(entry);
         let child = F::address(old, level);
-        if let (Sum::Leaf(frame, mut attrs), _) =
-            sum::<F, P>(self.platform, child, below, &self.conditions)
+        let (sum, _) = sum::<F, P>(
+            self.platform,
+            child,
+            below,
+            F::denied(old),
+            &self.conditions,
+        );
+        if let Sum::Leaf(frame, attrs) = sum
+            && let Ok(bits) = F::encode(&attrs, level)
         {
-            attrs.perms -= F::denied(old);
-            if let Ok(bits) = F::encode(&attrs, level) {
-                table.store(index, bits | F::put_address(frame));
-                // SAFETY: the table was part of the space (1.), and the invalidation that covers it is complete (2.).
-                unsafe { self.platform.free_table(child, below) };
-                self.done += 1;
-                return;
-            }
+            table.store(index, bits | F::put_address(frame));
+            // SAFETY: the table was part of the space (1.), and the invalidation that covers it is complete (2.).
+            unsafe { self.platform.free_table(child, below) };
+            self.done += 1;
+            return;
         }
         debug_assert!(false, "a table that could be replaced no longer can");
         table.link(index, old);
@@ -291,112 +298,6 @@ impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, F, P> {
     }
 
     fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Infallible> {
-        ControlFlow::Continue(())
-    }
-}
-
-/// Folds aligned leaves into contiguous runs.
-struct Fold<'a, F: Format, P: Platform> {
-    conditions: Conditions,
-    largest: Level,
-    slice: Slice,
-    flush: &'a mut Flush<F, P>,
-    broken: Ranges,
-    done: u64,
-}
-
-impl<F: Format, P: Platform> Fold<'_, F, P> {
-    /// Folds the run that starts at entry `start`, if all its members are leaves that translate like one. Runs of
-    /// leaves that a walker may be writing are left alone: their bits would have to be gathered one by one.
-    fn fold(&mut self, table: &Table<'_, P>, start: usize, level: Level, first: u64) {
-        let count = 1usize << F::contiguous(level);
-        let size = (count as u64) << F::shift(level);
-        let last = first + (size - 1);
-        if first < self.slice.first || last > self.slice.last {
-            return;
-        }
-        let (entry, step) = (table.load(start), 1u64 << F::shift(level));
-        let frame = F::address(entry, level);
-        if F::kind(entry, level) != Kind::Leaf
-            || entry & F::CONTIGUOUS != 0
-            || frame.get() & (size - 1) != 0
-            || self.conditions.is_contended::<F>(entry, level)
-        {
-            return;
-        }
-        let pattern = entry & !F::address_mask(level);
-        let place = |member: u64| F::put_address(Pa::new(frame.get() + member * step));
-        if !(0..count).all(|member| table.load(start + member) == pattern | place(member as u64)) {
-            return;
-        }
-        let how = if self.conditions.live {
-            let old = State::of::<F>(entry, level);
-            let new = State::of::<F>(entry | F::CONTIGUOUS, level);
-            let caps = &self.conditions.caps;
-            transition(F::RULE, &old, &new, level, caps, Contents::Same)
-        } else {
-            Transition::Store
-        };
-        if how == Transition::Break && !self.conditions.may_break {
-            return;
-        }
-        for member in 0..count {
-            let folded = pattern | place(member as u64) | F::CONTIGUOUS;
-            let stored = if how == Transition::Break {
-                F::suspend(folded)
-            } else {
-                folded
-            };
-            table.store(start + member, stored);
-        }
-        let slice = Slice { first, last };
-        match how {
-            Transition::Store => {}
-            Transition::Invalidate => self.flush.add(slice, Some(level), false),
-            Transition::Break => self.broken.add(slice, Some(level), false),
-        }
-        self.done += 1;
-    }
-}
-
-impl<F: Format, P: Platform> Visit<F, P> for Fold<'_, F, P> {
-    type Stop = Infallible;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Infallible, Step> {
-        let entry = table.load(index);
-        if F::kind(entry, level) == Kind::Table {
-            return ControlFlow::Continue(Step::Into(F::address(entry, level)));
-        }
-        let run = F::contiguous(level);
-        if level <= self.largest && run > 0 && index & ((1 << run) - 1) == 0 {
-            let first = slice.first & !((1 << F::shift(level)) - 1);
-            self.fold(table, index, level, first);
-        }
-        ControlFlow::Continue(Step::Next)
-    }
-
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Infallible> {
-        let run = 1usize << F::contiguous(Level::PAGE);
-        if run > 1 {
-            let from = range.start;
-            let mut start = from.next_multiple_of(run);
-            while start + run <= range.end {
-                let at = first + (((start - from) as u64) << F::PAGE_SHIFT);
-                self.fold(table, start, Level::PAGE, at);
-                start += run;
-            }
-        }
         ControlFlow::Continue(())
     }
 }

@@ -9,7 +9,25 @@ mod collapse;
 mod map;
 mod query;
 mod rewrite;
+pub(crate) mod run;
 mod unmap;
+
+use crate::addr::Level;
+use crate::format::{Attrs, Format, Perms};
+
+/// The leaf `entry` with every flag set that a walker may still set in it. Where nobody will look at what walkers set
+/// from now on, this is what to write: said too much, never too little.
+fn saturate<F: Format>(entry: u64, level: Level) -> u64 {
+    let attrs = F::decode(entry, level);
+    let all = Attrs {
+        accessed: true,
+        dirty: attrs.dirty || attrs.perms.intersects(Perms::ANY_WRITE),
+        ..attrs
+    };
+    let kept = entry & (F::address_mask(level) | F::CONTIGUOUS);
+    // What was decoded can be encoded.
+    F::encode(&all, level).map_or(entry, |bits| bits | kept)
+}
 
 pub use map::Mapping;
 pub use rewrite::Change;

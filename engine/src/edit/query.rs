@@ -4,14 +4,14 @@ use core::convert::Infallible;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
-use super::build::MAX_LEVELS;
+use super::run;
 use crate::addr::{Address, Level, Span};
 use crate::entry::Table;
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, EditError, Half};
-use crate::walk::{Slice, Step, Visit};
+use crate::walk::{Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates `input`, if any.
@@ -103,10 +103,12 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
-/// Visits leaves, with what the tables above them take away.
+/// Visits leaves, with what the tables above them take away; a run once.
 struct Find<F, V> {
     visit: V,
-    denied: [Perms; MAX_LEVELS],
+    denied: Denied,
+    /// The last address of the run that was visited last.
+    run_last: Option<u64>,
     format: PhantomData<F>,
 }
 
@@ -114,9 +116,34 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
     fn new(visit: V) -> Self {
         Self {
             visit,
-            denied: [Perms::empty(); MAX_LEVELS],
+            denied: Denied::new(Perms::empty()),
+            run_last: None,
             format: PhantomData,
         }
+    }
+
+    /// Visits the leaf at one entry, the first of whose addresses that are asked for is `input`.
+    #[inline(always)]
+    fn leaf<P: Platform>(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        input: u64,
+        mut entry: u64,
+    ) -> ControlFlow<()> {
+        let mut first = input & !((1 << F::shift(level)) - 1);
+        if entry & F::CONTIGUOUS != 0 {
+            if self.run_last.is_some_and(|last| first <= last) {
+                return ControlFlow::Continue(());
+            }
+            let extent = run::extent::<F>(input, level);
+            first = extent.first;
+            self.run_last = Some(extent.last);
+            let members = run::members::<F>(index, level);
+            entry = run::gather::<F>(members, level, |member| table.load(member));
+        }
+        (self.visit)(Leaf::new(first, entry, level, self.denied.at(level)))
     }
 }
 
@@ -132,16 +159,12 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
         slice: Slice,
     ) -> ControlFlow<(), Step> {
         let entry = table.load(index);
-        let denied = self.denied[level.height() as usize];
         match (F::kind(entry, level), level.down()) {
             (Kind::Table, Some(below)) => {
-                self.denied[below.height() as usize] = denied | F::denied(entry);
+                self.denied.enter::<F>(entry, below);
                 return ControlFlow::Continue(Step::Into(F::address(entry, level)));
             }
-            (Kind::Leaf, _) => {
-                let first = slice.first & !((1 << F::shift(level)) - 1);
-                (self.visit)(Leaf::new(first, entry, level, denied))?;
-            }
+            (Kind::Leaf, _) => self.leaf(table, index, level, slice.first, entry)?,
             _ => {}
         }
         ControlFlow::Continue(Step::Next)
@@ -153,7 +176,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
         for index in range {
             let entry = table.load(index);
             if F::kind(entry, Level::PAGE) == Kind::Leaf {
-                (self.visit)(Leaf::new(input, entry, Level::PAGE, self.denied[0]))?;
+                self.leaf(table, index, Level::PAGE, input, entry)?;
             }
             input = input.wrapping_add(1 << F::PAGE_SHIFT);
         }

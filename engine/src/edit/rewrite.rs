@@ -15,13 +15,16 @@
 //! # Runs
 //!
 //! An edit that covers a part of a contiguous run would leave its members different. [`cleave`](AddressSpace::cleave)
-//! comes first: at both ends of the range it unfolds the run, and splits the block, that reaches over the end. Inside
-//! the range runs are whole; their members change alike, and stay a run.
+//! comes first: at both ends of the range it [unfolds](super::run) the run, and splits the block, that reaches over the
+//! end. Inside the range runs are whole; their members change alike, and stay a run.
 
 use core::convert::Infallible;
+use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::build::{Frames, Leaves};
+use super::run::{self, Unfold};
+use super::saturate;
 use super::unmap::Cut;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
@@ -30,7 +33,7 @@ use crate::flush::{Flush, Leaf, Ranges};
 use crate::format::{Attrs, Format, Kind, Memory, Perms, Shareability};
 use crate::platform::{Barrier, Platform};
 use crate::space::{AddressSpace, Conditions, EditError};
-use crate::walk::{Slice, Step, Visit};
+use crate::walk::{MAX_LEVELS, Slice, Step, Visit};
 
 /// What to change about leaves; what is not named stays as it is.
 ///
@@ -181,14 +184,23 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             level = level.up();
         }
         let conditions = self.conditions();
-        let mut recode = Recode::<F>::new(conditions, change, None);
+        let mut recode = Recode::<F>::new(conditions, change);
         // A look before the edit, only where something might be found.
         let grants = self.tables_deny && change.perms.is_some();
         let refusable = self.may_refuse(&change);
         if grants || refusable {
-            let mut look = Look {
-                recode: &mut recode,
+            let mut breaks = |entry, level| recode.plan(entry, level).how == How::Break;
+            // A walker may set flags between the look and the edit, which must not come as a surprise.
+            let refuse = |entry, level| {
+                refusable
+                    && (breaks(entry, level)
+                        || conditions.is_contended::<F>(entry, level)
+                            && breaks(saturate::<F>(entry, level), level))
+            };
+            let mut look = Look::<F, _> {
+                refuse,
                 perms: change.perms.filter(|_| grants),
+                format: PhantomData,
             };
             if let ControlFlow::Break(error) = self.visit(slice, &mut look) {
                 return Err(error);
@@ -233,10 +245,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
         let conditions = self.conditions();
         if self.may_refuse(&Change::new()) {
-            let mut unfold = Recode::<F>::new(conditions, Change::new(), Some(false));
-            let mut look = Look {
-                recode: &mut unfold,
+            let refuse = |entry, level| {
+                entry & F::CONTIGUOUS != 0
+                    && run::how::<F>(entry, level, &conditions) == Transition::Break
+            };
+            let mut look = Look::<F, _> {
+                refuse,
                 perms: None,
+                format: PhantomData,
             };
             if let ControlFlow::Break(error) = self.visit(slice, &mut look) {
                 return Err(error);
@@ -249,9 +265,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         };
         let cut = self.split_where(slice, wish)?;
         cut.add_to(conditions, flush);
-        let mut unfold = Recode::<F>::new(conditions, Change::new(), Some(false));
-        self.recode(slice, &mut unfold);
-        unfold.cut.add_to(conditions, flush);
+        self.unfold(slice).add_to(conditions, flush);
         Ok(())
     }
 
@@ -291,12 +305,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The extent of the leaf at `input`, with the run that it is a member of, if it reaches out of `slice`.
     fn run_over(&self, input: u64, slice: Slice) -> Option<(Slice, Leaf<F>)> {
         let leaf = self.query(F::Input::from_bits(input))?;
-        let mut shift = F::shift(leaf.level());
-        if leaf.is_contiguous() {
-            shift += F::contiguous(leaf.level());
-        }
-        let first = input & !((1 << shift) - 1);
-        let last = input | ((1 << shift) - 1);
+        let first = leaf.input().bits();
+        let last = first + (leaf.size() - 1);
         (first < slice.first || last > slice.last).then_some((Slice { first, last }, leaf))
     }
 
@@ -313,22 +323,22 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         // Prepare: may the runs at the ends be unfolded, the blocks replaced, and are there enough tables?
         for (extent, leaf) in ends.iter().flatten() {
             let (entry, level) = (leaf.descriptor(), leaf.level());
-            if leaf.is_contiguous() && conditions.live && !conditions.may_break {
-                let mut unfold = Recode::<F>::new(conditions, Change::new(), Some(false));
-                if unfold.plan(entry, level).how == How::Break {
-                    return Err(refused(extent.first));
-                }
+            if leaf.is_contiguous()
+                && !conditions.may_break
+                && run::how::<F>(entry, level, &conditions) == Transition::Break
+            {
+                return Err(refused(extent.first));
             }
         }
         let mut reserve = Reserve {
             platform: &self.platform,
-            heads: [0; MAX_HEADS],
+            heads: [0; MAX_LEVELS],
         };
         let mut count = Count::<F, P> {
             wish,
             conditions,
             reserve: &mut reserve,
-            format: core::marker::PhantomData,
+            format: PhantomData,
         };
         let counted = self.visit(slice, &mut count);
         if let ControlFlow::Break(error) = counted {
@@ -343,9 +353,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let mut cut = Cut::default();
         for (extent, leaf) in ends.iter().flatten() {
             if leaf.is_contiguous() {
-                let mut unfold = Recode::<F>::new(conditions, Change::new(), Some(false));
-                self.recode(*extent, &mut unfold);
-                cut.merge(unfold.cut);
+                cut.merge(self.unfold(*extent));
             }
         }
         let mut split = Split {
@@ -368,6 +376,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub(super) fn recode(&self, slice: Slice, recode: &mut Recode<F>) {
         let _: ControlFlow<Infallible> = self.visit(slice, recode);
         self.resume(slice, &recode.broken);
+    }
+
+    /// Unfolds the runs in `slice`, all of which are whole.
+    fn unfold(&self, slice: Slice) -> Cut {
+        let mut unfold = Unfold::new(self.conditions());
+        let _: ControlFlow<Infallible> = self.visit(slice, &mut unfold);
+        self.resume(slice, &unfold.broken);
+        unfold.cut
     }
 
     /// The second half of a break-before-make: makes every walker forget what was broken in `slice`, and makes what
@@ -408,23 +424,21 @@ pub(super) struct Plan {
     invalidate: bool,
 }
 
-/// Rewrites leaves: other attributes, in a run or not.
+/// Rewrites leaves: other attributes.
 pub(super) struct Recode<F: Format> {
     conditions: Conditions,
     change: Change,
-    contiguous: Option<bool>,
     plan: Plan,
     pub cut: Cut,
     pub broken: Ranges,
-    format: core::marker::PhantomData<F>,
+    format: PhantomData<F>,
 }
 
 impl<F: Format> Recode<F> {
-    pub fn new(conditions: Conditions, change: Change, contiguous: Option<bool>) -> Self {
+    pub fn new(conditions: Conditions, change: Change) -> Self {
         Self {
             conditions,
             change,
-            contiguous,
             // The plan for holes.
             plan: Plan {
                 level: Level::PAGE,
@@ -435,7 +449,7 @@ impl<F: Format> Recode<F> {
             },
             cut: Cut::default(),
             broken: Ranges::new(),
-            format: core::marker::PhantomData,
+            format: PhantomData,
         }
     }
 
@@ -464,16 +478,12 @@ impl<F: Format> Recode<F> {
             return plan;
         }
         let attrs = self.change.apply(F::decode(entry, level));
-        let Ok(mut bits) = F::encode(&attrs, level) else {
+        let Ok(bits) = F::encode(&attrs, level) else {
             // `protect` has made sure that the change can be encoded.
             debug_assert!(false, "a change that cannot be encoded");
             return plan;
         };
-        let runs = self.contiguous.unwrap_or(entry & F::CONTIGUOUS != 0);
-        if runs {
-            bits |= F::CONTIGUOUS;
-        }
-        let new = bits | entry & mask;
+        let new = bits | entry & (mask | F::CONTIGUOUS);
         plan.flip = entry ^ new;
         if plan.flip == 0 {
             return plan;
@@ -616,24 +626,15 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<F> {
 }
 
 /// Looks whether an edit would have to be refused, and changes nothing.
-struct Look<'a, F: Format> {
-    recode: &'a mut Recode<F>,
+struct Look<F, R> {
+    /// Whether a leaf would have to be broken.
+    refuse: R,
     /// The permissions that the edit gives, if tables may take some away.
     perms: Option<Perms>,
+    format: PhantomData<F>,
 }
 
-impl<F: Format> Look<'_, F> {
-    fn check(&mut self, entry: u64, level: Level, first: u64) -> ControlFlow<EditError<F::Input>> {
-        let conditions = self.recode.conditions;
-        let refusable = conditions.live && !conditions.may_break;
-        if refusable && self.recode.plan(entry, level).how == How::Break {
-            return ControlFlow::Break(EditError::NeedsBreak(F::Input::from_bits(first)));
-        }
-        ControlFlow::Continue(())
-    }
-}
-
-impl<F: Format, P: Platform> Visit<F, P> for Look<'_, F> {
+impl<F: Format, P: Platform, R: FnMut(u64, Level) -> bool> Visit<F, P> for Look<F, R> {
     type Stop = EditError<F::Input>;
 
     fn entry(
@@ -644,16 +645,16 @@ impl<F: Format, P: Platform> Visit<F, P> for Look<'_, F> {
         slice: Slice,
     ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
+        let at = F::Input::from_bits(slice.first);
         match (F::kind(entry, level), self.perms) {
             (Kind::Table, Some(perms)) if F::denied(entry).intersects(perms) => {
-                ControlFlow::Break(EditError::Denied(F::Input::from_bits(slice.first)))
+                ControlFlow::Break(EditError::Denied(at))
             }
             (Kind::Table, _) => ControlFlow::Continue(Step::Into(F::address(entry, level))),
-            (Kind::Leaf, _) => {
-                self.check(entry, level, slice.first)?;
-                ControlFlow::Continue(Step::Next)
+            (Kind::Leaf, _) if (self.refuse)(entry, level) => {
+                ControlFlow::Break(EditError::NeedsBreak(at))
             }
-            (Kind::Invalid, _) => ControlFlow::Continue(Step::Next),
+            _ => ControlFlow::Continue(Step::Next),
         }
     }
 
@@ -665,7 +666,9 @@ impl<F: Format, P: Platform> Visit<F, P> for Look<'_, F> {
     ) -> ControlFlow<Self::Stop> {
         let mut input = first;
         for index in range {
-            self.check(table.load(index), Level::PAGE, input)?;
+            if (self.refuse)(table.load(index), Level::PAGE) {
+                return ControlFlow::Break(EditError::NeedsBreak(F::Input::from_bits(input)));
+            }
             input = input.wrapping_add(1 << F::PAGE_SHIFT);
         }
         ControlFlow::Continue(())
@@ -769,14 +772,12 @@ fn extent<F: Format>(first: u64, level: Level) -> Slice {
     }
 }
 
-const MAX_HEADS: usize = super::build::MAX_LEVELS;
-
 /// Frames taken from the platform before anything is changed, for each level a chain through the first entry of each
 /// frame: nobody else can see these frames yet.
 struct Reserve<'a, P: Platform> {
     platform: &'a P,
     /// The first frame of each chain, with bit 0 set; 0 is the end.
-    heads: [u64; MAX_HEADS],
+    heads: [u64; MAX_LEVELS],
 }
 
 impl<P: Platform> Reserve<'_, P> {
@@ -795,7 +796,7 @@ impl<P: Platform> Reserve<'_, P> {
 
     /// Gives what is left back to the platform.
     fn release(mut self) {
-        for height in 0..MAX_HEADS as u8 {
+        for height in 0..MAX_LEVELS as u8 {
             let level = Level::new(height);
             while let Some(frame) = self.take(level) {
                 // SAFETY: the frame came from the platform, once (1.), and was never linked (2.).
@@ -826,7 +827,7 @@ struct Count<'a, 'p, F: Format, P: Platform> {
     wish: Wish,
     conditions: Conditions,
     reserve: &'a mut Reserve<'p, P>,
-    format: core::marker::PhantomData<F>,
+    format: PhantomData<F>,
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
@@ -976,9 +977,12 @@ impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
                         let last = F::decode(table.exchange(index, link), level);
                         let was = F::decode(known, level);
                         if (last.accessed, last.dirty) != (was.accessed, was.dirty) {
-                            // A walker set a bit for the block in the last moment: it stands for all of it.
-                            let change = Change::new().accessed(last.accessed).dirty(last.dirty);
-                            let mut late = Recode::<F>::new(self.conditions, change, None);
+                            // A walker set a bit for the block in the last moment: it stands for all of it. What
+                            // walkers have set in the pages since then stays set.
+                            let mut change = Change::new();
+                            change.accessed = last.accessed.then_some(true);
+                            change.dirty = last.dirty.then_some(true);
+                            let mut late = Recode::<F>::new(self.conditions, change);
                             // SAFETY: the tables were just built, of this format.
                             let _: ControlFlow<Infallible> = unsafe {
                                 crate::walk::walk::<F, P, _>(

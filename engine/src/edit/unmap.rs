@@ -7,13 +7,14 @@
 
 use core::ops::{ControlFlow, Range};
 
+use super::run;
 use crate::addr::{Address, Level, Span};
 use crate::entry::Table;
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Conditions, EditError};
-use crate::walk::{Slice, Step, Visit};
+use crate::walk::{Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
@@ -57,6 +58,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let mut unmap = Unmap {
             conditions: self.conditions(),
             cut: Cut::default(),
+            denied: Denied::new(Perms::empty()),
             flush,
             held,
             stop: false,
@@ -120,6 +122,7 @@ impl Cut {
 struct Unmap<'a, F: Format, P: Platform, V> {
     conditions: Conditions,
     cut: Cut,
+    denied: Denied,
     flush: &'a mut Flush<F, P>,
     held: V,
     /// The visitor has broken off: stop before the next entry that is mapped.
@@ -127,18 +130,28 @@ struct Unmap<'a, F: Format, P: Platform, V> {
 }
 
 impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Unmap<'_, F, P, V> {
-    /// Cuts one leaf off and hands it over.
+    /// Cuts one leaf off, or the run that it is the first member of, and hands it over.
     #[inline(always)]
     fn cut(&mut self, table: &Table<'_, P>, index: usize, level: Level, first: u64, entry: u64) {
-        let entry = if self.conditions.is_contended::<F>(entry, level) {
-            table.exchange(index, 0)
-        } else {
-            table.store(index, 0);
-            entry
+        let take = |member: usize, entry: u64| {
+            if self.conditions.is_contended::<F>(entry, level) {
+                table.exchange(member, 0)
+            } else {
+                table.store(member, 0);
+                entry
+            }
         };
-        let last = first + ((1 << F::shift(level)) - 1);
+        let entry = if entry & F::CONTIGUOUS == 0 {
+            take(index, entry)
+        } else {
+            // The ends of the range have been cleaved: the run is whole.
+            run::gather::<F>(run::members::<F>(index, level), level, |member| {
+                take(member, table.load(member))
+            })
+        };
+        let leaf = Leaf::new(first, entry, level, self.denied.at(level));
+        let last = first + (leaf.size() - 1);
         self.cut.add(Slice { first, last }, Some(level));
-        let leaf = Leaf::new(first, entry, level, Perms::empty());
         self.stop = (self.held)(Held::new(leaf, self.flush.serial())).is_break();
     }
 }
@@ -162,6 +175,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
             (Kind::Leaf, _) => self.cut(table, index, level, slice.first, entry),
             (Kind::Table, Some(below)) => {
                 let child = F::address(entry, level);
+                self.denied.enter::<F>(entry, below);
                 if !slice.is_whole::<F>(level) {
                     return ControlFlow::Continue(Step::Into(child));
                 }
@@ -169,7 +183,9 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                     return ControlFlow::Break(slice.first);
                 }
                 table.store(index, 0);
-                self.flush.carry(child, below, slice.first, Fate::Unmapped);
+                let denied = self.denied.at(below);
+                self.flush
+                    .carry(child, below, slice.first, denied, Fate::Unmapped);
                 self.cut.add(slice, None);
             }
         }

@@ -293,19 +293,10 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE>
     }
 
     #[inline]
-    fn decode(entry: u64, _: Level) -> Attrs {
+    fn decode(entry: u64, level: Level) -> Attrs {
         let has = |bit: u64| entry & bit != 0;
-        let writable_now = !has(AP_READ_ONLY);
-        let write = writable_now || has(DIRTY_MODIFIER);
-        let user = has(AP_USER);
-        let mut perms = Perms::READ;
-        perms.set(Perms::WRITE, write);
-        perms.set(Perms::USER_READ, user);
-        perms.set(Perms::USER_WRITE, user && write);
-        perms.set(Perms::EXEC, !(has(PXN) || user && write));
-        perms.set(Perms::USER_EXEC, !has(UXN));
         Attrs {
-            perms,
+            perms: Self::effective(entry, level, Perms::empty()),
             memory: match entry >> ATTR_INDEX & 7 {
                 1 => Memory::Device,
                 2 => Memory::NonCacheable,
@@ -322,10 +313,26 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE>
             },
             global: !has(NOT_GLOBAL),
             accessed: has(ACCESS),
-            dirty: writable_now || has(SOFTWARE_DIRTY),
+            dirty: !has(AP_READ_ONLY) || has(SOFTWARE_DIRTY),
             software: (entry >> SOFTWARE & 7) as u8,
             native: entry & Self::NATIVE,
         }
+    }
+
+    #[inline]
+    fn effective(entry: u64, _: Level, denied: Perms) -> Perms {
+        let has = |bit: u64| entry & bit != 0;
+        let write = !has(AP_READ_ONLY) || has(DIRTY_MODIFIER);
+        let write = write && !denied.contains(Perms::WRITE);
+        let user = has(AP_USER) && !denied.contains(Perms::USER_READ);
+        let mut perms = Perms::READ;
+        perms.set(Perms::WRITE, write);
+        perms.set(Perms::USER_READ, user);
+        perms.set(Perms::USER_WRITE, user && write);
+        // D8.4.1: what the user can write, after all levels, the privileged do not execute.
+        perms.set(Perms::EXEC, !(has(PXN) || user && write));
+        perms.set(Perms::USER_EXEC, !has(UXN));
+        perms - (denied & Perms::ANY_EXEC)
     }
 
     #[inline(always)]

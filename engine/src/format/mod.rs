@@ -309,6 +309,13 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The attributes of a leaf at `level`; the inverse of [`encode`](Format::encode).
     fn decode(entry: u64, level: Level) -> Attrs;
 
+    /// What a leaf at `level` permits below tables that take `denied` away. Not always the difference of the two: where
+    /// a table takes memory from the user, a rule that forbade something because of the user no longer applies.
+    #[inline]
+    fn effective(entry: u64, level: Level, denied: Perms) -> Perms {
+        Self::decode(entry, level).perms - denied
+    }
+
     /// A descriptor of the table in `frame`. What is in `deny` is taken away from everything below it, as far as the
     /// format can: execution for one or both.
     fn table(frame: Pa, deny: Perms) -> u64;

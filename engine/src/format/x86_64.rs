@@ -174,20 +174,13 @@ impl<const LEVELS: u8> Format for X86_64<LEVELS> {
     #[inline]
     fn decode(entry: u64, level: Level) -> Attrs {
         let has = |bit: u64| entry & bit != 0;
-        let (user, write, exec) = (has(USER), has(WRITE), !has(NO_EXECUTE));
-        let mut perms = Perms::READ;
-        perms.set(Perms::WRITE, write);
-        perms.set(Perms::EXEC, exec && !user);
-        perms.set(Perms::USER_READ, user);
-        perms.set(Perms::USER_WRITE, user && write);
-        perms.set(Perms::USER_EXEC, user && exec);
         let pat = has(if level == Level::PAGE {
             SIZE_OR_PAT
         } else {
             PAT_OF_BLOCK
         });
         Attrs {
-            perms,
+            perms: Self::effective(entry, level, Perms::empty()),
             memory: match (pat, has(PCD), has(PWT)) {
                 (false, false, true) => Memory::NonCacheable,
                 (_, true, false) | (false, true, true) => Memory::Device,
@@ -201,6 +194,22 @@ impl<const LEVELS: u8> Format for X86_64<LEVELS> {
             software: (entry >> SOFTWARE & 7) as u8,
             native: entry & Self::NATIVE,
         }
+    }
+
+    #[inline]
+    fn effective(entry: u64, _: Level, denied: Perms) -> Perms {
+        // SDM 5.6.1: a page is one of the user if every level says so, and is written or executed if every level lets it.
+        let has = |bit: u64| entry & bit != 0;
+        let user = has(USER) && !denied.contains(Perms::USER_READ);
+        let write = has(WRITE) && !denied.contains(Perms::WRITE);
+        let exec = !has(NO_EXECUTE) && !denied.contains(Perms::EXEC);
+        let mut perms = Perms::READ;
+        perms.set(Perms::WRITE, write);
+        perms.set(Perms::EXEC, exec && !user);
+        perms.set(Perms::USER_READ, user);
+        perms.set(Perms::USER_WRITE, user && write);
+        perms.set(Perms::USER_EXEC, user && exec);
+        perms
     }
 
     #[inline(always)]

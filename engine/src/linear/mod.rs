@@ -153,25 +153,38 @@ impl Regions<'_> {
     /// The next piece, not merged with what follows it.
     fn piece(&mut self) -> Option<(Span<Pa>, Attrs)> {
         while !self.done {
+            // What ends below is done with, in each list.
             let at = self.at;
-            let after = |span: &Span<Pa>| span.last().get() >= at;
-            let Some(ram) = self.map.ram.iter().copied().find(after) else {
+            let past = |span: &Span<Pa>| span.last().get() < at;
+            let MemoryMap {
+                ram,
+                reserved,
+                special,
+            } = &mut self.map;
+            *ram = &ram[ram.iter().take_while(|span| past(span)).count()..];
+            *reserved = &reserved[reserved.iter().take_while(|span| past(span)).count()..];
+            *special = &special[special.iter().take_while(|(span, _)| past(span)).count()..];
+            let Some(ram) = ram.first() else {
                 self.done = true;
                 break;
             };
             let start = ram.start().get().max(at);
             let mut last = ram.last().get();
-            let beyond = |span: Span<Pa>| span.last().get() >= start;
-            if let Some(reserved) = self.map.reserved.iter().copied().find(|&span| beyond(span)) {
+            if start > at {
+                // Behind a gap: the other lists may lag.
+                self.at = start;
+                continue;
+            }
+            if let Some(reserved) = reserved.first() {
                 if reserved.contains(Pa::new(start)) {
-                    self.go_behind(reserved.last().get());
+                    let last = reserved.last().get();
+                    self.go_behind(last);
                     continue;
                 }
                 last = last.min(reserved.start().get() - 1);
             }
             let mut attrs = self.rest;
-            let special = self.map.special.iter().find(|&&(span, _)| beyond(span));
-            if let Some(&(span, its)) = special {
+            if let Some(&(span, its)) = special.first() {
                 if span.contains(Pa::new(start)) {
                     attrs = its;
                     last = last.min(span.last().get());

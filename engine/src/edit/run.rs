@@ -1,0 +1,290 @@
+//! Contiguous runs: aligned leaves that a walker may hold as one.
+//!
+//! The contiguous bit of a descriptor promises that all members of its aligned run are valid leaves of consecutive
+//! frames with equal attributes. Three things follow.
+//!
+//! **A run is one leaf to whoever looks.** Hardware that sets accessed and dirty may do so in any one member, for all
+//! of them (DDI 0487 D8.5.4, D8.5.5). What a single member says is therefore not the truth about its page; the run is
+//! visited as one leaf of the size of the run, whose flags are those of all members together.
+//!
+//! **A run is changed as a whole, or is no run any more.** An edit of a part unfolds it first: the bit goes from every
+//! member, and the flags of all become the flags of each.
+//!
+//! **The bit is a change of size.** Below level 1 of FEAT_BBM the members are broken, all of them, before one is
+//! remade with or without it.
+
+use core::convert::Infallible;
+use core::ops::{ControlFlow, Range};
+
+use super::saturate;
+use super::unmap::Cut;
+use crate::addr::{Level, Pa};
+use crate::bbm::{Contents, State, Transition, transition};
+use crate::entry::Table;
+use crate::flush::{Flush, Ranges};
+use crate::format::{Attrs, Format, Kind};
+use crate::platform::Platform;
+use crate::space::Conditions;
+use crate::walk::{Slice, Step, Visit};
+
+/// The members of the run that the entry `index` of a table at `level` is one of, or would be.
+#[inline(always)]
+pub(crate) fn members<F: Format>(index: usize, level: Level) -> Range<usize> {
+    let run = 1usize << F::contiguous(level);
+    let start = index & !(run - 1);
+    start..start + run
+}
+
+/// The addresses that the run around `input` translates.
+#[inline(always)]
+pub(crate) fn extent<F: Format>(input: u64, level: Level) -> Slice {
+    let low = (1u64 << (F::shift(level) + F::contiguous(level))) - 1;
+    Slice {
+        first: input & !low,
+        last: input | low,
+    }
+}
+
+/// One descriptor for a run: that of its first member, with the flags of all. `take` reads a member, or takes it out.
+pub(crate) fn gather<F: Format>(
+    members: Range<usize>,
+    level: Level,
+    mut take: impl FnMut(usize) -> u64,
+) -> u64 {
+    let mask = !F::address_mask(level);
+    let mut merged = take(members.start);
+    let mut pattern = merged & mask;
+    for member in members.skip(1) {
+        let entry = take(member);
+        // Equal patterns have equal flags.
+        if entry & mask != pattern && F::kind(entry, level) == Kind::Leaf {
+            pattern = entry & mask;
+            merged = with_flags_of::<F>(merged, entry, level);
+        }
+    }
+    merged
+}
+
+/// `entry`, accessed and dirty if it or `other` is.
+fn with_flags_of<F: Format>(entry: u64, other: u64, level: Level) -> u64 {
+    let (attrs, others) = (F::decode(entry, level), F::decode(other, level));
+    let both = Attrs {
+        accessed: attrs.accessed || others.accessed,
+        dirty: attrs.dirty || others.dirty,
+        ..attrs
+    };
+    let kept = entry & (F::address_mask(level) | F::CONTIGUOUS);
+    // What was decoded can be encoded.
+    F::encode(&both, level).map_or(entry, |bits| bits | kept)
+}
+
+/// How the leaf `entry` at `level` may become, or cease to be, a member of a run.
+pub(super) fn how<F: Format>(entry: u64, level: Level, conditions: &Conditions) -> Transition {
+    if !conditions.live {
+        return Transition::Store;
+    }
+    let old = State::of::<F>(entry, level);
+    let new = State::of::<F>(entry ^ F::CONTIGUOUS, level);
+    let caps = &conditions.caps;
+    transition(F::RULE, &old, &new, level, caps, Contents::Same)
+}
+
+/// Unfolds the runs in a range; all of them are whole.
+pub(super) struct Unfold {
+    pub conditions: Conditions,
+    pub cut: Cut,
+    /// What was left suspended, to be [resumed](super::rewrite::Resume).
+    pub broken: Ranges,
+}
+
+impl Unfold {
+    pub fn new(conditions: Conditions) -> Self {
+        Self {
+            conditions,
+            cut: Cut::default(),
+            broken: Ranges::new(),
+        }
+    }
+
+    fn unfold<F: Format, P: Platform>(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        input: u64,
+    ) {
+        let members = members::<F>(index, level);
+        let step = 1u64 << F::shift(level);
+        let entry = table.load(index);
+        let how = how::<F>(entry, level, &self.conditions);
+        let mut contended = false;
+        let run = gather::<F>(members.clone(), level, |member| {
+            if how == Transition::Break {
+                // Nobody writes a member any more once it is taken out: what the flags are then is final.
+                return table.exchange(member, 0);
+            }
+            let entry = table.load(member);
+            contended |= self.conditions.is_contended::<F>(entry, level);
+            entry
+        });
+        let mut single = run & !F::CONTIGUOUS;
+        if contended {
+            // A walker that holds the run may still set a flag in any member, for any page of it.
+            single = saturate::<F>(single, level);
+        }
+        let frame = F::address(single, level).get();
+        let pattern = single & !F::address_mask(level);
+        for (number, member) in members.enumerate() {
+            let place = F::put_address(Pa::new(frame + number as u64 * step));
+            match how {
+                Transition::Break => table.store(member, F::suspend(pattern | place)),
+                _ => table.store(member, pattern | place),
+            }
+        }
+        let extent = extent::<F>(input, level);
+        match how {
+            Transition::Store => {}
+            Transition::Invalidate => self.cut.add(extent, Some(level)),
+            Transition::Break => self.broken.add(extent, Some(level), false),
+        }
+    }
+}
+
+impl<F: Format, P: Platform> Visit<F, P> for Unfold {
+    type Stop = Infallible;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<Infallible, Step> {
+        let entry = table.load(index);
+        match F::kind(entry, level) {
+            Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
+            Kind::Leaf if entry & F::CONTIGUOUS != 0 => {
+                self.unfold::<F, P>(table, index, level, slice.first);
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(Step::Next)
+    }
+
+    fn pages(
+        &mut self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+    ) -> ControlFlow<Infallible> {
+        if F::contiguous(Level::PAGE) == 0 {
+            return ControlFlow::Continue(());
+        }
+        for index in range.clone() {
+            let entry = table.load(index);
+            if F::kind(entry, Level::PAGE) == Kind::Leaf && entry & F::CONTIGUOUS != 0 {
+                let input = first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
+                self.unfold::<F, P>(table, index, Level::PAGE, input);
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// Folds aligned leaves into runs.
+pub(super) struct Fold<'a, F: Format, P: Platform> {
+    pub conditions: Conditions,
+    /// No run of leaves above it.
+    pub largest: Level,
+    /// No run that reaches out of it.
+    pub slice: Slice,
+    pub flush: &'a mut Flush<F, P>,
+    pub broken: Ranges,
+    pub done: u64,
+}
+
+impl<F: Format, P: Platform> Fold<'_, F, P> {
+    /// Folds the run that starts at entry `start`, if all its members are leaves that translate like one. Runs of
+    /// leaves that a walker may be writing are left alone: their bits would have to be gathered one by one.
+    fn fold(&mut self, table: &Table<'_, P>, start: usize, level: Level, first: u64) {
+        let extent = extent::<F>(first, level);
+        if extent.first < self.slice.first || extent.last > self.slice.last {
+            return;
+        }
+        let (entry, step) = (table.load(start), 1u64 << F::shift(level));
+        let frame = F::address(entry, level);
+        if F::kind(entry, level) != Kind::Leaf
+            || entry & F::CONTIGUOUS != 0
+            || !frame.is_aligned(F::shift(level) + F::contiguous(level))
+            || self.conditions.is_contended::<F>(entry, level)
+        {
+            return;
+        }
+        let members = members::<F>(start, level);
+        let pattern = entry & !F::address_mask(level);
+        let member =
+            |number: usize| pattern | F::put_address(Pa::new(frame.get() + number as u64 * step));
+        let alike = |(number, index)| table.load(index) == member(number);
+        if !members.clone().enumerate().all(alike) {
+            return;
+        }
+        let how = how::<F>(entry, level, &self.conditions);
+        if how == Transition::Break && !self.conditions.may_break {
+            return;
+        }
+        for (number, index) in members.enumerate() {
+            let folded = member(number) | F::CONTIGUOUS;
+            match how {
+                Transition::Break => table.store(index, F::suspend(folded)),
+                _ => table.store(index, folded),
+            }
+        }
+        match how {
+            Transition::Store => {}
+            Transition::Invalidate => self.flush.add(extent, Some(level), false),
+            Transition::Break => self.broken.add(extent, Some(level), false),
+        }
+        self.done += 1;
+    }
+}
+
+impl<F: Format, P: Platform> Visit<F, P> for Fold<'_, F, P> {
+    type Stop = Infallible;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<Infallible, Step> {
+        let entry = table.load(index);
+        if F::kind(entry, level) == Kind::Table {
+            return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+        }
+        let run = F::contiguous(level);
+        if level <= self.largest && run > 0 && index & ((1 << run) - 1) == 0 {
+            self.fold(table, index, level, slice.first);
+        }
+        ControlFlow::Continue(Step::Next)
+    }
+
+    fn pages(
+        &mut self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+    ) -> ControlFlow<Infallible> {
+        let run = 1usize << F::contiguous(Level::PAGE);
+        if run > 1 {
+            let from = range.start;
+            let mut start = from.next_multiple_of(run);
+            while start + run <= range.end {
+                let at = first.wrapping_add(((start - from) as u64) << F::PAGE_SHIFT);
+                self.fold(table, start, Level::PAGE, at);
+                start += run;
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}
