@@ -41,7 +41,11 @@ pub use format::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability
 pub use platform::{Barrier, Caps, Platform};
 pub use space::{AddressSpace, EditError, Half, Liveness};
 
-/// The example in the README, compiled and run as a test.
+/// The examples in the README and the book, compiled and run as tests.
 #[cfg(all(doctest, feature = "hosted"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+#[cfg(all(doctest, feature = "hosted"))]
+#[doc = include_str!("../../docs/embedding.md")]
+struct Embedding;

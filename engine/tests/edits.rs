@@ -735,6 +735,46 @@ fn a_run_is_seen_as_one_leaf_with_the_flags_of_all_members() {
 }
 
 #[test]
+fn a_run_of_blocks_that_is_split_hands_its_flags_to_every_page() {
+    let untouched = Attrs {
+        accessed: false,
+        dirty: false,
+        ..Attrs::USER_DATA
+    };
+    for liveness in [Liveness::Dead, Liveness::Live] {
+        for (bbm, largest) in [
+            (0, BLOCK),
+            (0, Level::PAGE),
+            (1, Level::PAGE),
+            (2, Level::PAGE),
+        ] {
+            let platform = Hosted::new(32, 12).with_caps(quiet(bbm));
+            let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+            map(&mut space, span(0, 16 * M2), G1, untouched).unwrap();
+            let mut table = space.root();
+            for _ in 0..2 {
+                table = Pa::new(platform.read(table, 0).unwrap() & 0xffff_ffff_f000);
+            }
+            // AF is bit 10; AP[2], which a write clears, is bit 7.
+            let bits = platform.read(table, 5).unwrap();
+            poke(&platform, table, 5, bits & !(1 << 7) | 1 << 10);
+            space.set_liveness(liveness);
+            with_flush(&mut space, |space, flush| {
+                space.split(span(0, 16 * M2), largest, flush).unwrap();
+            });
+            judge::<Arm64K4>(&platform, space.root());
+            for leaf in leaves(&space) {
+                let attrs = leaf.attrs();
+                assert!(
+                    attrs.accessed && attrs.dirty,
+                    "{liveness:?}, level {bbm}, {largest:?}: {leaf:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn runs_collapse_like_other_pages() {
     for caps in [quiet(0), quiet(2)] {
         let platform = Hosted::new(16, 12).with_caps(caps);

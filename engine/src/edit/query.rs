@@ -23,7 +23,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// # let mut flush = space.flush();
     /// space.map(Span::new(Va::new(0), 2 << 20)?, Pa::new(0), Attrs::KERNEL_TEXT, &mut flush)?;
     /// let leaf = space.query(Va::new(0x1_2345)).unwrap();
-    /// assert_eq!((leaf.input(), leaf.size()), (Va::new(0x1_0000), 64 << 10));
+    /// // The 32 pages form a contiguous run, which is one leaf.
+    /// assert_eq!((leaf.input(), leaf.size()), (Va::new(0), 2 << 20));
     /// assert_eq!(leaf.attrs(), Attrs::KERNEL_TEXT);
     /// assert!(leaf.is_contiguous());
     /// # flush.finish(|_| ());
