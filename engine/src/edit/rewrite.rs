@@ -265,7 +265,6 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         };
         let cut = self.split_where(slice, wish)?;
         cut.add_to(conditions, flush);
-        self.unfold(slice).add_to(conditions, flush);
         Ok(())
     }
 
@@ -310,8 +309,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         (first < slice.first || last > slice.last).then_some((Slice { first, last }, leaf))
     }
 
-    /// Splits the leaves that `wish` names, at the ends of `slice` and inside it. Allocates everything before it
-    /// changes anything.
+    /// Splits the leaves that `wish` names, at the ends of `slice` and inside it, and unfolds the runs that they are
+    /// part of. Allocates everything before it changes anything.
     fn split_where(&mut self, slice: Slice, wish: Wish) -> Result<Cut, EditError<F::Input>> {
         let conditions = self.conditions();
         let ends = [
@@ -355,6 +354,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             if leaf.is_contiguous() {
                 cut.merge(self.unfold(*extent));
             }
+        }
+        if wish.largest.is_some() {
+            cut.merge(self.unfold(slice));
         }
         let mut split = Split {
             platform: &self.platform,
