@@ -6,11 +6,16 @@
 
 pub(crate) mod build;
 mod collapse;
+mod live;
 mod map;
+mod protect;
 mod query;
-mod rewrite;
 pub(crate) mod run;
+mod split;
 mod unmap;
+
+pub use map::Mapping;
+pub use protect::Change;
 
 use crate::addr::Level;
 use crate::format::{Attrs, Format, Perms};
@@ -28,6 +33,3 @@ fn saturate<F: Format>(entry: u64, level: Level) -> u64 {
     // What was decoded can be encoded.
     F::encode(&all, level).map_or(entry, |bits| bits | kept)
 }
-
-pub use map::Mapping;
-pub use rewrite::Change;

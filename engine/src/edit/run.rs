@@ -16,8 +16,8 @@
 use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
+use super::live::Cut;
 use super::saturate;
-use super::unmap::Cut;
 use crate::addr::{Level, Pa};
 use crate::bbm::{Contents, State, Transition, transition};
 use crate::entry::Table;
@@ -93,7 +93,7 @@ pub(super) fn how<F: Format>(entry: u64, level: Level, conditions: &Conditions) 
 pub(super) struct Unfold {
     pub conditions: Conditions,
     pub cut: Cut,
-    /// What was left suspended, to be [resumed](super::rewrite::Resume).
+    /// What was left suspended, to be [resumed](super::live::Resume).
     pub broken: Ranges,
 }
 

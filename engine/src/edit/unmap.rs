@@ -7,6 +7,7 @@
 
 use core::ops::{ControlFlow, Range};
 
+use super::live::Cut;
 use super::run;
 use crate::addr::{Address, Level, Span};
 use crate::entry::Table;
@@ -69,53 +70,6 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             ControlFlow::Continue(()) => Progress::Done,
             ControlFlow::Break(at) => Progress::Stopped(F::Input::from_bits(at)),
         })
-    }
-}
-
-/// What was changed in a walk: from the first to the last address, at which level, with or without tables.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Cut {
-    bounds: Option<(u64, u64)>,
-    level: Option<Level>,
-    tables: bool,
-}
-
-impl Cut {
-    /// Adds leaves at `level`, or tables where there is none. The walk goes upwards.
-    #[inline(always)]
-    pub fn add(&mut self, slice: Slice, level: Option<Level>) {
-        self.level = match self.bounds {
-            Some(_) if self.level != level => None,
-            _ => level,
-        };
-        self.tables |= level.is_none();
-        let first = self.bounds.map_or(slice.first, |(first, _)| first);
-        self.bounds = Some((first, slice.last));
-    }
-
-    /// Adds what another walk changed.
-    pub fn merge(&mut self, other: Self) {
-        if let Some((first, last)) = other.bounds {
-            let (low, high) = self.bounds.unwrap_or((first, last));
-            self.level = match self.bounds {
-                Some(_) if self.level != other.level => None,
-                _ => other.level,
-            };
-            self.bounds = Some((low.min(first), high.max(last)));
-            self.tables |= other.tables;
-        }
-    }
-
-    /// The addresses.
-    pub fn slice(self) -> Option<Slice> {
-        self.bounds.map(|(first, last)| Slice { first, last })
-    }
-
-    /// Leaves it to the flush, if any walker has to forget it.
-    pub fn add_to<F: Format, P: Platform>(self, conditions: Conditions, flush: &mut Flush<F, P>) {
-        if let (true, Some((first, last))) = (conditions.live, self.bounds) {
-            flush.add(Slice { first, last }, self.level, self.tables);
-        }
     }
 }
 
