@@ -1,0 +1,95 @@
+//! Running out of table frames in the middle of an edit: each edit that takes several tables, with one too few.
+
+mod common;
+
+use std::ops::ControlFlow;
+
+use common::{judge, snapshot};
+use tablewright::format::X86_64;
+use tablewright::hosted::Hosted;
+use tablewright::{AddressSpace, Attrs, Change, EditError, Flush, Level, Pa, Perms, Span, Va};
+
+type Space<'h> = AddressSpace<X86_64<4>, &'h Hosted>;
+type Pending<'h> = Flush<X86_64<4>, &'h Hosted>;
+
+const GIB: u64 = 1 << 30;
+
+fn span(first: u64, size: u64) -> Span<Va> {
+    Span::new(Va::new(first), size).unwrap()
+}
+
+/// Tries `edit` on two blocks of 1 GiB with 0 to `needed - 1` frames, and then with as many as it needs.
+fn exhaust(
+    needed: u64,
+    mut edit: impl for<'h> FnMut(&mut Space<'h>, &mut Pending<'h>) -> Result<(), EditError<Va>>,
+) {
+    let platform = Hosted::new(600, 12);
+    let mut space = Space::new(&platform).unwrap();
+    let mut flush = space.flush();
+    space
+        .map(span(0, 2 * GIB), Pa::new(0), Attrs::KERNEL_DATA, &mut flush)
+        .unwrap();
+    let before = snapshot::<X86_64<4>>(&platform, space.root());
+    let tables = platform.counts().tables;
+    for frames in 0..needed {
+        platform.limit_allocations(Some(frames));
+        assert_eq!(
+            edit(&mut space, &mut flush),
+            Err(EditError::OutOfTables),
+            "with {frames} frames"
+        );
+        assert_eq!(
+            platform.counts().tables,
+            tables,
+            "frames kept after {frames}"
+        );
+        assert_eq!(snapshot::<X86_64<4>>(&platform, space.root()), before);
+    }
+    platform.limit_allocations(Some(needed));
+    assert_eq!(edit(&mut space, &mut flush), Ok(()));
+    assert_eq!(platform.counts().tables, tables + needed);
+    flush.finish(|_| ());
+    judge::<X86_64<4>>(&platform, space.root());
+}
+
+#[test]
+fn a_page_taken_out_of_a_gigabyte_takes_two_tables() {
+    exhaust(2, |space, flush| {
+        let page = span(0x12_3000, 4096);
+        space
+            .unmap(page, flush, |_| ControlFlow::Continue(()))
+            .map(|progress| assert!(progress.is_done()))
+    });
+}
+
+#[test]
+fn a_change_from_one_gigabyte_into_the_next_takes_four_tables() {
+    exhaust(4, |space, flush| {
+        let change = Change::new().perms(Perms::READ);
+        space.protect(span(GIB - 4096, 8192), change, flush)
+    });
+}
+
+#[test]
+fn a_gigabyte_split_into_pages_takes_a_table_for_each_two_megabytes() {
+    let platform = Hosted::new(600, 12);
+    let mut space = Space::new(&platform).unwrap();
+    let mut flush = space.flush();
+    space
+        .map(span(0, GIB), Pa::new(0), Attrs::KERNEL_DATA, &mut flush)
+        .unwrap();
+    let before = snapshot::<X86_64<4>>(&platform, space.root());
+    let tables = platform.counts().tables;
+    for frames in [0, 1, 2, 300, 512] {
+        platform.limit_allocations(Some(frames));
+        assert_eq!(
+            space.split(span(0, GIB), Level::PAGE, &mut flush),
+            Err(EditError::OutOfTables)
+        );
+        assert_eq!(platform.counts().tables, tables, "after {frames}");
+        assert_eq!(snapshot::<X86_64<4>>(&platform, space.root()), before);
+    }
+    platform.limit_allocations(Some(513));
+    assert_eq!(space.split(span(0, GIB), Level::PAGE, &mut flush), Ok(()));
+    flush.finish(|_| ());
+}
