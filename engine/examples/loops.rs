@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use tablewright::format::X86_64;
 use tablewright::hosted::Hosted;
-use tablewright::{AddressSpace, Attrs, Change, EditError, Liveness, Mapping, Pa, Perms, Span, Va};
+use tablewright::{AddressSpace, Attrs, Change, EditError, Mapping, Pa, Perms, Span, Va};
 
 const EDITS: [&str; 5] = ["map", "protect", "contended", "unmap", "query"];
 
@@ -62,7 +62,7 @@ fn measure(edit: &str, pages: u64) -> Result<(), EditError<Va>> {
     let most = Span::new(Va::new(0), 524_288 << 12).map_err(|_| EditError::Misaligned)?;
     let whole = if pages > 524_288 { all } else { most };
     space.map(whole, Pa::new(0), mapping, &mut flush)?;
-    space.set_liveness(Liveness::Live);
+    space.make_live();
     match edit {
         "unmap" => {
             let progress = space.unmap(all, &mut flush, |_| ControlFlow::Continue(()))?;

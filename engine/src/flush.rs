@@ -31,14 +31,14 @@ use crate::walk::{Denied, Slice, Step, Visit, walk};
 ///
 /// ```
 /// # use core::ops::ControlFlow;
-/// # use tablewright::{AddressSpace, Attrs, Change, Level, Liveness, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;
 /// # let mut flush = space.flush();
 /// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
 /// # flush.finish(|_| ());
-/// # space.set_liveness(Liveness::Live);
+/// # space.make_live();
 ///
 /// use tablewright::{Invalidation, What};
 /// platform.record();
@@ -350,14 +350,14 @@ pub(crate) struct Serial {
 ///
 /// ```
 /// # use core::ops::ControlFlow;
-/// # use tablewright::{AddressSpace, Attrs, Change, Level, Liveness, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;
 /// # let mut flush = space.flush();
 /// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
 /// # flush.finish(|_| ());
-/// # space.set_liveness(Liveness::Live);
+/// # space.make_live();
 ///
 /// use tablewright::Progress;
 /// // A buffer with room for one leaf.
@@ -495,14 +495,14 @@ impl Detached {
 /// Made by [`AddressSpace::flush`](crate::AddressSpace::flush); the [module](self) tells its life.
 ///
 /// ```
-/// use tablewright::{AddressSpace, Attrs, Liveness, Pa, Perms, Span, Va, Change};
+/// use tablewright::{AddressSpace, Attrs, Pa, Perms, Span, Va, Change};
 /// use tablewright::{format::X86_64, hosted::Hosted};
 /// let platform = Hosted::new(64, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// let span = Span::new(Va::new(0), 64 << 20)?;
 /// let mut flush = space.flush();
 /// space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
-/// space.set_liveness(Liveness::Live);
+/// space.make_live();
 ///
 /// // Two edits, one invalidation.
 /// let (low, high) = (Span::new(Va::new(0), 32 << 20)?, Span::new(Va::new(32 << 20), 32 << 20)?);
@@ -583,14 +583,14 @@ impl<F: Format, P: Platform> Flush<F, P> {
 ///
 /// ```
 /// # use core::ops::ControlFlow;
-/// # use tablewright::{AddressSpace, Attrs, Change, Level, Liveness, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;
 /// # let mut flush = space.flush();
 /// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
 /// # flush.finish(|_| ());
-/// # space.set_liveness(Liveness::Live);
+/// # space.make_live();
 ///
 /// let mut flush = space.flush();
 /// space.protect(span, Change::new().perms(Perms::READ), &mut flush)?;
@@ -626,14 +626,14 @@ impl<F: Format, P: Platform> Issued<F, P> {
 ///
 /// ```
 /// # use core::ops::ControlFlow;
-/// # use tablewright::{AddressSpace, Attrs, Change, Level, Liveness, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;
 /// # let mut flush = space.flush();
 /// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
 /// # flush.finish(|_| ());
-/// # space.set_liveness(Liveness::Live);
+/// # space.make_live();
 ///
 /// let mut flush = space.flush();
 /// // A whole gigabyte: the table below it is cut off at once, with its two leaves.

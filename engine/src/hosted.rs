@@ -221,7 +221,7 @@ impl Drop for Hosted {
 
 // SAFETY: frames lie inside the region at multiples of their size (1., 2.): `number` refuses others; a frame is marked
 // as used when it is handed out and handed out only when it is not. There is one link for each frame (3.). No accessor
-// is overridden (4.). There is no clone, and a reference is the same platform (5.).
+// is overridden (4.). No processor walks these tables (5.). There is no clone, and a reference is the same platform (6.).
 unsafe impl Platform for Hosted {
     #[inline]
     fn alloc_table(&self, _: Level) -> Option<Pa> {

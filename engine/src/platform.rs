@@ -99,7 +99,9 @@ impl Default for Caps {
 /// 3. [`link_of`](Platform::link_of) returns the same link for a frame each time, and different links for different
 ///    frames.
 /// 4. The accessors, where overridden, do what the defaults do.
-/// 5. A clone of the platform, where it has any, is the same platform: what one allocates the other may free.
+/// 5. [`barrier(Complete)`](Barrier::Complete) does not return before every invalidation issued is complete on every
+///    processor.
+/// 6. A clone of the platform, where it has any, is the same platform: what one allocates the other may free.
 ///
 /// ```
 /// use core::{cell::Cell, ptr::NonNull};
@@ -255,7 +257,7 @@ pub unsafe trait Platform {
 }
 
 // SAFETY: everything is passed on to the platform behind the reference, which made the promises; a copy of a
-// reference is the same platform (5.).
+// reference is the same platform (6.).
 unsafe impl<P: Platform> Platform for &P {
     #[inline(always)]
     fn alloc_table(&self, level: Level) -> Option<Pa> {

@@ -200,7 +200,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///    its tables, all reachable through [`Platform::table`] and, if they are to be freed, known to
     ///    [`Platform::free_table`].
     /// 2. Nobody else edits it while the space exists.
-    /// 3. `liveness` is true, and stays true until it is [changed](Self::set_liveness).
+    /// 3. `liveness` is true: a space that is said to be dead is not used by any walker until it is made live.
     pub unsafe fn adopt(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
         Self {
             platform,
@@ -246,16 +246,38 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.liveness
     }
 
-    /// Says that walkers use the space from now on, or no longer.
-    ///
-    /// Making it live publishes everything written so far, so that the root may be loaded next. It may be made dead
-    /// only when no walker uses it and everything cached of it has been invalidated; saying so earlier is a stale
-    /// translation waiting to happen, although not one that this crate's own memory safety depends on.
-    pub fn set_liveness(&mut self, liveness: Liveness) {
-        if self.liveness == Liveness::Dead && liveness != Liveness::Dead {
+    /// Walkers use the space from now on: publishes everything written so far, so that the root may be loaded next.
+    pub fn make_live(&mut self) {
+        self.reach(Liveness::Live);
+    }
+
+    /// As [`make_live`](Self::make_live), and the code that edits runs on it: no edit breaks a translation.
+    pub fn make_own(&mut self) {
+        self.reach(Liveness::Own);
+    }
+
+    fn reach(&mut self, liveness: Liveness) {
+        if self.liveness == Liveness::Dead {
             self.platform.barrier(Barrier::Publish);
         }
         self.liveness = liveness;
+    }
+
+    /// Walkers no longer use the space.
+    ///
+    /// # Safety
+    /// 1. No processor has the root loaded, and everything cached of it has been invalidated.
+    pub unsafe fn make_dead(&mut self) {
+        self.liveness = Liveness::Dead;
+    }
+
+    /// TEMPORARY
+    pub fn set_liveness(&mut self, liveness: Liveness) {
+        match liveness {
+            // SAFETY: temporary.
+            Liveness::Dead => unsafe { self.make_dead() },
+            other => self.reach(other),
+        }
     }
 
     /// A flush for edits of this space.

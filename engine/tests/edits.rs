@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::ptr::NonNull;
@@ -1210,7 +1210,8 @@ fn unmapping_in_steps_cuts_each_leaf_once<F: Judged>() {
                 let (all, expected) = landscape(&mut space);
                 space.set_liveness(Liveness::Live);
                 let last = all.last().get() - shrink;
-                let (mut first, mut gone) = (0, Vec::new());
+                // Not from 0, so that the upper tables stay and the blocks are cut off one by one.
+                let (mut first, mut gone) = (page, Vec::new());
                 loop {
                     let mut held: Vec<Held<Leaf<F>>> = Vec::new();
                     let mut flush = space.flush();
@@ -1408,6 +1409,8 @@ fn a_leaf_is_released_by_the_completion_of_its_own_flush_only() {
     // Another flush of the same space; one of another space that has the same number.
     let second = second.issue().complete();
     let low = second.release(low).expect_err("its flush is not complete");
+    // One for one: the map of `space` took a flush before `first`.
+    let _ = other.flush();
     let foreign = other.flush().issue().complete();
     let low = foreign.release(low).expect_err("a flush of another space");
     assert_eq!(second.release(high).unwrap().input(), Va::new(K4));
@@ -1574,6 +1577,7 @@ struct Watch {
     seen: RefCell<Vec<Vec<Option<u64>>>>,
     /// The same, whenever an invalidation is issued.
     issued: RefCell<Vec<Vec<Option<u64>>>>,
+    last: Cell<Option<Barrier>>,
     regime: walker::Regime,
 }
 
@@ -1587,6 +1591,7 @@ impl Watch {
             addresses: addresses.to_vec(),
             seen: RefCell::default(),
             issued: RefCell::default(),
+            last: Cell::default(),
             regime: F::REGIME,
         }
     }
@@ -1624,6 +1629,7 @@ unsafe impl Platform for Watch {
     }
     fn barrier(&self, barrier: Barrier) {
         self.memory.barrier(barrier);
+        self.last.set(Some(barrier));
         if barrier == Barrier::Complete {
             self.seen.borrow_mut().extend(self.look());
         }
@@ -1664,10 +1670,8 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
             assert_eq!(issued, vec![None; addresses.len()], "when it was issued");
         }
         assert_eq!(watch.look().unwrap(), frames[1], "after");
-        assert!(
-            watch.memory.counts().publications >= 2,
-            "what was made is published"
-        );
+        // What was made after the completion is published before the edit returns.
+        assert_eq!(watch.last.get(), Some(Barrier::Publish));
         flush.finish(|_| ());
         assert_eq!(watch.memory.counts().bad_frees, 0);
     }
@@ -1904,6 +1908,41 @@ fn the_level_is_not_told_where_leaves_of_several_levels_or_tables_are_concerned(
 }
 
 #[test]
+fn runs_of_two_levels_that_are_unfolded_by_one_edit_are_each_told_right() {
+    // A run of pages at one end of the range, a run of blocks at the other, or the other way round; both in place.
+    for pages_first in [true, false] {
+        let (pages, blocks) = match pages_first {
+            true => (16 * M2 - 16 * K4, 16 * M2),
+            false => (32 * M2, 16 * M2),
+        };
+        let prepare = |space: &mut Space<'_, Arm64K4>| {
+            map(space, span(pages, 16 * K4), pages, Attrs::KERNEL_DATA).unwrap();
+            map(space, span(blocks, 16 * M2), blocks, Attrs::KERNEL_DATA).unwrap();
+            assert_eq!(runs_in(space), 2);
+        };
+        let at = match pages_first {
+            true => span(pages + 8 * K4, 8 * K4 + M2),
+            false => span(blocks + 15 * M2, M2 + 8 * K4),
+        };
+        let (mut told, later) = invalidations::<Arm64K4>(quiet(1), prepare, |space, flush| {
+            space.split(at, BLOCK, flush).unwrap();
+            assert_eq!(runs_in(space), 0);
+        });
+        told.extend(later);
+        let covered = |from: u64, to: u64, right: Level| {
+            told.iter().any(|what| match *what {
+                What::Everything => true,
+                What::Range {
+                    first, last, level, ..
+                } => first <= from && to <= last && level.is_none_or(|level| level == right),
+            })
+        };
+        assert!(covered(pages, pages + 16 * K4 - 1, Level::PAGE), "{told:?}");
+        assert!(covered(blocks, blocks + 16 * M2 - 1, BLOCK), "{told:?}");
+    }
+}
+
+#[test]
 fn a_broken_block_is_invalidated_at_once_as_the_block_it_was() {
     let block = |space: &mut Space<'_, Arm64K4>| {
         let mapping = Mapping::new(Attrs::KERNEL_DATA).without_runs();
@@ -1956,6 +1995,24 @@ fn ranges_merge_and_too_many_of_them_are_everything() {
     assert_eq!(later.len(), MAX_RANGES);
     assert_eq!(later[1], range(2 * K4, K4, Some(Level::PAGE), false));
     assert_eq!(apart(many + 1, quiet(0)), [What::Everything]);
+    // Neighbours of different levels stay apart, so that both are told.
+    let mixed = |space: &mut Space<'_, X86>| {
+        map(space, span(0, M2 + 4 * K4), 0, Attrs::KERNEL_DATA).unwrap();
+    };
+    for block_first in [true, false] {
+        let (_, later) = invalidations::<X86>(quiet(0), mixed, |space, flush| {
+            let (block, pages) = (span(0, M2), span(M2, 4 * K4));
+            let (first, second) = match block_first {
+                true => (block, pages),
+                false => (pages, block),
+            };
+            space.protect(first, read, flush).unwrap();
+            space.protect(second, read, flush).unwrap();
+        });
+        assert_eq!(later.len(), 2);
+        assert!(later.contains(&range(0, M2, Some(BLOCK), false)));
+        assert!(later.contains(&range(M2, 4 * K4, Some(Level::PAGE), false)));
+    }
     // More than the hardware does better one by one: each page counts, wherever it is.
     let few = Caps {
         invalidate_all_above: 5,

@@ -330,7 +330,7 @@ fn memory_comes_and_goes_and_is_sealed_with_one_invalidation() {
     };
     linear.build(&mut space, &map, &mut flush).unwrap();
     flush.finish(|_| ());
-    space.set_liveness(tablewright::Liveness::Live);
+    space.make_live();
 
     let both = [boot[0], span(0x1_0000_0000, 0x4000_0000)];
     let grown = MemoryMap { ram: &both, ..map };

@@ -14,7 +14,7 @@ use loom::thread;
 use tablewright::bbm::Rule;
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Inexpressible, Invalidation, Kind,
-    Level, Liveness, Mapping, Pa, Perms, Platform, Span, Va,
+    Level, Mapping, Pa, Perms, Platform, Span, Va,
 };
 
 const PRESENT: u64 = 1;
@@ -151,7 +151,8 @@ impl Memory {
 }
 
 // SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no links (3.) and no
-// overridden accessors (4.); a clone shares the tables (5.).
+// overridden accessors (4.); the walkers of these tests hold nothing
+// between accesses (5.); a clone shares the tables (6.).
 unsafe impl Platform for Memory {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let number = self.0.used.fetch_add(1, Ordering::Relaxed);
@@ -191,7 +192,7 @@ fn with_space(attrs: Attrs, pages: bool) -> (Memory, AddressSpace<Tiny, Memory>)
         .map(span(0, BLOCK_SIZE), Pa::new(0x10_0000), mapping, &mut flush)
         .unwrap();
     flush.finish(|_| ());
-    space.set_liveness(Liveness::Live);
+    space.make_live();
     (memory, space)
 }
 
@@ -200,7 +201,7 @@ fn a_walker_never_sees_a_table_before_its_entries() {
     loom::model(|| {
         let memory = Memory::new();
         let mut space = AddressSpace::<Tiny, _>::new(memory.clone()).unwrap();
-        space.set_liveness(Liveness::Live);
+        space.make_live();
         let root = space.root();
         let walker = thread::spawn(move || {
             let linked = memory.entry(root, 0).follow();

@@ -541,7 +541,7 @@ impl<P, W> Clone for Windowed<'_, P, W> {
 impl<P, W> Copy for Windowed<'_, P, W> {}
 
 // SAFETY: frames and links come from the platform (1., 3.), pointers from the window, which promises the same (2.); the
-// accessors are the platform's (4.); a copy refers to the same two (5.).
+// accessors are the platform's (4.); a copy refers to the same two (5., 6.).
 unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
     #[inline(always)]
     fn alloc_table(&self, level: Level) -> Option<Pa> {
