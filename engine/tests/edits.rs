@@ -1864,6 +1864,26 @@ fn a_mapping_takes_no_invalidation_where_holes_are_not_remembered() {
 }
 
 #[test]
+fn a_mapping_in_a_live_space_is_published_before_the_edit_returns() {
+    // Leaves in a table that is there, a table that is new.
+    for at in [span(K4, K4), span(G1, K4)] {
+        let platform = Hosted::new(16, 12).with_caps(quiet(0));
+        let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+        map(&mut space, span(0, K4), 0, Attrs::KERNEL_DATA).unwrap();
+        space.set_liveness(Liveness::Live);
+        let before = platform.counts().publications;
+        let mut flush = space.flush();
+        space
+            .map(at, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)
+            .unwrap();
+        assert_eq!(platform.counts().publications, before + 1);
+        assert!(flush.is_clean());
+        flush.finish(|_| ());
+        assert_eq!(platform.counts().completions, 0);
+    }
+}
+
+#[test]
 fn the_level_is_not_told_where_leaves_of_several_levels_or_tables_are_concerned() {
     let mixed = |space: &mut Space<'_, X86>| {
         map(space, span(0, M2 + 4 * K4), 0, Attrs::KERNEL_DATA).unwrap();
