@@ -186,7 +186,9 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
             let address_changes = was != is && (writable || contents == Contents::Different);
             // A global entry must not overlap a cached one that is not.
             let turns_global = to.global && !from.global;
-            if type_changes || address_changes || turns_global {
+            // Bits of the format's own may mean another physical address space (NS), or a type.
+            let native_changes = from.native != to.native;
+            if type_changes || native_changes || address_changes || turns_global {
                 Break
             } else if was_contiguous || is_contiguous {
                 // Setting or clearing the bit changes the size of what is cached. Changing a member of a run leaves

@@ -271,15 +271,6 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.liveness = Liveness::Dead;
     }
 
-    /// TEMPORARY
-    pub fn set_liveness(&mut self, liveness: Liveness) {
-        match liveness {
-            // SAFETY: temporary.
-            Liveness::Dead => unsafe { self.make_dead() },
-            other => self.reach(other),
-        }
-    }
-
     /// A flush for edits of this space.
     pub fn flush(&mut self) -> Flush<F, P> {
         self.flushes = self.flushes.wrapping_add(1);

@@ -556,7 +556,7 @@ fn a_table_is_replaced_only_by_a_leaf_that_translates_the_same<F: Judged>() {
             let platform = Hosted::new(16, F::PAGE_SHIFT).with_caps(quiet(0));
             let mut space = pages_of_a_block::<F>(&platform, frame, Attrs::KERNEL_DATA);
             spoil(&mut space);
-            space.set_liveness(liveness);
+            common::used(&mut space, liveness);
             let before = judge::<F>(&platform, space.root());
             assert_eq!(
                 collapse(&mut space, whole, BLOCK, false),
@@ -619,7 +619,7 @@ fn a_large_leaf_is_accessed_and_dirty_if_one_small_one_was<F: Judged>() {
                 let mut space = pages_of_a_block::<F>(&platform, block, untouched);
                 let change = Change::new().accessed(accessed).dirty(dirty);
                 protect(&mut space, span(at * page, page), change).unwrap();
-                space.set_liveness(liveness);
+                common::used(&mut space, liveness);
                 assert_eq!(collapse(&mut space, span(0, block), BLOCK, false), 1);
                 let attrs = space.query(Va::new(0)).unwrap().attrs();
                 assert_eq!(
@@ -720,7 +720,7 @@ fn a_run_is_seen_as_one_leaf_with_the_flags_of_all_members() {
             for bbm in [0, 1] {
                 let platform = Hosted::new(16, 12).with_caps(quiet(bbm));
                 let mut space = run_touched_in(&platform, member, accessed, dirty);
-                space.set_liveness(Liveness::Live);
+                space.make_live();
                 unmap(&mut space, span(3 * K4, K4)).unwrap();
                 let all = leaves(&space);
                 assert_eq!(all.len(), 15);
@@ -758,7 +758,7 @@ fn a_run_of_blocks_that_is_split_hands_its_flags_to_every_page() {
             // AF is bit 10; AP[2], which a write clears, is bit 7.
             let bits = platform.read(table, 5).unwrap();
             poke(&platform, table, 5, bits & !(1 << 7) | 1 << 10);
-            space.set_liveness(liveness);
+            common::used(&mut space, liveness);
             with_flush(&mut space, |space, flush| {
                 space.split(span(0, 16 * M2), largest, flush).unwrap();
             });
@@ -782,7 +782,7 @@ fn runs_collapse_like_other_pages() {
         let mapping = Mapping::new(Attrs::KERNEL_DATA).largest(Level::PAGE);
         map(&mut space, span(0, M2), M2, mapping).unwrap();
         assert!(leaves(&space).iter().all(Leaf::is_contiguous));
-        space.set_liveness(Liveness::Live);
+        space.make_live();
         assert_eq!(collapse(&mut space, span(0, M2), BLOCK, true), 1);
         let leaf = space.query(Va::new(0)).unwrap();
         assert!(leaf.size() == M2 && !leaf.is_contiguous());
@@ -805,7 +805,7 @@ fn only_leaves_that_translate_as_one_are_folded_and_none_beyond_the_range() {
                 let mut space = Space::<Arm64K4>::new(&platform).unwrap();
                 map(&mut space, span(0, 2 * run), frame, mapping).unwrap();
                 spoil(&mut space, size);
-                space.set_liveness(liveness);
+                common::used(&mut space, liveness);
                 assert_eq!(
                     collapse(&mut space, at, level, true),
                     expected,
@@ -872,7 +872,7 @@ fn a_collapse_returns_what_it_did_with_breaks_and_without() {
             map(&mut space, span(0, 3 * M2 - K4), 0, mapping).unwrap();
             map(&mut space, span(3 * M2, K4), 0, mapping).unwrap();
             unmap(&mut space, span(3 * M2, K4)).unwrap();
-            space.set_liveness(liveness);
+            common::used(&mut space, liveness);
             let done = with_flush(&mut space, |space, flush| {
                 space.collapse(span(0, 4 * M2), BLOCK, true, flush)
             });
@@ -890,7 +890,7 @@ fn empty_tables_go_up_to_the_root<F: Judged>() {
         map(&mut space, page, 0, Attrs::KERNEL_DATA).unwrap();
         unmap(&mut space, page).unwrap();
         assert_eq!(space.count_tables(), u64::from(F::LEVELS));
-        space.set_liveness(liveness);
+        common::used(&mut space, liveness);
         // A range that does not hold a whole table frees none; each larger one frees one more level.
         for height in 1..F::LEVELS {
             let size = 1u64 << F::shift(Level::new(height));
@@ -924,7 +924,7 @@ fn pages_become_blocks_become_larger_blocks_in_one_call() {
         let mut space = Space::<F>::new(&platform).unwrap();
         let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
         map(&mut space, span(G1, G1), 4 * G1, mapping).unwrap();
-        space.set_liveness(Liveness::Live);
+        space.make_live();
         let before = (judge::<F>(&platform, space.root()), platform.counts());
         let mut flush = space.flush();
         space
@@ -1208,7 +1208,7 @@ fn unmapping_in_steps_cuts_each_leaf_once<F: Judged>() {
                 }
                 let mut space = Space::<F>::new(&platform).unwrap();
                 let (all, expected) = landscape(&mut space);
-                space.set_liveness(Liveness::Live);
+                space.make_live();
                 let last = all.last().get() - shrink;
                 // Not from 0, so that the upper tables stay and the blocks are cut off one by one.
                 let (mut first, mut gone) = (page, Vec::new());
@@ -1353,7 +1353,7 @@ fn what_is_dropped_half_way_leaks_and_is_never_freed() {
         let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
         map(&mut space, span(0, 2 * M2), 0, mapping).unwrap();
         let tables = platform.counts().tables;
-        space.set_liveness(Liveness::Live);
+        space.make_live();
         let mut flush = space.flush();
         let progress = space.unmap(span(0, 2 * M2), &mut flush, |_| panic!("no leaf by itself"));
         assert!(progress.unwrap().is_done());
@@ -1389,7 +1389,7 @@ fn a_leaf_is_released_by_the_completion_of_its_own_flush_only() {
     let mut space = Space::<X86>::new(&platform).unwrap();
     let mut other = Space::<X86>::new(&platform).unwrap();
     map(&mut space, span(0, 2 * K4), 0, Attrs::KERNEL_DATA).unwrap();
-    space.set_liveness(Liveness::Live);
+    space.make_live();
     fn cut<'h>(
         space: &mut Space<'h, X86>,
         flush: &mut Flush<X86, &'h Hosted>,
@@ -1508,7 +1508,7 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
             map(&mut space, span(LONE, M2), LONE, lone).unwrap();
             map(&mut space, span(RUN, 16 * K4), RUN, Attrs::KERNEL_DATA).unwrap();
             map(&mut space, span(USER, K4), 0, Attrs::USER_DATA).unwrap();
-            space.set_liveness(Liveness::Own);
+            space.make_own();
             let (before, counts) = (snapshot::<F>(&platform, space.root()), platform.counts());
             let mut flush = space.flush();
             let result = match edit {
@@ -1554,7 +1554,7 @@ fn a_collapse_of_the_own_space_leaves_what_would_need_a_break() {
     for (bbm, expected) in [(0, 0), (1, 32), (2, 1), (3, 1)] {
         let platform = Hosted::new(64, 12).with_caps(quiet(bbm));
         let mut space = pages_of_a_block::<Arm64K4>(&platform, 0, Attrs::KERNEL_DATA);
-        space.set_liveness(Liveness::Own);
+        space.make_own();
         let before = judge::<Arm64K4>(&platform, space.root());
         // At level 1 runs can be folded in place, 32 of them; from level 2 on the table can be replaced.
         assert_eq!(
@@ -1657,7 +1657,7 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
         let watch = Watch::new::<F>(quiet(0), addresses);
         let mut space = AddressSpace::<F, &Watch>::new(&watch).unwrap();
         prepare(&mut space);
-        space.set_liveness(Liveness::Live);
+        space.make_live();
         watch.watch(space.root());
         assert_eq!(watch.look().unwrap(), frames[0], "before");
         let mut flush = space.flush();
@@ -1787,7 +1787,7 @@ fn invalidations<F: Judged>(
     platform.record();
     let mut space = AddressSpace::<F, _>::new(&platform).unwrap().with_id(7);
     prepare(&mut space);
-    space.set_liveness(Liveness::Live);
+    space.make_live();
     let take = || -> Vec<What> {
         let log = platform.take_log();
         log.into_iter()
@@ -1870,7 +1870,7 @@ fn a_mapping_in_a_live_space_is_published_before_the_edit_returns() {
         let platform = Hosted::new(16, 12).with_caps(quiet(0));
         let mut space = Space::<Arm64K4>::new(&platform).unwrap();
         map(&mut space, span(0, K4), 0, Attrs::KERNEL_DATA).unwrap();
-        space.set_liveness(Liveness::Live);
+        space.make_live();
         let before = platform.counts().publications;
         let mut flush = space.flush();
         space
@@ -2088,6 +2088,6 @@ fn a_dead_space_takes_no_barrier_and_no_invalidation() {
         (0, 0, 0)
     );
     // What was written is published once, when it becomes live.
-    space.set_liveness(Liveness::Live);
+    space.make_live();
     assert_eq!(platform.counts().publications, 1);
 }

@@ -203,7 +203,7 @@ fn pays_what_it_owes<F: Judged>(ops: &[Op], caps: Caps, liveness: Liveness) {
         space.map(at, Pa::new(first), mapping, &mut flush).unwrap();
     }
     flush.finish(|_| ());
-    space.set_liveness(liveness);
+    common::used(&mut space, liveness);
     ledger.root.set(Some(space.root()));
     ledger.look();
     ledger.debts.take();

@@ -515,7 +515,7 @@ struct World<'m, F: Judged> {
 impl<'m, F: Judged> World<'m, F> {
     fn new(machine: &'m Machine<F>, liveness: Liveness) -> Self {
         let mut space = AddressSpace::<F, _>::new(machine).unwrap();
-        space.set_liveness(liveness);
+        common::used(&mut space, liveness);
         machine.walker.borrow_mut().root = Some(space.root());
         Self {
             machine,
@@ -776,7 +776,7 @@ fn race<F: Judged>(seed: u64, liveness: Liveness, anywhere_in_a_run: bool) {
     }
     world.complete();
     world.compare_tables();
-    world.space.set_liveness(Liveness::Dead);
+    common::used(&mut world.space, Liveness::Dead);
     assert!(world.space.destroy(|_| ()).is_ok());
     let counts = machine.memory.counts();
     assert_eq!((counts.tables, counts.bad_frees), (0, 0));

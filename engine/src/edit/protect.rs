@@ -115,9 +115,9 @@ impl Change {
         self
     }
 
-    /// Whether it may change how memory is cached or shared.
+    /// Whether it may change how memory is cached or shared, or where it is.
     pub(super) fn changes_type(&self) -> bool {
-        self.memory.is_some() || self.shareability.is_some()
+        self.memory.is_some() || self.shareability.is_some() || self.native.is_some()
     }
 
     /// Whether it may make a leaf global that was not.

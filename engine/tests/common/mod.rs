@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use tablewright::hosted::Hosted;
-use tablewright::{Attrs, Format, Memory, Pa, Perms, Shareability, Va, format::*};
+use tablewright::{
+    AddressSpace, Attrs, Format, Liveness, Memory, Pa, Perms, Platform, Shareability, Va, format::*,
+};
 use tablewright_walker as walker;
 use tablewright_walker::{DirtyState, Granule, Regime};
 
@@ -56,6 +58,16 @@ macro_rules! for_each_format {
             })*
         }
     };
+}
+
+/// Says who uses a space. Nobody walks the tables of these tests but the tests.
+pub fn used<F: Judged, P: Platform + Clone>(space: &mut AddressSpace<F, P>, liveness: Liveness) {
+    match liveness {
+        // SAFETY: no processor walks the tables.
+        Liveness::Dead => unsafe { space.make_dead() },
+        Liveness::Live => space.make_live(),
+        Liveness::Own => space.make_own(),
+    }
 }
 
 /// What a page is mapped to: the frame is that of the first page of a stretch.
