@@ -75,6 +75,14 @@ pub enum Error {
         /// What happened.
         problem: String,
     },
+    /// A picture has nowhere to go.
+    #[error("--plot {path}: {error}", path = .path.display())]
+    Plot {
+        /// Where it should go.
+        path: PathBuf,
+        /// Why it cannot.
+        error: io::Error,
+    },
     /// The result cannot be written.
     #[error("cannot write the result: {0}")]
     Write(io::Error),
@@ -91,7 +99,8 @@ impl Error {
             | Self::OwnMap(_)
             | Self::Format(_)
             | Self::Plan { .. }
-            | Self::Memory { .. } => 2,
+            | Self::Memory { .. }
+            | Self::Plot { .. } => 2,
             Self::Map(_) | Self::Subject { .. } | Self::Write(_) => 1,
         })
     }

@@ -13,6 +13,7 @@ mod limits;
 mod map_mem;
 mod plan;
 mod platform;
+mod plot;
 mod progress;
 mod report;
 mod size;

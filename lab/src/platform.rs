@@ -49,7 +49,8 @@ impl Lean {
 // SAFETY: 1. the arena hands out each frame once until it is given back, aligned to its size, which is that of the
 // arena's format. 2. A frame's address is where it is in this process, and stays mapped for as long as the program
 // runs. 3. A frame's link is found by its number, so it is always the same and no other frame's. 4. No accessor is
-// overridden. 5. Clones have the same arena and the same links.
+// overridden. 5. No processor walks these tables, so every invalidation is complete at once. 6. Clones have the same
+// arena and the same links.
 unsafe impl Platform for Lean {
     #[inline]
     fn alloc_table(&self, _: Level) -> Option<Pa> {

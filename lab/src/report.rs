@@ -72,8 +72,11 @@ pub fn table<const N: usize>(header: [&str; N], words: usize, rows: Vec<[String;
     for row in rows {
         table.add_row(row);
     }
-    for column in table.column_iter_mut().skip(words) {
-        column.set_cell_alignment(CellAlignment::Right);
+    for (number, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 1));
+        if number >= words {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
     table.trim_fmt() + "\n"
 }

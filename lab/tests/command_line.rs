@@ -465,6 +465,90 @@ fn a_comparison_for_people_names_what_was_measured() {
     );
 }
 
+/// The terminals that are narrowest have 80 columns.
+#[test]
+fn tables_for_people_fit_a_terminal() {
+    for arguments in [
+        "compare --size 2M --rounds 1",
+        "map-mem --ram 1T --rounds 1",
+    ] {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let output = tablewright(&arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let (_, tables) = stdout(&output).split_once("\n\n").expect("a table");
+        for line in tables.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_comparison_is_drawn() {
+    let file = Scratch::new("drawn.svg", "what was there before");
+    let arguments = ["compare", "--size", "2M", "--rounds", "1"];
+    for more in [&[][..], &["--memory", "cold", "--json"]] {
+        let output = tablewright(&[&arguments[..], &["--plot", file.path()], more].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(!output.stdout.is_empty());
+        let svg = fs::read_to_string(file.path()).expect("a picture");
+        let document = roxmltree::Document::parse(&svg).expect("well-formed XML");
+        let texts: Vec<&str> = document
+            .descendants()
+            .filter(|node| node.has_tag_name(("http://www.w3.org/2000/svg", "text")))
+            .filter_map(|node| node.text())
+            .map(str::trim)
+            .collect();
+        let has = |start: &str| texts.iter().any(|text| text.starts_with(start));
+        for start in [
+            "tablewright 0.",
+            "aarch64-paging 0.12.3",
+            "page-table-generic 0.9.1",
+            "limit",
+            "map",
+            "protect",
+            "unmap",
+            if more.is_empty() {
+                "Table memory warm"
+            } else {
+                "Table memory cold"
+            },
+        ] {
+            assert!(has(start), "{start}: {texts:?}");
+        }
+        #[cfg(target_arch = "x86_64")]
+        for start in ["page_table_multiarch 0.6.2", "x86_64 0.15.5"] {
+            assert!(has(start), "{start}: {texts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_picture_that_has_nowhere_to_go_is_refused_before_anything_is_measured() {
+    // The size would take minutes.
+    for (file, says) in [
+        ("/no/such/directory/a.svg", "No such file or directory"),
+        ("", "--plot"),
+        ("/", "is a directory"),
+        ("/dev/null", "not a regular file"),
+        ("/dev/null/a.svg", "Not a directory"),
+        ("..", "is a directory"),
+        ("/no/such\ndirectory/a.svg", "/no/such\\ndirectory/a.svg"),
+    ] {
+        assert_refused(&["compare", "--rounds", "10000", "--plot", file], says);
+    }
+    assert_refused(&["compare", "--plot"], "--plot");
+}
+
+#[test]
+fn a_failed_comparison_leaves_the_old_picture() {
+    let file = Scratch::new("kept.svg", "old");
+    assert_refused(
+        &["compare", "--size", "100T", "--plot", file.path()],
+        "to spare",
+    );
+    assert_eq!(fs::read(file.path()).expect("the file"), b"old");
+}
+
 #[test]
 fn nobody_listening_is_not_an_error() {
     // `head` may be gone before the first byte or after; neither may show.

@@ -7,12 +7,15 @@ mod limit;
 mod page_table_generic;
 #[cfg(target_arch = "x86_64")]
 mod page_table_multiarch;
+mod picture;
 mod runner;
 mod subject;
 mod tablewright;
 mod verdict;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
+
+use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
@@ -21,6 +24,7 @@ use serde::Serialize;
 use crate::arena::{Arena, Memory};
 use crate::error::Error;
 use crate::format::Format;
+use crate::plot::Target;
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -33,19 +37,26 @@ use subject::{CANDIDATES, Candidate, LIMIT, Operation, Work};
 #[command(after_help = "\
 Operations:
   map       map the range in an empty space
-  protect   make it read-only, in tables that nobody uses; that processors use (live); or whose entries processors may
-            write meanwhile, so that each needs an atomic operation (hw writes)
+  protect   make it read-only, in tables that nobody uses; that processors use
+            (live); or whose entries processors may write meanwhile, so that
+            each needs an atomic operation (hw writes)
   unmap     visit every leaf and give every table back
-  detach    make the range unreachable; visiting and giving back is left for later
+  detach    make the range unreachable; visiting and giving back is left for
+            later
   exchange  the limit of what needs an atomic operation for each entry
 
-Columns: 'x limit' is how many times as long as plain loads and stores to the same bytes, or exchanges where the hardware
-writes; 'vs best other' is how many times as fast as the best of the other crates (above 1 is faster).
+Columns:
+  by        the calls that do it, where a crate has more than one way
+  x limit   how many times as long as plain loads and stores to the same bytes,
+            or exchanges where the hardware writes
+  vs best   how many times as fast as the best of the other crates (above 1 is
+            faster)
 
 Examples:
   tablewright compare
   tablewright compare --only aarch64-paging page-table-generic --memory warm
-  tablewright compare --size 1G --rounds 31 --json > compare.json")]
+  tablewright compare --size 1G --rounds 31 --json > compare.json
+  tablewright compare --plot compare.svg")]
 pub struct Arguments {
     /// How much memory to map, with 4 KiB pages
     #[arg(long, default_value = "16G", value_name = "SIZE")]
@@ -68,6 +79,9 @@ pub struct Arguments {
     /// Print JSON, with every sample
     #[arg(long)]
     json: bool,
+    /// Draw map, protect and unmap as bars into this SVG file; of warm memory, unless it was not asked for
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -123,6 +137,7 @@ struct Row {
 /// Runs the comparison and prints it.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let work = work(arguments.size)?;
+    let plot = arguments.plot.as_deref().map(Target::new).transpose()?;
     let candidates: Vec<&Candidate> = std::iter::once(&LIMIT)
         .chain(CANDIDATES.iter().filter(|candidate| {
             arguments.only.is_empty() || arguments.only.iter().any(|name| name == candidate.name)
@@ -155,7 +170,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         report.rows.extend(rows(&candidates, measurements, memory));
     }
     drop(progress);
-    report.print(arguments.json, text)
+    report.print(arguments.json, text)?;
+    match plot {
+        Some(target) => target.fill(&picture::of(&report)),
+        None => Ok(()),
+    }
 }
 
 fn work(size: Size) -> Result<Work, Error> {
@@ -258,7 +277,7 @@ fn ratio(this: f64, that: f64) -> Option<f64> {
 fn text(report: &Report<Parameters, Row>) -> String {
     let parameters = &report.parameters;
     let mut text = format!(
-        "{} mapped with {} entries of 4 KiB in {} tables; nanoseconds per entry, median of {}\n",
+        "{} mapped with {} entries of 4 KiB in {} tables\nnanoseconds per entry, median of {}\n",
         human(parameters.size_bytes),
         report::count(parameters.entries),
         report::count(parameters.tables),
@@ -281,34 +300,38 @@ fn text(report: &Report<Parameters, Row>) -> String {
                 .cmp(&(b.operation as u8))
                 .then(a.ns_per_entry.total_cmp(&b.ns_per_entry))
         });
-        let optional = |figure: Option<f64>| figure.map_or("-".to_owned(), report::figure);
         text += &report::table(
-            [
-                "operation",
-                "crate",
-                "by",
-                "ns/entry",
-                "x limit",
-                "vs best other",
-            ],
-            3,
-            rows.into_iter()
-                .map(|row| {
-                    [
-                        row.operation.name().to_owned(),
-                        format!("{} {}", row.name, row.version)
-                            .trim_end()
-                            .to_owned(),
-                        row.method.to_owned(),
-                        report::figure(row.ns_per_entry),
-                        optional(row.ratio_to_limit),
-                        optional(row.ratio_to_best_other),
-                    ]
+            ["", "by", "ns/entry", "x limit", "vs best"],
+            2,
+            rows.chunk_by(|a, b| a.operation == b.operation)
+                .flat_map(|group| {
+                    let name = [group[0].operation.name(), "", "", "", ""].map(str::to_owned);
+                    std::iter::once(name).chain(group.iter().map(|row| cells(row)))
                 })
                 .collect(),
         );
     }
     text + &verdict::text(&report.rows)
+}
+
+/// A row of the table, indented below the name of its operation. What would make it wider than a terminal is set in two
+/// lines.
+fn cells(row: &Row) -> [String; 5] {
+    const WIDE: usize = 20;
+    let optional = |figure: Option<f64>| figure.map_or("-".to_owned(), report::figure);
+    [
+        format!("  {} {}", row.name, row.version)
+            .trim_end()
+            .to_owned(),
+        if row.method.len() > WIDE {
+            row.method.replace(", ", ",\n")
+        } else {
+            row.method.to_owned()
+        },
+        report::figure(row.ns_per_entry),
+        optional(row.ratio_to_limit),
+        optional(row.ratio_to_best_other),
+    ]
 }
 
 #[cfg(test)]

@@ -5,9 +5,7 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use tablewright::format::X86_64;
-use tablewright::{
-    AddressSpace, Attrs, Change, Flush, Liveness, Mapping, Pa, Perms, Span, TableLink, Va,
-};
+use tablewright::{AddressSpace, Attrs, Change, Flush, Mapping, Pa, Perms, Span, TableLink, Va};
 
 use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
@@ -28,7 +26,7 @@ struct Edited {
     span: Span<Va>,
     work: Work,
     attrs: Attrs,
-    liveness: Liveness,
+    users: Users,
     /// What was detached and is not settled yet.
     pending: Option<Flush<Format, Lean>>,
 }
@@ -107,10 +105,9 @@ impl Subject for Tablewright {
         if self.links.len() != arena.frames() {
             self.links = (0..arena.frames()).map(|_| TableLink::new()).collect();
         }
-        let (caps, liveness) = match users {
-            Users::Nobody => (Lean::QUIET, Liveness::Dead),
-            Users::Walkers => (Lean::QUIET, Liveness::Live),
-            Users::WritingWalkers => (Lean::WRITING, Liveness::Live),
+        let caps = match users {
+            Users::Nobody | Users::Walkers => Lean::QUIET,
+            Users::WritingWalkers => Lean::WRITING,
         };
         // What is neither accessed nor dirty may be written by a walker at any moment, before and after the change.
         let settled = users != Users::WritingWalkers;
@@ -125,7 +122,7 @@ impl Subject for Tablewright {
                 dirty: settled,
                 ..Attrs::KERNEL_DATA
             },
-            liveness,
+            users,
             pending: None,
         });
         Ok(())
@@ -144,7 +141,9 @@ impl Subject for Tablewright {
             )
             .map_err(|error| error.to_string())?;
         flush.finish(|_| ());
-        edited.space.set_liveness(edited.liveness);
+        if edited.users != Users::Nobody {
+            edited.space.make_live();
+        }
         Ok(())
     }
 
@@ -192,8 +191,8 @@ impl Subject for Tablewright {
         if let Some(flush) = edited.pending.take() {
             flush.finish(|_| ());
         }
-        // Nothing really walks these tables, so they are dead as soon as we say so.
-        edited.space.set_liveness(Liveness::Dead);
+        // SAFETY: no processor ever has the root of these tables loaded.
+        unsafe { edited.space.make_dead() };
         // A dead space is always destroyed; the arena would miss its tables otherwise.
         let _destroyed = edited.space.destroy(|_| ());
     }

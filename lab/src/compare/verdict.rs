@@ -38,7 +38,7 @@ impl Bound {
     }
 }
 
-/// Ratios in one run on warm memory; see the design for where they come from.
+/// Ratios in one run on warm memory; docs/compare.md says where they come from.
 const AIMS: [Aim; 8] = [
     Aim {
         words: "map: time, to the limit",
@@ -65,7 +65,7 @@ const AIMS: [Aim; 8] = [
         bound: Bound::AtMost(1.1),
     },
     Aim {
-        words: "protect (hw writes): time, to the limit of exchanges",
+        words: "protect (hw writes): time, to limit of exchanges",
         operation: Operation::ProtectHardware,
         ratio: |row| row.ratio_to_limit,
         bound: Bound::AtMost(1.1),

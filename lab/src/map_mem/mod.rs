@@ -215,7 +215,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
         }
     }
     text += &format!(
-        "mapped at {} for {}: {} pages, {} address bits, {}\n",
+        "mapped at {} for {}: {} pages, {} address bits,\n{}\n",
         parameters.virtual_base,
         parameters.format.name(),
         parameters.granule.name(),
