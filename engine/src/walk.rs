@@ -77,13 +77,18 @@ pub(crate) trait Visit<F: Format, P: Platform> {
         slice: Slice,
     ) -> ControlFlow<Self::Stop, Step>;
 
-    /// A run of entries at the level of pages; `first` is the address that the first of them translates.
+    /// A run of entries at the level of pages; `first` is the address that the first of them translates. A visitor that
+    /// is not interested in pages leaves it out.
+    #[inline(always)]
     fn pages(
         &mut self,
         table: &Table<'_, P>,
         range: Range<usize>,
         first: u64,
-    ) -> ControlFlow<Self::Stop>;
+    ) -> ControlFlow<Self::Stop> {
+        let _ = (table, range, first);
+        ControlFlow::Continue(())
+    }
 
     /// The walk has come back from the table that [`entry`](Visit::entry) sent it into.
     #[inline(always)]

@@ -6,7 +6,7 @@
 //! a walker that was on its way may have set accessed and dirty bits in them until the invalidation was complete.
 
 use core::convert::Infallible;
-use core::ops::{ControlFlow, Range};
+use core::ops::ControlFlow;
 
 use super::run::Fold;
 use super::saturate;
@@ -295,9 +295,5 @@ impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, F, P> {
             _ => {}
         }
         ControlFlow::Continue(Step::Next)
-    }
-
-    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Infallible> {
-        ControlFlow::Continue(())
     }
 }

@@ -279,10 +279,6 @@ impl<F: Format, P: Platform> Visit<F, P> for Undo<'_, P> {
         }
         ControlFlow::Continue(Step::Next)
     }
-
-    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Infallible> {
-        ControlFlow::Continue(())
-    }
 }
 
 /// Writes the leaves that belong into tables that exist, and links the tables that were built.

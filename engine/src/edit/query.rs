@@ -205,8 +205,4 @@ impl<F: Format, P: Platform> Visit<F, P> for CountTables {
             Step::Next
         })
     }
-
-    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Infallible> {
-        ControlFlow::Continue(())
-    }
 }

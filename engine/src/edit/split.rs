@@ -9,7 +9,7 @@
 
 use core::convert::Infallible;
 use core::marker::PhantomData;
-use core::ops::{ControlFlow, Range};
+use core::ops::ControlFlow;
 
 use super::Change;
 use super::build::{Frames, Leaves};
@@ -334,10 +334,6 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
         }
         ControlFlow::Continue(Step::Next)
     }
-
-    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Refusal> {
-        ControlFlow::Continue(())
-    }
 }
 
 /// How a leaf may become a table that translates the same.
@@ -474,9 +470,5 @@ impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
             _ => {}
         }
         ControlFlow::Continue(Step::Next)
-    }
-
-    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Infallible> {
-        ControlFlow::Continue(())
     }
 }
