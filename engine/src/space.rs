@@ -7,6 +7,7 @@ use core::fmt;
 use core::marker::PhantomData;
 
 use crate::addr::{Address, Level, Pa, Span};
+use crate::bbm::{Contents, State, Transition, transition};
 use crate::entry::Table;
 use crate::flush::{Flush, Leaf, Ranges, Serial, free_tree};
 use crate::format::{Format, Inexpressible, Kind};
@@ -165,6 +166,15 @@ pub(crate) struct Conditions {
 }
 
 impl Conditions {
+    /// How an entry may change into one that translates the same memory. A dead space has no walker to mind.
+    pub fn transition<F: Format>(&self, old: &State, new: &State, level: Level) -> Transition {
+        if self.live {
+            transition(F::RULE, old, new, level, &self.caps, Contents::Same)
+        } else {
+            Transition::Store
+        }
+    }
+
     /// Whether a walker may write this leaf under the edit's hands, so that it has to be exchanged.
     #[inline(always)]
     pub fn is_contended<F: Format>(&self, leaf: u64, level: Level) -> bool {

@@ -11,7 +11,7 @@ use core::ops::ControlFlow;
 use super::run::Fold;
 use super::saturate;
 use crate::addr::{Level, Pa, Span};
-use crate::bbm::{Contents, State, Transition, transition};
+use crate::bbm::{State, Transition};
 use crate::entry::Table;
 use crate::flush::{Fate, Flush, Ranges};
 use crate::format::{Attrs, Format, Kind, Perms};
@@ -111,8 +111,8 @@ enum Sum {
     Mixed,
 }
 
-/// Adds up the entries of the table in `frame` at `level`, which its descriptor takes `denied` away from. The second result tells whether a walker may still be
-/// writing some of them.
+/// Adds up the entries of the table in `frame` at `level`, which its descriptor takes `denied` away from. The second
+/// result tells whether a walker may still be writing some of them.
 fn sum<F: Format, P: Platform>(
     platform: &P,
     frame: Pa,
@@ -212,13 +212,8 @@ impl<F: Format, P: Platform> Collapse<'_, F, P> {
             return;
         };
         let mut leaf = bits | F::put_address(frame);
-        let how = if self.conditions.live {
-            let (old, new) = (State::of::<F>(entry, level), State::of::<F>(leaf, level));
-            let caps = &self.conditions.caps;
-            transition(F::RULE, &old, &new, level, caps, Contents::Same)
-        } else {
-            Transition::Store
-        };
+        let (old, new) = (State::of::<F>(entry, level), State::of::<F>(leaf, level));
+        let how = self.conditions.transition::<F>(&old, &new, level);
         if how == Transition::Break {
             if self.conditions.may_break {
                 table.store(index, F::suspend(entry));

@@ -32,19 +32,18 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Adds leaves at `level`, or tables where there is none. The walk goes upwards.
+    /// Adds leaves at `level`, or tables where there is none.
     #[inline(always)]
     pub fn add(&mut self, slice: Slice, level: Option<Level>) {
-        self.level = match self.bounds {
-            Some(_) if self.level != level => None,
-            _ => level,
-        };
-        self.tables |= level.is_none();
-        let first = self.bounds.map_or(slice.first, |(first, _)| first);
-        self.bounds = Some((first, slice.last));
+        self.merge(Self {
+            bounds: Some((slice.first, slice.last)),
+            level,
+            tables: level.is_none(),
+        });
     }
 
     /// Adds what another walk changed.
+    #[inline(always)]
     pub fn merge(&mut self, other: Self) {
         if let Some((first, last)) = other.bounds {
             let (low, high) = self.bounds.unwrap_or((first, last));

@@ -20,16 +20,22 @@ pub use protect::Change;
 use crate::addr::Level;
 use crate::format::{Attrs, Format, Perms};
 
-/// The leaf `entry` with every flag set that a walker may still set in it. Where nobody will look at what walkers set
-/// from now on, this is what to write: said too much, never too little.
-fn saturate<F: Format>(entry: u64, level: Level) -> u64 {
+/// The leaf `entry` with these flags set besides those that it has.
+fn with_flags<F: Format>(entry: u64, level: Level, accessed: bool, dirty: bool) -> u64 {
     let attrs = F::decode(entry, level);
-    let all = Attrs {
-        accessed: true,
-        dirty: attrs.dirty || attrs.perms.intersects(Perms::ANY_WRITE),
+    let flagged = Attrs {
+        accessed: attrs.accessed || accessed,
+        dirty: attrs.dirty || dirty,
         ..attrs
     };
     let kept = entry & (F::address_mask(level) | F::CONTIGUOUS);
     // What was decoded can be encoded.
-    F::encode(&all, level).map_or(entry, |bits| bits | kept)
+    F::encode(&flagged, level).map_or(entry, |bits| bits | kept)
+}
+
+/// The leaf `entry` with every flag set that a walker may still set in it. Where nobody will look at what walkers set
+/// from now on, this is what to write: said too much, never too little.
+fn saturate<F: Format>(entry: u64, level: Level) -> u64 {
+    let writable = F::decode(entry, level).perms.intersects(Perms::ANY_WRITE);
+    with_flags::<F>(entry, level, true, writable)
 }

@@ -17,7 +17,7 @@ use core::ops::{ControlFlow, Range};
 use super::live::{Cut, Look};
 use super::saturate;
 use crate::addr::{Level, Span};
-use crate::bbm::{Contents, State, Transition, transition};
+use crate::bbm::{State, Transition};
 use crate::entry::Table;
 use crate::flush::{Flush, Ranges};
 use crate::format::{Attrs, Format, Kind, Memory, Perms, Shareability};
@@ -323,14 +323,11 @@ impl<F: Format> Recode<F> {
         } else {
             How::Store
         };
-        if self.conditions.live {
-            let (old, new) = (State::of::<F>(entry, level), State::of::<F>(new, level));
-            let caps = &self.conditions.caps;
-            match transition(F::RULE, &old, &new, level, caps, Contents::Same) {
-                Transition::Store => {}
-                Transition::Invalidate => plan.invalidate = true,
-                Transition::Break => plan.how = How::Break,
-            }
+        let (old, new) = (State::of::<F>(entry, level), State::of::<F>(new, level));
+        match self.conditions.transition::<F>(&old, &new, level) {
+            Transition::Store => {}
+            Transition::Invalidate => plan.invalidate = true,
+            Transition::Break => plan.how = How::Break,
         }
         plan
     }

@@ -17,9 +17,9 @@ use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
 use super::live::Cut;
-use super::saturate;
+use super::{saturate, with_flags};
 use crate::addr::{Level, Pa};
-use crate::bbm::{Contents, State, Transition, transition};
+use crate::bbm::{State, Transition};
 use crate::entry::Table;
 use crate::flush::{Flush, Ranges};
 use crate::format::{Attrs, Format, Kind};
@@ -59,34 +59,20 @@ pub(crate) fn gather<F: Format>(
         // Equal patterns have equal flags.
         if entry & mask != pattern && F::kind(entry, level) == Kind::Leaf {
             pattern = entry & mask;
-            merged = with_flags_of::<F>(merged, entry, level);
+            let Attrs {
+                accessed, dirty, ..
+            } = F::decode(entry, level);
+            merged = with_flags::<F>(merged, level, accessed, dirty);
         }
     }
     merged
 }
 
-/// `entry`, accessed and dirty if it or `other` is.
-fn with_flags_of<F: Format>(entry: u64, other: u64, level: Level) -> u64 {
-    let (attrs, others) = (F::decode(entry, level), F::decode(other, level));
-    let both = Attrs {
-        accessed: attrs.accessed || others.accessed,
-        dirty: attrs.dirty || others.dirty,
-        ..attrs
-    };
-    let kept = entry & (F::address_mask(level) | F::CONTIGUOUS);
-    // What was decoded can be encoded.
-    F::encode(&both, level).map_or(entry, |bits| bits | kept)
-}
-
 /// How the leaf `entry` at `level` may become, or cease to be, a member of a run.
 pub(super) fn how<F: Format>(entry: u64, level: Level, conditions: &Conditions) -> Transition {
-    if !conditions.live {
-        return Transition::Store;
-    }
     let old = State::of::<F>(entry, level);
     let new = State::of::<F>(entry ^ F::CONTIGUOUS, level);
-    let caps = &conditions.caps;
-    transition(F::RULE, &old, &new, level, caps, Contents::Same)
+    conditions.transition::<F>(&old, &new, level)
 }
 
 /// Unfolds the runs in a range; all of them are whole.

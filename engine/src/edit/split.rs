@@ -17,7 +17,7 @@ use super::live::{Cut, Look};
 use super::protect::Recode;
 use super::run::{self, Unfold};
 use crate::addr::{Address, Level, Pa, Span};
-use crate::bbm::{Contents, State, Transition, transition};
+use crate::bbm::{State, Transition};
 use crate::entry::Table;
 use crate::flush::{Flush, Leaf, Ranges};
 use crate::format::{Format, Kind, Perms};
@@ -74,10 +74,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
         // The tables for the ends and for the inside are taken together: either all of it happens, or nothing.
         let wish = Wish {
-            ends: Some(slice),
-            largest: Some((slice, largest)),
+            slice,
+            largest: Some(largest),
         };
-        let cut = self.split_where(slice, wish)?;
+        let cut = self.split_where(wish)?;
         cut.add_to(conditions, flush);
         Ok(())
     }
@@ -90,10 +90,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             return Ok(());
         }
         let wish = Wish {
-            ends: Some(slice),
+            slice,
             largest: None,
         };
-        let cut = self.split_where(slice, wish)?;
+        let cut = self.split_where(wish)?;
         // The old and the new leaves translate alike, but what follows will not: walkers have to forget the block
         // before its parts can differ.
         let conditions = self.conditions();
@@ -113,9 +113,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         (first < slice.first || last > slice.last).then_some((Slice { first, last }, leaf))
     }
 
-    /// Splits the leaves that `wish` names, at the ends of `slice` and inside it, and unfolds the runs that they are
-    /// part of. Allocates everything before it changes anything.
-    fn split_where(&mut self, slice: Slice, wish: Wish) -> Result<Cut, EditError<F::Input>> {
+    /// Splits the leaves that `wish` names, and unfolds the runs that they are part of. Allocates everything before it
+    /// changes anything.
+    fn split_where(&mut self, wish: Wish) -> Result<Cut, EditError<F::Input>> {
+        let Wish { slice, .. } = wish;
         let conditions = self.conditions();
         let ends = [
             self.run_over(slice.first, slice),
@@ -191,22 +192,19 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 #[derive(Clone, Copy)]
 struct Wish {
     /// Those that reach over an end of this range.
-    ends: Option<Slice>,
-    /// Those that lie in this range, above this level.
-    largest: Option<(Slice, Level)>,
+    slice: Slice,
+    /// Those in the range above this level.
+    largest: Option<Level>,
 }
 
 impl Wish {
     /// Whether the leaf at `level` that translates `extent` is to be split.
     fn names(&self, level: Level, extent: Slice) -> bool {
-        let meets = |slice: Slice| extent.first <= slice.last && slice.first <= extent.last;
-        let over_end = self.ends.is_some_and(|slice| {
-            meets(slice) && (extent.first < slice.first || slice.last < extent.last)
-        });
-        let too_large = self
-            .largest
-            .is_some_and(|(slice, largest)| meets(slice) && level > largest);
-        level > Level::PAGE && (over_end || too_large)
+        let slice = self.slice;
+        let meets = extent.first <= slice.last && slice.first <= extent.last;
+        let over_end = extent.first < slice.first || slice.last < extent.last;
+        let too_large = self.largest.is_some_and(|largest| level > largest);
+        level > Level::PAGE && meets && (over_end || too_large)
     }
 
     /// Calls `table` for each table that splitting the leaf takes, with its level.
@@ -338,9 +336,6 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
 
 /// How a leaf may become a table that translates the same.
 fn split_how<F: Format>(entry: u64, level: Level, conditions: &Conditions) -> Transition {
-    if !conditions.live {
-        return Transition::Store;
-    }
     let old = State::of::<F>(entry, level);
     // Runs are unfolded before they are split.
     let old = match old {
@@ -356,7 +351,7 @@ fn split_how<F: Format>(entry: u64, level: Level, conditions: &Conditions) -> Tr
         frame: Pa::new(0),
         denied: Perms::empty(),
     };
-    transition(F::RULE, &old, &new, level, &conditions.caps, Contents::Same)
+    conditions.transition::<F>(&old, &new, level)
 }
 
 /// Replaces leaves by tables that translate the same.

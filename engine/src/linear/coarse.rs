@@ -161,7 +161,7 @@ pub struct Coarse<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> {
     covered: Covered<I, W>,
     memory: MemoryMap<'m>,
     attrs: Attrs,
-    root: Cell<Pa>,
+    root: Pa,
     id: u16,
     growing: Cell<bool>,
     format: PhantomData<F>,
@@ -193,7 +193,7 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
             covered,
             memory,
             attrs,
-            root: Cell::new(root),
+            root,
             id,
             growing: Cell::new(false),
             format: PhantomData,
@@ -202,7 +202,7 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
 
     /// The root to load: on arm64 into `TTBR0_EL1`.
     pub fn root(&self) -> Pa {
-        self.root.get()
+        self.root
     }
 
     /// The part of the block around `frame` that may be mapped.
@@ -232,7 +232,7 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
         // SAFETY: the root was made by `new` and is edited only here, and `growing` keeps this from being entered
         // twice (1., 2.); the embedder loads it, so that it is live from the start (3.).
         let mut space = unsafe {
-            AddressSpace::<F, _>::adopt(windowed, self.root.get(), Half::Lower, Liveness::Live)
+            AddressSpace::<F, _>::adopt(windowed, self.root, Half::Lower, Liveness::Live)
         }
         .with_id(self.id);
         let mut flush = space.flush();
@@ -260,9 +260,8 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
         self.platform.invalidate(&everything);
         self.platform.barrier(Barrier::Complete);
         // SAFETY: the root was made by `new` and is used by nobody else (1., 2.); it is dead since the completion (3.).
-        let space = unsafe {
-            AddressSpace::<F, R>::adopt(reach, self.root.get(), Half::Lower, Liveness::Dead)
-        };
+        let space =
+            unsafe { AddressSpace::<F, R>::adopt(reach, self.root, Half::Lower, Liveness::Dead) };
         // A dead space can always be destroyed.
         let _destroyed = space.destroy(|_| ());
     }
