@@ -57,16 +57,37 @@
 //! [`RefCell`](std::cell::RefCell): there is one thread, so nothing has to be `Send`. A borrow of a `RefCell` must end
 //! before the next operation on the CPU, which may resume another that borrows it.
 
+mod architecture;
+mod cache;
+mod costs;
+mod dice;
+pub mod hardware;
 mod lock;
+mod machine;
+mod memory;
 mod perturb;
+mod profile;
 mod resource;
+mod rules;
 mod sched;
 mod stack;
 mod time;
+mod tlb;
+pub mod trace;
 mod tree;
 
+pub use architecture::{Architecture, Granule, Ordering, Regime};
+pub use costs::Costs;
+pub use hardware::{Fault, Request, Want};
 pub use lock::{Held, Lock, LockCosts};
+pub use machine::{Counts, Machine, MachineHeld, MachineLock, MachineSlots, Mapper, Setup};
+pub use memory::Memory;
 pub use perturb::Perturbation;
+pub use profile::{
+    Cost, Kind, Profile, ProfileError, Provenance, RowSelector, Source, System, Unexplained, UnknownCost,
+};
+pub use rules::{Rule, Violation};
 pub use resource::{Line, LineCosts, Resource, Usage};
 pub use sched::{Config, Cpu, Outcome, RunError, Scheduler};
 pub use time::{MAX_CPUS, Time};
+pub use tlb::Tlbi;

@@ -82,12 +82,12 @@ impl Perturbation {
 }
 
 /// A number below `bound`. The bias is less than `bound / 2^64`.
-fn below(stream: &Cell<u64>, bound: u64) -> u64 {
+pub(crate) fn below(stream: &Cell<u64>, bound: u64) -> u64 {
     ((u128::from(next(stream)) * u128::from(bound)) >> 64) as u64
 }
 
 /// SplitMix64.
-fn next(stream: &Cell<u64>) -> u64 {
+pub(crate) fn next(stream: &Cell<u64>) -> u64 {
     let state = stream.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
     stream.set(state);
     let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

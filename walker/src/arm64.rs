@@ -63,8 +63,8 @@
 //! DBM is set (hardware records accesses and writes one entry at a time), and in the bits that hardware ignores.
 
 use crate::regime::Shape;
-use crate::walk::{Entry, Format};
-use crate::{Access, DirtyState, Granule, Half, Leaf, Permissions};
+use crate::walk::Format;
+use crate::{Access, Denied, Descriptor, DirtyState, Granule, Half, Leaf, Permissions};
 use core::ops::Range;
 
 const VALID: u64 = 1 << 0;
@@ -165,20 +165,20 @@ impl Stage1 {
     }
 
     #[inline(always)]
-    fn table(&self, descriptor: u64) -> Entry {
+    fn table(&self, descriptor: u64) -> Descriptor {
         let low = self.granule.page_shift();
         if descriptor & (self.reserved(low) | 1 << 50) != 0 {
-            return Entry::Reserved("a RES0 bit of a table descriptor is set");
+            return Descriptor::Reserved("a RES0 bit of a table descriptor is set");
         }
         let denied = PXN_TABLE | UXN_TABLE | AP_TABLE0_NO_EL0 | AP_TABLE1_READ_ONLY;
-        Entry::Table {
+        Descriptor::Table {
             pa: self.address(descriptor, low),
-            denied: descriptor & denied,
+            denied: Denied(descriptor & denied),
         }
     }
 
     #[inline(always)]
-    fn leaf(&self, depth: u32, va: u64, denied: u64, descriptor: u64) -> Entry {
+    fn leaf(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor {
         let shape = self.shape();
         let shift = shape.shift(depth);
         let mut reserved = self.reserved(shift);
@@ -186,22 +186,22 @@ impl Stage1 {
             reserved &= !NT;
         }
         if descriptor & reserved != 0 {
-            return Entry::Reserved("a RES0 bit below or above the address of a leaf is set");
+            return Descriptor::Reserved("a RES0 bit below or above the address of a leaf is set");
         }
         let run = run_entries(self.granule, depth) as u64;
         let contiguous = descriptor & CONTIGUOUS != 0;
         if contiguous && run == 1 {
-            return Entry::Reserved("the Contiguous bit is RES0 at this level");
+            return Descriptor::Reserved("the Contiguous bit is RES0 at this level");
         }
         let shareability = match self.high {
             HighAddress::Lpa2 => None,
             HighAddress::None | HighAddress::Lpa => Some((descriptor >> 8 & 0b11) as u8),
         };
         if shareability == Some(0b01) {
-            return Entry::Reserved("SH is 01");
+            return Descriptor::Reserved("SH is 01");
         }
         let size = 1 << shift;
-        Entry::Leaf(Leaf {
+        Descriptor::Leaf(Leaf {
             va,
             pa: self.address(descriptor, shift),
             size,
@@ -226,7 +226,7 @@ impl Stage1 {
 
 /// The permissions of a leaf under tables that deny `denied`.
 #[inline(always)]
-fn access(denied: u64, leaf: u64) -> Access {
+fn access(Denied(denied): Denied, leaf: u64) -> Access {
     let write = leaf & AP2_READ_ONLY == 0 && denied & AP_TABLE1_READ_ONLY == 0;
     let el0 = leaf & AP1_EL0 != 0 && denied & AP_TABLE0_NO_EL0 == 0;
     let el0_write = el0 && write;
@@ -251,15 +251,35 @@ impl Format for Stage1 {
     }
 
     #[inline(always)]
-    fn decode(&self, depth: u32, va: u64, denied: u64, descriptor: u64) -> Entry {
+    fn decode(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor {
         if descriptor & VALID == 0 {
-            return Entry::Invalid;
+            return Descriptor::Invalid;
         }
         match (descriptor & TABLE_OR_PAGE != 0, depth) {
             (true, 1..) => self.table(descriptor),
             (true, 0) => self.leaf(depth, va, denied, descriptor),
             (false, _) if self.blocks_at(depth) => self.leaf(depth, va, denied, descriptor),
-            (false, _) => Entry::Reserved("a block descriptor at a level that has no blocks"),
+            (false, _) => Descriptor::Reserved("a block descriptor at a level that has no blocks"),
+        }
+    }
+
+    #[inline(always)]
+    fn used(&self, leaf: u64) -> u64 {
+        leaf | AF
+    }
+
+    /// No access flag in tables: FEAT_HAFT is off.
+    #[inline(always)]
+    fn table_used(&self, table: u64) -> u64 {
+        table
+    }
+
+    #[inline(always)]
+    fn written(&self, leaf: u64) -> u64 {
+        if leaf & DBM == 0 {
+            leaf
+        } else {
+            leaf & !AP2_READ_ONLY
         }
     }
 

@@ -24,6 +24,9 @@
 //! * [`leaves`] visits every leaf of one half of the address space in address order, and checks on the way that every
 //!   run of contiguous entries keeps the promise which the hint makes to the TLB.
 //! * [`tables`] visits every table reachable from a root, for counting them and for finding one reachable twice.
+//! * [`Walk`] is a walk that stops in front of every descriptor, [`decode`] the meaning of one descriptor by itself,
+//!   [`with_access_flag`] and [`with_dirty`] what a processor writes back: the parts of which a model of a memory
+//!   management unit is made.
 //!
 //! A [`Leaf`] carries the final permissions, that is, with the restrictions of all tables on the way applied. A
 //! descriptor that the architecture reserves is a [`Fault::Reserved`], even where processors ignore the bit today:
@@ -39,7 +42,8 @@
 //! Controls outside the tables stand as follows; a caller who models them otherwise starts from [`Leaf::raw`].
 //!
 //! * arm64: no tagged addresses (TBI), no PAN, no WXN, hierarchical permissions on (HPD clear), hardware management of
-//!   the access flag and dirty state off, no permission indirection or overlays (PIE, POE).
+//!   the access flag and dirty state off (how to have it on: [`with_dirty`]), no permission indirection or overlays
+//!   (PIE, POE).
 //! * x86-64: CR0.WP, EFER.NXE, CR4.PGE set; SMEP, SMAP, protection keys, LAM, CET off; MAXPHYADDR is 52, the
 //!   architecture's limit, so that no bit of an address field is reserved.
 //!
@@ -68,14 +72,32 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+/// Evaluates `$body` with `$format` bound to the format of `$regime`; it is compiled for each.
+macro_rules! with_format {
+    ($regime:expr, $format:ident => $body:expr) => {
+        match $regime {
+            $crate::Regime::Arm64Stage1 { granule, wide } => {
+                let $format = $crate::arm64::Stage1::new(granule, wide);
+                $body
+            }
+            $crate::Regime::X86_64 { levels } => {
+                let $format = $crate::x86_64::Paging::new(levels);
+                $body
+            }
+        }
+    };
+}
+
 mod arm64;
 mod leaf;
 mod regime;
+mod step;
 mod walk;
 mod x86_64;
 
 pub use leaf::{Access, DirtyState, Fault, Leaf, Malformed, Permissions, Table};
 pub use regime::{Granule, Half, Regime};
+pub use step::{Denied, Descriptor, Walk, decode, with_access_flag, with_dirty};
 
 use core::ops::ControlFlow;
 
@@ -114,12 +136,7 @@ pub fn translate(
     va: u64,
     read: &mut impl ReadTable,
 ) -> Result<Leaf, Fault> {
-    match regime {
-        Regime::Arm64Stage1 { granule, wide } => {
-            walk::translate(arm64::Stage1::new(granule, wide), root, va, read)
-        }
-        Regime::X86_64 { levels } => walk::translate(x86_64::Paging::new(levels), root, va, read),
-    }
+    with_format!(regime, format => walk::translate(format, root, va, read))
 }
 
 /// Visits every leaf under `root` that translates an address of `half`, in address order.
@@ -163,18 +180,7 @@ pub fn leaves(
     read: &mut impl ReadTable,
     mut visit: impl FnMut(&Leaf) -> ControlFlow<()>,
 ) -> Result<(), Fault> {
-    match regime {
-        Regime::Arm64Stage1 { granule, wide } => walk::leaves(
-            arm64::Stage1::new(granule, wide),
-            root,
-            half,
-            read,
-            &mut visit,
-        ),
-        Regime::X86_64 { levels } => {
-            walk::leaves(x86_64::Paging::new(levels), root, half, read, &mut visit)
-        }
-    }
+    with_format!(regime, format => walk::leaves(format, root, half, read, &mut visit))
 }
 
 /// Visits every table reachable from `root`, the root first and each table before those under it.
@@ -196,12 +202,5 @@ pub fn tables(
     read: &mut impl ReadTable,
     mut visit: impl FnMut(Table) -> ControlFlow<()>,
 ) -> Result<(), Fault> {
-    match regime {
-        Regime::Arm64Stage1 { granule, wide } => {
-            walk::tables(arm64::Stage1::new(granule, wide), root, read, &mut visit)
-        }
-        Regime::X86_64 { levels } => {
-            walk::tables(x86_64::Paging::new(levels), root, read, &mut visit)
-        }
-    }
+    with_format!(regime, format => walk::tables(format, root, read, &mut visit))
 }

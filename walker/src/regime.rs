@@ -123,7 +123,7 @@ impl Regime {
         }
     }
 
-    const fn shape(self) -> Shape {
+    pub(crate) const fn shape(self) -> Shape {
         match self {
             Self::Arm64Stage1 { granule, wide } => Shape::arm64(granule, wide),
             Self::X86_64 { levels } => Shape::x86_64(levels),
@@ -178,7 +178,7 @@ impl Shape {
         self.last_level + self.step * depth as i8
     }
 
-    const fn depth(&self, level: i8) -> u32 {
+    pub(crate) const fn depth(&self, level: i8) -> u32 {
         let depth = (level - self.last_level) * self.step;
         assert!(
             depth >= 0 && depth as u32 <= self.top,
@@ -192,11 +192,21 @@ impl Shape {
         self.page_shift + depth * (self.page_shift - 3)
     }
 
+    /// The first address that the entry for `va` in a table at `depth` translates.
+    pub(crate) const fn entry_start(&self, depth: u32, va: u64) -> u64 {
+        va >> self.shift(depth) << self.shift(depth)
+    }
+
     pub(crate) const fn entries(&self, depth: u32) -> usize {
+        1 << (self.table_shift(depth) - self.shift(depth))
+    }
+
+    /// The address bits that a table at `depth` and those below it resolve, the offset included.
+    pub(crate) const fn table_shift(&self, depth: u32) -> u32 {
         if depth == self.top {
-            1 << (self.input_bits - self.shift(depth))
+            self.input_bits
         } else {
-            1 << (self.page_shift - 3)
+            self.shift(depth + 1)
         }
     }
 }

@@ -7,24 +7,8 @@
 //! A further format (stage 2, EPT, NPT) is a further implementation of [`Format`].
 
 use crate::regime::Shape;
-use crate::{Fault, Half, Leaf, Malformed, ReadTable, Table};
+use crate::{Denied, Descriptor, Fault, Half, Leaf, Malformed, ReadTable, Table};
 use core::ops::{ControlFlow, Range};
-
-/// What one descriptor means.
-pub(crate) enum Entry {
-    /// Not valid: maps nothing, all other bits belong to software.
-    Invalid,
-    /// Points to the table of the next level.
-    Table {
-        pa: u64,
-        /// What this descriptor takes away from everything under it, one bit per right.
-        denied: u64,
-    },
-    /// Maps memory.
-    Leaf(Leaf),
-    /// Valid, and against the rule named.
-    Reserved(&'static str),
-}
 
 /// A descriptor format.
 pub(crate) trait Format: Copy {
@@ -32,7 +16,16 @@ pub(crate) trait Format: Copy {
 
     /// Decodes `descriptor` of a table at `depth`. It translates addresses from `va` on; `denied` unites what the
     /// tables above it deny.
-    fn decode(&self, depth: u32, va: u64, denied: u64, descriptor: u64) -> Entry;
+    fn decode(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor;
+
+    /// A leaf as an access leaves it, where hardware manages the access flag.
+    fn used(&self, leaf: u64) -> u64;
+
+    /// A table descriptor as a walk leaves it, where hardware manages the access flag.
+    fn table_used(&self, table: u64) -> u64;
+
+    /// A leaf as a write leaves it, where hardware manages the dirty state; but for the access flag.
+    fn written(&self, leaf: u64) -> u64;
 
     /// Whether a virtual address lies in one of the two halves.
     fn canonical(&self, va: u64) -> bool;
@@ -63,37 +56,74 @@ fn malformed(level: i8, table: u64, index: usize, descriptor: u64, why: &'static
     }
 }
 
+/// Where a walk stands: in front of the descriptor of `table` that `va` selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) va: u64,
+    pub(crate) table: u64,
+    pub(crate) denied: Denied,
+    pub(crate) depth: u32,
+}
+
+impl Position {
+    #[inline(always)]
+    pub(crate) fn root<F: Format>(format: F, root: u64, va: u64) -> Result<Self, Fault> {
+        if !format.canonical(va) {
+            return Err(Fault::NonCanonical);
+        }
+        Ok(Self {
+            va,
+            table: root,
+            denied: Denied::NONE,
+            depth: format.shape().top,
+        })
+    }
+
+    #[inline(always)]
+    pub(crate) const fn index(&self, shape: Shape) -> usize {
+        (self.va >> shape.shift(self.depth)) as usize & (shape.entries(self.depth) - 1)
+    }
+
+    /// Takes the descriptor, and goes down when it points to a table.
+    #[inline(always)]
+    pub(crate) fn step<F: Format>(
+        &mut self,
+        format: F,
+        descriptor: u64,
+    ) -> Result<Option<Leaf>, Fault> {
+        let shape = format.shape();
+        let level = shape.level(self.depth);
+        let first = shape.entry_start(self.depth, self.va);
+        match format.decode(self.depth, first, self.denied, descriptor) {
+            Descriptor::Leaf(leaf) => Ok(Some(leaf)),
+            Descriptor::Table { pa, denied } => {
+                self.table = pa;
+                self.denied = self.denied.union(denied);
+                self.depth -= 1;
+                Ok(None)
+            }
+            Descriptor::Invalid => Err(Fault::NotMapped { level }),
+            Descriptor::Reserved(why) => {
+                let index = self.index(shape);
+                Err(Fault::Reserved(malformed(
+                    level, self.table, index, descriptor, why,
+                )))
+            }
+        }
+    }
+}
+
 pub(crate) fn translate<F: Format>(
     format: F,
     root: u64,
     va: u64,
     read: &mut impl ReadTable,
 ) -> Result<Leaf, Fault> {
-    if !format.canonical(va) {
-        return Err(Fault::NonCanonical);
-    }
-    let shape = format.shape();
-    let (mut table, mut denied) = (root, 0);
-    let mut depth = shape.top;
+    let mut position = Position::root(format, root, va)?;
     loop {
-        let shift = shape.shift(depth);
-        let index = (va >> shift) as usize & (shape.entries(depth) - 1);
-        let descriptor = read.read(table, index);
-        let first = va >> shift << shift;
-        let level = shape.level(depth);
-        match format.decode(depth, first, denied, descriptor) {
-            Entry::Invalid => return Err(Fault::NotMapped { level }),
-            Entry::Leaf(leaf) => return Ok(leaf),
-            Entry::Reserved(why) => {
-                return Err(Fault::Reserved(malformed(
-                    level, table, index, descriptor, why,
-                )));
-            }
-            Entry::Table { pa, denied: more } => {
-                table = pa;
-                denied |= more;
-                depth -= 1;
-            }
+        let descriptor = read.read(position.table, position.index(format.shape()));
+        if let Some(leaf) = position.step(format, descriptor)? {
+            return Ok(leaf);
         }
     }
 }
@@ -114,7 +144,7 @@ pub(crate) fn leaves<F: Format>(
         depth: shape.top,
         table: root,
         va: base,
-        denied: 0,
+        denied: Denied::NONE,
     };
     leaves_of(format, place, format.root_entries(half), read, visit).map(|_| ())
 }
@@ -125,7 +155,7 @@ struct Place {
     table: u64,
     /// The address that entry 0 translates.
     va: u64,
-    denied: u64,
+    denied: Denied,
 }
 
 fn leaves_of<F: Format>(
@@ -149,7 +179,7 @@ fn leaves_of<F: Format>(
         let descriptor = read.read(table, index);
         let va = va + ((index as u64) << shift);
         let entry = format.decode(depth, va, denied, descriptor);
-        if let Entry::Reserved(why) = entry {
+        if let Descriptor::Reserved(why) = entry {
             return Err(Fault::Reserved(malformed(
                 level, table, index, descriptor, why,
             )));
@@ -161,17 +191,17 @@ fn leaves_of<F: Format>(
         }
         previous = descriptor;
         let flow = match entry {
-            Entry::Leaf(leaf) => visit(&leaf),
-            Entry::Table { pa, denied: more } => {
+            Descriptor::Leaf(leaf) => visit(&leaf),
+            Descriptor::Table { pa, denied: more } => {
                 let below = Place {
                     depth: depth - 1,
                     table: pa,
                     va,
-                    denied: denied | more,
+                    denied: denied.union(more),
                 };
                 leaves_of(format, below, 0..shape.entries(depth - 1), read, visit)?
             }
-            Entry::Invalid | Entry::Reserved(_) => continue,
+            Descriptor::Invalid | Descriptor::Reserved(_) => continue,
         };
         if flow.is_break() {
             return Ok(flow);
@@ -204,14 +234,14 @@ fn tables_of<F: Format>(
     }
     for index in 0..shape.entries(depth) {
         let descriptor = read.read(table, index);
-        match format.decode(depth, 0, 0, descriptor) {
-            Entry::Invalid | Entry::Leaf(_) => {}
-            Entry::Reserved(why) => {
+        match format.decode(depth, 0, Denied::NONE, descriptor) {
+            Descriptor::Invalid | Descriptor::Leaf(_) => {}
+            Descriptor::Reserved(why) => {
                 return Err(Fault::Reserved(malformed(
                     level, table, index, descriptor, why,
                 )));
             }
-            Entry::Table { pa, .. } => {
+            Descriptor::Table { pa, .. } => {
                 let flow = tables_of(format, depth - 1, pa, read, visit)?;
                 if flow.is_break() {
                     return Ok(flow);

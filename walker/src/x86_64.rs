@@ -34,8 +34,8 @@
 //! An address is canonical when the bits above the input address all equal its highest bit.
 
 use crate::regime::Shape;
-use crate::walk::{Entry, Format};
-use crate::{Access, DirtyState, Half, Leaf, Permissions};
+use crate::walk::Format;
+use crate::{Access, Denied, Descriptor, DirtyState, Half, Leaf, Permissions};
 use core::ops::Range;
 
 const P: u64 = 1 << 0;
@@ -64,18 +64,18 @@ impl Paging {
     }
 
     #[inline(always)]
-    fn leaf(&self, depth: u32, va: u64, denied: u64, descriptor: u64) -> Entry {
+    fn leaf(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor {
         let shift = self.shape.shift(depth);
         // Bit 12 of a larger page is PAT; from there to the address nothing may be set.
         if depth > 0 && descriptor & ((1 << shift) - (1 << 13)) != 0 {
-            return Entry::Reserved("a reserved bit below the address of a large page is set");
+            return Descriptor::Reserved("a reserved bit below the address of a large page is set");
         }
         let pat = descriptor >> if depth > 0 { 12 } else { 7 } & 1;
-        let denied = denied | denials(descriptor);
+        let Denied(denied) = denied.union(denials(descriptor));
         let write = denied & RW == 0;
         let user = denied & US == 0;
         let execute = denied & XD == 0;
-        Entry::Leaf(Leaf {
+        Descriptor::Leaf(Leaf {
             va,
             pa: address(descriptor, shift),
             size: 1 << shift,
@@ -116,8 +116,8 @@ const fn address(descriptor: u64, low: u32) -> u64 {
 
 /// The rights that an entry withholds: R/W or U/S that it lacks, XD that it has.
 #[inline(always)]
-const fn denials(descriptor: u64) -> u64 {
-    (descriptor ^ (RW | US)) & (RW | US | XD)
+const fn denials(descriptor: u64) -> Denied {
+    Denied((descriptor ^ (RW | US)) & (RW | US | XD))
 }
 
 impl Format for Paging {
@@ -127,18 +127,33 @@ impl Format for Paging {
     }
 
     #[inline(always)]
-    fn decode(&self, depth: u32, va: u64, denied: u64, descriptor: u64) -> Entry {
+    fn decode(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor {
         if descriptor & P == 0 {
-            return Entry::Invalid;
+            return Descriptor::Invalid;
         }
         match (depth, descriptor & PS != 0) {
             (0, _) | (1 | 2, true) => self.leaf(depth, va, denied, descriptor),
-            (3.., true) => Entry::Reserved("PS is reserved at levels 4 and 5"),
-            (_, false) => Entry::Table {
+            (3.., true) => Descriptor::Reserved("PS is reserved at levels 4 and 5"),
+            (_, false) => Descriptor::Table {
                 pa: address(descriptor, self.shape.page_shift),
                 denied: denials(descriptor),
             },
         }
+    }
+
+    #[inline(always)]
+    fn used(&self, leaf: u64) -> u64 {
+        leaf | A
+    }
+
+    #[inline(always)]
+    fn table_used(&self, table: u64) -> u64 {
+        table | A
+    }
+
+    #[inline(always)]
+    fn written(&self, leaf: u64) -> u64 {
+        if leaf & RW == 0 { leaf } else { leaf | D }
     }
 
     fn canonical(&self, va: u64) -> bool {

@@ -1,0 +1,135 @@
+//! Caches, as far as software has to maintain them: by page, not by line.
+//!
+//! Data written through a cacheable mapping is in a cache. An access through a mapping that is not cacheable, or that
+//! the hardware makes with its caches off, goes to the point of coherency and finds what was there before, until the
+//! page is cleaned. An instruction cache keeps what it fetched until it is told, and fetches from where data caches
+//! meet it. (DDI 0487 D7.5; `CTR_EL0.IDC` and `DIC` say what need not be done.)
+//!
+//! A page whose state nobody recorded is clean.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use crate::architecture::Architecture;
+use crate::hardware::{Hardware, Request, Want};
+use crate::rules::Rule;
+use crate::tlb::Cached;
+use crate::trace::Event;
+
+/// What a page needs before others see what was written to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Page {
+    /// Written in a cache, and not cleaned to the point of coherency.
+    dirty: bool,
+    /// Written since the instruction cache forgot it, and not cleaned to where it fetches.
+    code_dirty: bool,
+    /// The instruction cache may hold what was there before.
+    code_old: bool,
+}
+
+/// The state of the pages that are not clean.
+pub(crate) struct Caches {
+    pages: RefCell<HashMap<u64, Page>>,
+    x86: bool,
+    idc: bool,
+    dic: bool,
+    aliasing: bool,
+}
+
+impl Caches {
+    pub fn new(architecture: &Architecture) -> Self {
+        Self {
+            pages: RefCell::default(),
+            x86: architecture.is_x86(),
+            idc: architecture.idc,
+            dic: architecture.dic,
+            aliasing: architecture.icache_aliasing,
+        }
+    }
+
+    /// A page is written in a cache.
+    pub fn write(&self, pa: u64) {
+        if !self.x86 {
+            let mut pages = self.pages.borrow_mut();
+            let page = pages.entry(pa).or_default();
+            page.dirty = true;
+            page.code_dirty = !self.idc;
+            page.code_old = !self.dic;
+        }
+    }
+
+    /// A page is cleaned and invalidated to the point of coherency.
+    pub fn clean(&self, pa: u64) {
+        if let Some(page) = self.pages.borrow_mut().get_mut(&pa) {
+            page.dirty = false;
+            page.code_dirty = false;
+        }
+    }
+
+    /// The instruction cache forgets a page; all of them, if it aliases and this is not `all`, are as they were.
+    pub fn refetch(&self, pa: u64, all: bool) {
+        let mut pages = self.pages.borrow_mut();
+        if all {
+            pages.values_mut().for_each(|page| page.code_old = false);
+        } else if !self.aliasing
+            && let Some(page) = pages.get_mut(&pa)
+        {
+            page.code_old = false;
+        }
+    }
+
+    /// An access to a page through a translation.
+    #[inline(always)]
+    pub fn access(
+        &self,
+        hardware: &Hardware,
+        cpu: usize,
+        entry: &Cached,
+        request: Request,
+        pa: u64,
+    ) {
+        if self.x86 || (self.pages.borrow().is_empty() && request.want != Want::Write) {
+            return;
+        }
+        let page = pa & !((1 << hardware.memory.page_shift()) - 1);
+        // AttrIndx: 0, 4 and 5 are cacheable in the engine's MAIR.
+        let cacheable = matches!(entry.raw >> 2 & 7, 0 | 4 | 5);
+        let state = self.pages.borrow().get(&page).copied().unwrap_or_default();
+        let wrong = match request.want {
+            Want::Execute if state.code_dirty => {
+                Some("code was written, and the data cache was not cleaned")
+            }
+            Want::Execute if state.code_old => {
+                Some("code was written, and the instruction cache was not invalidated")
+            }
+            Want::Read | Want::Write if state.dirty && !cacheable => {
+                Some("the mapping is not cacheable, and a cache has newer data")
+            }
+            _ => None,
+        };
+        if let Some(why) = wrong {
+            hardware.violate(
+                Rule::CacheMaintenance,
+                cpu,
+                format!("an access to {:#x} at {pa:#x}: {why}", request.va),
+            );
+        }
+        if request.want == Want::Write && cacheable {
+            self.write(page);
+        }
+    }
+}
+
+impl Hardware {
+    /// Cleans and invalidates a page to the point of coherency.
+    pub(crate) fn clean_page(&self, cpu: usize, pa: u64) {
+        self.trace(cpu, || Event::Clean { pa });
+        self.caches.clean(pa);
+    }
+
+    /// Invalidates a page in the instruction caches, or all of them.
+    pub(crate) fn refetch_page(&self, cpu: usize, pa: u64, all: bool) {
+        self.trace(cpu, || Event::Refetch { pa });
+        self.caches.refetch(pa, all);
+    }
+}

@@ -1,0 +1,49 @@
+//! What the operations of a machine cost.
+
+use crate::time::Time;
+
+/// The price of each operation of a CPU, in virtual time.
+///
+/// Costs add up: an edit of an entry behind a window, say, is `entry` and `publish`, and the table walk that the first
+/// use of the window needs is one `walk` for each level. What a machine profile does not know is zero.
+///
+/// ```
+/// use tablewright_machine::{Costs, Time};
+/// let costs = Costs { entry: Time::ps(2_700), publish: Time::ns(16), ..Costs::default() };
+/// # assert_eq!(costs.complete, Time::ZERO);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// To write one entry of a table, and whatever a loop does for each entry besides.
+    pub entry: Time,
+    /// To read one entry by a load.
+    pub load: Time,
+    /// An atomic exchange of an entry.
+    pub exchange: Time,
+    /// To allocate a table and give it its first content, besides its entries.
+    pub table: Time,
+    /// A barrier that makes stores visible to table walkers (arm64: `dsb ishst; isb`).
+    pub publish: Time,
+    /// To issue one invalidation.
+    pub issue: Time,
+    /// To wait until the invalidations issued are complete.
+    pub complete: Time,
+    /// How long the system's bus for invalidations is busy with one; all CPUs share it.
+    pub bus: Time,
+    /// For a table walker to read one descriptor.
+    pub walk: Time,
+    /// An access to memory whose translation is cached.
+    pub access: Time,
+    /// To enter and leave a fault handler.
+    pub exception: Time,
+    /// A cache line that another CPU has: what its transfer costs more than a line that is here.
+    pub transfer: Time,
+    /// To take a free lock.
+    pub lock_take: Time,
+    /// From the release of a lock until the next in its queue goes on.
+    pub lock_hand_over: Time,
+    /// To clean and invalidate one page of 4 KiB to the point of coherency; the port is shared by all CPUs.
+    pub clean: Time,
+    /// To deliver an interrupt to another CPU, until its handler runs.
+    pub interrupt: Time,
+}

@@ -1,0 +1,869 @@
+//! The machine: the hardware in virtual time, and the engine's platform on it.
+//!
+//! Each operation of a program is put in its place in virtual time ([`Cpu::order`]), done on the
+//! [hardware](crate::hardware), and paid for from the [`Costs`]. The engine runs unchanged: a [`Mapper`] is its
+//! [`Platform`], and every access that it makes to a table is one of these operations.
+//!
+//! A run has two phases. With a seed, the hardware does whatever it may at the worst moment, frames run out, and
+//! time is stretched; from [`Machine::calm`] on nothing of that happens, and in [`Machine::settle`] everything must have
+//! come to rest.
+
+use std::cell::Cell;
+use std::panic::Location;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use tablewright::linear::SlotMemory;
+use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink, What};
+
+use crate::architecture::Architecture;
+use crate::costs::Costs;
+use crate::hardware::{Fault, Hardware, How, Look, Request, Translated, Want};
+use crate::lock::{Held, Lock, LockCosts};
+use crate::memory::Memory;
+use crate::resource::Resource;
+use crate::rules::{Rule, Violation};
+use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler};
+use crate::time::Time;
+use crate::tlb::Tlbi;
+use crate::trace::{Event, Sink};
+
+/// What a machine is made of.
+///
+/// ```
+/// use tablewright_machine::{Architecture, Granule, Memory, Regime, Setup};
+/// let regime = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
+/// let mut setup = Setup::new(Architecture::arm64(regime), Memory::new(64, 12, 1 << 30));
+/// setup.scheduler.cpus = 4;
+/// ```
+pub struct Setup {
+    /// Its rules.
+    pub architecture: Architecture,
+    /// Its prices.
+    pub costs: Costs,
+    /// How many CPUs, limits, and the seed.
+    pub scheduler: Config,
+    /// Its memory for tables, and for the pages that are tracked.
+    pub memory: Memory,
+    /// With a seed: a frame is refused once in so many requests. 0: never.
+    pub refuse_once_in: u64,
+}
+
+impl Setup {
+    /// One CPU, no costs, no seed.
+    pub fn new(architecture: Architecture, memory: Memory) -> Self {
+        Self {
+            architecture,
+            costs: Costs::default(),
+            scheduler: Config::new(1),
+            memory,
+            refuse_once_in: 0,
+        }
+    }
+}
+
+/// How often something was done.
+///
+/// ```
+/// # use tablewright_machine::Counts;
+/// assert_eq!(Counts::default().walks, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Barriers after stores.
+    pub publications: u64,
+    /// Invalidations issued, each of one page, block or range.
+    pub invalidations: u64,
+    /// Waits for completion.
+    pub completions: u64,
+    /// Tables allocated.
+    pub tables: u64,
+    /// Entries written.
+    pub entries: u64,
+    /// Walks that were needed.
+    pub walks: u64,
+    /// Accesses that found a translation.
+    pub accesses: u64,
+    /// Accesses that faulted.
+    pub faults: u64,
+}
+
+/// A computer: CPUs with their memory management units around one memory, in virtual time.
+///
+/// ```
+/// use tablewright::{AddressSpace, Attrs, Half, Pa, Span, Va, format::Arm64K4};
+/// use tablewright_machine::{Architecture, Granule, Machine, Memory, Regime, Request, Setup};
+///
+/// let regime = Regime::Arm64Stage1 { granule: Granule::K4, wide: false };
+/// let mut setup = Setup::new(Architecture::arm64(regime), Memory::new(64, 12, 1 << 30));
+/// setup.scheduler.cpus = 2;
+/// let machine = Machine::new(setup);
+///
+/// // The engine maps a page, on the machine.
+/// let mapper = machine.new_space();
+/// let mut space = AddressSpace::<Arm64K4, _>::new(mapper).unwrap();
+/// mapper.attach(space.root(), Half::Lower, 1);
+/// let mut flush = space.flush();
+/// let page = Span::new(Va::new(0x1000), 0x1000)?;
+/// space.map(page, Pa::new(0x8000_0000), Attrs::KERNEL_DATA, &mut flush)?;
+/// flush.finish(|_| ());
+///
+/// // Both CPUs use it.
+/// machine.run(|cpu| {
+///     mapper.load();
+///     assert_eq!(machine.access(Request::read(0x1008)).unwrap(), 0x8000_0008);
+/// })?;
+/// assert_eq!(machine.settle(), []);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Machine {
+    scheduler: Rc<Scheduler>,
+    hardware: Hardware,
+    costs: Costs,
+    /// The system's bus for invalidations.
+    bus: Resource,
+    /// When the invalidations of each CPU will have gone over the bus.
+    bus_until: Box<[Cell<Time>]>,
+    /// The port through which caches are cleaned.
+    port: Resource,
+    links: Box<[TableLink]>,
+    refuse_once_in: Cell<u64>,
+    publications: Cell<u64>,
+    invalidations: Cell<u64>,
+    completions: Cell<u64>,
+    tables: Cell<u64>,
+    entries: Cell<u64>,
+    walks: Cell<u64>,
+    accesses: Cell<u64>,
+    faults: Cell<u64>,
+}
+
+impl Machine {
+    /// A machine at rest.
+    ///
+    /// # Panics
+    /// If the pages of the memory are not those of the architecture, or as [`Scheduler::new`].
+    pub fn new(setup: Setup) -> Self {
+        let Setup {
+            architecture,
+            costs,
+            scheduler,
+            memory,
+            refuse_once_in,
+        } = setup;
+        assert_eq!(
+            memory.page_shift(),
+            architecture.regime.page_shift(),
+            "the memory has the pages of the architecture"
+        );
+        let (seed, cpus) = (scheduler.perturbation.seed, scheduler.cpus);
+        let scheduler = Rc::new(Scheduler::new(scheduler));
+        let links = (0..memory.frames()).map(|_| TableLink::new()).collect();
+        let clock = Some(Rc::clone(&scheduler));
+        Self {
+            hardware: Hardware::new(architecture, cpus, memory, seed, clock),
+            scheduler,
+            costs,
+            bus: Resource::new(),
+            bus_until: (0..cpus).map(|_| Cell::new(Time::ZERO)).collect(),
+            port: Resource::new(),
+            links,
+            refuse_once_in: Cell::new(refuse_once_in),
+            publications: Cell::new(0),
+            invalidations: Cell::new(0),
+            completions: Cell::new(0),
+            tables: Cell::new(0),
+            entries: Cell::new(0),
+            walks: Cell::new(0),
+            accesses: Cell::new(0),
+            faults: Cell::new(0),
+        }
+    }
+
+    /// Takes the memory out, for another machine. What was in it is lost.
+    pub fn into_memory(self) -> Memory {
+        let mut memory = self.hardware.memory;
+        memory.clear();
+        memory
+    }
+
+    /// The CPU that runs.
+    #[inline(always)]
+    pub fn cpu(&self) -> Cpu<'_> {
+        self.scheduler.cpu()
+    }
+
+    /// Runs a program on every CPU.
+    ///
+    /// # Errors
+    /// As [`Scheduler::run`].
+    pub fn run(&self, program: impl Fn(Cpu<'_>)) -> Result<Outcome, RunError> {
+        self.scheduler.run(program)
+    }
+
+    /// Its rules.
+    pub fn architecture(&self) -> &Architecture {
+        &self.hardware.architecture
+    }
+
+    /// Its prices.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// Its memory.
+    pub fn memory(&self) -> &Memory {
+        &self.hardware.memory
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            publications: self.publications.get(),
+            invalidations: self.invalidations.get(),
+            completions: self.completions.get(),
+            tables: self.tables.get(),
+            entries: self.entries.get(),
+            walks: self.walks.get(),
+            accesses: self.accesses.get(),
+            faults: self.faults.get(),
+        }
+    }
+
+    /// Has every step written to `sink`, in the [format](crate::trace) of traces.
+    pub fn trace(&self, sink: Sink) {
+        self.hardware.tracer.start(sink);
+        self.hardware.look_around();
+    }
+
+    /// A space to come: the platform for its [`AddressSpace`](tablewright::AddressSpace).
+    pub fn new_space(&self) -> Mapper<'_> {
+        Mapper {
+            machine: self,
+            space: self.hardware.new_space(),
+        }
+    }
+
+    // ---- What programs do ----
+
+    /// An access to memory by the running CPU: gives the physical address.
+    ///
+    /// # Errors
+    /// The fault that it takes. On a machine whose walks are not ordered after what comes before, a fault may be
+    /// spurious: the entry is valid by now. See [`touch`](Machine::touch).
+    #[track_caller]
+    pub fn access(&self, request: Request) -> Result<u64, Fault> {
+        self.hardware.tracer.set_place(Location::caller());
+        let translated = self.translate(request)?;
+        self.do_access(translated, None);
+        Ok(translated.pa())
+    }
+
+    /// Loads 8 bytes through a translation. 0 where the machine has no memory.
+    ///
+    /// # Errors
+    /// As [`access`](Machine::access).
+    #[track_caller]
+    pub fn read(&self, va: u64) -> Result<u64, Fault> {
+        self.hardware.tracer.set_place(Location::caller());
+        let translated = self.translate(Request::read(va))?;
+        Ok(self.do_access(translated, None))
+    }
+
+    /// Stores 8 bytes through a translation.
+    ///
+    /// # Errors
+    /// As [`access`](Machine::access).
+    #[track_caller]
+    pub fn write(&self, va: u64, value: u64) -> Result<(), Fault> {
+        self.hardware.tracer.set_place(Location::caller());
+        let translated = self.translate(Request::write(va))?;
+        self.do_access(translated, Some(value));
+        Ok(())
+    }
+
+    /// An access as a program makes it whose fault handler returns and tries again: a fault that is there the second
+    /// time is no spurious one.
+    ///
+    /// # Errors
+    /// The fault.
+    #[track_caller]
+    pub fn touch(&self, request: Request) -> Result<u64, Fault> {
+        self.access(request).or_else(|_| {
+            let cpu = self.cpu();
+            cpu.spend(self.costs.exception);
+            self.hardware.synchronise(cpu.id());
+            self.access(request)
+        })
+    }
+
+    #[inline(always)]
+    fn translate(&self, request: Request) -> Result<Translated, Fault> {
+        let cpu = self.cpu();
+        cpu.order();
+        let id = cpu.id();
+        let mut look = self.hardware.look(id, request);
+        if matches!(look, Look::Walking(_)) {
+            self.walks.update(|walks| walks + 1);
+        }
+        loop {
+            match look {
+                Look::Found(translated) => return Ok(translated),
+                Look::Fault(fault) => {
+                    self.faults.update(|faults| faults + 1);
+                    self.hardware.trace(id, || Event::Access {
+                        va: request.va,
+                        want: name(request.want),
+                        result: Err(format!("{fault:?}").replace(' ', "")),
+                    });
+                    return Err(fault);
+                }
+                Look::Walking(walking) => {
+                    cpu.spend(self.costs.walk);
+                    cpu.order();
+                    look = self.hardware.step(id, walking);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn do_access(&self, translated: Translated, stored: Option<u64>) -> u64 {
+        let cpu = self.cpu();
+        let id = cpu.id();
+        cpu.spend(self.costs.access);
+        self.hardware.set_out(id, translated, cpu.now());
+        cpu.order();
+        self.accesses.update(|accesses| accesses + 1);
+        self.hardware.trace(id, || Event::Access {
+            va: translated.request().va,
+            want: name(translated.request().want),
+            result: Ok(translated.pa()),
+        });
+        self.hardware.perform(id, translated, stored)
+    }
+
+    /// A page of memory for data, all zero. `None` if there is none left, or it is refused.
+    pub fn take_page(&self) -> Option<Pa> {
+        let cpu = self.cpu();
+        cpu.order();
+        if self.refuses() {
+            return None;
+        }
+        self.hardware.take_page(cpu.id()).map(Pa::new)
+    }
+
+    /// Gives a page back. No CPU may be able to reach it.
+    pub fn give_page(&self, page: Pa) {
+        let cpu = self.cpu();
+        cpu.order();
+        self.hardware.give_frame(cpu.id(), page.get());
+    }
+
+    /// From now on nobody may map any of these addresses, used or not.
+    pub fn forbid(&self, first: Pa, last: Pa) {
+        self.hardware.forbid(first.get(), last.get());
+    }
+
+    /// They may be mapped again.
+    pub fn allow(&self, first: Pa, last: Pa) {
+        self.hardware.allow(first.get(), last.get());
+    }
+
+    /// Two pages hold the same and are not written.
+    pub fn declare_alike(&self, a: Pa, b: Pa) {
+        self.hardware.declare_alike(a.get(), b.get());
+    }
+
+    /// The kernel writes to a page through its own cacheable mapping, which is not simulated.
+    pub fn write_page(&self, page: Pa) {
+        self.cpu().order();
+        self.hardware.caches.write(page.get());
+    }
+
+    /// Cleans a page and invalidates it to the point of coherency, through the port that all CPUs share.
+    #[track_caller]
+    pub fn clean(&self, page: Pa) {
+        self.hardware.tracer.set_place(Location::caller());
+        let cpu = self.cpu();
+        let pages = 1 << (self.hardware.memory.page_shift() - 12);
+        self.port.acquire(cpu, self.costs.clean * pages);
+        cpu.order();
+        self.hardware.clean_page(cpu.id(), page.get());
+    }
+
+    /// Has the instruction caches forget a page, or everything.
+    #[track_caller]
+    pub fn invalidate_instructions(&self, page: Option<Pa>) {
+        self.hardware.tracer.set_place(Location::caller());
+        let cpu = self.cpu();
+        cpu.order();
+        let (pa, all) = page.map_or((0, true), |page| (page.get(), false));
+        self.hardware.refetch_page(cpu.id(), pa, all);
+    }
+
+    /// An invalidation as the hardware knows it, for programs that do not use the engine.
+    #[track_caller]
+    pub fn tlbi(&self, tlbi: Tlbi) {
+        self.hardware.tracer.set_place(Location::caller());
+        let operations = self.operations(&tlbi);
+        self.issue(tlbi, operations);
+    }
+
+    /// DSB and ISB: stores are visible, invalidations complete.
+    #[track_caller]
+    pub fn dsb(&self) {
+        self.hardware.tracer.set_place(Location::caller());
+        self.complete();
+    }
+
+    /// DSB for stores, and ISB.
+    #[track_caller]
+    pub fn dsb_stores(&self) {
+        self.hardware.tracer.set_place(Location::caller());
+        self.publish();
+    }
+
+    /// A program's own rule.
+    pub fn check(&self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            self.report(Rule::Program, what());
+        }
+    }
+
+    /// Reports that a rule is broken, by the running CPU.
+    pub fn report(&self, rule: Rule, what: String) {
+        self.hardware.violate(rule, self.cpu().id(), what);
+    }
+
+    /// From now on hardware does nothing unasked and frames are not refused: what was begun must come to its end.
+    pub fn calm(&self) {
+        self.hardware.dice.stop();
+        self.refuse_once_in.set(0);
+    }
+
+    /// Everything must have come to rest. Gives the rules that were broken, now or before.
+    pub fn settle(&self) -> Vec<Violation> {
+        self.calm();
+        self.hardware.settle(self.cpu().id());
+        self.violations()
+    }
+
+    /// The rules that were broken so far, the first ones.
+    pub fn violations(&self) -> Vec<Violation> {
+        self.hardware.violations()
+    }
+
+    /// A lock whose release makes what its holder stored visible to the next.
+    pub fn new_lock(&self) -> MachineLock<'_> {
+        MachineLock {
+            machine: self,
+            lock: Lock::new(LockCosts {
+                take: self.costs.lock_take,
+                hand_over: self.costs.lock_hand_over,
+            }),
+        }
+    }
+
+    // ---- What all that is made of ----
+
+    fn refuses(&self) -> bool {
+        let once_in = self.refuse_once_in.get();
+        once_in != 0 && self.hardware.dice.is_on() && self.hardware.dice.once_in(once_in)
+    }
+
+    #[inline(always)]
+    fn publish(&self) {
+        let cpu = self.cpu();
+        self.publications.update(|n| n + 1);
+        cpu.spend(self.costs.publish);
+        cpu.order();
+        self.hardware.publish(cpu.id());
+        self.hardware.synchronise(cpu.id());
+    }
+
+    /// How many instructions an invalidation takes.
+    fn operations(&self, tlbi: &Tlbi) -> u64 {
+        let twice = 1 + u64::from(self.architecture().invalidate_twice);
+        let Some((first, last)) = tlbi.range else {
+            return twice;
+        };
+        if self.architecture().range_invalidation {
+            return twice;
+        }
+        let page = self.hardware.memory.page_shift();
+        let shift = page + (page - 3) * u32::from(tlbi.depth.unwrap_or(0));
+        (((last - first) >> shift) + 1) * twice
+    }
+
+    #[inline(always)]
+    fn issue(&self, tlbi: Tlbi, operations: u64) {
+        let cpu = self.cpu();
+        let id = cpu.id();
+        self.invalidations.update(|n| n + operations);
+        cpu.spend(self.costs.issue * operations);
+        if self.costs.bus != Time::ZERO && tlbi.broadcast {
+            let until = self.bus.reserve(cpu, self.costs.bus * operations);
+            self.bus_until[id].set(until);
+        } else {
+            cpu.order();
+        }
+        self.hardware.invalidate(id, tlbi);
+    }
+
+    #[inline(always)]
+    fn complete(&self) {
+        let cpu = self.cpu();
+        let id = cpu.id();
+        self.completions.update(|n| n + 1);
+        cpu.spend(self.costs.complete);
+        cpu.wait_until(self.bus_until[id].get());
+        cpu.order();
+        self.hardware.take_effect(id);
+        // Accesses of others that were translated before that come to their end.
+        if self.hardware.cpus() > 1 {
+            while let Some(until) = self.hardware.under_way(id) {
+                cpu.wait_until(until.max(cpu.now() + Time::ps(1)));
+                cpu.order();
+            }
+        }
+        self.hardware.complete(id);
+        self.hardware.synchronise(id);
+    }
+}
+
+fn name(want: Want) -> &'static str {
+    match want {
+        Want::Read => "read",
+        Want::Write => "write",
+        Want::Execute => "execute",
+    }
+}
+
+/// A lock in virtual time that orders what its holders store.
+///
+/// ```
+/// # use tablewright_machine::{Architecture, Machine, Memory, Regime, Setup};
+/// # let machine = Machine::new(Setup::new(Architecture::x86_64(4), Memory::new(4, 12, 0)));
+/// let lock = machine.new_lock();
+/// let held = lock.acquire();
+/// drop(held);
+/// ```
+pub struct MachineLock<'m> {
+    machine: &'m Machine,
+    lock: Lock,
+}
+
+impl MachineLock<'_> {
+    /// Takes it, after those who asked before.
+    pub fn acquire(&self) -> MachineHeld<'_> {
+        MachineHeld {
+            machine: self.machine,
+            _held: self.lock.acquire(self.machine.cpu()),
+        }
+    }
+}
+
+/// A [`MachineLock`] that is held until this is dropped.
+#[must_use = "the lock is released when this is dropped"]
+pub struct MachineHeld<'l> {
+    machine: &'l Machine,
+    _held: Held<'l>,
+}
+
+impl Drop for MachineHeld<'_> {
+    fn drop(&mut self) {
+        let cpu = self.machine.cpu();
+        cpu.order();
+        self.machine.hardware.hand_over(cpu.id());
+    }
+}
+
+/// One space on a machine: the engine's [`Platform`]. A handle.
+#[derive(Clone, Copy)]
+pub struct Mapper<'m> {
+    machine: &'m Machine,
+    space: u16,
+}
+
+impl<'m> Mapper<'m> {
+    /// The machine.
+    pub fn machine(&self) -> &'m Machine {
+        self.machine
+    }
+
+    /// The tables under `root` are those of this space, and its identifier (ASID, PCID) is `id`. On x86 the half does
+    /// not matter.
+    pub fn attach(&self, root: Pa, half: tablewright::Half, id: u16) {
+        let cpu = self.machine.cpu();
+        cpu.order();
+        let upper = half == tablewright::Half::Upper;
+        self.machine
+            .hardware
+            .attach(cpu.id(), self.space, root.get(), upper, id);
+    }
+
+    /// No CPU uses the space any more. What they remember of it stays until it is invalidated.
+    pub fn detach(&self) {
+        let cpu = self.machine.cpu();
+        cpu.order();
+        self.machine.hardware.detach(cpu.id(), self.space);
+    }
+
+    /// The running CPU loads the root.
+    pub fn load(&self) {
+        let cpu = self.machine.cpu();
+        cpu.order();
+        self.machine.hardware.load_root(cpu.id(), self.space);
+    }
+
+    /// Where a window shows frames: slots of one page each from `first` on, which this space translates.
+    pub fn slots(&self, first: u64) -> MachineSlots<'m> {
+        MachineSlots {
+            machine: self.machine,
+            first,
+        }
+    }
+
+    /// The physical address that memory says an address has now, whatever CPUs remember.
+    pub fn lookup(&self, va: u64) -> Option<Pa> {
+        let leaf = self.machine.hardware.leaf_at(self.space, va)?;
+        Some(Pa::new(leaf.physical(va)))
+    }
+}
+
+/// Slots of a [window](tablewright::linear::Slots) on a machine. Each use goes through the TLB of the running CPU, so
+/// that a slot that was moved too early shows what it showed before.
+#[derive(Clone, Copy)]
+pub struct MachineSlots<'m> {
+    machine: &'m Machine,
+    first: u64,
+}
+
+// SAFETY: the pointer is that of the frame (1.); what the CPU would have reached is checked.
+unsafe impl SlotMemory for MachineSlots<'_> {
+    #[track_caller]
+    #[inline(always)]
+    fn pointer(&self, slot: usize, frame: Pa) -> NonNull<Entry> {
+        let machine = self.machine;
+        machine.hardware.tracer.set_place(Location::caller());
+        let page = machine.hardware.memory.page_shift();
+        let va = self.first + ((slot as u64) << page);
+        let request = Request::write(va);
+        let reached = machine.translate(request).or_else(|_| {
+            machine.hardware.synchronise(machine.cpu().id());
+            machine.translate(request)
+        });
+        match reached {
+            Ok(translated) if translated.pa() == frame.get() => {}
+            Ok(translated) => machine.report(
+                Rule::WindowStale,
+                format!(
+                    "slot {slot} at {va:#x} was moved to {frame}, and the TLB leads to {:#x}",
+                    translated.pa()
+                ),
+            ),
+            Err(fault) => machine.report(
+                Rule::NoProgress,
+                format!("slot {slot} at {va:#x} was moved to {frame}, and is not mapped: {fault:?}"),
+            ),
+        }
+        machine.pointer(frame)
+    }
+}
+
+impl Machine {
+    #[inline(always)]
+    pub(crate) fn pointer(&self, frame: Pa) -> NonNull<Entry> {
+        match self.hardware.memory.at(frame.get()).and_then(NonNull::new) {
+            Some(at) => at.cast(),
+            None => unreachable!("{frame} is no memory of the machine"),
+        }
+    }
+}
+
+// SAFETY:
+// 1. A frame is handed out once until it is given back, and is aligned as the memory is.
+// 2. The pointer is into memory that lives as long as the machine, which the handle borrows.
+// 3. A link for each frame.
+// 4. The accessors do what the defaults do, on one thread of the host; in a buffered store, what this CPU loads.
+// 5. `complete` returns when the hardware has forgotten.
+// 6. A copy is the same machine and space.
+unsafe impl Platform for Mapper<'_> {
+    fn alloc_table(&self, level: Level) -> Option<Pa> {
+        let machine = self.machine;
+        let cpu = machine.cpu();
+        cpu.spend(machine.costs.table);
+        cpu.order();
+        if machine.refuses() {
+            return None;
+        }
+        let frame = machine.hardware.take_frame(cpu.id(), level.height())?;
+        machine.tables.update(|n| n + 1);
+        Some(Pa::new(frame))
+    }
+
+    unsafe fn free_table(&self, frame: Pa, _: Level) {
+        let cpu = self.machine.cpu();
+        cpu.order();
+        self.machine.hardware.give_frame(cpu.id(), frame.get());
+    }
+
+    #[inline(always)]
+    unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
+        self.machine.pointer(frame)
+    }
+
+    #[inline(always)]
+    fn barrier(&self, barrier: Barrier) {
+        match barrier {
+            Barrier::Publish => self.machine.publish(),
+            Barrier::Complete => self.machine.complete(),
+        }
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        let machine = self.machine;
+        let x86 = machine.architecture().is_x86();
+        let (tlbi, range) = match what.what {
+            What::Everything => (Tlbi::ALL, (0, u64::MAX)),
+            What::Range {
+                first,
+                last,
+                level,
+                tables,
+            } => (
+                Tlbi {
+                    id: Some(what.id),
+                    range: Some((first, last)),
+                    // INVLPG takes no hint, and drops what is remembered of tables.
+                    depth: level.filter(|_| !x86).map(Level::height),
+                    leaves_only: !tables && !x86,
+                    broadcast: true,
+                },
+                (first, last),
+            ),
+        };
+        machine.issue(tlbi, machine.operations(&tlbi));
+        machine
+            .hardware
+            .claim(machine.cpu().id(), self.space, range, &tlbi);
+    }
+
+    #[inline(always)]
+    fn caps(&self) -> Caps {
+        self.machine.architecture().caps()
+    }
+
+    #[inline(always)]
+    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
+        let frame = self.machine.hardware.memory.frame_at(frame.get())?;
+        self.machine.links.get(frame)
+    }
+
+    #[inline(always)]
+    unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { Platform::load(self, entry) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
+        let machine = self.machine;
+        let cpu = machine.cpu();
+        let entry = entry.as_ptr().cast::<u64>();
+        if machine.hardware.is_shared(entry) {
+            cpu.order();
+        }
+        // SAFETY: the caller vouches for the entry.
+        let value = unsafe { machine.hardware.load(cpu.id(), entry) };
+        cpu.spend(machine.costs.load);
+        value
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
+        // SAFETY: passed on.
+        unsafe { self.machine.store(entry, bits, How::Plain) };
+    }
+
+    #[inline(always)]
+    unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
+        // SAFETY: passed on.
+        unsafe { self.machine.store(entry, bits, How::Release) };
+    }
+
+    #[inline(always)]
+    unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
+        let machine = self.machine;
+        let cpu = machine.cpu();
+        cpu.order();
+        machine.entries.update(|n| n + 1);
+        // SAFETY: the caller vouches for the entry.
+        let old = unsafe {
+            machine
+                .hardware
+                .exchange(cpu.id(), entry.as_ptr().cast(), bits)
+        };
+        cpu.spend(machine.costs.exchange);
+        old
+    }
+
+    #[inline(always)]
+    unsafe fn compare_exchange(
+        &self,
+        entry: NonNull<Entry>,
+        current: u64,
+        new: u64,
+    ) -> Result<(), u64> {
+        let machine = self.machine;
+        let cpu = machine.cpu();
+        cpu.order();
+        machine.entries.update(|n| n + 1);
+        // SAFETY: the caller vouches for the entry.
+        let result = unsafe {
+            let entry = entry.as_ptr().cast();
+            machine
+                .hardware
+                .compare_exchange(cpu.id(), entry, current, new)
+        };
+        cpu.spend(machine.costs.exchange);
+        result
+    }
+
+    #[inline(always)]
+    unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
+        let machine = self.machine;
+        let cpu = machine.cpu();
+        let first = first.as_ptr().cast::<u64>();
+        if machine.hardware.is_shared(first) {
+            cpu.order();
+        }
+        // SAFETY: the caller vouches for the entries.
+        unsafe {
+            machine
+                .hardware
+                .fill(cpu.id(), first, count, value, step);
+        }
+        // Zeros are the price of a table, not of its entries.
+        if value != 0 || step != 0 {
+            machine.entries.update(|n| n + count as u64);
+            cpu.spend(machine.costs.entry * count as u64);
+        }
+    }
+}
+
+impl Machine {
+    #[inline(always)]
+    unsafe fn store(&self, entry: NonNull<Entry>, bits: u64, how: How) {
+        let cpu = self.cpu();
+        let entry = entry.as_ptr().cast::<u64>();
+        if self.hardware.is_shared(entry) {
+            cpu.order();
+        }
+        // SAFETY: the caller vouches for the entry.
+        unsafe { self.hardware.store(cpu.id(), entry, bits, how) };
+        self.entries.update(|n| n + 1);
+        cpu.spend(self.costs.entry);
+    }
+}

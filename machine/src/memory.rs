@@ -1,0 +1,278 @@
+//! Physical memory: frames that hold tables or data, and what has become of each.
+//!
+//! Invariants:
+//!
+//! * A frame is in one [`State`]. It is handed out [`Private`](State::Private): only who asked for it knows it. It
+//!   becomes [`Live`](State::Live) when an entry that walkers can reach points to it, and [`Detached`](State::Detached)
+//!   when no entry does any more but a walker may still remember the way. It is [`Free`](State::Free) again only from
+//!   the first and the last.
+//! * A frame that is handed out holds [`POISON`] in every entry. It is a valid descriptor that leads out of memory, so
+//!   that a walker that follows an entry which nobody wrote is noticed, whatever the format.
+//! * A frame that was freed is the next to be handed out. What still uses it then uses something else.
+//!
+//! The bytes are those of the host, so that a table of the machine is a table of the engine.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+
+/// What a frame holds before anybody has written it: valid in every format, and leading nowhere.
+pub(crate) const POISON: u64 = 0x0000_dead_dead_d003;
+
+/// What has become of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Nobody's.
+    Free,
+    /// Its owner's, and out of the reach of walkers.
+    Private,
+    /// Reachable from the root of a space.
+    Live,
+    /// Cut off, but walkers may know the way.
+    Detached,
+    /// Not a table.
+    Data,
+}
+
+/// What is kept for each frame.
+pub(crate) struct Meta {
+    pub state: Cell<State>,
+    /// Levels below this table.
+    pub depth: Cell<u8>,
+    /// The space it is reachable in.
+    pub space: Cell<u16>,
+    /// Who wrote it last while it was private, and at which publication of theirs.
+    pub writer: Cell<u16>,
+    pub epoch: Cell<u32>,
+    /// How often it was handed out.
+    pub generation: Cell<u32>,
+    /// The first address that it translates.
+    pub first: Cell<u64>,
+}
+
+/// The physical memory of a machine.
+///
+/// It can be taken out of one machine and put into the next, which saves the host the work of providing it again.
+///
+/// ```
+/// use tablewright_machine::Memory;
+/// // Room for 16 tables of 4 KiB, from physical address 1 GiB on.
+/// let memory = Memory::new(16, 12, 1 << 30);
+/// assert_eq!(memory.frames(), 16);
+/// ```
+pub struct Memory {
+    base: NonNull<u8>,
+    layout: Layout,
+    shift: u32,
+    first: u64,
+    meta: Box<[Meta]>,
+    /// Frames from here on were never handed out.
+    next: Cell<usize>,
+    free: RefCell<Vec<u32>>,
+    used: Cell<usize>,
+    most: Cell<usize>,
+}
+
+impl Memory {
+    /// Memory of so many frames of `1 << page_shift` bytes, from a physical address on. The host provides it when it is
+    /// touched.
+    ///
+    /// # Panics
+    /// If the page is not of 4, 16 or 64 KiB, the address is not a multiple of it, or the host has no such memory.
+    pub fn new(frames: usize, page_shift: u32, first: u64) -> Self {
+        assert!(
+            [12, 14, 16].contains(&page_shift),
+            "pages of 4, 16 or 64 KiB"
+        );
+        assert!(
+            first.is_multiple_of(1 << page_shift),
+            "memory starts with a page"
+        );
+        let frames = frames.max(1);
+        // 2 MiB: the host can use its own large pages.
+        let layout = Layout::from_size_align(frames << page_shift, 2 << 20)
+            .expect("no host has so much memory");
+        // SAFETY: the layout is not of size zero.
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else {
+            handle_alloc_error(layout)
+        };
+        let meta = |_| Meta {
+            state: Cell::new(State::Free),
+            depth: Cell::new(0),
+            space: Cell::new(0),
+            writer: Cell::new(0),
+            epoch: Cell::new(0),
+            generation: Cell::new(0),
+            first: Cell::new(0),
+        };
+        Self {
+            base,
+            layout,
+            shift: page_shift,
+            first,
+            meta: (0..frames).map(meta).collect(),
+            next: Cell::new(0),
+            free: RefCell::default(),
+            used: Cell::new(0),
+            most: Cell::new(0),
+        }
+    }
+
+    /// How many frames there are.
+    pub fn frames(&self) -> usize {
+        self.meta.len()
+    }
+
+    /// Bits of an offset in a frame.
+    pub fn page_shift(&self) -> u32 {
+        self.shift
+    }
+
+    /// The physical address of the first frame.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The physical address behind the last.
+    pub fn end(&self) -> u64 {
+        self.first + ((self.meta.len() as u64) << self.shift)
+    }
+
+    /// How many frames are handed out.
+    pub fn used(&self) -> usize {
+        self.used.get()
+    }
+
+    /// The most that were at a time.
+    pub fn most_used(&self) -> usize {
+        self.most.get()
+    }
+
+    /// Makes every frame free again, whoever has it.
+    pub fn clear(&mut self) {
+        for meta in &self.meta[..self.next.get()] {
+            meta.state.set(State::Free);
+        }
+        self.next.set(0);
+        self.free.get_mut().clear();
+        self.used.set(0);
+        self.most.set(0);
+    }
+
+    /// Has the host provide all of it now.
+    pub fn touch(&mut self) {
+        // SAFETY: the allocation, of which nobody has a reference: `self` is borrowed exclusively.
+        unsafe { self.base.as_ptr().write_bytes(0, self.layout.size()) };
+    }
+
+    /// Takes a frame.
+    pub(crate) fn take(&self, state: State, depth: u8) -> Option<usize> {
+        let frame = match self.free.borrow_mut().pop() {
+            Some(frame) => frame as usize,
+            None => {
+                let frame = self.next.get();
+                if frame == self.meta.len() {
+                    return None;
+                }
+                self.next.set(frame + 1);
+                frame
+            }
+        };
+        let meta = &self.meta[frame];
+        meta.state.set(state);
+        meta.depth.set(depth);
+        meta.generation.update(|generation| generation.wrapping_add(1));
+        let fill = if state == State::Data { 0 } else { POISON };
+        for index in 0..self.entries() {
+            // SAFETY: the index is one of the frame.
+            unsafe { self.entry(frame, index).write(fill) };
+        }
+        self.used.update(|used| used + 1);
+        self.most.set(self.most.get().max(self.used.get()));
+        Some(frame)
+    }
+
+    /// Gives a frame back. It must not be free.
+    pub(crate) fn give(&self, frame: usize) {
+        self.meta[frame].state.set(State::Free);
+        self.free.borrow_mut().push(frame as u32);
+        self.used.update(|used| used - 1);
+    }
+
+    pub(crate) fn meta(&self, frame: usize) -> &Meta {
+        &self.meta[frame]
+    }
+
+    /// Entries of a full table.
+    pub(crate) fn entries(&self) -> usize {
+        1 << (self.shift - 3)
+    }
+
+    /// The frame that holds a physical address.
+    #[inline(always)]
+    pub(crate) fn frame_at(&self, pa: u64) -> Option<usize> {
+        let frame = (pa.wrapping_sub(self.first) >> self.shift) as usize;
+        (frame < self.meta.len()).then_some(frame)
+    }
+
+    pub(crate) fn address(&self, frame: usize) -> u64 {
+        self.first + ((frame as u64) << self.shift)
+    }
+
+    /// The physical address of an entry, given where the host has it. `None` for an entry that is not in this memory.
+    #[inline(always)]
+    pub(crate) fn address_of(&self, entry: *const u64) -> Option<u64> {
+        let offset = entry.addr().wrapping_sub(self.base.as_ptr().addr());
+        (offset < self.layout.size()).then(|| self.first + offset as u64)
+    }
+
+    /// Where the host has an entry of a frame.
+    ///
+    /// # Safety
+    /// 1. `frame` is a frame and `index` an entry of it.
+    #[inline(always)]
+    pub(crate) unsafe fn entry(&self, frame: usize, index: usize) -> *mut u64 {
+        // SAFETY: inside of the allocation by (1.).
+        unsafe { self.base.as_ptr().add((frame << self.shift) + index * 8) }.cast()
+    }
+
+    /// Where the host has the 8 bytes at a physical address, if it is memory.
+    #[inline(always)]
+    pub(crate) fn at(&self, pa: u64) -> Option<*mut u64> {
+        let offset = pa.wrapping_sub(self.first) as usize & !7;
+        // SAFETY: inside of the allocation.
+        (offset < self.layout.size()).then(|| unsafe { self.base.as_ptr().add(offset) }.cast())
+    }
+
+    /// The 8 bytes at a physical address; poison where there is no memory.
+    #[inline(always)]
+    pub(crate) fn read(&self, pa: u64) -> u64 {
+        // SAFETY: `at` gives a valid and aligned pointer; there is one thread and nobody has a reference.
+        self.at(pa).map_or(POISON, |at| unsafe { at.read() })
+    }
+
+    /// Writes the 8 bytes at a physical address, if it is memory.
+    #[inline(always)]
+    pub(crate) fn write(&self, pa: u64, value: u64) {
+        if let Some(at) = self.at(pa) {
+            // SAFETY: as in `read`.
+            unsafe { at.write(value) };
+        }
+    }
+
+    /// Frames that are not free, with their addresses.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = (u64, &Meta)> {
+        let taken = |&(_, meta): &(usize, &Meta)| meta.state.get() != State::Free;
+        let all = self.meta[..self.next.get()].iter().enumerate();
+        all.filter(taken)
+            .map(|(frame, meta)| (self.address(frame), meta))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and nobody else has it.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}

@@ -1,0 +1,511 @@
+//! The rules of the architecture, and what breaks them.
+//!
+//! # Obligations
+//!
+//! A processor may remember what a descriptor said for as long as nobody tells it to forget. So whoever changes a
+//! descriptor that may be remembered takes on an **obligation**: to have what it said invalidated. An obligation is
+//! *discharged* when an invalidation that the architecture says covers it, made after the change was visible to
+//! walkers, is complete on every CPU that may remember. Until then
+//!
+//! * the frame that the old descriptor led to must not be freed;
+//! * where a break is demanded, the new descriptor must not be made;
+//! * the identifier of a space that was taken away must not be given to another.
+//!
+//! Whoever says that an invalidation is complete that does not discharge what it claims to is wrong there and then, and
+//! no luck is needed to see it: not the processor that happens to use the old translation, but the fact that one may,
+//! is the fault. What processors in fact remember is simulated as well; the two have to agree, and each use of a stale
+//! translation is checked against the list.
+//!
+//! The decision whether a change demands a break is written here from the manual (DDI 0487 D8.17.1, R_WHZWS; SDM vol. 3A
+//! 5.10.4) and shares nothing with the engine's.
+
+use std::fmt;
+
+use tablewright_walker::{Descriptor, Leaf};
+
+use crate::architecture::Architecture;
+use crate::time::Time;
+use crate::tlb::Tlbi;
+
+/// A rule that a program can break. Numbered in the book's chapter on the model.
+///
+/// ```
+/// use tablewright_machine::Rule;
+/// assert_eq!(Rule::BreakBeforeMake.to_string(), "break-before-make");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Rule {
+    /// An entry that processors may remember was changed without the break that the architecture demands, or made
+    /// before the break was complete.
+    BreakBeforeMake,
+    /// An invalidation was said to be complete that does not cover what was changed, or was made before the change was
+    /// visible to walkers.
+    Invalidation,
+    /// A change was never invalidated.
+    NeverInvalidated,
+    /// A translation was used although nothing is left to invalidate: the simulation and the list disagree.
+    StaleUse,
+    /// A table or a page was given back while a walker could reach it.
+    FreedEarly,
+    /// A walker came to a frame that holds no table.
+    WalkAstray,
+    /// A table was linked before its entries were written, or without them being visible first.
+    LinkedEarly,
+    /// The members of a contiguous run are not alike.
+    BrokenRun,
+    /// One address was translated by entries of two sizes, or to two places, at once.
+    Conflict,
+    /// An identifier was given to a space while entries of another may be remembered under it.
+    IdentifierReused,
+    /// An accessed or dirty flag that hardware had set was overwritten by software that had not seen it.
+    FlagLost,
+    /// Memory was mapped that must not be.
+    ForbiddenMemory,
+    /// A window does not show the frame that it was moved to.
+    WindowStale,
+    /// Data was read from memory that a cache had newer, or code that the instruction cache had older.
+    CacheMaintenance,
+    /// A reserved form of a descriptor was used.
+    Reserved,
+    /// What was to be mapped still faults, or the run gets nowhere.
+    NoProgress,
+    /// An assertion of the program that ran.
+    Program,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BreakBeforeMake => "break-before-make",
+            Self::Invalidation => "invalidation",
+            Self::NeverInvalidated => "never invalidated",
+            Self::StaleUse => "stale use",
+            Self::FreedEarly => "freed early",
+            Self::WalkAstray => "walk astray",
+            Self::LinkedEarly => "linked early",
+            Self::BrokenRun => "broken run",
+            Self::Conflict => "conflict",
+            Self::IdentifierReused => "identifier reused",
+            Self::FlagLost => "flag lost",
+            Self::ForbiddenMemory => "forbidden memory",
+            Self::WindowStale => "window stale",
+            Self::CacheMaintenance => "cache maintenance",
+            Self::Reserved => "reserved descriptor",
+            Self::NoProgress => "no progress",
+            Self::Program => "program",
+        })
+    }
+}
+
+/// A rule was broken: what, where, by which CPU, when, and how to see it again.
+///
+/// It prints as one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which rule.
+    pub rule: Rule,
+    /// What happened, and where: addresses, entries, levels.
+    pub what: String,
+    /// The CPU that did it.
+    pub cpu: usize,
+    /// When.
+    pub time: Time,
+    /// The seed that replays it.
+    pub seed: u64,
+    /// The version of this program.
+    pub version: &'static str,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rule,
+            what,
+            cpu,
+            time,
+            seed,
+            version,
+        } = self;
+        write!(
+            f,
+            "{rule}: {what} (CPU {cpu} at {time}, seed {seed}, version {version})"
+        )
+    }
+}
+
+impl std::error::Error for Violation {}
+
+/// What has to be invalidated, and how far that has come.
+#[derive(Clone, Debug)]
+pub(crate) struct Obligation {
+    pub space: u16,
+    pub id: u16,
+    pub global: bool,
+    /// The addresses that the old descriptors translated.
+    pub span: (u64, u64),
+    /// Levels below the old descriptor.
+    pub depth: u8,
+    /// It was a table.
+    pub table: bool,
+    /// It was a member of a contiguous run.
+    pub contiguous: bool,
+    /// The output address of the first, if it was a leaf; the table otherwise.
+    pub pa: u64,
+    /// The old descriptor, the first if several are one obligation.
+    pub raw: u64,
+    /// Who changed it.
+    pub writer: u16,
+    /// The change is visible to walkers.
+    pub published: bool,
+    /// What an old copy allows, the new descriptor allows too: at worst a spurious fault.
+    pub harmless: bool,
+    /// An invalidation that covers it was issued, by this CPU, to all.
+    pub issued: Option<u16>,
+    /// CPUs that have invalidated it for themselves; true when complete.
+    pub local: Vec<(u16, bool)>,
+    /// It was claimed to be invalidated by this CPU, and why that is not so.
+    pub claimed: Option<(u16, &'static str)>,
+}
+
+impl Obligation {
+    fn overlaps(&self, span: (u64, u64)) -> bool {
+        self.span.0 <= span.1 && span.0 <= self.span.1
+    }
+
+    /// The part of it that translates `span`, which lies inside.
+    fn part(&self, span: (u64, u64)) -> Self {
+        let pa = if self.table {
+            self.pa
+        } else {
+            self.pa + (span.0 - self.span.0)
+        };
+        Self {
+            span,
+            pa,
+            ..self.clone()
+        }
+    }
+
+    /// Bytes of memory that the old leaves led to.
+    fn memory(&self) -> Option<(u64, u64)> {
+        (!self.table).then(|| (self.pa, self.pa + (self.span.1 - self.span.0)))
+    }
+}
+
+/// All obligations that are not discharged.
+#[derive(Default)]
+pub(crate) struct Obligations(Vec<Obligation>);
+
+impl Obligations {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Obligation> {
+        self.0.iter()
+    }
+
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub fn add(&mut self, new: Obligation) {
+        if let Some(last) = self.0.last_mut() {
+            let goes_on = last.span.1.wrapping_add(1) == new.span.0
+                && last.pa + (last.span.1 - last.span.0) + 1 == new.pa;
+            let alike = |o: &Obligation| {
+                (o.space, o.id, o.global, o.depth, o.table, o.contiguous)
+                    == (
+                        new.space,
+                        new.id,
+                        new.global,
+                        new.depth,
+                        new.table,
+                        new.contiguous,
+                    )
+                    && (o.writer, o.published, o.harmless)
+                        == (new.writer, new.published, new.harmless)
+                    && o.issued.is_none()
+                    && o.local.is_empty()
+                    && o.claimed.is_none()
+            };
+            if goes_on && !new.table && alike(last) {
+                last.span.1 = new.span.1;
+                return;
+            }
+        }
+        self.0.push(new);
+    }
+
+    /// What `cpu` has changed is visible.
+    pub fn publish(&mut self, cpu: usize) {
+        for obligation in &mut self.0 {
+            obligation.published |= usize::from(obligation.writer) == cpu;
+        }
+    }
+
+    /// The change at this address was seen by another CPU, so it is visible to all.
+    pub fn observe(&mut self, cpu: usize, space: u16, at: u64, depth: u8) {
+        for obligation in &mut self.0 {
+            obligation.published |= usize::from(obligation.writer) != cpu
+                && (obligation.space, obligation.depth) == (space, depth)
+                && obligation.overlaps((at, at));
+        }
+    }
+
+    /// An invalidation was issued.
+    pub fn issue(&mut self, cpu: usize, tlbi: &Tlbi) {
+        let mut rest = Vec::new();
+        for obligation in &mut self.0 {
+            let covered = obligation.published
+                && tlbi.covers(
+                    obligation.id,
+                    obligation.global,
+                    obligation.span,
+                    obligation.depth,
+                    obligation.table,
+                );
+            if !covered || obligation.issued.is_some() {
+                continue;
+            }
+            // What it covers only in part is an obligation for the rest.
+            let (first, last) = obligation.span;
+            let (from, to) = tlbi.range.unwrap_or((0, u64::MAX));
+            if !obligation.table {
+                if from > first {
+                    rest.push(obligation.part((first, from - 1)));
+                }
+                if to < last {
+                    rest.push(obligation.part((to + 1, last)));
+                }
+                *obligation = obligation.part((first.max(from), last.min(to)));
+            } else if from > first || to < last {
+                // What is remembered of a table goes with any address below it, but not the leaves below.
+                rest.push(obligation.clone());
+                continue;
+            }
+            if tlbi.broadcast {
+                obligation.issued = Some(cpu as u16);
+            } else if !obligation
+                .local
+                .iter()
+                .any(|&(told, _)| usize::from(told) == cpu)
+            {
+                obligation.local.push((cpu as u16, false));
+            }
+        }
+        // Parts of a table that is invalidated piece by piece: kept once.
+        rest.retain(|part| !part.table);
+        self.0.append(&mut rest);
+    }
+
+    /// Somebody says that what `tlbi` names of this space is invalidated once it is complete.
+    pub fn claim(&mut self, cpu: usize, space: u16, range: (u64, u64), tlbi: &Tlbi) {
+        for o in &mut self.0 {
+            let named = o.space == space && range.0 <= o.span.0 && o.span.1 <= range.1;
+            if !named || o.harmless || o.issued.is_some() {
+                continue;
+            }
+            let why = if !o.published {
+                "it was issued before the change was visible to walkers: a barrier is missing"
+            } else if !tlbi.names(o.id, o.global) {
+                "it names another identifier"
+            } else if !tlbi.suits(o.depth, o.table) && o.table {
+                "it is for leaves only, and a table was changed"
+            } else if !tlbi.suits(o.depth, o.table) {
+                "its level hint is wrong"
+            } else if !tlbi.broadcast {
+                continue;
+            } else {
+                "it does not reach all of it"
+            };
+            o.claimed = Some((cpu as u16, why));
+        }
+    }
+
+    /// What `cpu` has issued is complete. Gives what was discharged, and what was claimed wrongly.
+    pub fn complete(
+        &mut self,
+        cpu: usize,
+        holders: impl Fn(u16, &[(u16, bool)]) -> bool,
+    ) -> (Vec<Obligation>, Vec<Obligation>) {
+        let this = cpu as u16;
+        let (mut discharged, mut wrong) = (Vec::new(), Vec::new());
+        self.0.retain_mut(|obligation| {
+            for told in &mut obligation.local {
+                told.1 |= told.0 == this;
+            }
+            let told = !obligation.local.is_empty() && holders(obligation.space, &obligation.local);
+            if obligation.issued == Some(this) || told {
+                discharged.push(obligation.clone());
+                return false;
+            }
+            if obligation.claimed.is_some_and(|(by, _)| by == this) && obligation.issued.is_none() {
+                wrong.push(obligation.clone());
+                return false;
+            }
+            true
+        });
+        (discharged, wrong)
+    }
+
+    /// The obligation that stands in the way of making a new descriptor for `span`.
+    pub fn about(&self, space: u16, span: (u64, u64)) -> impl Iterator<Item = &Obligation> {
+        self.0
+            .iter()
+            .filter(move |o| o.space == space && o.overlaps(span))
+    }
+
+    /// The obligation that stands in the way of giving back memory.
+    pub fn leading_to(&self, memory: (u64, u64)) -> Option<&Obligation> {
+        self.0.iter().find(|o| {
+            o.memory()
+                .is_some_and(|(first, last)| first <= memory.1 && memory.0 <= last)
+                && !o.harmless
+        })
+    }
+
+    /// The obligation that stands in the way of giving back a table which translated addresses from `first` on.
+    pub fn over_table(&self, space: u16, first: u64, depth: u8) -> Option<&Obligation> {
+        self.0.iter().find(|o| {
+            o.space == space
+                && o.table
+                && o.depth > depth
+                && o.span.0 <= first
+                && first <= o.span.1
+        })
+    }
+
+    /// Forgets those of a space.
+    pub fn forget(&mut self, what: impl Fn(&Obligation) -> bool) {
+        self.0.retain(|o| !what(o));
+    }
+}
+
+/// Whether a processor may remember what a descriptor says (the catalogue of litmus tests; DDI 0487 D8.5, D8.16).
+///
+/// A leaf whose access flag is clear faults and is not remembered, unless the hardware sets the flag, or another member
+/// of its run has it set.
+pub(crate) fn may_be_remembered(
+    architecture: &Architecture,
+    descriptor: &Descriptor,
+    run: bool,
+) -> bool {
+    match descriptor {
+        Descriptor::Invalid | Descriptor::Reserved(_) => false,
+        Descriptor::Table { .. } => true,
+        Descriptor::Leaf(leaf) => {
+            architecture.is_x86() || leaf.accessed || run || architecture.hardware_access
+        }
+    }
+}
+
+/// Whether `new` may take the place of `old` only after a break: why, or `None`. Both may be remembered.
+///
+/// `same` tells whether the table on one side of a change of size translates just as the leaf on the other.
+pub(crate) fn needs_break(
+    architecture: &Architecture,
+    old: &Descriptor,
+    new: &Descriptor,
+    depth: u8,
+    equal_contents: impl Fn(u64, u64) -> bool,
+    same: impl Fn() -> bool,
+) -> Option<&'static str> {
+    if architecture.is_x86() {
+        // SDM 5.10.4.2 asks for an invalidation and allows it to come later; while both sizes may be in use, they
+        // have to agree (5.10.2.4).
+        return match (old, new) {
+            (Descriptor::Leaf(_), Descriptor::Table { .. })
+            | (Descriptor::Table { .. }, Descriptor::Leaf(_))
+                if !same() =>
+            {
+                Some("a change of size that also changes the translation")
+            }
+            _ => None,
+        };
+    }
+    match (old, new) {
+        (Descriptor::Leaf(old), Descriptor::Leaf(new)) => {
+            leaf_break(architecture, old, new, equal_contents)
+        }
+        (Descriptor::Table { pa: old, .. }, Descriptor::Table { pa: new, .. }) => {
+            (old != new).then_some("one table in the place of another")
+        }
+        (Descriptor::Table { .. }, Descriptor::Leaf(_))
+        | (Descriptor::Leaf(_), Descriptor::Table { .. }) => {
+            if depth == 0 {
+                Some("a reserved descriptor")
+            } else if architecture.bbm < 2 {
+                Some("a change of size below FEAT_BBM level 2")
+            } else if !same() {
+                Some("a change of size that also changes the translation")
+            } else {
+                None
+            }
+        }
+        _ => None,
+    }
+}
+
+fn leaf_break(
+    architecture: &Architecture,
+    old: &Leaf,
+    new: &Leaf,
+    equal_contents: impl Fn(u64, u64) -> bool,
+) -> Option<&'static str> {
+    let writes = |leaf: &Leaf| {
+        let deferred = matches!(
+            leaf.dirty,
+            tablewright_walker::DirtyState::Arm64 { dbm: true, .. }
+        );
+        leaf.access.privileged.write || leaf.access.user.write || deferred
+    };
+    if old.memory != new.memory {
+        Some("another memory type")
+    } else if old.shareability != new.shareability {
+        Some("another shareability")
+    } else if old.pa != new.pa
+        && (writes(old) || writes(new) || !equal_contents(old.pa, new.pa))
+    {
+        Some("another output address")
+    } else if !old.global && new.global {
+        Some("a global entry in the place of one that is not")
+    } else if old.key != new.key {
+        Some("other attributes of the implementation")
+    } else if (old.contiguous || new.contiguous)
+        && architecture.bbm < 1
+        && old.raw & !HARDWARE_FLAGS != new.raw & !HARDWARE_FLAGS
+    {
+        Some("a member of a contiguous run")
+    } else {
+        None
+    }
+}
+
+/// arm64: the access flag, AP\[2\], and what hardware ignores. They may differ within a run.
+const HARDWARE_FLAGS: u64 = 1 << 10 | 1 << 7 | 0xf << 55 | 1 << 63;
+
+/// Whether an old copy of a leaf allows nothing that the new one forbids: at worst it faults where it need not.
+pub(crate) fn is_harmless(old: &Leaf, new: &Leaf) -> bool {
+    let within = |a: tablewright_walker::Permissions, b: tablewright_walker::Permissions| {
+        (!a.read || b.read) && (!a.write || b.write) && (!a.execute || b.execute)
+    };
+    old.pa == new.pa
+        && old.size == new.size
+        && old.memory == new.memory
+        && old.shareability == new.shareability
+        && old.global == new.global
+        && old.contiguous == new.contiguous
+        && within(old.access.privileged, new.access.privileged)
+        && within(old.access.user, new.access.user)
+        // A copy that is dirty lets writes go by without a mark.
+        && !(is_dirty(old) && !is_dirty(new))
+}
+
+fn is_dirty(leaf: &Leaf) -> bool {
+    match leaf.dirty {
+        tablewright_walker::DirtyState::Arm64 { read_only, .. } => !read_only,
+        tablewright_walker::DirtyState::X86_64 { dirty } => dirty,
+    }
+}

@@ -1,0 +1,423 @@
+//! What a CPU remembers of translation tables, and how it is made to forget.
+//!
+//! # Stamps instead of broadcasts
+//!
+//! An invalidation that reaches 416 CPUs would have to search 416 TLBs. Instead it is written down once, with the next
+//! number of one sequence, and every remembered entry carries the number up to which it has been held against the
+//! record. Whoever wants to use an entry first holds it against what came since. The last [`KEPT`] invalidations are
+//! kept; an entry that was not looked at for longer is given up, which a TLB may do with any entry at any time.
+//!
+//! # What an invalidation covers
+//!
+//! [`Tlbi::covers`] is the one place that knows. It follows the manual and drops no more than it must: an identifier
+//! spares the entries of others and, without an address, global ones; a level hint spares leaves of other levels (a
+//! wrong hint invalidates nothing); an operation on leaves spares what is remembered of tables (DDI 0487 D8.13,
+//! TLBI VAE1 and VALE1; SDM vol. 3A 5.10.4.1).
+
+use std::cell::Cell;
+
+use tablewright_walker::Denied;
+
+/// One invalidation, as the hardware is told.
+///
+/// ```
+/// use tablewright_machine::Tlbi;
+/// // TLBI VALE1IS, ASID 7, one page, level hint 3.
+/// let page = Tlbi { id: Some(7), range: Some((0x1000, 0x1fff)), depth: Some(0), leaves_only: true, broadcast: true };
+/// assert!(page.covers(7, false, (0x1000, 0x1fff), 0, false));
+/// assert!(!page.covers(8, false, (0x1000, 0x1fff), 0, false)); // of another space
+/// assert!(page.covers(8, true, (0x1000, 0x1fff), 0, false)); // but global
+/// assert!(!page.covers(7, false, (0, 0x1f_ffff), 1, false)); // a block: the hint says page
+/// assert_eq!(Tlbi::ALL, Tlbi { broadcast: true, ..Tlbi::default() });
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tlbi {
+    /// Only the entries of this identifier (ASID, PCID); with addresses also global ones.
+    pub id: Option<u16>,
+    /// Only the entries for these addresses, first and last.
+    pub range: Option<(u64, u64)>,
+    /// The levels below the leaf: only leaves at this level. `None`: any.
+    pub depth: Option<u8>,
+    /// Leaves only, not what is remembered of tables.
+    pub leaves_only: bool,
+    /// On all CPUs, not only on the one that says it.
+    pub broadcast: bool,
+}
+
+impl Tlbi {
+    /// Everything on every CPU.
+    pub const ALL: Self = Self {
+        id: None,
+        range: None,
+        depth: None,
+        leaves_only: false,
+        broadcast: true,
+    };
+
+    /// Whether it drops an entry of this identifier that translates `span` (first and last address), made of a
+    /// descriptor with `depth` levels below it; `table` for what is remembered of a table descriptor.
+    #[inline]
+    pub fn covers(
+        &self,
+        id: u16,
+        global: bool,
+        span: (u64, u64),
+        depth: u8,
+        table: bool,
+    ) -> bool {
+        self.names(id, global)
+            && self.suits(depth, table)
+            && self
+                .range
+                .is_none_or(|range| span.0 <= range.1 && range.0 <= span.1)
+    }
+
+    /// Whether it is about this identifier.
+    pub(crate) fn names(&self, id: u16, global: bool) -> bool {
+        match (self.id, self.range) {
+            (None, _) => true,
+            (Some(named), Some(_)) => global || named == id,
+            (Some(named), None) => !global && named == id,
+        }
+    }
+
+    /// Whether it is about descriptors of this level and kind.
+    pub(crate) fn suits(&self, depth: u8, table: bool) -> bool {
+        match self.depth {
+            Some(_) if table => !self.leaves_only,
+            Some(hint) => hint == depth,
+            None => !table || !self.leaves_only || self.range.is_none(),
+        }
+    }
+}
+
+/// How many invalidations are kept to hold entries against.
+const KEPT: u64 = 256;
+
+/// Every CPU, in a [`Record`].
+const ALL_CPUS: u16 = u16::MAX;
+
+#[derive(Clone, Copy)]
+struct Record {
+    tlbi: Tlbi,
+    cpu: u16,
+}
+
+/// The invalidations that have taken effect, in order.
+pub(crate) struct Invalidations {
+    /// How many there were: the stamp of an entry that is made now.
+    now: Cell<u64>,
+    /// The last that dropped everything everywhere.
+    all: Cell<u64>,
+    ring: Box<[Cell<Record>]>,
+}
+
+impl Invalidations {
+    pub fn new() -> Self {
+        let none = Record {
+            tlbi: Tlbi::default(),
+            cpu: 0,
+        };
+        Self {
+            now: Cell::new(0),
+            all: Cell::new(0),
+            ring: (0..KEPT).map(|_| Cell::new(none)).collect(),
+        }
+    }
+
+    #[inline(always)]
+    pub fn now(&self) -> u64 {
+        self.now.get()
+    }
+
+    /// From now on, what it covers is forgotten by `cpu`, or by all if it is broadcast.
+    pub fn take_effect(&self, tlbi: Tlbi, cpu: usize) {
+        let now = self.now.get() + 1;
+        self.now.set(now);
+        if tlbi == Tlbi::ALL {
+            self.all.set(now);
+        }
+        let cpu = if tlbi.broadcast { ALL_CPUS } else { cpu as u16 };
+        self.ring[(now % KEPT) as usize].set(Record { tlbi, cpu });
+    }
+
+    /// Whether something that `cpu` remembers since `stamp` has not been invalidated.
+    #[inline(always)]
+    pub fn spare(
+        &self,
+        cpu: usize,
+        stamp: u64,
+        id: u16,
+        global: bool,
+        span: (u64, u64),
+        depth: u8,
+        table: bool,
+    ) -> bool {
+        stamp == self.now.get() || self.spared_since(cpu, stamp, id, global, span, depth, table)
+    }
+
+    #[inline(never)]
+    fn spared_since(
+        &self,
+        cpu: usize,
+        stamp: u64,
+        id: u16,
+        global: bool,
+        span: (u64, u64),
+        depth: u8,
+        table: bool,
+    ) -> bool {
+        let now = self.now.get();
+        if stamp < self.all.get() || now - stamp >= KEPT {
+            return false;
+        }
+        (stamp + 1..=now).all(|number| {
+            let record = self.ring[(number % KEPT) as usize].get();
+            let here = record.cpu == ALL_CPUS || usize::from(record.cpu) == cpu;
+            !(here && record.tlbi.covers(id, global, span, depth, table))
+        })
+    }
+}
+
+/// A translation that a TLB holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cached {
+    /// The first address, and as a power of two how many bytes from there.
+    pub first: u64,
+    pub bits: u8,
+    /// Levels below the descriptor.
+    pub depth: u8,
+    pub id: u16,
+    pub space: u16,
+    pub global: bool,
+    pub contiguous: bool,
+    /// Permissions: see `hardware`.
+    pub rights: u8,
+    /// The output address of `first`.
+    pub pa: u64,
+    /// The descriptor, and where it stands.
+    pub raw: u64,
+    pub at: u64,
+    pub stamp: u64,
+}
+
+impl Cached {
+    pub fn span(&self) -> (u64, u64) {
+        (self.first, self.first + ((1u64 << self.bits) - 1))
+    }
+
+    pub fn pa(&self, va: u64) -> u64 {
+        self.pa.wrapping_add(va.wrapping_sub(self.first))
+    }
+}
+
+/// A set-associative TLB. Entries of all sizes share its sets.
+pub(crate) struct Tlb {
+    entries: Box<[Cell<Option<Cached>>]>,
+    /// Which way of each set is replaced next.
+    next: Box<[Cell<u8>]>,
+    ways: usize,
+    /// Which sizes there may be, as a bit set of powers of two.
+    sizes: Cell<u64>,
+}
+
+impl Tlb {
+    pub fn new(sets: usize, ways: usize) -> Self {
+        let sets = sets.max(1).next_power_of_two();
+        let ways = ways.clamp(1, 255);
+        Self {
+            entries: (0..sets * ways).map(|_| Cell::new(None)).collect(),
+            next: (0..sets).map(|_| Cell::new(0)).collect(),
+            ways,
+            sizes: Cell::new(0),
+        }
+    }
+
+    fn set(&self, first: u64, bits: u8) -> usize {
+        let number = first >> bits;
+        // The upper bits too, so that equal offsets in different regions do not all meet in one set.
+        ((number ^ number >> 9 ^ number >> 18) as usize) & (self.next.len() - 1)
+    }
+
+    /// The entry that translates `va`, held against what was invalidated.
+    #[inline(always)]
+    pub fn find(
+        &self,
+        cpu: usize,
+        va: u64,
+        id: u16,
+        invalidations: &Invalidations,
+    ) -> Option<Cached> {
+        let mut sizes = self.sizes.get();
+        while sizes != 0 {
+            let bits = sizes.trailing_zeros() as u8;
+            sizes &= sizes - 1;
+            if let Some(found) = self.find_sized(cpu, va, id, bits, invalidations) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn find_sized(
+        &self,
+        cpu: usize,
+        va: u64,
+        id: u16,
+        bits: u8,
+        invalidations: &Invalidations,
+    ) -> Option<Cached> {
+        let first = va >> bits << bits;
+        let set = self.set(first, bits) * self.ways;
+        for slot in &self.entries[set..set + self.ways] {
+            let Some(mut entry) = slot.get() else {
+                continue;
+            };
+            if entry.first != first || entry.bits != bits || !(entry.global || entry.id == id) {
+                continue;
+            }
+            let span = entry.span();
+            if !invalidations.spare(
+                cpu,
+                entry.stamp,
+                entry.id,
+                entry.global,
+                span,
+                entry.depth,
+                false,
+            ) {
+                slot.set(None);
+                continue;
+            }
+            if entry.stamp != invalidations.now() {
+                entry.stamp = invalidations.now();
+                slot.set(Some(entry));
+            }
+            return Some(entry);
+        }
+        None
+    }
+
+    /// Remembers a translation, in the place of one with the same tag if there is any.
+    pub fn insert(&self, entry: Cached) {
+        self.sizes.update(|sizes| sizes | 1 << entry.bits);
+        let set = self.set(entry.first, entry.bits);
+        let slots = &self.entries[set * self.ways..(set + 1) * self.ways];
+        let same = |slot: &Cell<Option<Cached>>| {
+            slot.get().is_none_or(|other| {
+                other.first == entry.first && other.bits == entry.bits && other.id == entry.id
+            })
+        };
+        let way = slots.iter().position(same).unwrap_or_else(|| {
+            let way = self.next[set].get();
+            self.next[set].set((way + 1) % self.ways as u8);
+            usize::from(way)
+        });
+        slots[way].set(Some(entry));
+    }
+
+    /// Forgets what it holds in one place, if anything.
+    pub fn evict(&self, place: usize) {
+        self.entries[place % self.entries.len()].set(None);
+    }
+
+    /// Forgets the entry that translates an address.
+    pub fn drop_entry(&self, entry: &Cached) {
+        let set = self.set(entry.first, entry.bits) * self.ways;
+        for slot in &self.entries[set..set + self.ways] {
+            if slot
+                .get()
+                .is_some_and(|other| other.first == entry.first && other.at == entry.at)
+            {
+                slot.set(None);
+            }
+        }
+    }
+
+    /// Everything that it holds and that was not invalidated.
+    pub fn iter<'a>(
+        &'a self,
+        cpu: usize,
+        invalidations: &'a Invalidations,
+    ) -> impl Iterator<Item = Cached> + 'a {
+        self.entries.iter().filter_map(Cell::get).filter(move |e| {
+            invalidations.spare(cpu, e.stamp, e.id, e.global, e.span(), e.depth, false)
+        })
+    }
+}
+
+/// A table whose address a walk cache remembers.
+#[derive(Clone, Copy)]
+pub(crate) struct Remembered {
+    /// The first address that the table translates.
+    pub first: u64,
+    /// Levels below the table.
+    pub depth: u8,
+    pub id: u16,
+    pub space: u16,
+    pub table: u64,
+    pub denied: Denied,
+    pub stamp: u64,
+}
+
+/// Direct-mapped; tables of all levels share it.
+pub(crate) struct WalkCache {
+    entries: Box<[Cell<Option<Remembered>>]>,
+}
+
+impl WalkCache {
+    pub fn new(entries: usize) -> Self {
+        let entries = entries.max(1).next_power_of_two();
+        Self {
+            entries: (0..entries).map(|_| Cell::new(None)).collect(),
+        }
+    }
+
+    fn place(&self, first: u64, depth: u8, bits: u32) -> &Cell<Option<Remembered>> {
+        let number = (first >> bits) as usize ^ usize::from(depth) * 5;
+        &self.entries[number & (self.entries.len() - 1)]
+    }
+
+    /// The table with `depth` levels below it that translates `va`; it translates `1 << bits` bytes.
+    #[inline(always)]
+    pub fn find(
+        &self,
+        cpu: usize,
+        va: u64,
+        id: u16,
+        depth: u8,
+        bits: u32,
+        invalidations: &Invalidations,
+    ) -> Option<Remembered> {
+        let first = va >> bits << bits;
+        let place = self.place(first, depth, bits);
+        let mut entry = place.get()?;
+        if entry.first != first || entry.depth != depth || entry.id != id {
+            return None;
+        }
+        let span = (first, first + ((1u64 << bits) - 1));
+        if !invalidations.spare(cpu, entry.stamp, id, false, span, depth + 1, true) {
+            place.set(None);
+            return None;
+        }
+        if entry.stamp != invalidations.now() {
+            entry.stamp = invalidations.now();
+            place.set(Some(entry));
+        }
+        Some(entry)
+    }
+
+    pub fn insert(&self, entry: Remembered, bits: u32) {
+        self.place(entry.first, entry.depth, bits).set(Some(entry));
+    }
+
+    pub fn evict(&self, place: usize) {
+        self.entries[place & (self.entries.len() - 1)].set(None);
+    }
+
+    /// Every table that it remembers the way to.
+    pub fn iter(&self) -> impl Iterator<Item = Remembered> + '_ {
+        self.entries.iter().filter_map(Cell::get)
+    }
+}
