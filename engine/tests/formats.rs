@@ -1,14 +1,15 @@
 //! Descriptors: every combination of attributes, every bit of an address, and rows written by hand from the manuals.
 //!
 //! What a format accepts it has to give back; what it refuses is listed here in the words of its documentation, and is
-//! exactly that. The separate walker decodes every descriptor as well, at its place in a tree, and has to agree.
+//! exactly that. The separate walker decodes every descriptor as well, at its place in a tree, and has to agree. The rows
+//! written by hand are those that the walker is tested with; here they are compared with the engine alone.
 
 mod common;
+#[path = "../../walker/tests/table/mod.rs"]
+mod table;
 
 use common::{Judged, words};
-use tablewright::format::{
-    Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, X86_64,
-};
+use tablewright::format::{Arm64K4, X86_64};
 use tablewright::{Attrs, Caps, Format, Kind, Level, Memory, Pa, Perms, Shareability};
 use tablewright_walker as walker;
 use walker::Fault;
@@ -63,6 +64,11 @@ fn number<F: Judged>(level: Level) -> i8 {
         true => F::REGIME.last_level() - height,
         false => F::REGIME.last_level() + height,
     }
+}
+
+/// The format's level of the walker's number; the inverse of [`number`].
+fn level_of<F: Judged>(number: i8) -> Level {
+    Level::new((number - F::REGIME.last_level()).unsigned_abs())
 }
 
 /// Walks to a descriptor that stands at `level` and translates address 0, through tables that deny nothing.
@@ -459,6 +465,143 @@ fn hardware_writes_what_the_manual_says_it_writes<F: Judged>() {
     }
 }
 
+/// The rights of one class and the other, as they stand.
+fn perms(access: walker::Access) -> Perms {
+    let (kernel, user) = (access.privileged, access.user);
+    let mut perms = Perms::empty();
+    perms.set(Perms::READ, kernel.read);
+    perms.set(Perms::WRITE, kernel.write);
+    perms.set(Perms::EXEC, kernel.execute);
+    perms.set(Perms::USER_READ, user.read);
+    perms.set(Perms::USER_WRITE, user.write);
+    perms.set(Perms::USER_EXEC, user.execute);
+    perms
+}
+
+/// What an index of a memory type means in the registers as this crate has them loaded; `None` where it has no word.
+fn memory<F: Judged>(index: u8) -> Option<Memory> {
+    use Memory::{Device, DeviceStrict, NonCacheable, Normal, Tagged, WriteThrough};
+    let types = match F::HALVES {
+        true => [
+            Some(Normal),
+            Some(Device),
+            Some(NonCacheable),
+            Some(DeviceStrict),
+            Some(Tagged),
+            Some(WriteThrough),
+            None,
+            None,
+        ],
+        // UC- (2 and 6) is uncacheable where no MTRR says otherwise; write-protected (5) is what we do not use.
+        false => [
+            Some(Normal),
+            Some(NonCacheable),
+            Some(Device),
+            Some(Device),
+            Some(Normal),
+            None,
+            Some(Device),
+            Some(WriteThrough),
+        ],
+    };
+    types[usize::from(index)]
+}
+
+/// A leaf of the table in the words of the engine. They are those of a kernel that has hardware record writes (arm64) or
+/// runs with SMEP (x86-64), neither of which the table assumes.
+fn in_words<F: Judged>(leaf: &walker::Leaf, others: u64) -> Attrs {
+    // The type is compared by `memory`.
+    let plain = walker::Leaf { memory: 0, ..*leaf };
+    let mut attrs = words(F::REGIME, &plain);
+    if F::HALVES && attrs.perms.contains(Perms::USER_WRITE) {
+        // DDI 0487 D8.5.2.2: what the user may write is not executed by the privileged, be it clean or dirty.
+        attrs.perms -= Perms::EXEC;
+    }
+    attrs.native = u64::from(leaf.key) << 59 | others;
+    attrs
+}
+
+fn every_row_by_hand_means_what_the_manual_says<F: Judged>() {
+    let mut rows = 0;
+    for row in table::ROWS.iter().filter(|row| row.0 == F::REGIME) {
+        let &(_, level, raw, _) = row;
+        let level = level_of::<F>(level);
+        match table::means(row) {
+            table::Means::Invalid => assert_eq!(F::kind(raw, level), Kind::Invalid, "{row:x?}"),
+            table::Means::Table { pa, takes } => {
+                assert_eq!(F::kind(raw, level), Kind::Table, "{row:x?}");
+                assert_eq!(F::address(raw, level), Pa::new(pa), "{row:x?}");
+                assert_eq!(F::denied(raw), perms(takes), "{row:x?}");
+            }
+            table::Means::Leaf { leaf, others } => {
+                assert_eq!(F::kind(raw, level), Kind::Leaf, "{row:x?}");
+                assert_eq!(F::address(raw, level), Pa::new(leaf.pa), "{row:x?}");
+                assert_eq!(1 << F::shift(level), leaf.size, "{row:x?}");
+                let found = F::decode(raw, level);
+                let expected = Attrs {
+                    memory: memory::<F>(leaf.memory).unwrap_or(found.memory),
+                    ..in_words::<F>(&leaf, others)
+                };
+                assert_eq!(found, expected, "{row:x?}");
+                assert_eq!(
+                    F::effective(raw, level, Perms::empty()),
+                    expected.perms,
+                    "{row:x?}"
+                );
+                assert_eq!(raw & F::CONTIGUOUS != 0, leaf.contiguous, "{row:x?}");
+                let run = leaf.size << F::contiguous(level);
+                assert!(!leaf.contiguous || leaf.run_size == run, "{row:x?}");
+            }
+            // What the architecture reserves the engine neither writes nor judges, but for a block among pages.
+            table::Means::Reserved(_) if F::HALVES && level == Level::PAGE && raw & 2 == 0 => {
+                assert_eq!(F::kind(raw, level), Kind::Invalid, "{row:x?}");
+            }
+            table::Means::Reserved(_) => {}
+        }
+        rows += 1;
+    }
+    assert!(rows > 10, "{}: {rows}", F::NAME);
+}
+
+fn a_leaf_by_hand_permits_what_the_tables_above_it_leave<F: Judged>() {
+    for row in table::UNDER.iter().filter(|row| row.0 == F::REGIME) {
+        let &(_, tables, level, raw, permitted) = row;
+        let denied = tables
+            .iter()
+            .fold(Perms::empty(), |denied, &table| denied | F::denied(table));
+        let mut expected = perms(table::access(permitted));
+        if !F::HALVES && expected.contains(Perms::USER_READ) {
+            // SMEP, which the table does not assume.
+            expected -= Perms::EXEC;
+        }
+        let found = F::effective(raw, level_of::<F>(level), denied);
+        assert_eq!(found, expected, "{row:x?}");
+    }
+}
+
+fn hardware_writes_what_the_rows_by_hand_say<F: Judged>() {
+    for row in table::WRITTEN.iter().filter(|row| row.0 == F::REGIME) {
+        let &(_, number, raw, used, written) = row;
+        let level = level_of::<F>(number);
+        // The engine is asked about leaves.
+        let found = walker::decode(F::REGIME, number, 0, walker::Denied::NONE, raw);
+        if !matches!(found, walker::Descriptor::Leaf(_)) {
+            continue;
+        }
+        for (hardware_access, hardware_dirty, expected) in [
+            (true, false, used.is_some()),
+            (false, true, written.is_some()),
+        ] {
+            let caps = Caps {
+                hardware_access,
+                hardware_dirty,
+                ..Caps::CONSERVATIVE
+            };
+            assert_eq!(F::hardware_writes(raw, level, &caps), expected, "{row:x?}");
+        }
+    }
+}
+
 for_each_format!(
     what_is_encoded_is_decoded_again_and_the_walker_agrees,
     native_bits_stand_where_they_are_given,
@@ -469,360 +612,10 @@ for_each_format!(
     descriptors_of_consecutive_frames_differ_by_the_size_of_one,
     a_suspended_entry_is_invalid_and_not_a_hole_and_keeps_everything,
     hardware_writes_what_the_manual_says_it_writes,
+    every_row_by_hand_means_what_the_manual_says,
+    a_leaf_by_hand_permits_what_the_tables_above_it_leave,
+    hardware_writes_what_the_rows_by_hand_say,
 );
-
-/// What a descriptor means, by hand.
-enum Means {
-    Nothing,
-    Table(u64, Perms),
-    Leaf(u64, Attrs),
-}
-
-fn row<F: Judged>(height: u8, descriptor: u64, means: Means) {
-    let level = Level::new(height);
-    let what = format!("{} at height {height}: {descriptor:#018x}", F::NAME);
-    match means {
-        Means::Nothing => assert_eq!(F::kind(descriptor, level), Kind::Invalid, "{what}"),
-        Means::Table(frame, denied) => {
-            assert_eq!(F::kind(descriptor, level), Kind::Table, "{what}");
-            assert_eq!(F::address(descriptor, level), Pa::new(frame), "{what}");
-            assert_eq!(F::denied(descriptor), denied, "{what}");
-        }
-        Means::Leaf(frame, attrs) => {
-            assert_eq!(F::kind(descriptor, level), Kind::Leaf, "{what}");
-            assert_eq!(F::address(descriptor, level), Pa::new(frame), "{what}");
-            assert_eq!(F::decode(descriptor, level), attrs, "{what}");
-        }
-    }
-}
-
-/// A kernel page that is only there: readable, write-back, inner shareable, global, accessed.
-const BARE: Attrs = Attrs::KERNEL_RODATA;
-
-/// DDI 0487 D8.3.1 for the fields, D8.4.1 for permissions, D8.5 for AF and DBM; MAIR as this format has it.
-#[test]
-fn descriptors_of_arm64_by_hand() {
-    use Means::{Leaf, Nothing, Table};
-    const X: Perms = Perms::ANY_EXEC;
-    let rw = Perms::READ | Perms::WRITE;
-    let user = Perms::READ | Perms::USER_READ;
-    let with = |perms: Perms, dirty: bool| Attrs {
-        perms,
-        dirty,
-        ..BARE
-    };
-    let kernel = with(rw | X, true);
-
-    // Bits 1:0: not valid; block where a page belongs; page; table; block.
-    row::<Arm64K4>(0, 0, Nothing);
-    row::<Arm64K4>(0, 0xffff_ffff_ffff_fffe, Nothing);
-    row::<Arm64K4>(1, 0x4000_0702, Nothing);
-    row::<Arm64K4>(0, 0x4000_0701, Nothing);
-    row::<Arm64K4>(0, 0x4000_0703, Leaf(0x4000_0000, kernel));
-    row::<Arm64K4>(1, 0x4000_0703, Table(0x4000_0000, Perms::empty()));
-    row::<Arm64K4>(1, 0x4020_0701, Leaf(0x4020_0000, kernel));
-    row::<Arm64K4>(2, 0x8000_0701, Leaf(0x8000_0000, kernel));
-    row::<Arm64K16>(1, 0x0600_0701, Leaf(0x0600_0000, kernel));
-    row::<Arm64K64>(1, 0x6000_0701, Leaf(0x6000_0000, kernel));
-    // Table attributes: PXNTable 59, UXNTable 60, APTable 62:61.
-    row::<Arm64K4>(1, 0x0800_0000_4000_0003, Table(0x4000_0000, Perms::EXEC));
-    row::<Arm64K4>(
-        2,
-        0x1000_0000_4000_0003,
-        Table(0x4000_0000, Perms::USER_EXEC),
-    );
-    row::<Arm64K4>(
-        3,
-        0x4000_0000_4000_0003,
-        Table(0x4000_0000, Perms::ANY_WRITE),
-    );
-    // UXN 54 and PXN 53.
-    row::<Arm64K4>(1, 0x0060_0000_8000_0701, Leaf(0x8000_0000, with(rw, true)));
-    row::<Arm64K4>(
-        0,
-        0x0040_0000_8000_0703,
-        Leaf(0x8000_0000, with(rw | Perms::EXEC, true)),
-    );
-    row::<Arm64K4>(
-        0,
-        0x0020_0000_8000_0703,
-        Leaf(0x8000_0000, with(rw | Perms::USER_EXEC, true)),
-    );
-    // AP[2:1]: 10 read-only; 01 for the user too, then PXN is implied; 11 read-only for both.
-    row::<Arm64K4>(
-        0,
-        0x0060_0000_8000_0783,
-        Leaf(0x8000_0000, with(Perms::READ, false)),
-    );
-    row::<Arm64K4>(
-        0,
-        0x0040_0000_8000_0743,
-        Leaf(0x8000_0000, with(user | Perms::ANY_WRITE, true)),
-    );
-    row::<Arm64K4>(
-        0,
-        0x0020_0000_8000_07c3,
-        Leaf(0x8000_0000, with(user | Perms::USER_EXEC, false)),
-    );
-    row::<Arm64K4>(
-        0,
-        0x0000_0000_8000_07c3,
-        Leaf(0x8000_0000, with(user | X, false)),
-    );
-    // DBM 51: writable and clean while AP[2] is set, dirty when it is clear. Bit 55 remembers dirty without it.
-    row::<Arm64K4>(0, 0x0068_0000_8000_0783, Leaf(0x8000_0000, with(rw, false)));
-    row::<Arm64K4>(0, 0x0068_0000_8000_0703, Leaf(0x8000_0000, with(rw, true)));
-    row::<Arm64K4>(
-        0,
-        0x00e0_0000_8000_0783,
-        Leaf(0x8000_0000, with(Perms::READ, true)),
-    );
-    // nG 11, AF 10, SH 9:8, AttrIndx 4:2.
-    row::<Arm64K4>(
-        0,
-        0x8000_0f03,
-        Leaf(
-            0x8000_0000,
-            Attrs {
-                global: false,
-                ..kernel
-            },
-        ),
-    );
-    row::<Arm64K4>(
-        0,
-        0x8000_0303,
-        Leaf(
-            0x8000_0000,
-            Attrs {
-                accessed: false,
-                ..kernel
-            },
-        ),
-    );
-    for (bits, shareability) in [
-        (0x403, Shareability::Non),
-        (0x603, Shareability::Outer),
-        (0x703, Shareability::Inner),
-    ] {
-        row::<Arm64K4>(
-            0,
-            0x8000_0000 | bits,
-            Leaf(
-                0x8000_0000,
-                Attrs {
-                    shareability,
-                    ..kernel
-                },
-            ),
-        );
-    }
-    for (bits, memory) in [
-        (0x707, Memory::Device),
-        (0x70b, Memory::NonCacheable),
-        (0x70f, Memory::DeviceStrict),
-        (0x713, Memory::Tagged),
-        (0x717, Memory::WriteThrough),
-    ] {
-        row::<Arm64K64>(
-            0,
-            0x8000_0000 | bits,
-            Leaf(0x8000_0000, Attrs { memory, ..kernel }),
-        );
-    }
-    // Software 58:56; NS 5, GP 50, PBHA 62:59. The contiguous bit and the ignored bit 63 are no attributes.
-    row::<Arm64K4>(
-        0,
-        0x0500_0000_8000_0703,
-        Leaf(
-            0x8000_0000,
-            Attrs {
-                software: 5,
-                ..kernel
-            },
-        ),
-    );
-    for native in [1 << 5, 1 << 50, 1 << 59, 0xf << 59] {
-        row::<Arm64K4>(
-            0,
-            0x8000_0703 | native,
-            Leaf(0x8000_0000, Attrs { native, ..kernel }),
-        );
-    }
-    row::<Arm64K4>(0, 0x8010_0000_8000_0703, Leaf(0x8000_0000, kernel));
-    // The last frame of 48 bits.
-    row::<Arm64K4>(0, 0x0000_ffff_ffff_f703, Leaf(0xffff_ffff_f000, kernel));
-    // LPA2: 49:48 in place, 51:50 in bits 9:8, of tables too. LPA: 51:48 in bits 15:12.
-    row::<Arm64K4Wide>(0, 0x0003_0000_8000_0403, Leaf(0x3_0000_8000_0000, kernel));
-    row::<Arm64K4Wide>(0, 0x0000_0000_8000_0503, Leaf(0x4_0000_8000_0000, kernel));
-    row::<Arm64K16Wide>(0, 0x0000_0000_8000_0603, Leaf(0x8_0000_8000_0000, kernel));
-    row::<Arm64K4Wide>(
-        1,
-        0x0000_0000_8000_0303,
-        Table(0xc_0000_8000_0000, Perms::empty()),
-    );
-    row::<Arm64K4Wide>(3, 0x0000_0080_0000_0701, Leaf(0xc_0080_0000_0000, kernel));
-    row::<Arm64K16Wide>(2, 0x0000_0010_0000_0401, Leaf(0x10_0000_0000, kernel));
-    row::<Arm64K64Wide>(0, 0x0000_0000_8000_f703, Leaf(0xf_0000_8000_0000, kernel));
-    row::<Arm64K64Wide>(2, 0x0000_0400_0000_1701, Leaf(0x1_0400_0000_0000, kernel));
-    row::<Arm64K64Wide>(
-        1,
-        0x0000_0000_8000_2003,
-        Table(0x2_0000_8000_0000, Perms::empty()),
-    );
-}
-
-/// SDM vol. 3A 5.5.4, tables of the formats of the entries; the PAT as this format has it.
-#[test]
-fn descriptors_of_x86_64_by_hand() {
-    use Means::{Leaf, Nothing, Table};
-    type F = X86_64<4>;
-    let rw = Perms::READ | Perms::WRITE;
-    let user = Perms::READ | Perms::USER_READ;
-    let kernel = Attrs {
-        perms: rw | Perms::EXEC,
-        global: false,
-        dirty: true,
-        ..BARE
-    };
-    row::<F>(0, 0, Nothing);
-    row::<F>(0, 0xffff_ffff_ffff_fffe, Nothing);
-    row::<F>(2, 0x4000_00e2, Nothing);
-    // P 0, R/W 1, A 5, D 6; PS 7 above the last level.
-    row::<F>(0, 0x4000_0063, Leaf(0x4000_0000, kernel));
-    row::<F>(1, 0x4020_00e3, Leaf(0x4020_0000, kernel));
-    row::<F>(2, 0x4000_00e3, Leaf(0x4000_0000, kernel));
-    row::<F>(
-        0,
-        0x4000_0043,
-        Leaf(
-            0x4000_0000,
-            Attrs {
-                accessed: false,
-                ..kernel
-            },
-        ),
-    );
-    row::<F>(
-        0,
-        0x4000_0023,
-        Leaf(
-            0x4000_0000,
-            Attrs {
-                dirty: false,
-                ..kernel
-            },
-        ),
-    );
-    row::<F>(
-        0,
-        0x4000_0061,
-        Leaf(
-            0x4000_0000,
-            Attrs {
-                perms: Perms::READ | Perms::EXEC,
-                ..kernel
-            },
-        ),
-    );
-    // XD 63, G 8.
-    row::<F>(
-        0,
-        0x8000_0000_4000_0163,
-        Leaf(
-            0x4000_0000,
-            Attrs {
-                perms: rw,
-                global: true,
-                ..kernel
-            },
-        ),
-    );
-    row::<F>(
-        2,
-        0x8000_0001_4000_01e3,
-        Leaf(
-            0x1_4000_0000,
-            Attrs {
-                perms: rw,
-                global: true,
-                ..kernel
-            },
-        ),
-    );
-    // U/S 2: with SMEP the kernel does not execute it.
-    let all = user | Perms::ANY_WRITE | Perms::USER_EXEC;
-    row::<F>(
-        0,
-        0x4000_0067,
-        Leaf(
-            0x4000_0000,
-            Attrs {
-                perms: all,
-                ..kernel
-            },
-        ),
-    );
-    row::<F>(
-        0,
-        0x8000_0000_4000_0065,
-        Leaf(
-            0x4000_0000,
-            Attrs {
-                perms: user,
-                ..kernel
-            },
-        ),
-    );
-    // PWT 3, PCD 4, PAT 7 of a page and 12 of a larger one: types 1, 3, 4, 7.
-    for (height, bits, memory) in [
-        (0, 0x06b, Memory::NonCacheable),
-        (0, 0x07b, Memory::Device),
-        (0, 0x0e3, Memory::Normal),
-        (0, 0x0fb, Memory::WriteThrough),
-        (1, 0x0fb, Memory::Device),
-        (1, 0x10fb, Memory::WriteThrough),
-        (2, 0x10fb, Memory::WriteThrough),
-        (2, 0x10e3, Memory::Normal),
-    ] {
-        row::<F>(
-            height,
-            0x4000_0000 | bits,
-            Leaf(0x4000_0000, Attrs { memory, ..kernel }),
-        );
-    }
-    // Software 11:9, protection key 62:59.
-    row::<F>(
-        0,
-        0x4000_0a63,
-        Leaf(
-            0x4000_0000,
-            Attrs {
-                software: 5,
-                ..kernel
-            },
-        ),
-    );
-    let native = 5 << 59;
-    row::<F>(
-        0,
-        0x2800_0000_4000_0063,
-        Leaf(0x4000_0000, Attrs { native, ..kernel }),
-    );
-    // The address to bit 51; that of a large page without what stands below it.
-    row::<F>(0, 0x000f_ffff_ffff_f063, Leaf(0xf_ffff_ffff_f000, kernel));
-    row::<F>(1, 0x000f_ffff_ffe0_00e3, Leaf(0xf_ffff_ffe0_0000, kernel));
-    // Tables: what one does not grant nobody has below it.
-    row::<F>(1, 0x4000_0067, Table(0x4000_0000, Perms::empty()));
-    row::<F>(3, 0x4000_0005, Table(0x4000_0000, Perms::ANY_WRITE));
-    row::<F>(3, 0x4000_0003, Table(0x4000_0000, Perms::ANY_USER));
-    row::<F>(
-        2,
-        0x8000_0000_4000_0007,
-        Table(0x4000_0000, Perms::ANY_EXEC),
-    );
-    row::<X86_64<5>>(4, 0x4000_0007, Table(0x4000_0000, Perms::empty()));
-}
 
 #[test]
 fn memory_types_are_those_of_the_registers() {

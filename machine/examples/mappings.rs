@@ -62,6 +62,7 @@ fn run(name: &str, cpus: u64, each: u64, access: bool) {
         walk: Time::ns(10),
         access: Time::ns(1),
         exception: Time::ns(300),
+        transfer: Time::ns(60),
         lock_take: Time::ns(20),
         lock_hand_over: Time::ns(120),
         ..Costs::default()

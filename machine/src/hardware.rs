@@ -32,7 +32,7 @@ use tablewright_walker::{
 use crate::architecture::{Architecture, Ordering};
 use crate::cache::Caches;
 use crate::dice::Dice;
-use crate::memory::{Memory, POISON, State};
+use crate::memory::{Memory, Meta, POISON, State};
 use crate::rules::{
     Obligation, Obligations, Rule, Violation, is_harmless, may_be_remembered, needs_break,
 };
@@ -251,6 +251,14 @@ impl Space {
     fn has(&self, cpu: u16) -> bool {
         self.cpus[usize::from(cpu) / 64] >> (cpu % 64) & 1 != 0
     }
+}
+
+/// An entry in memory.
+pub(crate) struct Spot<'h> {
+    pub pa: u64,
+    frame: usize,
+    meta: &'h Meta,
+    pub state: State,
 }
 
 /// How a store is made.
@@ -760,59 +768,76 @@ impl Hardware {
 
     // ---- Stores and loads of software ----
 
-    /// Whether an entry lies in a table that walkers may reach.
+    /// Where in memory an entry is. `None`: not in this memory, but the program's own.
     #[inline(always)]
-    pub(crate) fn is_shared(&self, entry: *const u64) -> bool {
-        match self.memory.address_of(entry) {
-            Some(pa) => self.memory.frame_at(pa).is_some_and(|frame| {
-                !matches!(self.memory.meta(frame).state.get(), State::Private)
-            }),
-            None => false,
-        }
+    pub(crate) fn spot(&self, entry: *const u64) -> Option<Spot<'_>> {
+        let pa = self.memory.address_of(entry)?;
+        let frame = self.memory.frame_at(pa)?;
+        let meta = self.memory.meta(frame);
+        Some(Spot {
+            pa,
+            frame,
+            meta,
+            state: meta.state.get(),
+        })
     }
 
-    /// A store by software.
+    /// A store by software to an entry of a private table.
     ///
     /// # Safety
-    /// 1. `entry` is valid for writes.
+    /// 1. `entry` is valid for writes, and lies at `spot`.
     #[inline(always)]
-    pub(crate) unsafe fn store(&self, cpu: usize, entry: *mut u64, value: u64, how: How) {
-        let Some(pa) = self.memory.address_of(entry) else {
-            // SAFETY: valid by (1.). Not memory of the machine: the program's own.
-            unsafe { entry.write(value) };
-            return;
-        };
-        let frame = self.memory.frame_at(pa).unwrap_or(0);
-        let meta = self.memory.meta(frame);
-        match meta.state.get() {
-            State::Private => {
-                meta.writer.set(cpu as u16);
-                meta.epoch.set(self.cores[cpu].epoch.get());
+    pub(crate) unsafe fn store_private(
+        &self,
+        cpu: usize,
+        spot: &Spot<'_>,
+        entry: *mut u64,
+        value: u64,
+    ) {
+        spot.meta.writer.set(cpu as u16);
+        spot.meta.epoch.set(self.cores[cpu].epoch.get());
+        // SAFETY: valid by (1.).
+        unsafe { entry.write(value) };
+    }
+
+    /// A store by software to an entry of a table that is not private.
+    ///
+    /// # Safety
+    /// 1. `entry` is valid for writes, and lies at `spot`.
+    #[inline(always)]
+    pub(crate) unsafe fn store(
+        &self,
+        cpu: usize,
+        spot: &Spot<'_>,
+        entry: *mut u64,
+        value: u64,
+        how: How,
+    ) {
+        if spot.meta.state.get() == State::Live
+            && !self.wary.get()
+            && spot.meta.depth.get() == 0
+            && let Some(mask) = self.address_mask
+        {
+            // SAFETY: valid by (1.).
+            let old = unsafe { entry.read() };
+            if old & 1 == 0 {
+                if value & 1 != 0 {
+                    self.check_allowed(cpu, value & mask, 1 << self.memory.page_shift());
+                }
                 // SAFETY: valid by (1.).
                 unsafe { entry.write(value) };
+                return;
             }
-            State::Live if !self.wary.get() && meta.depth.get() == 0 => {
-                // SAFETY: valid by (1.).
-                let old = unsafe { entry.read() };
-                if old & 1 == 0
-                    && let Some(mask) = self.address_mask
-                {
-                    if value & 1 != 0 {
-                        self.check_allowed(cpu, value & mask, 1 << self.memory.page_shift());
-                    }
-                    // SAFETY: valid by (1.).
-                    unsafe { entry.write(value) };
-                } else {
-                    self.store_slowly(cpu, pa, frame, value, how);
-                }
-            }
-            _ => self.store_slowly(cpu, pa, frame, value, how),
         }
+        self.store_slowly(cpu, spot.pa, spot.frame, value, how);
     }
 
     #[inline(never)]
     fn store_slowly(&self, cpu: usize, pa: u64, frame: usize, value: u64, how: How) {
-        self.disturb(cpu, Some(pa));
+        // Nothing comes between the two halves of an atomic access.
+        if how != How::Atomic {
+            self.disturb(cpu, Some(pa));
+        }
         let meta = self.memory.meta(frame);
         if meta.state.get() == State::Private {
             // Another CPU's step has freed and taken it again: only a program that is wrong gets here.
@@ -898,13 +923,11 @@ impl Hardware {
     /// A load by software.
     ///
     /// # Safety
-    /// 1. `entry` is valid for reads.
+    /// 1. `entry` is valid for reads, and lies at `spot`.
     #[inline(always)]
-    pub(crate) unsafe fn load(&self, cpu: usize, entry: *const u64) -> u64 {
-        if self.wary.get()
-            && let Some(pa) = self.memory.address_of(entry)
-        {
-            return self.load_slowly(cpu, pa);
+    pub(crate) unsafe fn load(&self, cpu: usize, spot: &Spot<'_>, entry: *const u64) -> u64 {
+        if self.wary.get() {
+            return self.load_slowly(cpu, spot.pa);
         }
         // SAFETY: valid by (1.).
         unsafe { entry.read() }
@@ -960,88 +983,54 @@ impl Hardware {
     }
 
     /// An atomic exchange by software: gives what was there.
-    ///
-    /// # Safety
-    /// 1. `entry` is valid for reads and writes.
-    pub(crate) unsafe fn exchange(&self, cpu: usize, entry: *mut u64, value: u64) -> u64 {
-        let Some(pa) = self.memory.address_of(entry) else {
-            // SAFETY: valid by (1.).
-            return unsafe { entry.replace(value) };
-        };
-        self.disturb(cpu, Some(pa));
+    pub(crate) fn exchange(&self, cpu: usize, spot: &Spot<'_>, value: u64) -> u64 {
+        self.disturb(cpu, Some(spot.pa));
         self.drain(cpu);
-        let old = self.memory.read(pa);
-        self.see(cpu, pa);
-        // SAFETY: valid by (1.).
-        unsafe { self.store(cpu, entry, value, How::Atomic) };
+        let old = self.memory.read(spot.pa);
+        self.see(cpu, spot.pa);
+        self.store_slowly(cpu, spot.pa, spot.frame, value, How::Atomic);
         old
     }
 
     /// A compare-exchange by software.
-    ///
-    /// # Safety
-    /// 1. `entry` is valid for reads and writes.
-    pub(crate) unsafe fn compare_exchange(
+    pub(crate) fn compare_exchange(
         &self,
         cpu: usize,
-        entry: *mut u64,
+        spot: &Spot<'_>,
         current: u64,
         value: u64,
     ) -> Result<(), u64> {
-        if let Some(pa) = self.memory.address_of(entry) {
-            self.disturb(cpu, Some(pa));
-            self.drain(cpu);
-            self.see(cpu, pa);
-        }
-        // SAFETY: valid by (1.); what was buffered has been drained.
-        let old = unsafe { entry.read() };
+        self.disturb(cpu, Some(spot.pa));
+        self.drain(cpu);
+        self.see(cpu, spot.pa);
+        let old = self.memory.read(spot.pa);
         if old != current {
             return Err(old);
         }
-        // SAFETY: valid by (1.).
-        unsafe { self.store(cpu, entry, value, How::Atomic) };
+        self.store_slowly(cpu, spot.pa, spot.frame, value, How::Atomic);
         Ok(())
     }
 
-    /// Stores to `count` entries from `first` on: `value`, `value + step`, and so on.
+    /// Stores to `count` entries of a private table from `first` on: `value`, `value + step`, and so on.
     ///
     /// # Safety
-    /// 1. The entries are valid for writes, and lie in one table.
+    /// 1. The entries are valid for writes, and the first lies at `spot`.
     #[inline(always)]
-    pub(crate) unsafe fn fill(
+    pub(crate) unsafe fn fill_private(
         &self,
         cpu: usize,
+        spot: &Spot<'_>,
         first: *mut u64,
         count: usize,
         value: u64,
         step: u64,
     ) {
-        let private = self
-            .memory
-            .address_of(first)
-            .and_then(|pa| self.memory.frame_at(pa));
-        let private = match private {
-            Some(frame) => {
-                let meta = self.memory.meta(frame);
-                meta.state.get() == State::Private && {
-                    meta.writer.set(cpu as u16);
-                    meta.epoch.set(self.cores[cpu].epoch.get());
-                    true
-                }
-            }
-            None => true,
-        };
+        spot.meta.writer.set(cpu as u16);
+        spot.meta.epoch.set(self.cores[cpu].epoch.get());
         let mut value = value;
         for index in 0..count {
             // SAFETY: valid by (1.).
-            unsafe {
-                let entry = first.add(index);
-                if private {
-                    entry.write(value);
-                } else {
-                    self.store(cpu, entry, value, How::Plain);
-                }
-            }
+            unsafe { first.add(index).write(value) };
             value = value.wrapping_add(step);
         }
     }
@@ -1289,6 +1278,12 @@ impl Hardware {
         !self.cores[cpu].buffer.borrow().is_empty()
     }
 
+    /// Whether a fault now would be that of a walk which did not see what this CPU stored before, where the
+    /// architecture rules that out.
+    pub(crate) fn fault_is_early(&self, cpu: usize) -> bool {
+        self.architecture.ordering != Ordering::Base && self.has_buffered(cpu)
+    }
+
     /// Stores before it leave before stores after it.
     pub(crate) fn order_stores(&self, cpu: usize) {
         self.cores[cpu].group.update(|group| group + 1);
@@ -1306,7 +1301,10 @@ impl Hardware {
     #[inline(never)]
     fn publish_slowly(&self, cpu: usize) {
         self.trace(cpu, || Event::Publish);
-        self.drain(cpu);
+        // On x86 nothing is executed: stores leave their buffer in order, when they do.
+        if self.architecture.ordering != Ordering::X86 {
+            self.drain(cpu);
+        }
         self.obligations.borrow_mut().publish(cpu);
         self.disturb(cpu, None);
     }
@@ -1333,6 +1331,10 @@ impl Hardware {
     /// An invalidation is issued. It takes effect between now and its completion.
     pub(crate) fn invalidate(&self, cpu: usize, tlbi: Tlbi) {
         self.trace(cpu, || Event::Invalidate { tlbi });
+        if self.architecture.ordering == Ordering::X86 {
+            // INVLPG, and an interrupt, are serialising (SDM vol. 3A 9.3).
+            self.drain(cpu);
+        }
         let early = self.dice.is_on() && self.dice.once_in(2);
         if early {
             self.invalidations.take_effect(tlbi, cpu);

@@ -62,6 +62,7 @@ mod cache;
 mod costs;
 mod dice;
 pub mod hardware;
+mod lines;
 mod lock;
 mod machine;
 mod memory;
@@ -80,7 +81,7 @@ pub use architecture::{Architecture, Granule, Ordering, Regime};
 pub use costs::Costs;
 pub use hardware::{Fault, Request, Want};
 pub use lock::{Held, Lock, LockCosts};
-pub use machine::{Counts, Machine, MachineHeld, MachineLock, MachineSlots, Mapper, Setup};
+pub use machine::{Counts, Machine, MachineHeld, MachineIdentity, MachineLock, MachineSlots, Mapper, Setup};
 pub use memory::Memory;
 pub use perturb::Perturbation;
 pub use profile::{

@@ -13,14 +13,15 @@ use std::panic::Location;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use tablewright::linear::SlotMemory;
+use tablewright::linear::{Identity, SlotMemory};
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink, What};
 
 use crate::architecture::Architecture;
 use crate::costs::Costs;
-use crate::hardware::{Fault, Hardware, How, Look, Request, Translated, Want};
+use crate::hardware::{Fault, Hardware, How, Look, Request, Spot, Translated, Want};
+use crate::lines::Lines;
 use crate::lock::{Held, Lock, LockCosts};
-use crate::memory::Memory;
+use crate::memory::{Memory, State};
 use crate::resource::Resource;
 use crate::rules::{Rule, Violation};
 use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler};
@@ -126,6 +127,7 @@ pub struct Machine {
     bus_until: Box<[Cell<Time>]>,
     /// The port through which caches are cleaned.
     port: Resource,
+    lines: Lines,
     links: Box<[TableLink]>,
     refuse_once_in: Cell<u64>,
     publications: Cell<u64>,
@@ -162,6 +164,7 @@ impl Machine {
         let clock = Some(Rc::clone(&scheduler));
         Self {
             hardware: Hardware::new(architecture, cpus, memory, seed, clock),
+            lines: Lines::new(costs.transfer, cpus),
             scheduler,
             costs,
             bus: Resource::new(),
@@ -309,6 +312,11 @@ impl Machine {
         loop {
             match look {
                 Look::Found(translated) => return Ok(translated),
+                // A fault is that of a walk after everything that comes first in program order.
+                Look::Fault(_) if self.hardware.fault_is_early(id) => {
+                    self.hardware.drain(id);
+                    look = self.hardware.look(id, request);
+                }
                 Look::Fault(fault) => {
                     self.faults.update(|faults| faults + 1);
                     self.hardware.trace(id, || Event::Access {
@@ -467,6 +475,14 @@ impl Machine {
 
     // ---- What all that is made of ----
 
+    /// Spends what something costs. Many profiles leave some costs out.
+    #[inline(always)]
+    fn pay(&self, cost: Time) {
+        if cost != Time::ZERO {
+            self.cpu().spend(cost);
+        }
+    }
+
     fn refuses(&self) -> bool {
         let once_in = self.refuse_once_in.get();
         once_in != 0 && self.hardware.dice.is_on() && self.hardware.dice.once_in(once_in)
@@ -476,7 +492,7 @@ impl Machine {
     fn publish(&self) {
         let cpu = self.cpu();
         self.publications.update(|n| n + 1);
-        cpu.spend(self.costs.publish);
+        self.pay(self.costs.publish);
         cpu.order();
         self.hardware.publish(cpu.id());
         self.hardware.synchronise(cpu.id());
@@ -625,6 +641,13 @@ impl<'m> Mapper<'m> {
         }
     }
 
+    /// Where a [coarse map](tablewright::linear::Coarse) that this space holds shows frames: at their own addresses.
+    pub fn identity(&self) -> MachineIdentity<'m> {
+        MachineIdentity {
+            machine: self.machine,
+        }
+    }
+
     /// The physical address that memory says an address has now, whatever CPUs remember.
     pub fn lookup(&self, va: u64) -> Option<Pa> {
         let leaf = self.machine.hardware.leaf_at(self.space, va)?;
@@ -645,30 +668,57 @@ unsafe impl SlotMemory for MachineSlots<'_> {
     #[track_caller]
     #[inline(always)]
     fn pointer(&self, slot: usize, frame: Pa) -> NonNull<Entry> {
-        let machine = self.machine;
-        machine.hardware.tracer.set_place(Location::caller());
-        let page = machine.hardware.memory.page_shift();
+        let page = self.machine.hardware.memory.page_shift();
         let va = self.first + ((slot as u64) << page);
+        self.machine.show(va, frame)
+    }
+}
+
+/// Frames through the coarse map of a space: each use goes through the TLB of the running CPU.
+#[derive(Clone, Copy)]
+pub struct MachineIdentity<'m> {
+    machine: &'m Machine,
+}
+
+// SAFETY: the pointer is that of the frame (1.); what the CPU would have reached is checked.
+unsafe impl Identity for MachineIdentity<'_> {
+    #[track_caller]
+    #[inline(always)]
+    fn pointer(&self, frame: Pa) -> NonNull<Entry> {
+        self.machine.show(frame.get(), frame)
+    }
+}
+
+impl Machine {
+    /// Reaches a frame through a window that should show it at `va`.
+    #[track_caller]
+    #[inline(always)]
+    fn show(&self, va: u64, frame: Pa) -> NonNull<Entry> {
+        self.hardware.tracer.set_place(Location::caller());
         let request = Request::write(va);
-        let reached = machine.translate(request).or_else(|_| {
-            machine.hardware.synchronise(machine.cpu().id());
-            machine.translate(request)
+        let reached = self.translate(request).or_else(|_| {
+            self.hardware.synchronise(self.cpu().id());
+            self.translate(request)
         });
         match reached {
             Ok(translated) if translated.pa() == frame.get() => {}
-            Ok(translated) => machine.report(
+            other => self.shows_another(va, frame, other),
+        }
+        self.pointer(frame)
+    }
+
+    #[cold]
+    fn shows_another(&self, va: u64, frame: Pa, reached: Result<Translated, Fault>) {
+        match reached {
+            Ok(translated) => self.report(
                 Rule::WindowStale,
-                format!(
-                    "slot {slot} at {va:#x} was moved to {frame}, and the TLB leads to {:#x}",
-                    translated.pa()
-                ),
+                format!("the window at {va:#x} was moved to {frame}, and the TLB leads to {:#x}", translated.pa()),
             ),
-            Err(fault) => machine.report(
+            Err(fault) => self.report(
                 Rule::NoProgress,
-                format!("slot {slot} at {va:#x} was moved to {frame}, and is not mapped: {fault:?}"),
+                format!("the window at {va:#x} was moved to {frame}, and is not mapped: {fault:?}"),
             ),
         }
-        machine.pointer(frame)
     }
 }
 
@@ -769,44 +819,29 @@ unsafe impl Platform for Mapper<'_> {
 
     #[inline(always)]
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
-        let machine = self.machine;
-        let cpu = machine.cpu();
-        let entry = entry.as_ptr().cast::<u64>();
-        if machine.hardware.is_shared(entry) {
-            cpu.order();
-        }
-        // SAFETY: the caller vouches for the entry.
-        let value = unsafe { machine.hardware.load(cpu.id(), entry) };
-        cpu.spend(machine.costs.load);
-        value
+        // SAFETY: passed on.
+        unsafe { self.machine.load(entry.as_ptr().cast()) }
     }
 
     #[inline(always)]
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: passed on.
-        unsafe { self.machine.store(entry, bits, How::Plain) };
+        unsafe { self.machine.store(entry.as_ptr().cast(), bits, How::Plain) };
     }
 
     #[inline(always)]
     unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: passed on.
-        unsafe { self.machine.store(entry, bits, How::Release) };
+        unsafe {
+            self.machine
+                .store(entry.as_ptr().cast(), bits, How::Release)
+        };
     }
 
     #[inline(always)]
     unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
-        let machine = self.machine;
-        let cpu = machine.cpu();
-        cpu.order();
-        machine.entries.update(|n| n + 1);
-        // SAFETY: the caller vouches for the entry.
-        let old = unsafe {
-            machine
-                .hardware
-                .exchange(cpu.id(), entry.as_ptr().cast(), bits)
-        };
-        cpu.spend(machine.costs.exchange);
-        old
+        // SAFETY: passed on.
+        unsafe { self.machine.exchange(entry.as_ptr().cast(), bits) }
     }
 
     #[inline(always)]
@@ -816,54 +851,155 @@ unsafe impl Platform for Mapper<'_> {
         current: u64,
         new: u64,
     ) -> Result<(), u64> {
-        let machine = self.machine;
-        let cpu = machine.cpu();
-        cpu.order();
-        machine.entries.update(|n| n + 1);
-        // SAFETY: the caller vouches for the entry.
-        let result = unsafe {
-            let entry = entry.as_ptr().cast();
-            machine
-                .hardware
-                .compare_exchange(cpu.id(), entry, current, new)
-        };
-        cpu.spend(machine.costs.exchange);
-        result
+        // SAFETY: passed on.
+        unsafe {
+            self.machine
+                .compare_exchange(entry.as_ptr().cast(), current, new)
+        }
     }
 
     #[inline(always)]
     unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
-        let machine = self.machine;
-        let cpu = machine.cpu();
-        let first = first.as_ptr().cast::<u64>();
-        if machine.hardware.is_shared(first) {
-            cpu.order();
-        }
-        // SAFETY: the caller vouches for the entries.
-        unsafe {
-            machine
-                .hardware
-                .fill(cpu.id(), first, count, value, step);
-        }
-        // Zeros are the price of a table, not of its entries.
-        if value != 0 || step != 0 {
-            machine.entries.update(|n| n + count as u64);
-            cpu.spend(machine.costs.entry * count as u64);
-        }
+        // SAFETY: passed on.
+        unsafe { self.machine.fill(first.as_ptr().cast(), count, value, step) }
     }
 }
 
+/// The accessors. What others can see is accessed in its turn, when the CPU has the line; what is private, at once. What
+/// is not in the memory of the machine belongs to the program.
+///
+/// # Safety
+/// For all: 1. the entry, or entries, are valid for what is done to them.
 impl Machine {
+    /// The CPU is first, and has the line.
     #[inline(always)]
-    unsafe fn store(&self, entry: NonNull<Entry>, bits: u64, how: How) {
+    fn share(&self, cpu: Cpu<'_>, spot: &Spot<'_>, write: bool) {
+        cpu.order();
+        self.lines.access(cpu, spot.pa, write);
+    }
+
+    #[inline(always)]
+    unsafe fn load(&self, entry: *const u64) -> u64 {
         let cpu = self.cpu();
-        let entry = entry.as_ptr().cast::<u64>();
-        if self.hardware.is_shared(entry) {
-            cpu.order();
+        let value = match self.hardware.spot(entry) {
+            Some(spot) if spot.state != State::Private => {
+                self.share(cpu, &spot, false);
+                // SAFETY: passed on.
+                unsafe { self.hardware.load(cpu.id(), &spot, entry) }
+            }
+            // SAFETY: valid by (1.).
+            _ => unsafe { entry.read() },
+        };
+        self.pay(self.costs.load);
+        value
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, entry: *mut u64, bits: u64, how: How) {
+        let cpu = self.cpu();
+        match self.hardware.spot(entry) {
+            Some(spot) if spot.state != State::Private => {
+                self.share(cpu, &spot, true);
+                // SAFETY: passed on.
+                unsafe { self.hardware.store(cpu.id(), &spot, entry, bits, how) };
+            }
+            Some(spot) => {
+                // SAFETY: passed on.
+                unsafe { self.hardware.store_private(cpu.id(), &spot, entry, bits) };
+            }
+            // SAFETY: valid by (1.).
+            None => unsafe { entry.write(bits) },
         }
-        // SAFETY: the caller vouches for the entry.
-        unsafe { self.hardware.store(cpu.id(), entry, bits, how) };
         self.entries.update(|n| n + 1);
-        cpu.spend(self.costs.entry);
+        self.pay(self.costs.entry);
+    }
+
+    unsafe fn exchange(&self, entry: *mut u64, bits: u64) -> u64 {
+        let cpu = self.cpu();
+        let old = match self.hardware.spot(entry) {
+            Some(spot) => {
+                self.share(cpu, &spot, true);
+                self.hardware.exchange(cpu.id(), &spot, bits)
+            }
+            // SAFETY: valid by (1.).
+            None => unsafe { entry.replace(bits) },
+        };
+        self.entries.update(|n| n + 1);
+        cpu.spend(self.costs.exchange);
+        old
+    }
+
+    unsafe fn compare_exchange(
+        &self,
+        entry: *mut u64,
+        current: u64,
+        new: u64,
+    ) -> Result<(), u64> {
+        let cpu = self.cpu();
+        let result = match self.hardware.spot(entry) {
+            Some(spot) => {
+                self.share(cpu, &spot, true);
+                self.hardware
+                    .compare_exchange(cpu.id(), &spot, current, new)
+            }
+            None => {
+                // SAFETY: valid by (1.).
+                let old = unsafe { entry.read() };
+                if old == current {
+                    // SAFETY: valid by (1.).
+                    unsafe { entry.write(new) };
+                    Ok(())
+                } else {
+                    Err(old)
+                }
+            }
+        };
+        self.entries.update(|n| n + 1);
+        cpu.spend(self.costs.exchange);
+        result
+    }
+
+    #[inline(always)]
+    unsafe fn fill(&self, first: *mut u64, count: usize, value: u64, step: u64) {
+        let cpu = self.cpu();
+        match self.hardware.spot(first) {
+            Some(spot) if spot.state == State::Private => {
+                // SAFETY: passed on.
+                unsafe {
+                    self.hardware
+                        .fill_private(cpu.id(), &spot, first, count, value, step);
+                }
+            }
+            _ => {
+                for index in 0..count {
+                    let value = value.wrapping_add(step.wrapping_mul(index as u64));
+                    // SAFETY: passed on, entry by entry.
+                    unsafe { self.store_for_free(first.add(index), value) };
+                }
+            }
+        }
+        // Zeros are the price of a table, not of its entries.
+        if value != 0 || step != 0 {
+            self.entries.update(|n| n + count as u64);
+            cpu.spend(self.costs.entry * count as u64);
+        }
+    }
+
+    /// A store of a run, which is paid for as a whole.
+    #[inline(always)]
+    unsafe fn store_for_free(&self, entry: *mut u64, bits: u64) {
+        let cpu = self.cpu();
+        match self.hardware.spot(entry) {
+            Some(spot) => {
+                self.share(cpu, &spot, true);
+                // SAFETY: passed on.
+                unsafe {
+                    self.hardware
+                        .store(cpu.id(), &spot, entry, bits, How::Plain);
+                }
+            }
+            // SAFETY: valid by (1.).
+            None => unsafe { entry.write(bits) },
+        }
     }
 }

@@ -1,22 +1,12 @@
 //! Whole walks over small tables written by hand: the shape of each tree, the indices of an address, permissions
 //! combined over the levels, visits in order, contiguous runs, tables counted.
 
+mod table;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use tablewright_walker::{Fault, Granule, Half, Leaf, Regime, Table, leaves, tables, translate};
-
-const fn arm64(granule: Granule, wide: bool) -> Regime {
-    Regime::Arm64Stage1 { granule, wide }
-}
-
-const A4: Regime = arm64(Granule::K4, false);
-const A4W: Regime = arm64(Granule::K4, true);
-const A16: Regime = arm64(Granule::K16, false);
-const A16W: Regime = arm64(Granule::K16, true);
-const A64: Regime = arm64(Granule::K64, false);
-const A64W: Regime = arm64(Granule::K64, true);
-const X4: Regime = Regime::X86_64 { levels: 4 };
-const X5: Regime = Regime::X86_64 { levels: 5 };
+use table::{A4, A4W, A16, A16W, A64, A64W, X4, X5};
+use tablewright_walker::{Fault, Half, Leaf, Regime, Table, leaves, tables, translate};
 
 const ROOT: u64 = 0x10_0000;
 
