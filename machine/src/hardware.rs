@@ -1,8 +1,8 @@
 //! The memory management units of all CPUs: store buffers, table walks, TLBs, invalidation, and the rules.
 //!
 //! Everything here is an operation at one moment: what a CPU or its table walker does between two looks of anybody else.
-//! *When* these moments come is the business of two drivers: the [machine](crate::Machine) puts them in the order of
-//! virtual time, perturbed by a seed, and the [litmus](crate::litmus) explorer tries all orders. Both drive the same
+//! *When* these moments come is the business of two drivers: the machine puts them in the order of virtual time,
+//! perturbed by a seed, and the litmus explorer tries all orders. Both drive the same
 //! model.
 //!
 //! # What is visible when
@@ -205,8 +205,6 @@ struct Early {
 pub(crate) struct Buffered {
     pub pa: u64,
     pub value: u64,
-    /// What was there for the program that stored, before.
-    before: u64,
     /// Stores of an earlier group leave first.
     group: u32,
 }
@@ -881,7 +879,6 @@ impl Hardware {
                 core.buffer.borrow_mut().push(Buffered {
                     pa,
                     value,
-                    before,
                     group: core.group.get(),
                 });
             }
@@ -1262,6 +1259,7 @@ impl Hardware {
     pub(crate) fn drain_one(&self, cpu: usize, at: usize) {
         let stored = self.cores[cpu].buffer.borrow_mut().remove(at);
         let Buffered { pa, value, .. } = stored;
+        self.trace(cpu, || Event::Visible { pa, value });
         // What hardware has set between the store and now is overwritten.
         self.check_flags(cpu, pa, value);
         self.memory.write(pa, value);
@@ -1774,6 +1772,11 @@ impl Hardware {
         let depth = self.depth(walk.level());
         let at = table + index as u64 * 8;
         let descriptor = self.memory.read(at);
+        self.trace(cpu, || Event::Walk {
+            va,
+            pa: at,
+            value: descriptor,
+        });
         let good = self.memory.frame_at(table).is_some_and(|frame| {
             matches!(
                 self.memory.meta(frame).state.get(),
@@ -1793,7 +1796,6 @@ impl Hardware {
                         first: va >> bits << bits,
                         depth: below,
                         id: walking.id,
-                        space: walking.space,
                         table: walk.table(),
                         denied: walk.denied(),
                         stamp: walking.stamp,

@@ -56,12 +56,23 @@
 //! State that CPUs share lives outside of the run and is borrowed by the program, in a [`Cell`](std::cell::Cell) or
 //! [`RefCell`](std::cell::RefCell): there is one thread, so nothing has to be `Send`. A borrow of a `RefCell` must end
 //! before the next operation on the CPU, which may resume another that borrows it.
+//!
+//! # Memory management
+//!
+//! A [`Machine`] puts a memory management unit into each CPU: a store buffer, a table walker that decodes descriptors by
+//! itself, a TLB, a walk cache. The engine runs on it unchanged, on a [`Mapper`] for its platform, and programs make
+//! accesses through the tables that it builds. With a seed, the hardware does at any moment whatever the architecture
+//! lets it do: it walks unasked, remembers, forgets, keeps stores back, translates ahead. What a program owes to that is
+//! checked always, and a [`Violation`] says which [`Rule`] was broken, where, when, by which CPU, and the seed that
+//! does it again. A [trace] has every step.
+//!
+//! What operations cost ([`Costs`]) and which rules hold ([`Architecture`]) is a [`Profile`]: a file.
 
 mod architecture;
 mod cache;
 mod costs;
 mod dice;
-pub mod hardware;
+mod hardware;
 mod lines;
 mod lock;
 mod machine;

@@ -1,7 +1,7 @@
 //! The machine: the hardware in virtual time, and the engine's platform on it.
 //!
 //! Each operation of a program is put in its place in virtual time ([`Cpu::order`]), done on the
-//! [hardware](crate::hardware), and paid for from the [`Costs`]. The engine runs unchanged: a [`Mapper`] is its
+//! hardware (`hardware.rs`), and paid for from the [`Costs`]. The engine runs unchanged: a [`Mapper`] is its
 //! [`Platform`], and every access that it makes to a table is one of these operations.
 //!
 //! A run has two phases. With a seed, the hardware does whatever it may at the worst moment, frames run out, and

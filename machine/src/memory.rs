@@ -260,14 +260,6 @@ impl Memory {
             unsafe { at.write(value) };
         }
     }
-
-    /// Frames that are not free, with their addresses.
-    pub(crate) fn taken(&self) -> impl Iterator<Item = (u64, &Meta)> {
-        let taken = |&(_, meta): &(usize, &Meta)| meta.state.get() != State::Free;
-        let all = self.meta[..self.next.get()].iter().enumerate();
-        all.filter(taken)
-            .map(|(frame, meta)| (self.address(frame), meta))
-    }
 }
 
 impl Drop for Memory {

@@ -376,11 +376,6 @@ impl Obligations {
                 && first <= o.span.1
         })
     }
-
-    /// Forgets those of a space.
-    pub fn forget(&mut self, what: impl Fn(&Obligation) -> bool) {
-        self.0.retain(|o| !what(o));
-    }
 }
 
 /// Whether a processor may remember what a descriptor says (the catalogue of litmus tests; DDI 0487 D8.5, D8.16).

@@ -17,6 +17,8 @@
 //! |---|---|---|
 //! | `load` | `pa`, `value` | software reads an entry |
 //! | `store`, `release`, `exchange` | `pa`, `value`, `before` | software writes one; `before` is what this CPU saw there |
+//! | `visible` | `pa`, `value` | a store leaves the buffer of the CPU: all see it; without one, it is visible at once |
+//! | `walk` | `va`, `pa`, `value` | the table walker of the CPU reads a descriptor, for an access or unasked |
 //! | `publish` | | stores before it are visible to walkers (arm64: DSB) |
 //! | `synchronise` | | context synchronisation (arm64: ISB) |
 //! | `invalidate` | `id`, `first`, `last`, `level`, `leaves`, `broadcast` | an invalidation is issued; `*` stands for any |
@@ -48,6 +50,10 @@ pub enum Event {
         before: u64,
         how: &'static str,
     },
+    /// A store leaves its buffer.
+    Visible { pa: u64, value: u64 },
+    /// A table walker reads a descriptor.
+    Walk { va: u64, pa: u64, value: u64 },
     /// A barrier after stores.
     Publish,
     /// A context synchronisation event.
@@ -84,6 +90,8 @@ impl fmt::Display for Event {
                 before,
                 how,
             } => write!(f, "{how} pa={pa:#x} value={value:#x} before={before:#x}"),
+            Self::Visible { pa, value } => write!(f, "visible pa={pa:#x} value={value:#x}"),
+            Self::Walk { va, pa, value } => write!(f, "walk va={va:#x} pa={pa:#x} value={value:#x}"),
             Self::Publish => f.write_str("publish"),
             Self::Synchronise => f.write_str("synchronise"),
             Self::Invalidate { tlbi } => {

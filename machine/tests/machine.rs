@@ -1,6 +1,9 @@
 //! The machine by itself: the engine on it, and what its rules say of programs that break them.
 
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
+use std::rc::Rc;
 
 use tablewright::format::{
     Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, X86_64,
@@ -31,6 +34,10 @@ fn span(first: u64, size: u64) -> Span<Va> {
 /// Maps, protects, splits and unmaps, and looks through the eyes of a CPU after each.
 fn a_life<F: Format<Input = Va>>(architecture: Architecture, seed: u64) {
     let machine = Machine::new(setup(architecture, seed, 3));
+    live::<F>(&machine, seed);
+}
+
+fn live<F: Format<Input = Va>>(machine: &Machine, seed: u64) {
     let mapper = machine.new_space();
     let mut space = AddressSpace::<F, _>::new(mapper).unwrap();
     mapper.attach(space.root(), Half::Lower, 0);
@@ -79,4 +86,56 @@ fn the_engine_lives_on_the_machine_without_breaking_a_rule() {
         a_life::<X86_64<4>>(Architecture::x86_64(4), seed);
         a_life::<X86_64<5>>(Architecture::x86_64(5), seed);
     }
+}
+
+fn traced(seed: u64) -> Vec<String> {
+    let machine = Machine::new(setup(arm(Granule::K4, false), seed, 3));
+    let lines = Rc::new(RefCell::new(Vec::new()));
+    let sink = Rc::clone(&lines);
+    machine.trace(Box::new(move |line| sink.borrow_mut().push(line.to_owned())));
+    live::<Arm64K4>(&machine, seed);
+    lines.take()
+}
+
+/// What another checker needs: each line has the form that the format says, times of one CPU do not go back, and what
+/// was written is what is read next.
+#[test]
+fn a_trace_can_be_read_by_others() {
+    let lines = traced(7);
+    assert_eq!(lines[0], "tablewright-trace 1");
+    let mut kinds = BTreeSet::new();
+    let mut memory = HashMap::new();
+    let mut before = 0;
+    for line in &lines[1..] {
+        let mut words = line.split(' ');
+        let mut word = || words.next().unwrap_or_else(|| panic!("{line}: a word is missing"));
+        let time: u64 = word().parse().unwrap();
+        let _cpu: usize = word().parse().unwrap();
+        let kind = word().to_owned();
+        assert!(time >= before, "{line}: before {before}");
+        before = time;
+        let keys: HashMap<_, _> = words.filter_map(|word| word.split_once('=')).collect();
+        let number = |key: &str| u64::from_str_radix(&keys[key][2..], 16).unwrap();
+        match kind.as_str() {
+            "load" => {
+                let expected = memory.get(&number("pa")).copied();
+                assert!(expected.is_none_or(|value| value == number("value")), "{line}");
+            }
+            "store" | "release" | "exchange" => {
+                memory.insert(number("pa"), number("value"));
+            }
+            _ => {}
+        }
+        kinds.insert(kind);
+    }
+    for kind in ["load", "store", "visible", "walk", "publish", "synchronise", "invalidate", "complete", "access", "take"] {
+        assert!(kinds.contains(kind), "no {kind} in {kinds:?}");
+    }
+}
+
+#[test]
+fn a_seed_is_one_run_and_another_seed_another() {
+    // Not by assert_eq, which would print two books.
+    assert!(traced(11) == traced(11));
+    assert!(traced(11) != traced(12));
 }
