@@ -1,6 +1,7 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query PAGES`; without arguments, all of them over a few pages.
+//! `loops map|protect|contended|unmap|query PAGES`; without arguments, all of them over a few pages. With `-each` behind
+//! its name an edit is made for one page at a time, in tables that exist, in a live space with one flush.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
@@ -14,32 +15,46 @@ const EDITS: [&str; 5] = ["map", "protect", "contended", "unmap", "query"];
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
-        [] => EDITS.iter().for_each(|edit| run(edit, 4096)),
-        [edit, pages] if EDITS.contains(&edit.as_str()) => match pages.parse() {
-            Ok(pages @ 1..=0x1000_0000) => run(edit, pages),
-            _ => usage(),
-        },
+        [] => EDITS.iter().for_each(|edit| {
+            run(edit, 4096, 4096);
+            run(edit, 4096, 1);
+        }),
+        [edit, pages] => {
+            let (name, each) = match edit.strip_suffix("-each") {
+                Some(name) => (name, true),
+                None => (edit.as_str(), false),
+            };
+            match pages.parse() {
+                Ok(pages @ 1..=0x1000_0000) if EDITS.contains(&name) => {
+                    run(name, pages, if each { 1 } else { pages });
+                }
+                _ => usage(),
+            }
+        }
         _ => usage(),
     }
 }
 
 fn usage() {
-    eprintln!("error: usage: loops [map|protect|contended|unmap|query PAGES]");
+    eprintln!("error: usage: loops [map|protect|contended|unmap|query][-each] PAGES");
     std::process::exit(2);
 }
 
-fn run(edit: &str, pages: u64) {
-    if let Err(error) = measure(edit, pages) {
+fn run(edit: &str, pages: u64, at_a_time: u64) {
+    if let Err(error) = measure(edit, pages, at_a_time) {
         eprintln!("error: {edit}: {error}");
         std::process::exit(1);
     }
 }
 
-fn measure(edit: &str, pages: u64) -> Result<(), EditError<Va>> {
+fn span(first: u64, pages: u64) -> Result<Span<Va>, EditError<Va>> {
+    Span::new(Va::new(first << 12), pages << 12).map_err(|_| EditError::Misaligned)
+}
+
+fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> {
     // The same memory for each size, so that only the edit differs.
     let platform = Hosted::new(2048, 12);
     let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;
-    let all = Span::new(Va::new(0), pages << 12).map_err(|_| EditError::Misaligned)?;
     let untouched = Attrs {
         accessed: false,
         dirty: false,
@@ -51,38 +66,38 @@ fn measure(edit: &str, pages: u64) -> Result<(), EditError<Va>> {
     } else {
         Attrs::KERNEL_DATA
     };
-    let mut flush = space.flush();
     let mapping = Mapping::new(attrs).pages_only();
-    if edit == "map" {
-        space.map(all, Pa::new(0), mapping, &mut flush)?;
-        flush.finish(|_| ());
-        return Ok(());
-    }
-    // Everything else is measured on top of a map whose share is subtracted by mapping the larger size always.
-    let most = Span::new(Va::new(0), 524_288 << 12).map_err(|_| EditError::Misaligned)?;
-    let whole = if pages > 524_288 { all } else { most };
-    space.map(whole, Pa::new(0), mapping, &mut flush)?;
-    space.make_live();
-    match edit {
-        "unmap" => {
-            let progress = space.unmap(all, &mut flush, |_| ControlFlow::Continue(()))?;
-            let mut sum = 0u64;
-            flush.finish(|leaf| sum = sum.wrapping_add(leaf.frame().get()));
-            black_box((sum, progress.is_done()));
+    if edit != "map" || at_a_time == 1 {
+        // What is measured finds its tables there. Their share is subtracted by mapping the larger size always.
+        let most = pages.max(524_288);
+        let mut flush = space.flush();
+        space.map(span(0, most)?, Pa::new(0), mapping, &mut flush)?;
+        if edit == "map" {
+            // Page by page, so that the tables stay.
+            for page in 0..most {
+                let _ = space.unmap(span(page, 1)?, &mut flush, |_| ControlFlow::Continue(()))?;
+            }
         }
-        "query" => {
-            let mut sum = 0u64;
-            space.walk(all, |leaf| {
+        flush.finish(|_| ());
+        space.make_live();
+    }
+    let mut flush = space.flush();
+    let mut sum = 0u64;
+    for first in (0..pages).step_by(at_a_time as usize) {
+        let part = span(first, at_a_time)?;
+        match edit {
+            "map" => space.map(part, Pa::new(first << 12), mapping, &mut flush)?,
+            "unmap" => {
+                let _ = space.unmap(part, &mut flush, |_| ControlFlow::Continue(()))?;
+            }
+            "query" => space.walk(part, |leaf| {
                 sum = sum.wrapping_add(leaf.frame().get());
                 ControlFlow::Continue(())
-            })?;
-            black_box(sum);
-            flush.finish(|_| ());
-        }
-        _ => {
-            space.protect(all, Change::new().perms(Perms::READ), &mut flush)?;
-            flush.finish(|_| ());
+            })?,
+            _ => space.protect(part, Change::new().perms(Perms::READ), &mut flush)?,
         }
     }
+    flush.finish(|leaf| sum = sum.wrapping_add(leaf.frame().get()));
+    black_box(sum);
     Ok(())
 }

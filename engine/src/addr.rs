@@ -30,6 +30,9 @@ pub trait Address:
 {
     /// What an error message calls it.
     const KIND: &'static str;
+    /// Addresses are signed: those that start with ones count backwards from zero, and are as good as those that start
+    /// with zeros. Virtual addresses are; memory starts at 0 and ends.
+    const SIGNED: bool;
     /// Makes an address of this kind from its bits.
     fn from_bits(bits: u64) -> Self;
     /// The address as bits.
@@ -41,7 +44,7 @@ mod sealed {
 }
 
 macro_rules! address {
-    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
+    ($(#[$doc:meta])* $name:ident, $kind:literal, signed: $signed:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(transparent)]
@@ -77,6 +80,7 @@ macro_rules! address {
 
         impl Address for $name {
             const KIND: &'static str = $kind;
+            const SIGNED: bool = $signed;
             #[inline(always)]
             fn from_bits(bits: u64) -> Self {
                 Self(bits)
@@ -111,7 +115,8 @@ address!(
     /// assert_eq!(va.checked_add(4096), Some(Va::new(0xffff_8000_0000_1000)));
     /// ```
     Va,
-    "virtual address"
+    "virtual address",
+    signed: true
 );
 address!(
     /// A physical address: the output of the last stage, and the name of every frame.
@@ -122,7 +127,8 @@ address!(
     /// let va: Va = Pa::new(0x1000);
     /// ```
     Pa,
-    "physical address"
+    "physical address",
+    signed: false
 );
 address!(
     /// An intermediate physical address: what a guest takes for physical, the input of stage 2.
@@ -132,7 +138,8 @@ address!(
     /// assert_eq!(Ipa::new(0x4000_0000).to_string(), "0x40000000");
     /// ```
     Ipa,
-    "intermediate physical address"
+    "intermediate physical address",
+    signed: false
 );
 
 /// Why a [`Span`] or a [`Page`] could not be made.

@@ -188,9 +188,18 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
             let turns_global = to.global && !from.global;
             // Bits of the format's own may mean another physical address space (NS), or a type.
             let native_changes = from.native != to.native;
+            // Hardware sets flags in one member of a run for all of it, so that members may differ in them: changing
+            // those that differ, and only those, must not break a part of the run.
+            let flags_change = was_contiguous == is_contiguous
+                && to
+                    == (Attrs {
+                        accessed: to.accessed,
+                        dirty: to.dirty,
+                        ..from
+                    });
             if type_changes || native_changes || address_changes || turns_global {
                 Break
-            } else if was_contiguous || is_contiguous {
+            } else if (was_contiguous || is_contiguous) && !flags_change {
                 // Setting or clearing the bit changes the size of what is cached. Changing a member of a run leaves
                 // the members different until the last of them is written, which is the same thing.
                 break_below(1)

@@ -252,6 +252,13 @@ impl<'p, P: Platform> Table<'p, P> {
         unsafe { self.platform.load(self.at(index)) }
     }
 
+    /// Reads an entry in order to go on to the table that it points to, while others may be linking it.
+    #[inline(always)]
+    pub fn follow(&self, index: usize) -> u64 {
+        // SAFETY: `at` returns a valid entry.
+        unsafe { self.platform.follow(self.at(index)) }
+    }
+
     /// Reads an entry of a table that nobody can reach.
     ///
     /// # Safety
@@ -338,6 +345,22 @@ impl<P: Platform> Table<'_, P> {
             }
             self.store(index, entry ^ flip);
             index += 1;
+        }
+        index
+    }
+
+    /// The same where walkers may write the entries. One that a walker has changed under our hands is looked at again.
+    #[inline(never)]
+    pub fn flip_contended(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {
+        let mut index = range.start;
+        while index < range.end {
+            let entry = self.load(index);
+            if (entry ^ key) & mask != 0 {
+                break;
+            }
+            if self.compare_exchange(index, entry, entry ^ flip).is_ok() {
+                index += 1;
+            }
         }
         index
     }

@@ -29,6 +29,21 @@ use crate::walk::{Denied, Slice, Step, Visit, walk};
 
 /// One invalidation, as the platform is asked to issue it.
 ///
+/// # Stage 2
+/// The addresses are those that the guest takes for physical, and no processor remembers them alone: what a guest's
+/// access has found is kept under the guest's virtual address, both stages in one. To forget a range is therefore to
+/// forget everything that was combined with it.
+///
+/// * arm64, with the VMID loaded: first by intermediate physical address (`tlbi ipas2e1is` or its range form;
+///   `ipas2le1is` where no `tables` were cut off) and `dsb ish`; *then* what was combined (`tlbi vmalle1is`), which
+///   [`Barrier::Complete`] waits for. The other way round a walker makes a combined entry anew between the two, out of
+///   what it still remembers of stage 2. [`What::Everything`] is `tlbi vmalls12e1is`, which does both.
+/// * Intel: INVEPT, single-context, whatever the range, on every processor that may run the guest; one that is in the
+///   guest has to be made to leave it. INVEPT drops what was combined too.
+/// * AMD: everything of the guest's ASID, when a processor next enters the guest (`TLB_CONTROL`), after it has been made
+///   to leave; or INVLPGB by ASID.
+///
+/// # Example
 /// ```
 /// # use core::ops::ControlFlow;
 /// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
@@ -656,6 +671,15 @@ pub struct Completed<F: Format, P: Platform> {
 }
 
 impl<F: Format, P: Platform> Completed<F, P> {
+    pub(crate) fn platform(&self) -> &P {
+        &self.platform
+    }
+
+    /// Whether it carries no table.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.detached.is_empty() && self.current.is_none()
+    }
+
     /// Gives out what was held back until now.
     ///
     /// # Errors
@@ -834,13 +858,14 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
         ControlFlow::Continue(())
     }
 
-    fn leave(&mut self, _: &Table<'_, P>, _: usize, level: Level, child: Pa) -> ControlFlow<u64> {
+    const LEAVES: bool = true;
+
+    fn leave(&mut self, level: Level, child: Pa) {
         if let Some(below) = level.down() {
             // SAFETY: the sub-tree is out of reach of walkers (2.), and the walk passes each of its tables once; one
             // that goes on after a stop starts behind the tables that were freed before it (1.).
             unsafe { self.platform.free_table(child, below) };
         }
-        ControlFlow::Continue(())
     }
 }
 

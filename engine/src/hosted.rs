@@ -6,6 +6,12 @@
 //!
 //! Provenance is kept: a pointer to a frame is made from the pointer to the region, never from an integer.
 
+#[cfg(not(loom))]
+mod threads;
+
+#[cfg(not(loom))]
+pub use threads::Threads;
+
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -174,11 +180,11 @@ impl Hosted {
             .unwrap_or_default()
     }
 
-    /// Reads the entry `index` of the table in `frame`; `None` if there is no such frame or entry. This is how a walker
-    /// that knows nothing of the engine reads the tables.
+    /// Reads the entry `index` of the table in `frame`, which for concatenated tables may lie in a frame behind it; `None`
+    /// if there is no such frame or entry. This is how a walker that knows nothing of the engine reads the tables.
     pub fn read(&self, frame: Pa, index: usize) -> Option<u64> {
         let number = self.number(frame)?;
-        if index >= 1 << (self.page_shift - 3) {
+        if number + (index >> (self.page_shift - 3)) >= self.frames {
             return None;
         }
         // SAFETY: the frame and the entry lie inside the region.
@@ -220,8 +226,9 @@ impl Drop for Hosted {
 }
 
 // SAFETY: frames lie inside the region at multiples of their size (1., 2.): `number` refuses others; a frame is marked
-// as used when it is handed out and handed out only when it is not. There is one link for each frame (3.). No accessor
-// is overridden (4.). No processor walks these tables (5.). There is no clone, and a reference is the same platform (6.).
+// as used when it is handed out and handed out only when it is not; those of a root are neighbours, and aligned, as
+// `BASE` is, to more than any root has. There is one link for each frame (3.). No accessor is overridden (4.). No
+// processor walks these tables (5.). There is no clone, and a reference is the same platform (6.).
 unsafe impl Platform for Hosted {
     #[inline]
     fn alloc_table(&self, _: Level) -> Option<Pa> {
@@ -261,11 +268,52 @@ unsafe impl Platform for Hosted {
         self.update(|counts| counts.tables -= 1);
     }
 
+    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
+        if tables == 1 {
+            return self.alloc_table(level);
+        }
+        let left = self.budget.get();
+        let left = match left {
+            Some(left) => Some(left.checked_sub(tables as u64)?),
+            None => None,
+        };
+        let mut used = self.used.borrow_mut();
+        let is_free = |number: usize| used[number / 64] & 1 << (number % 64) == 0;
+        let first = (0..self.frames / tables)
+            .map(|place| place * tables)
+            .find(|&first| (first..first + tables).all(is_free))?;
+        let end = first + tables;
+        for number in first..end {
+            used[number / 64] |= 1 << (number % 64);
+        }
+        // Frames that were never handed out, and are passed over, can be had one by one.
+        let fresh = self.fresh.get();
+        let mut free = self.free.borrow_mut();
+        free.retain(|&number| !(first..end).contains(&(number as usize)));
+        free.extend((fresh..first).map(|number| number as u32));
+        self.fresh.set(fresh.max(end));
+        self.budget.set(left);
+        self.update(|counts| {
+            counts.tables += tables as u64;
+            counts.allocations += tables as u64;
+        });
+        Pa::checked_add(Self::BASE, (first as u64) << self.page_shift)
+    }
+
+    unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
+        for table in 0..tables as u64 {
+            let frame = Pa::new(root.get().wrapping_add(table << self.page_shift));
+            // SAFETY: passed on: a root is that many frames, each of which may have been a table by itself.
+            unsafe { self.free_table(frame, level) };
+        }
+    }
+
     #[inline(always)]
     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
-        let offset = frame.get().wrapping_sub(Self::BASE.get());
         debug_assert!(self.number(frame).is_some(), "no frame of this platform");
-        self.pointer((offset >> self.page_shift) as usize)
+        let offset = frame.get().wrapping_sub(Self::BASE.get());
+        // SAFETY: the frame, which `alloc_table` handed out, lies inside the region (Platform::table 1.).
+        unsafe { self.region.byte_add(offset as usize) }
     }
 
     #[inline(always)]

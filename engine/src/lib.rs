@@ -30,6 +30,7 @@ pub mod format;
 pub mod hosted;
 pub mod linear;
 mod platform;
+pub mod shared;
 mod space;
 mod walk;
 

@@ -51,9 +51,11 @@ pub struct Caps {
     /// Break-before-make level, 0 to 3: arm64 `ID_AA64MMFR2_EL1.BBM`. Formats of architectures that have no such rule
     /// ignore it.
     pub bbm: u8,
-    /// Walkers may set accessed flags (arm64: `TCR_EL1.HA`; x86: always).
+    /// Walkers may set accessed flags (arm64: `TCR_EL1.HA`, of stage 2 `VTCR_EL2.HA`; EPT: bit 6 of the EPTP; x86-64 and
+    /// nested paging: always).
     pub hardware_access: bool,
-    /// Walkers may set dirty state (arm64: `TCR_EL1.HD`; x86: always).
+    /// Walkers may set dirty state (arm64: `TCR_EL1.HD`, of stage 2 `VTCR_EL2.HD`; EPT: bit 6 of the EPTP; x86-64 and
+    /// nested paging: always).
     pub hardware_dirty: bool,
     /// A walker may have cached that an address was *not* mapped, so that a new mapping needs an invalidation
     /// (no arm64 or x86 processor; RISC-V without Svvptc).
@@ -86,16 +88,18 @@ impl Default for Caps {
 /// What the engine asks of its embedder.
 ///
 /// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for those who take large ranges
-/// down, [`table_done`](Platform::table_done) for those who reach tables through a window, and the accessors at the
-/// end are for simulators that want to see every access.
+/// down, [`table_done`](Platform::table_done) for those who reach tables through a window,
+/// [`alloc_root`](Platform::alloc_root) for hypervisors, and the accessors at the end are for simulators that want to see
+/// every access.
 ///
 /// # Safety
 /// The engine reads and writes memory where the implementation tells it to. An implementation promises:
 /// 1. [`alloc_table`](Platform::alloc_table) returns a frame of one granule of the format, aligned to its size, that
-///    nobody else uses until it goes to [`free_table`](Platform::free_table).
-/// 2. [`table`](Platform::table) returns a pointer to that frame, valid for reads and writes of a whole granule by
-///    atomic accesses of 8 bytes, until [`table_done`](Platform::table_done) is called with it, and for as many tables
-///    at a time as the format has levels, plus two.
+///    nobody else uses until it goes to [`free_table`](Platform::free_table);
+///    [`alloc_root`](Platform::alloc_root) the first of so many adjoining frames, aligned to the size of all.
+/// 2. [`table`](Platform::table) returns a pointer to that frame, valid for reads and writes of a whole granule (of all
+///    granules of a root) by atomic accesses of 8 bytes, until [`table_done`](Platform::table_done) is called with it,
+///    and for as many tables at a time as the format has levels, plus two.
 /// 3. [`link_of`](Platform::link_of) returns the same link for a frame each time, and different links for different
 ///    frames.
 /// 4. The accessors, where overridden, do what the defaults do.
@@ -152,6 +156,34 @@ pub unsafe trait Platform {
     /// [`Barrier::Complete`] follows when it has to be. Stores before it are already published.
     fn invalidate(&self, what: &Invalidation);
 
+    /// Frames for the first table of a tree, at `level`: as many as `tables` says, a power of two, beside each other and
+    /// aligned to the size of all of them. Returns the first, or `None`.
+    ///
+    /// More than one is asked for by arm64 stage 2 alone, whose first table may be up to 16 concatenated ones. Without
+    /// this function one table is a table like any other, and more cannot be had.
+    #[inline]
+    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
+        if tables == 1 {
+            self.alloc_table(level)
+        } else {
+            None
+        }
+    }
+
+    /// Takes back what [`alloc_root`](Platform::alloc_root) gave out for as many tables at `level`. Who overrides one of
+    /// the two overrides both.
+    ///
+    /// # Safety
+    /// As for [`free_table`](Platform::free_table).
+    #[inline]
+    unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
+        debug_assert_eq!(tables, 1, "concatenated tables came from elsewhere");
+        if tables == 1 {
+            // SAFETY: one table is a table like any other: `alloc_root` got it from `alloc_table`; the rest is passed on.
+            unsafe { self.free_table(root, level) };
+        }
+    }
+
     /// What the hardware can do. Constant where it can be.
     #[inline(always)]
     fn caps(&self) -> Caps {
@@ -198,6 +230,16 @@ pub unsafe trait Platform {
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: valid by (1.).
         unsafe { entry.as_ref() }.load()
+    }
+
+    /// Reads an entry in order to go on to the table that it points to; see [`Entry::follow`].
+    ///
+    /// # Safety
+    /// As for [`load`](Platform::load).
+    #[inline(always)]
+    unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: valid by (1.).
+        unsafe { entry.as_ref() }.follow()
     }
 
     /// Writes an entry; see [`Entry::store`].
@@ -281,6 +323,15 @@ unsafe impl<P: Platform> Platform for &P {
     fn invalidate(&self, what: &Invalidation) {
         (**self).invalidate(what);
     }
+    #[inline]
+    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
+        (**self).alloc_root(level, tables)
+    }
+    #[inline]
+    unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
+        // SAFETY: passed on.
+        unsafe { (**self).free_root(root, level, tables) }
+    }
     #[inline(always)]
     fn caps(&self) -> Caps {
         (**self).caps()
@@ -306,6 +357,11 @@ unsafe impl<P: Platform> Platform for &P {
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
         unsafe { (**self).load(entry) }
+    }
+    #[inline(always)]
+    unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { (**self).follow(entry) }
     }
     #[inline(always)]
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {

@@ -191,8 +191,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// An empty space for one half; formats with one root for both take [`Half::Lower`] for all of it.
     pub fn new_in(platform: P, half: Half) -> Option<Self> {
         let level = F::root_level();
-        let root = platform.alloc_table(level)?;
-        // SAFETY: the frame was just allocated for this space.
+        let root = platform.alloc_root(level, F::root_tables())?;
+        // SAFETY: the frames were just allocated for the root of this space.
         let table = unsafe { Table::open(&platform, root, level) };
         table.fill(0..F::entries(level), 0, 0);
         drop(table);
@@ -208,7 +208,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// # Safety
     /// 1. `root` holds the first table of a tree of this format, and the frames that its descriptors point to hold
     ///    its tables, all reachable through [`Platform::table`] and, if they are to be freed, known to
-    ///    [`Platform::free_table`].
+    ///    [`Platform::free_root`] and [`Platform::free_table`].
     /// 2. Nobody else edits it while the space exists.
     /// 3. `liveness` is true: a space that is said to be dead is not used by any walker until it is made live.
     pub unsafe fn adopt(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
@@ -281,6 +281,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.liveness = Liveness::Dead;
     }
 
+    /// Takes the space apart: the platform, the root and the identity.
+    pub(crate) fn into_parts(self) -> (P, Pa, u16) {
+        (self.platform, self.root, self.id)
+    }
+
     /// A flush for edits of this space.
     pub fn flush(&mut self) -> Flush<F, P> {
         self.flushes = self.flushes.wrapping_add(1);
@@ -311,7 +316,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
         drop(table);
         // SAFETY: no walker uses a dead space (2.), and the space, which owned the root, is gone (1.).
-        unsafe { self.platform.free_table(self.root, level) };
+        unsafe { self.platform.free_root(self.root, level, F::root_tables()) };
         Ok(())
     }
 
@@ -346,6 +351,23 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub(crate) fn translates(&self, input: u64) -> bool {
         let upper = input >> 63 != 0;
         F::is_canonical(input) && (!F::HALVES || upper == (self.half == Half::Upper))
+    }
+
+    /// All addresses that the root translates, in pieces that do not wrap.
+    pub(crate) fn everything(&self) -> impl Iterator<Item = Slice> + use<F, P> {
+        // One root for both halves has its last bit for the sign.
+        let bits = F::INPUT_BITS - u32::from(F::Input::SIGNED && !F::HALVES);
+        let (first, last) = (0, (1u64 << bits) - 1);
+        let lower = Slice { first, last };
+        let upper = Slice {
+            first: !last,
+            last: u64::MAX,
+        };
+        let with_lower = !F::HALVES || self.half == Half::Lower;
+        let with_upper = F::Input::SIGNED && (!F::HALVES || self.half == Half::Upper);
+        [with_lower.then_some(lower), with_upper.then_some(upper)]
+            .into_iter()
+            .flatten()
     }
 
     /// Checks that a flush belongs here.

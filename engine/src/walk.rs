@@ -38,6 +38,12 @@ impl Slice {
     pub fn is_whole<F: Format>(self, level: Level) -> bool {
         self.last.wrapping_sub(self.first) == (1 << F::shift(level)) - 1
     }
+
+    /// Whether a leaf at `level` may lie in the slice: there are such leaves, and the slice is not too small.
+    #[inline(always)]
+    pub fn holds<F: Format>(self, level: Level) -> bool {
+        F::is_leaf_level(level) && self.last - self.first >= (1 << F::shift(level)) - 1
+    }
 }
 
 /// What the tables above each level take away, along the path that a walk is on.
@@ -90,17 +96,13 @@ pub(crate) trait Visit<F: Format, P: Platform> {
         ControlFlow::Continue(())
     }
 
-    /// The walk has come back from the table that [`entry`](Visit::entry) sent it into.
+    /// Whether the visitor wants to know when a table is [left](Visit::leave).
+    const LEAVES: bool = false;
+
+    /// The walk has come back from the table in `child` that [`entry`](Visit::entry) sent it into.
     #[inline(always)]
-    fn leave(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        child: Pa,
-    ) -> ControlFlow<Self::Stop> {
-        let _ = (table, index, level, child);
-        ControlFlow::Continue(())
+    fn leave(&mut self, level: Level, child: Pa) {
+        let _ = (level, child);
     }
 }
 
@@ -111,37 +113,45 @@ pub(crate) trait Visit<F: Format, P: Platform> {
 ///    point to.
 pub(crate) unsafe fn walk<F: Format, P: Platform, V: Visit<F, P>>(
     platform: &P,
-    frame: Pa,
-    level: Level,
-    slice: Slice,
+    mut frame: Pa,
+    mut level: Level,
+    mut slice: Slice,
     visitor: &mut V,
 ) -> ControlFlow<V::Stop> {
-    // SAFETY: (1.).
-    let table = unsafe { Table::open(platform, frame, level) };
-    let Some(below) = level.down() else {
-        let range = F::index(slice.first, level)..F::index(slice.last, level) + 1;
-        return visitor.pages(&table, range, slice.first);
-    };
-    let mut first = slice.first;
     loop {
-        let last = (first | ((1 << F::shift(level)) - 1)).min(slice.last);
-        let index = F::index(first, level);
-        let part = Slice { first, last };
-        if let Step::Into(child) = visitor.entry(&table, index, level, part)? {
-            if below == Level::PAGE && last != slice.last && index + 1 < F::entries(level) {
-                // Most walks are bounded by memory: the next table is on its way while this one is worked on.
-                let next = table.load(index + 1);
-                if F::kind(next, level) == Kind::Table {
-                    platform.prefetch(F::address(next, level));
+        // SAFETY: (1.), and the visitor read the frame of each table below from a descriptor of the one above.
+        let table = unsafe { Table::open(platform, frame, level) };
+        let Some(below) = level.down() else {
+            let range = F::index(slice.first, level)..F::index(slice.last, level) + 1;
+            return visitor.pages(&table, range, slice.first);
+        };
+        let mut first = slice.first;
+        loop {
+            let last = (first | ((1 << F::shift(level)) - 1)).min(slice.last);
+            let index = F::index(first, level);
+            let part = Slice { first, last };
+            let at_end = last == slice.last;
+            if let Step::Into(child) = visitor.entry(&table, index, level, part)? {
+                if at_end && !V::LEAVES {
+                    // No way back is needed. A walk to a single page is this loop and nothing else.
+                    (frame, level, slice) = (child, below, part);
+                    break;
                 }
+                if below == Level::PAGE && !at_end && index + 1 < F::entries(level) {
+                    // Most walks are bounded by memory: the next table is on its way while this one is worked on.
+                    let next = table.load(index + 1);
+                    if F::kind(next, level) == Kind::Table {
+                        platform.prefetch(F::address(next, level));
+                    }
+                }
+                // SAFETY: the visitor read the frame from a table descriptor of this table, so (1.) holds for it.
+                unsafe { walk::<F, P, V>(platform, child, below, part, visitor)? };
+                visitor.leave(level, child);
             }
-            // SAFETY: the visitor read the frame from a table descriptor of this table, so (1.) holds for it.
-            unsafe { walk::<F, P, V>(platform, child, below, part, visitor)? };
-            visitor.leave(&table, index, level, child)?;
+            if at_end {
+                return ControlFlow::Continue(());
+            }
+            first = last + 1;
         }
-        if last == slice.last {
-            return ControlFlow::Continue(());
-        }
-        first = last + 1;
     }
 }

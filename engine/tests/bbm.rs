@@ -264,6 +264,17 @@ fn sets_bits_only(case: &Case) -> bool {
     })
 }
 
+/// Nothing changes but the accessed and the dirty flag.
+fn flags_only(old: Attrs, new: Attrs) -> bool {
+    let (accessed, dirty) = (new.accessed, new.dirty);
+    let flagged = Attrs {
+        accessed,
+        dirty,
+        ..old
+    };
+    flagged == new
+}
+
 /// Where the engine asks for more than the manual, and why that is right for it.
 struct Excess {
     verdict: Transition,
@@ -275,12 +286,13 @@ const ARM_EXCESS: &[Excess] = &[
     Excess {
         verdict: Transition::Break,
         reason: "a member of a run changes in place below level 1. R_JQQTC allows it for permissions and flags, as \
-                 long as the contiguous bit stays consistent; the engine does not make use of it",
+                 long as the contiguous bit stays consistent; the engine makes use of it for flags, in which members \
+                 differ by themselves",
         applies: |case| {
             case.bbm < 1
-                && case
-                    .leaves()
-                    .is_some_and(|(old, new)| old.contiguous && new.contiguous)
+                && case.leaves().is_some_and(|(old, new)| {
+                    old.contiguous && new.contiguous && !flags_only(old.attrs, new.attrs)
+                })
         },
     },
     Excess {

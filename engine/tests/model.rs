@@ -8,12 +8,12 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use common::{Judged, Mapped, Model, Stretches, judge, snapshot};
+use common::{Decoded, Mapped, Model, Stretches, is_guest, judge, snapshot};
 use proptest::prelude::*;
 use tablewright::hosted::Hosted;
 use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Flush, Leaf, Level, Liveness, Mapping,
-    Memory, Pa, Perms, Platform, Progress, Span, Va,
+    Memory, Pa, Perms, Platform, Progress, Span,
 };
 
 /// An edit in terms that every format can make sense of.
@@ -88,18 +88,15 @@ fn op() -> impl Strategy<Value = Op> {
 
 impl Place {
     /// The range in a format; `None` if it would leave the space.
-    fn span<F: Judged>(&self) -> Option<Span<Va>> {
+    fn span<F: Decoded>(&self) -> Option<Span<F::Input>> {
         let page = 1i128 << F::PAGE_SHIFT;
         let level = Level::new(self.level.min(F::LEVELS - 1));
         let size = 1i128 << F::shift(level);
         // Formats with one root for both halves also get the upper half, up to the last address.
-        let (bottom, top) = if F::HALVES {
-            (0, 1i128 << F::INPUT_BITS)
-        } else {
-            (0, 1i128 << (F::INPUT_BITS - 1))
-        };
+        let signed = F::Input::SIGNED && !F::HALVES;
+        let top = 1i128 << (F::INPUT_BITS - u32::from(signed));
         let boundary = match self.number {
-            number @ 0..=4 => bottom + i128::from(number) * size,
+            number @ 0..=4 => i128::from(number) * size,
             number @ 5..=6 => top - i128::from(number - 5) * size,
             7 => top / 2,
             _ => -size,
@@ -120,13 +117,13 @@ impl Place {
             i128::from(self.length) * unit
         };
         // A negative address is one of the upper half.
-        if first < 0 && (F::HALVES || first + length > 0) {
+        if first < 0 && (!signed || first + length > 0) {
             return None;
         }
         if first >= 0 && first + length > top {
             return None;
         }
-        Span::new(Va::new(first as u64), length as u64).ok()
+        Span::new(F::Input::from_bits(first as u64), length as u64).ok()
     }
 }
 
@@ -149,6 +146,26 @@ const ATTRS: [Attrs; 7] = [
     },
 ];
 
+/// The same for formats of stage 2, where the guest is one.
+const GUEST_ATTRS: [Attrs; 7] = [
+    Attrs::GUEST_MEMORY,
+    Attrs::USER_DATA,
+    Attrs::USER_RODATA,
+    Attrs::GUEST_MEMORY.with_perms(Perms::READ.union(Perms::EXEC).and_user()),
+    Attrs::GUEST_DEVICE,
+    Attrs {
+        accessed: false,
+        dirty: false,
+        software: 5,
+        ..Attrs::GUEST_MEMORY
+    },
+    Attrs {
+        memory: Memory::NonCacheable,
+        software: 2,
+        ..Attrs::USER_RODATA
+    },
+];
+
 const CHANGES: [Change; 8] = [
     Change::new().perms(Perms::READ),
     Change::new().write_protect(),
@@ -162,15 +179,26 @@ const CHANGES: [Change; 8] = [
         .global(false),
 ];
 
-struct World<'h, F: Judged> {
+const GUEST_CHANGES: [Change; 8] = [
+    Change::new().perms(Perms::READ.and_user()),
+    Change::new().write_protect(),
+    Change::new().perms(Perms::READ.union(Perms::WRITE).and_user()),
+    Change::new().memory(Memory::NonCacheable),
+    Change::new().dirty(false).accessed(false),
+    Change::new().dirty(true),
+    Change::new().software(3),
+    Change::new().perms(Perms::READ.union(Perms::EXEC).and_user()),
+];
+
+struct World<'h, F: Decoded> {
     platform: &'h Hosted,
     space: AddressSpace<F, &'h Hosted>,
     model: Model,
 }
 
-impl<'h, F: Judged> World<'h, F> {
-    fn frame(&self, span: Span<Va>, memory: u8) -> Pa {
-        let first = span.start().get();
+impl<'h, F: Decoded> World<'h, F> {
+    fn frame(&self, span: Span<F::Input>, memory: u8) -> Pa {
+        let first = span.start().bits();
         let page = 1u64 << F::PAGE_SHIFT;
         let limit = 1u64 << F::OUTPUT_BITS;
         let low = first & (limit / 4 - 1);
@@ -196,8 +224,8 @@ impl<'h, F: Judged> World<'h, F> {
         mut edit: impl FnMut(
             &mut AddressSpace<F, &'h Hosted>,
             &mut Flush<F, &'h Hosted>,
-        ) -> Result<T, EditError<Va>>,
-    ) -> (Result<T, EditError<Va>>, Flush<F, &'h Hosted>) {
+        ) -> Result<T, EditError<F::Input>>,
+    ) -> (Result<T, EditError<F::Input>>, Flush<F, &'h Hosted>) {
         let before = snapshot::<F>(self.platform, self.space.root());
         let tables = self.platform.counts().tables;
         let mut allowed = 0;
@@ -308,7 +336,8 @@ impl<'h, F: Judged> World<'h, F> {
                     return;
                 };
                 let frame = self.frame(span, *memory);
-                let attrs = ATTRS[usize::from(*attrs) % ATTRS.len()];
+                let choices = if is_guest::<F>() { GUEST_ATTRS } else { ATTRS };
+                let attrs = choices[usize::from(*attrs) % choices.len()];
                 let mut mapping = Mapping::new(attrs);
                 // Pages alone only where they are not too many for a test.
                 if leaves & 1 != 0 && span.size() >> F::PAGE_SHIFT <= 3000 {
@@ -322,11 +351,11 @@ impl<'h, F: Judged> World<'h, F> {
                 }
                 let (result, flush) =
                     self.exhaust(|space, flush| space.map(span, frame, mapping, flush));
-                let (first, last) = (span.start().get(), span.last().get());
+                let (first, last) = (span.start().bits(), span.last().bits());
                 match result {
                     Ok(()) => self.model.map(first, span.size(), frame.get(), attrs),
                     Err(EditError::AlreadyMapped(at)) => {
-                        let at = at.get().max(first);
+                        let at = at.bits().max(first);
                         assert!(at <= last && self.model.first_mapped(first, last).is_some());
                         assert!(
                             self.model.first_mapped(first, last) >= Some(at),
@@ -352,10 +381,12 @@ impl<'h, F: Judged> World<'h, F> {
                 let Some(span) = place.span::<F>() else {
                     return;
                 };
-                let (mut first, last) = (span.start().get(), span.last().get());
+                let (mut first, last) = (span.start().bits(), span.last().bits());
                 let mut gone = Stretches::default();
                 loop {
-                    let part = Span::inclusive(Va::new(first), Va::new(last)).unwrap();
+                    let part =
+                        Span::inclusive(F::Input::from_bits(first), F::Input::from_bits(last))
+                            .unwrap();
                     let mut held = Vec::new();
                     let (result, flush) = self.exhaust(|space, flush| {
                         held.clear();
@@ -379,7 +410,7 @@ impl<'h, F: Judged> World<'h, F> {
                     let mut completed = flush.issue().complete();
                     let mut add = |leaf: Leaf<F>| {
                         gone.0.push((
-                            leaf.input().get(),
+                            leaf.input().bits(),
                             Mapped {
                                 size: leaf.size(),
                                 pa: leaf.frame().get(),
@@ -407,7 +438,7 @@ impl<'h, F: Judged> World<'h, F> {
                     }
                     match progress {
                         Progress::Done => {
-                            let expected = self.model.unmap(span.start().get(), last);
+                            let expected = self.model.unmap(span.start().bits(), last);
                             self.compare(&gone.sorted(), &expected.sorted(), "what came out");
                             break;
                         }
@@ -425,13 +456,18 @@ impl<'h, F: Judged> World<'h, F> {
                 let Some(span) = place.span::<F>() else {
                     return;
                 };
-                let change = CHANGES[usize::from(*change) % CHANGES.len()];
+                let choices = if is_guest::<F>() {
+                    GUEST_CHANGES
+                } else {
+                    CHANGES
+                };
+                let change = choices[usize::from(*change) % choices.len()];
                 let (result, flush) =
                     self.exhaust(|space, flush| space.protect(span, change, flush));
                 match result {
                     Ok(()) => self
                         .model
-                        .change(span.start().get(), span.last().get(), |attrs| {
+                        .change(span.start().bits(), span.last().bits(), |attrs| {
                             change.apply(attrs)
                         }),
                     Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => {}
@@ -495,7 +531,7 @@ impl<'h, F: Judged> World<'h, F> {
         self.space.walk_all(|leaf| leaves.push(leaf));
         let mut index = 0;
         for leaf in leaves {
-            let (first, size) = (leaf.input().get(), leaf.size());
+            let (first, size) = (leaf.input().bits(), leaf.size());
             let last = first + (size - 1);
             while before.0[index].0 + (before.0[index].1.size - 1) < first {
                 index += 1;
@@ -528,7 +564,7 @@ impl<'h, F: Judged> World<'h, F> {
     }
 }
 
-fn run<F: Judged>(ops: &[Op], caps: Caps, links: bool) {
+fn run<F: Decoded>(ops: &[Op], caps: Caps, links: bool) {
     let mut platform = Hosted::new(1400, F::PAGE_SHIFT).with_caps(caps);
     if !links {
         platform = platform.without_links();
@@ -556,7 +592,7 @@ fn run<F: Judged>(ops: &[Op], caps: Caps, links: bool) {
                     pa: leaf.frame().get(),
                     attrs: leaf.attrs(),
                 };
-                gone.add(leaf.input().get(), mapped);
+                gone.add(leaf.input().bits(), mapped);
             })
             .is_ok()
     );
@@ -574,7 +610,7 @@ fn caps() -> impl Strategy<Value = Caps> {
     })
 }
 
-fn agrees_with_the_model<F: Judged>() {
+fn agrees_with_the_model<F: Decoded>() {
     let cases = std::env::var("PROPTEST_CASES")
         .ok()
         .and_then(|cases| cases.parse().ok())
@@ -596,3 +632,4 @@ fn agrees_with_the_model<F: Judged>() {
 }
 
 for_each_format!(agrees_with_the_model);
+for_each_guest_format!(agrees_with_the_model);

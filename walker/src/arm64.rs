@@ -1,4 +1,4 @@
-//! arm64 stage 1: the VMSAv8-64 descriptors of the EL1&0 regime.
+//! arm64 stage 1: the VMSAv8-64 descriptors of the EL1&0 regime; and what stage 2 has in common with it, the [`Layout`].
 //!
 //! # Which kind of descriptor (DDI 0487 D8.3.1)
 //!
@@ -72,14 +72,14 @@ const VALID: u64 = 1 << 0;
 const TABLE_OR_PAGE: u64 = 1 << 1;
 const AP1_EL0: u64 = 1 << 6;
 const AP2_READ_ONLY: u64 = 1 << 7;
-const AF: u64 = 1 << 10;
+pub(crate) const AF: u64 = 1 << 10;
 const NG: u64 = 1 << 11;
 const NT: u64 = 1 << 16;
-const DBM: u64 = 1 << 51;
+pub(crate) const DBM: u64 = 1 << 51;
 const CONTIGUOUS: u64 = 1 << 52;
 const PXN: u64 = 1 << 53;
 const UXN: u64 = 1 << 54;
-const SOFTWARE: u64 = bits(55, 59);
+pub(crate) const SOFTWARE: u64 = bits(55, 59);
 const IGNORED: u64 = 1 << 63;
 
 const PXN_TABLE: u64 = 1 << 59;
@@ -114,15 +114,32 @@ enum HighAddress {
     Lpa,
 }
 
-/// The stage 1 format of one granule and address size.
+/// Where things stand in the descriptors of one granule and address size, in both stages.
 #[derive(Clone, Copy)]
-pub(crate) struct Stage1 {
-    granule: Granule,
+pub(crate) struct Layout {
+    pub(crate) granule: Granule,
     wide: bool,
     high: HighAddress,
 }
 
-impl Stage1 {
+/// What a descriptor is by its two lowest bits.
+pub(crate) enum Form {
+    Invalid,
+    Table,
+    Leaf,
+    Reserved(&'static str),
+}
+
+/// What a leaf says of addresses and sharing.
+pub(crate) struct Extent {
+    pub(crate) pa: u64,
+    pub(crate) size: u64,
+    pub(crate) contiguous: bool,
+    pub(crate) run_size: u64,
+    pub(crate) shareability: Option<u8>,
+}
+
+impl Layout {
     pub(crate) const fn new(granule: Granule, wide: bool) -> Self {
         let high = match (granule, wide) {
             (_, false) => HighAddress::None,
@@ -165,53 +182,113 @@ impl Stage1 {
     }
 
     #[inline(always)]
-    fn table(&self, descriptor: u64) -> Descriptor {
-        let low = self.granule.page_shift();
-        if descriptor & (self.reserved(low) | 1 << 50) != 0 {
-            return Descriptor::Reserved("a RES0 bit of a table descriptor is set");
+    pub(crate) fn form(&self, depth: u32, descriptor: u64) -> Form {
+        if descriptor & VALID == 0 {
+            return Form::Invalid;
         }
-        let denied = PXN_TABLE | UXN_TABLE | AP_TABLE0_NO_EL0 | AP_TABLE1_READ_ONLY;
-        Descriptor::Table {
-            pa: self.address(descriptor, low),
-            denied: Denied(descriptor & denied),
+        match (descriptor & TABLE_OR_PAGE != 0, depth) {
+            (true, 1..) => Form::Table,
+            (true, 0) => Form::Leaf,
+            (false, _) if self.blocks_at(depth) => Form::Leaf,
+            (false, _) => Form::Reserved("a block descriptor at a level that has no blocks"),
         }
     }
 
+    /// The next table, unless one of the bits that stand for nothing, or of `res0`, is set.
     #[inline(always)]
-    fn leaf(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor {
-        let shape = self.shape();
+    pub(crate) fn table(&self, descriptor: u64, res0: u64) -> Result<u64, &'static str> {
+        let low = self.granule.page_shift();
+        if descriptor & (self.reserved(low) | res0) != 0 {
+            return Err("a RES0 bit of a table descriptor is set");
+        }
+        Ok(self.address(descriptor, low))
+    }
+
+    /// The extent of a leaf, unless one of the bits that stand for nothing, or of `res0`, is set. `run` is the length of a
+    /// contiguous run.
+    #[inline(always)]
+    pub(crate) fn extent(
+        &self,
+        shape: Shape,
+        depth: u32,
+        run: usize,
+        descriptor: u64,
+        res0: u64,
+    ) -> Result<Extent, &'static str> {
         let shift = shape.shift(depth);
         let mut reserved = self.reserved(shift);
         if depth > 0 {
             reserved &= !NT;
         }
-        if descriptor & reserved != 0 {
-            return Descriptor::Reserved("a RES0 bit below or above the address of a leaf is set");
+        if descriptor & (reserved | res0) != 0 {
+            return Err("a RES0 bit below or above the address of a leaf is set");
         }
-        let run = run_entries(self.granule, depth) as u64;
         let contiguous = descriptor & CONTIGUOUS != 0;
         if contiguous && run == 1 {
-            return Descriptor::Reserved("the Contiguous bit is RES0 at this level");
+            return Err("the Contiguous bit is RES0 at this level");
         }
         let shareability = match self.high {
             HighAddress::Lpa2 => None,
             HighAddress::None | HighAddress::Lpa => Some((descriptor >> 8 & 0b11) as u8),
         };
         if shareability == Some(0b01) {
-            return Descriptor::Reserved("SH is 01");
+            return Err("SH is 01");
         }
         let size = 1 << shift;
-        Descriptor::Leaf(Leaf {
-            va,
+        Ok(Extent {
             pa: self.address(descriptor, shift),
             size,
-            level: shape.level(depth),
             contiguous,
-            run_size: if contiguous { run * size } else { size },
+            run_size: if contiguous { run as u64 * size } else { size },
+            shareability,
+        })
+    }
+}
+
+/// The stage 1 format of one granule and address size.
+#[derive(Clone, Copy)]
+pub(crate) struct Stage1 {
+    layout: Layout,
+}
+
+impl Stage1 {
+    pub(crate) const fn new(granule: Granule, wide: bool) -> Self {
+        Self {
+            layout: Layout::new(granule, wide),
+        }
+    }
+
+    #[inline(always)]
+    fn table(&self, descriptor: u64) -> Descriptor {
+        let denied = PXN_TABLE | UXN_TABLE | AP_TABLE0_NO_EL0 | AP_TABLE1_READ_ONLY;
+        match self.layout.table(descriptor, 1 << 50) {
+            Ok(pa) => Descriptor::Table {
+                pa,
+                denied: Denied(descriptor & denied),
+            },
+            Err(why) => Descriptor::Reserved(why),
+        }
+    }
+
+    #[inline(always)]
+    fn leaf(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor {
+        let shape = self.shape();
+        let run = run_entries(self.layout.granule, depth);
+        let extent = match self.layout.extent(shape, depth, run, descriptor, 0) {
+            Ok(extent) => extent,
+            Err(why) => return Descriptor::Reserved(why),
+        };
+        Descriptor::Leaf(Leaf {
+            va,
+            pa: extent.pa,
+            size: extent.size,
+            level: shape.level(depth),
+            contiguous: extent.contiguous,
+            run_size: extent.run_size,
             access: access(denied, descriptor),
             global: descriptor & NG == 0,
             memory: (descriptor >> 2 & 0b111) as u8,
-            shareability,
+            shareability: extent.shareability,
             accessed: descriptor & AF != 0,
             dirty: DirtyState::Arm64 {
                 dbm: descriptor & DBM != 0,
@@ -247,19 +324,16 @@ fn access(Denied(denied): Denied, leaf: u64) -> Access {
 impl Format for Stage1 {
     #[inline(always)]
     fn shape(&self) -> Shape {
-        Shape::arm64(self.granule, self.wide)
+        Shape::arm64(self.layout.granule, self.layout.wide)
     }
 
     #[inline(always)]
     fn decode(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor {
-        if descriptor & VALID == 0 {
-            return Descriptor::Invalid;
-        }
-        match (descriptor & TABLE_OR_PAGE != 0, depth) {
-            (true, 1..) => self.table(descriptor),
-            (true, 0) => self.leaf(depth, va, denied, descriptor),
-            (false, _) if self.blocks_at(depth) => self.leaf(depth, va, denied, descriptor),
-            (false, _) => Descriptor::Reserved("a block descriptor at a level that has no blocks"),
+        match self.layout.form(depth, descriptor) {
+            Form::Invalid => Descriptor::Invalid,
+            Form::Table => self.table(descriptor),
+            Form::Leaf => self.leaf(depth, va, denied, descriptor),
+            Form::Reserved(why) => Descriptor::Reserved(why),
         }
     }
 
@@ -301,26 +375,42 @@ impl Format for Stage1 {
         previous: u64,
         descriptor: u64,
     ) -> Result<(), &'static str> {
+        let run = run_entries(self.layout.granule, depth);
+        self.layout
+            .check_run(self.shape(), depth, run, index, previous, descriptor)
+    }
+}
+
+impl Layout {
+    /// Checks the entry `index` against the one before it, where a contiguous run has `run` members.
+    #[inline(always)]
+    pub(crate) fn check_run(
+        &self,
+        shape: Shape,
+        depth: u32,
+        run: usize,
+        index: usize,
+        previous: u64,
+        descriptor: u64,
+    ) -> Result<(), &'static str> {
         // Bit 52 of a table descriptor is no Contiguous bit.
         let leaf = VALID | if depth == 0 { TABLE_OR_PAGE } else { 0 };
         let hinted = |descriptor: u64| {
             descriptor & (CONTIGUOUS | VALID | TABLE_OR_PAGE) == CONTIGUOUS | leaf
         };
-        let first = index.is_multiple_of(run_entries(self.granule, depth));
+        let first = index.is_multiple_of(run);
+        let shift = shape.shift(depth);
         match (hinted(previous) && !first, hinted(descriptor)) {
             (false, false) => Ok(()),
             (true, false) => Err("a member lacks the Contiguous bit that the one before it has"),
-            (false, true) if first => self.run_start(depth, descriptor),
+            (false, true) if first => self.run_start(shift, run, descriptor),
             (false, true) => Err("a member has the Contiguous bit that the one before it lacks"),
-            (true, true) => self.run_goes_on(depth, previous, descriptor),
+            (true, true) => self.run_goes_on(shift, previous, descriptor),
         }
     }
-}
 
-impl Stage1 {
-    fn run_start(&self, depth: u32, descriptor: u64) -> Result<(), &'static str> {
-        let shift = self.shape().shift(depth);
-        let run_size = (run_entries(self.granule, depth) as u64) << shift;
+    fn run_start(&self, shift: u32, run: usize, descriptor: u64) -> Result<(), &'static str> {
+        let run_size = (run as u64) << shift;
         if self.address(descriptor, shift).is_multiple_of(run_size) {
             Ok(())
         } else {
@@ -328,12 +418,12 @@ impl Stage1 {
         }
     }
 
-    fn run_goes_on(&self, depth: u32, previous: u64, member: u64) -> Result<(), &'static str> {
-        let shift = self.shape().shift(depth);
+    fn run_goes_on(&self, shift: u32, previous: u64, member: u64) -> Result<(), &'static str> {
         let expected = self.address(previous, shift) + (1 << shift);
         if self.address(member, shift) != expected {
             return Err("a member does not continue the memory of the one before it");
         }
+        // AP[2], in stage 2 S2AP[1].
         let dirty_state = if previous & member & DBM != 0 {
             AP2_READ_ONLY
         } else {

@@ -17,6 +17,11 @@
 //! | arm64, 64 KiB, 52 bits (LVA, LPA) | 1: 1024 | 64 KiB, 512 MiB, 4 TiB |
 //! | x86-64, 4 levels | 4: 512 | 4 KiB, 2 MiB, 1 GiB |
 //! | x86-64, 5 levels | 5: 512 | 4 KiB, 2 MiB, 1 GiB |
+//! | arm64 stage 2, 4 KiB, 32 to 34, 43, 52 bits | 2, 1, 0: up to 8192 | as stage 1 |
+//! | arm64 stage 2, 16 KiB, 32 to 40, 51, 52 bits | 2, 1, 0: up to 32768 | as stage 1 |
+//! | arm64 stage 2, 64 KiB, 32 to 46, 52 bits | 2, 1: up to 131072 | as stage 1 |
+//! | EPT, 4 or 5 levels | 4 or 5: 512 | 4 KiB, 2 MiB, 1 GiB |
+//! | nested paging, 4 or 5 levels | 4 or 5: 512 | 4 KiB, 2 MiB, 1 GiB |
 //!
 //! # What it reports
 //!
@@ -32,8 +37,8 @@
 //! descriptor that the architecture reserves is a [`Fault::Reserved`], even where processors ignore the bit today:
 //! a bit which must be zero and is not is a mistake of whoever wrote it.
 //!
-//! Which bit means what, and where the manuals say so, stands at the head of the two decoders, `arm64.rs` and
-//! `x86_64.rs`. "DDI 0487" is the Arm Architecture Reference Manual for A-profile (section numbers of issue K),
+//! Which bit means what, and where the manuals say so, stands at the head of the decoders, `arm64.rs`, `stage2.rs`,
+//! `x86_64.rs`, `ept.rs` and `npt.rs`. "DDI 0487" is the Arm Architecture Reference Manual for A-profile (section numbers of issue K),
 //! "SDM" the Intel 64 and IA-32 Architectures Software Developer's Manual (numbers since December 2023, when paging
 //! became chapter 5 of volume 3A), "APM" the AMD64 Architecture Programmer's Manual.
 //!
@@ -46,6 +51,9 @@
 //!   (PIE, POE).
 //! * x86-64: CR0.WP, EFER.NXE, CR4.PGE set; SMEP, SMAP, protection keys, LAM, CET off; MAXPHYADDR is 52, the
 //!   architecture's limit, so that no bit of an address field is reserved.
+//! * arm64 stage 2: FEAT_XNX, no FEAT_MTE_PERM, no Realm; otherwise as stage 1.
+//! * EPT: execute-only memory is supported, guest-paging verification and sub-page permissions are off.
+//! * Nested paging: as x86-64, no guest-mode execute trap.
 //!
 //! # Example
 //!
@@ -84,13 +92,34 @@ macro_rules! with_format {
                 let $format = $crate::x86_64::Paging::new(levels);
                 $body
             }
+            $crate::Regime::Arm64Stage2 {
+                granule,
+                input_bits,
+                wide,
+                forced_write_back,
+            } => {
+                let $format =
+                    $crate::stage2::Stage2::new(granule, input_bits, wide, forced_write_back);
+                $body
+            }
+            $crate::Regime::Ept { levels, mode_based } => {
+                let $format = $crate::ept::Ept::new(levels, mode_based);
+                $body
+            }
+            $crate::Regime::Npt { levels } => {
+                let $format = $crate::npt::Nested::new(levels);
+                $body
+            }
         }
     };
 }
 
 mod arm64;
+mod ept;
 mod leaf;
+mod npt;
 mod regime;
+mod stage2;
 mod step;
 mod walk;
 mod x86_64;
@@ -129,7 +158,7 @@ impl<F: FnMut(u64, usize) -> u64> ReadTable for F {
 ///
 /// # Panics
 ///
-/// When `regime` is [`Regime::X86_64`] with neither 4 nor 5 levels.
+/// When there is no such regime: neither 4 nor 5 levels, or an input size that is none.
 pub fn translate(
     regime: Regime,
     root: u64,
@@ -142,7 +171,7 @@ pub fn translate(
 /// Visits every leaf under `root` that translates an address of `half`, in address order.
 ///
 /// `root` is the physical address of the first table: on arm64 the root of that half; on x86-64 the root of both
-/// halves, of which `half` selects the lower or upper 256 entries. The visit ends early, with `Ok`, when `visit`
+/// halves, of which `half` selects the lower or upper 256 entries; in stage 2 all is the lower half. The visit ends early, with `Ok`, when `visit`
 /// breaks. The run of contiguous entries around a leaf is checked entry by entry, so that up to the whole run but its
 /// last entry may have been visited when the fault is found.
 ///
@@ -172,7 +201,7 @@ pub fn translate(
 ///
 /// # Panics
 ///
-/// When `regime` is [`Regime::X86_64`] with neither 4 nor 5 levels.
+/// When there is no such regime: neither 4 nor 5 levels, or an input size that is none.
 pub fn leaves(
     regime: Regime,
     root: u64,
@@ -195,7 +224,7 @@ pub fn leaves(
 ///
 /// # Panics
 ///
-/// When `regime` is [`Regime::X86_64`] with neither 4 nor 5 levels.
+/// When there is no such regime: neither 4 nor 5 levels, or an input size that is none.
 pub fn tables(
     regime: Regime,
     root: u64,

@@ -2,7 +2,8 @@
 //!
 //! All regimes split an address in one way. A table of a full level fills one page of 8-byte descriptors, hence
 //! resolves `page_shift - 3` bits; the levels stack up from the page offset; the first table resolves what is left of
-//! the input address and may be shorter. (DDI 0487 D8.2 for arm64, SDM vol. 3A 5.5.4 for x86-64.)
+//! the input address and may be shorter, or in arm64 stage 2 longer. (DDI 0487 D8.2 for arm64, SDM vol. 3A 5.5.4 for
+//! x86-64 and vol. 3C 29.3.2 for EPT, APM vol. 2 15.25 for nested paging.)
 //!
 //! The architectures count levels in opposite directions: arm64 up to 3, x86-64 down to 1, at the table of the smallest
 //! pages. Inside this crate a level is therefore known by its `depth`, the number of levels below it.
@@ -54,6 +55,31 @@ pub enum Regime {
         /// 4, or 5 (CR4.LA57 set).
         levels: u8,
     },
+    /// Stage 2 of the arm64 EL1&0 regime (VMSAv8-64): from intermediate physical addresses to physical ones. It starts at
+    /// the lowest level at which 16 tables beside each other resolve what is left, and at level 2 at the latest.
+    Arm64Stage2 {
+        /// The translation granule.
+        granule: Granule,
+        /// The size of an intermediate physical address: 32 to 48 bits, to 52 if `wide`.
+        input_bits: u8,
+        /// Physical addresses of 52 bits instead of 48: with FEAT_LPA2 (VTCR_EL2.DS set) for 4 KiB and 16 KiB, with
+        /// FEAT_LPA for 64 KiB.
+        wide: bool,
+        /// FEAT_S2FWB, HCR_EL2.FWB set: another meaning of memory types.
+        forced_write_back: bool,
+    },
+    /// Intel EPT: from guest-physical to host-physical addresses.
+    Ept {
+        /// 4 or 5 (EPTP bits 5:3 and 1).
+        levels: u8,
+        /// Mode-based execute control: bit 10 is a right of its own.
+        mode_based: bool,
+    },
+    /// AMD nested paging: from guest-physical to system-physical addresses.
+    Npt {
+        /// 4 or 5, as the host has.
+        levels: u8,
+    },
 }
 
 impl Regime {
@@ -62,26 +88,26 @@ impl Regime {
         self.shape().page_shift
     }
 
-    /// The number of low bits of a virtual address that select a translation; the bits above them select the half.
+    /// The number of low bits of an address that select a translation; the bits above them select the half.
     ///
     /// On arm64 each half has all these addresses (48 or 52 bits); on x86-64 the halves share them (48 or 57 bits, the
-    /// highest of which is repeated above).
+    /// highest of which is repeated above). In stage 2 there are no halves, and the bits above are zero.
     pub const fn input_bits(self) -> u32 {
         self.shape().input_bits
     }
 
-    /// The level of the root: arm64 -1, 0 or 1; x86-64 4 or 5.
+    /// The level of the root: arm64 -1 to 2; x86-64, EPT and nested paging 4 or 5.
     pub const fn start_level(self) -> i8 {
         let shape = self.shape();
         shape.level(shape.top)
     }
 
-    /// The level of the tables that hold the smallest pages: arm64 3, x86-64 1.
+    /// The level of the tables that hold the smallest pages: arm64 3, otherwise 1.
     pub const fn last_level(self) -> i8 {
         self.shape().level(0)
     }
 
-    /// The number of descriptors in a table of `level`.
+    /// The number of descriptors in a table of `level`; of concatenated ones together.
     ///
     /// ```
     /// use tablewright_walker::{Granule, Regime};
@@ -99,7 +125,7 @@ impl Regime {
         shape.entries(shape.depth(level))
     }
 
-    /// The bytes of virtual address space that one descriptor of `level` translates.
+    /// The bytes of address space that one descriptor of `level` translates.
     ///
     /// # Panics
     ///
@@ -119,14 +145,25 @@ impl Regime {
         let depth = self.shape().depth(level);
         match self {
             Self::Arm64Stage1 { granule, .. } => crate::arm64::run_entries(granule, depth),
-            Self::X86_64 { .. } => 1,
+            Self::Arm64Stage2 { granule, .. } => {
+                crate::stage2::run_entries(granule, depth, self.shape())
+            }
+            Self::X86_64 { .. } | Self::Ept { .. } | Self::Npt { .. } => 1,
         }
     }
 
     pub(crate) const fn shape(self) -> Shape {
         match self {
             Self::Arm64Stage1 { granule, wide } => Shape::arm64(granule, wide),
-            Self::X86_64 { levels } => Shape::x86_64(levels),
+            Self::Arm64Stage2 {
+                granule,
+                input_bits,
+                wide,
+                ..
+            } => Shape::arm64_stage2(granule, input_bits as u32, wide),
+            Self::X86_64 { levels } | Self::Ept { levels, .. } | Self::Npt { levels } => {
+                Shape::x86_64(levels)
+            }
         }
     }
 }
@@ -159,11 +196,29 @@ impl Shape {
         }
     }
 
-    /// SDM vol. 3A 5.5.1: 48 bits with 4 levels, 57 bits with 5.
+    /// DDI 0487 D8.2, concatenated translation tables: the most bits that 16 first tables at each level take.
+    pub(crate) const fn arm64_stage2(granule: Granule, input_bits: u32, wide: bool) -> Self {
+        assert!(
+            input_bits >= 32 && input_bits <= if wide { 52 } else { 48 },
+            "an intermediate physical address has 32 to 48 bits, to 52 with wide descriptors"
+        );
+        Self {
+            input_bits,
+            top: match (granule, input_bits) {
+                (Granule::K4, ..=34) | (Granule::K16, ..=40) | (Granule::K64, ..=46) => 1,
+                (Granule::K4, ..=43) | (Granule::K16, ..=51) | (Granule::K64, _) => 2,
+                (Granule::K4 | Granule::K16, _) => 3,
+            },
+            ..Self::arm64(granule, wide)
+        }
+    }
+
+    /// SDM vol. 3A 5.5.1: 48 bits with 4 levels, 57 bits with 5. EPT and nested paging split an address alike (SDM vol. 3C
+    /// 29.3.2, APM vol. 2 15.25.3).
     pub(crate) const fn x86_64(levels: u8) -> Self {
         assert!(
             levels == 4 || levels == 5,
-            "x86-64 tables have 4 or 5 levels"
+            "tables of x86-64, EPT and nested paging have 4 or 5 levels"
         );
         Self {
             page_shift: 12,

@@ -9,8 +9,9 @@ use crate::{Fault, Leaf, Regime};
 
 /// What table descriptors take away from everything under them.
 ///
-/// On arm64 the bits PXNTable, UXNTable and APTable (DDI 0487 D8.4.1), on x86-64 a clear R/W, a clear U/S, XD (SDM
-/// vol. 3A 5.6.1). Meaningful within one regime.
+/// On arm64 the bits PXNTable, UXNTable and APTable (DDI 0487 D8.4.1), nothing in its stage 2; on x86-64 and in nested
+/// paging a clear R/W, a clear U/S, XD (SDM vol. 3A 5.6.1); the rights that an EPT entry lacks. Meaningful within one
+/// regime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Denied(pub(crate) u64);
 
@@ -80,7 +81,8 @@ pub fn decode(regime: Regime, level: i8, va: u64, denied: Denied, descriptor: u6
 ///
 /// * arm64 sets AF of a leaf (FEAT_HAFDBS with TCR_EL1.HA set; DDI 0487 D8.5.1.2). It leaves tables alone, as without
 ///   FEAT_HAFT.
-/// * x86-64 sets A of every entry on the way, of tables and of the page (SDM vol. 3A 5.8).
+/// * x86-64 sets A of every entry on the way, of tables and of the page (SDM vol. 3A 5.8); so does nested paging, and
+///   EPT if bit 6 of the EPTP is set (SDM vol. 3C 29.3.5).
 ///
 /// A descriptor that is invalid or reserved ends the walk and is not written.
 ///
@@ -110,7 +112,8 @@ pub fn with_access_flag(regime: Regime, level: i8, descriptor: u64) -> Option<u6
 ///
 /// * arm64 clears AP\[2\] where DBM is set (FEAT_HAFDBS with TCR_EL1.HA and HD set; DDI 0487 D8.5.2.1). AP\[2\] of such
 ///   a leaf forbids nothing: its permissions are those of the descriptor returned, for execution too (D8.5.2.2).
-/// * x86-64 sets D where R/W is set (SDM vol. 3A 5.8).
+///   Stage 2 sets S2AP\[1\] instead.
+/// * x86-64 and nested paging set D where R/W is set (SDM vol. 3A 5.8), EPT where W is, if bit 6 of the EPTP is set.
 ///
 /// Hardware writes it only when the tables above let the write pass as well. The access flag stays as it is; a write
 /// through a leaf that lacks both has to set it before or at once, because no page is dirty and not accessed.
@@ -175,7 +178,7 @@ impl Walk {
     ///
     /// # Panics
     ///
-    /// When `regime` is [`Regime::X86_64`] with neither 4 nor 5 levels.
+    /// When there is no such regime: neither 4 nor 5 levels, or an input size that is none.
     #[inline]
     pub fn new(regime: Regime, root: u64, va: u64) -> Result<Self, Fault> {
         let position = with_format!(regime, format => Position::root(format, root, va))?;

@@ -3,8 +3,6 @@
 //! A format supplies its shape, its decoder and, where it has runs of contiguous entries, their rule. Everything is
 //! generic over the format and recursion happens once per table, so that the loop over a last-level table compiles to
 //! the loads, the decoding that the visitor looks at, and nothing else.
-//!
-//! A further format (stage 2, EPT, NPT) is a further implementation of [`Format`].
 
 use crate::regime::Shape;
 use crate::{Denied, Descriptor, Fault, Half, Leaf, Malformed, ReadTable, Table};
@@ -27,7 +25,7 @@ pub(crate) trait Format: Copy {
     /// A leaf as a write leaves it, where hardware manages the dirty state; but for the access flag.
     fn written(&self, leaf: u64) -> u64;
 
-    /// Whether a virtual address lies in one of the two halves.
+    /// Whether an address lies in one of the two halves, in stage 2 in the only one.
     fn canonical(&self, va: u64) -> bool;
 
     /// The entries of the root that translate addresses of `half`.

@@ -3,7 +3,10 @@
 mod table;
 
 use std::fmt::Write;
-use table::{A4, A4W, A16, A16W, A64, A64W, Means, REGIMES, ROWS, UNDER, WRITTEN, X4, X5};
+use table::{
+    A4, A4W, A16, A16W, A64, A64W, E4, E5, Means, N4, N5, REGIMES, ROWS, S4, S4F, S4W, S16, S16W,
+    S64, S64W, UNDER, WRITTEN, X4, X5,
+};
 use tablewright_walker::{
     Access, Denied, Descriptor, Leaf, Permissions, Regime, decode, with_access_flag, with_dirty,
 };
@@ -39,7 +42,9 @@ fn every_row_means_what_the_manual_says() {
 fn taken(regime: Regime, denied: Denied) -> Access {
     let (leaves, level): (&[u64], i8) = match regime {
         Regime::Arm64Stage1 { .. } => (&[0x403, 0x443], 3),
-        Regime::X86_64 { .. } => (&[0x7], 1),
+        Regime::Arm64Stage2 { .. } => (&[0x4c3], 3),
+        // Bit 10 lets the user execute, with EPT; elsewhere it is ignored.
+        _ => (&[0x407], 1),
     };
     let permitted = |leaf, denied| match decode(regime, level, 0, denied, leaf) {
         Descriptor::Leaf(leaf) => leaf.access,
@@ -120,6 +125,17 @@ fn the_table_has_every_form_of_every_regime() {
         forms(A64W, &[1, 2, 3], &[1, 2]),
         forms(X4, &[1, 2, 3], &[2, 3, 4]),
         forms(X5, &[1, 2, 3], &[2, 3, 4, 5]),
+        forms(S4, &[1, 2, 3], &[1, 2]),
+        forms(S4F, &[1, 2, 3], &[0, 1, 2]),
+        forms(S4W, &[0, 1, 2, 3], &[0, 1, 2]),
+        forms(S16, &[2, 3], &[2]),
+        forms(S16W, &[1, 2, 3], &[0, 1, 2]),
+        forms(S64, &[2, 3], &[2]),
+        forms(S64W, &[1, 2, 3], &[1, 2]),
+        forms(E4, &[1, 2, 3], &[2, 3, 4]),
+        forms(E5, &[1, 2, 3], &[2, 3, 4, 5]),
+        forms(N4, &[1, 2, 3], &[2, 3, 4]),
+        forms(N5, &[1, 2, 3], &[2, 3, 4, 5]),
     ] {
         let has = |wanted: &dyn Fn(i8, u64, Means) -> bool| {
             ROWS.iter()
@@ -134,10 +150,12 @@ fn the_table_has_every_form_of_every_regime() {
             let table = has(&|at, _, means| at == level && matches!(means, Means::Table { .. }));
             assert!(table, "{regime:?}: no table of level {level}");
         }
-        // A table restricts by what is set; on x86-64 by R/W and U/S where they are clear.
+        // A table restricts by what is set; on x86-64 by R/W and U/S where they are clear, in EPT by each right.
         let restricting: &[(u32, u64)] = match regime {
             Regime::Arm64Stage1 { .. } => &[(59, 1), (60, 1), (61, 1), (62, 1)],
-            Regime::X86_64 { .. } => &[(1, 0), (2, 0), (63, 1)],
+            Regime::X86_64 { .. } | Regime::Npt { .. } => &[(1, 0), (2, 0), (63, 1)],
+            Regime::Ept { .. } => &[(0, 0), (1, 0), (2, 0)],
+            Regime::Arm64Stage2 { .. } => &[],
         };
         for &(bit, value) in restricting {
             let table = has(&|_, raw, means| {

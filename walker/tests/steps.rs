@@ -2,7 +2,7 @@
 
 mod table;
 
-use table::{A4, REGIMES, X4};
+use table::{A4, E4, N5, REGIMES, S4, X4};
 use tablewright_walker::{Denied, Descriptor, Fault, Leaf, Regime, Walk, decode, translate};
 
 /// A well-known generator (SplitMix64), so that memory can be a function.
@@ -24,21 +24,30 @@ fn memory(regime: Regime, seed: u64) -> impl Fn(u64, usize) -> u64 {
             (1, _) => random | 1,
             // Pointers, and pages where they stand at the last level.
             (2..=12, Regime::Arm64Stage1 { .. }) => random & 0xffe8_0000_0000_0cfc | pa | 0x3,
-            (2..=12, Regime::X86_64 { .. }) => random & 0xfff0_0000_0000_0f7e | pa | 0x1,
+            (2..=12, Regime::X86_64 { .. } | Regime::Npt { .. }) => {
+                random & 0xfff0_0000_0000_0f7e | pa | 0x1
+            }
+            // In stage 2 what a table descriptor must not have is a memory type of a leaf, so that some are nonsense.
+            (2..=12, Regime::Arm64Stage2 { .. }) => random & 0x07e8_0000_0000_0cd4 | pa | 0x3,
+            (2..=12, Regime::Ept { .. }) => random & 0xfff0_0000_0000_0f06 | pa | 0x1,
             // Blocks, save at the last level.
             (_, Regime::Arm64Stage1 { .. }) => random & 0xffe8_0000_0000_0cfc & !(1 << 52) | pa | 1,
-            (_, Regime::X86_64 { .. }) => random & 0xfff0_0000_0000_1f7e | pa | 0x81,
+            (_, Regime::X86_64 { .. } | Regime::Npt { .. }) => {
+                random & 0xfff0_0000_0000_1f7e | pa | 0x81
+            }
+            (_, Regime::Arm64Stage2 { .. }) => random & 0xffe8_0000_0000_0cdc & !(1 << 52) | pa | 1,
+            (_, Regime::Ept { .. }) => random & 0xfff0_0000_0000_0f7e | pa | 0x81,
         }
     }
 }
 
-/// Addresses of both halves.
+/// Addresses of both halves, or of the only one.
 fn address(regime: Regime, random: u64) -> u64 {
-    let shift = match regime {
-        Regime::Arm64Stage1 { .. } => 64 - regime.input_bits() - 1,
-        Regime::X86_64 { .. } => 64 - regime.input_bits(),
-    };
-    (random as i64 >> shift) as u64
+    match regime {
+        Regime::Arm64Stage1 { .. } => (random as i64 >> (64 - regime.input_bits() - 1)) as u64,
+        Regime::X86_64 { .. } => (random as i64 >> (64 - regime.input_bits())) as u64,
+        _ => random >> (64 - regime.input_bits()),
+    }
 }
 
 type Outcome = Result<Leaf, Fault>;
@@ -172,6 +181,14 @@ fn no_walk_starts_between_the_halves() {
     assert_eq!(Walk::new(A4, 0x1000, 1 << 48), Err(Fault::NonCanonical));
     assert_eq!(Walk::new(X4, 0x1000, 1 << 47), Err(Fault::NonCanonical));
     assert!(Walk::new(A4, 0x1000, 1 << 47).is_ok());
+    // Stage 2 has one, which ends with the size of an address.
+    for (regime, bits) in [(S4, 40), (E4, 48), (N5, 57)] {
+        assert!(Walk::new(regime, 0x1000, (1 << bits) - 1).is_ok());
+        for outside in [1 << bits, u64::MAX, 1 << 63] {
+            let walk = Walk::new(regime, 0x1000, outside);
+            assert_eq!(walk, Err(Fault::NonCanonical), "{regime:?} {outside:#x}");
+        }
+    }
 }
 
 #[test]

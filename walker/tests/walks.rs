@@ -5,8 +5,10 @@ mod table;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use table::{A4, A4W, A16, A16W, A64, A64W, X4, X5};
-use tablewright_walker::{Fault, Half, Leaf, Regime, Table, leaves, tables, translate};
+use table::{
+    A4, A4W, A16, A16W, A64, A64W, E4, E5, N4, N5, S4, S4F, S4W, S16, S16W, S64, S64W, X4, X5,
+};
+use tablewright_walker::{Fault, Granule, Half, Leaf, Regime, Table, leaves, tables, translate};
 
 const ROOT: u64 = 0x10_0000;
 
@@ -60,18 +62,114 @@ fn each_tree_has_the_shape_of_the_manual() {
     for (regime, page_shift, input_bits, levels) in shapes {
         assert_eq!(regime.page_shift(), page_shift, "{regime:?}");
         assert_eq!(regime.input_bits(), input_bits, "{regime:?}");
-        assert_eq!(regime.start_level(), levels[0].0, "{regime:?}");
-        assert_eq!(
-            regime.last_level(),
-            levels[levels.len() - 1].0,
-            "{regime:?}"
-        );
-        for &(level, entries, shift, run) in levels {
-            assert_eq!(regime.table_entries(level), entries, "{regime:?} {level}");
-            assert_eq!(regime.entry_size(level), 1 << shift, "{regime:?} {level}");
-            assert_eq!(regime.run_entries(level), run, "{regime:?} {level}");
+        check_shape(regime, levels);
+    }
+}
+
+/// Per level, from the root down: its number, entries, address bits below an entry, members of a run.
+fn check_shape(regime: Regime, levels: &[(i8, usize, u32, usize)]) {
+    assert_eq!(regime.start_level(), levels[0].0, "{regime:?}");
+    assert_eq!(
+        regime.last_level(),
+        levels[levels.len() - 1].0,
+        "{regime:?}"
+    );
+    for &(level, entries, shift, run) in levels {
+        assert_eq!(regime.table_entries(level), entries, "{regime:?} {level}");
+        assert_eq!(regime.entry_size(level), 1 << shift, "{regime:?} {level}");
+        assert_eq!(regime.run_entries(level), run, "{regime:?} {level}");
+    }
+}
+
+#[test]
+fn the_first_table_of_stage_2_follows_from_the_input_size() {
+    // The granule, the size, what is at the root; the levels below are full.
+    #[rustfmt::skip]
+    let roots: [(Granule, u8, (i8, usize, u32, usize)); 21] = [
+        (Granule::K4, 32, (2, 2048, 21, 16)),
+        (Granule::K4, 34, (2, 8192, 21, 16)),
+        (Granule::K4, 35, (1, 32, 30, 16)),
+        (Granule::K4, 40, (1, 1024, 30, 16)),
+        (Granule::K4, 43, (1, 8192, 30, 16)),
+        (Granule::K4, 44, (0, 32, 39, 1)),
+        (Granule::K4, 48, (0, 512, 39, 1)),
+        (Granule::K4, 52, (0, 8192, 39, 1)),
+        (Granule::K16, 32, (2, 128, 25, 32)),
+        (Granule::K16, 40, (2, 32768, 25, 32)),
+        (Granule::K16, 41, (1, 32, 36, 1)),
+        (Granule::K16, 48, (1, 4096, 36, 1)),
+        (Granule::K16, 51, (1, 32768, 36, 1)),
+        (Granule::K16, 52, (0, 32, 47, 1)),
+        (Granule::K64, 32, (2, 8, 29, 1)),
+        (Granule::K64, 33, (2, 16, 29, 1)),
+        (Granule::K64, 34, (2, 32, 29, 32)),
+        (Granule::K64, 46, (2, 131_072, 29, 32)),
+        (Granule::K64, 47, (1, 32, 42, 1)),
+        (Granule::K64, 48, (1, 64, 42, 1)),
+        (Granule::K64, 52, (1, 1024, 42, 1)),
+    ];
+    for (granule, input_bits, root) in roots {
+        let below: &[_] = match granule {
+            Granule::K4 => &[(1, 512, 30, 16), (2, 512, 21, 16), (3, 512, 12, 16)],
+            Granule::K16 => &[(1, 2048, 36, 1), (2, 2048, 25, 32), (3, 2048, 14, 128)],
+            Granule::K64 => &[(2, 8192, 29, 32), (3, 8192, 16, 32)],
+        };
+        let mut levels = vec![root];
+        levels.extend(below.iter().filter(|level| level.0 > root.0));
+        for wide in [false, true] {
+            if input_bits > 48 && !wide {
+                continue;
+            }
+            let regime = Regime::Arm64Stage2 {
+                granule,
+                input_bits,
+                wide,
+                forced_write_back: false,
+            };
+            assert_eq!(regime.input_bits(), u32::from(input_bits));
+            check_shape(regime, &levels);
         }
     }
+    for regime in [E4, N4] {
+        let below = [(3, 512, 30, 1), (2, 512, 21, 1), (1, 512, 12, 1)];
+        check_shape(regime, &[&[(4, 512, 39, 1)][..], &below].concat());
+    }
+    for regime in [E5, N5] {
+        check_shape(
+            regime,
+            &[
+                (5, 512, 48, 1),
+                (4, 512, 39, 1),
+                (3, 512, 30, 1),
+                (2, 512, 21, 1),
+                (1, 512, 12, 1),
+            ],
+        );
+    }
+}
+
+#[test]
+#[should_panic = "32 to 48 bits"]
+fn stage_2_has_no_49_bits_without_wide_descriptors() {
+    let regime = Regime::Arm64Stage2 {
+        granule: Granule::K4,
+        input_bits: 49,
+        wide: false,
+        forced_write_back: false,
+    };
+    regime.start_level();
+}
+
+#[test]
+#[should_panic = "32 to 48 bits"]
+fn stage_2_has_no_31_bits() {
+    let regime = Regime::Arm64Stage2 {
+        granule: Granule::K64,
+        input_bits: 31,
+        wide: true,
+        forced_write_back: false,
+    };
+    regime.start_level();
 }
 
 #[test]
@@ -90,7 +188,7 @@ fn x86_64_has_no_three_levels() {
 fn an_address_selects_its_indices() {
     // The address, the indices on its path worked out by hand, the leaf at the end, the physical address.
     #[rustfmt::skip]
-    let paths: [(Regime, u64, &[usize], u64, u64); 12] = [
+    let paths: [(Regime, u64, &[usize], u64, u64); 23] = [
         (A4, 0x0000_8040_2010_1234, &[256, 256, 256, 257], 0x5000_0403, 0x5000_0234),
         (A4, 0xffff_8040_2010_1234, &[256, 256, 256, 257], 0x5000_0403, 0x5000_0234),
         (A4, 0xffff_ffff_ffff_ffff, &[511, 511, 511, 511], 0x5000_0403, 0x5000_0fff),
@@ -103,6 +201,19 @@ fn an_address_selects_its_indices() {
         (A64W, 0x000f_fc00_2001_0123, &[1023, 1, 1], 0x5000_0403, 0x5000_0123),
         (X4, 0xffff_8080_4020_1234, &[257, 1, 1, 1], 0x5000_0001, 0x5000_0234),
         (X5, 0xff01_0080_4020_1234, &[257, 1, 1, 1, 1], 0x5000_0001, 0x5000_0234),
+        // Stage 2: entries behind the first 512, 2048 or 8192 stand in the tables beside the first.
+        (S4, 0x0000_00ff_c020_1234, &[1023, 1, 1], 0x5000_07ff, 0x5000_0234),
+        (S4, 0x0000_0080_0030_0042, &[512, 1], 0x8000_07fd, 0x8010_0042),
+        (S4F, 0x0000_8040_2010_1234, &[256, 256, 256, 257], 0x5000_07db, 0x5000_0234),
+        (S4W, 0x000f_ff80_4020_1008, &[8191, 1, 1, 1], 0x5000_04ff, 0x5000_0008),
+        (S16, 0x0000_00ff_fe00_7fff, &[32767, 1], 0x5000_07ff, 0x5000_3fff),
+        (S16W, 0x000f_8010_0200_7fff, &[31, 1, 1, 1], 0x5000_04db, 0x5000_3fff),
+        (S64, 0x0000_0001_e001_0123, &[15, 1], 0x5000_07db, 0x5000_0123),
+        (S64W, 0x000f_fc00_2001_0123, &[1023, 1, 1], 0x5000_07ff, 0x5000_0123),
+        // All bits of a guest-physical address select: the last is no sign.
+        (E4, 0x0000_8080_4020_1234, &[257, 1, 1, 1], 0x5000_0007, 0x5000_0234),
+        (E5, 0x0101_0080_4020_1234, &[257, 1, 1, 1, 1], 0x5000_0007, 0x5000_0234),
+        (N4, 0x0000_ffff_ffff_ffff, &[511, 511, 511, 511], 0x5000_0007, 0x5000_0fff),
     ];
     for (regime, va, path, leaf, pa) in paths {
         let table = |step: usize| ROOT + step as u64 * 0x10_0000;
@@ -126,7 +237,6 @@ fn an_address_selects_its_indices() {
         assert_eq!(memory.leaves(regime, half), Ok(vec![leaf]), "{va:#x}");
         let elsewhere = memory.leaves(regime, other).unwrap();
         match regime {
-            Regime::X86_64 { .. } => assert_eq!(elsewhere, []),
             Regime::Arm64Stage1 { .. } => {
                 let ones = u64::MAX << regime.input_bits();
                 assert_eq!(
@@ -137,6 +247,7 @@ fn an_address_selects_its_indices() {
                     }]
                 );
             }
+            _ => assert_eq!(elsewhere, []),
         }
         let pages = path.len() as u64;
         let mut visited = 0;

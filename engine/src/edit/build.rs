@@ -28,15 +28,15 @@ pub(crate) struct Leaves<F: Format> {
 }
 
 impl<F: Format> Leaves<F> {
-    /// The leaves that map `first` and what follows to `frame` and what follows, none above `largest`.
+    /// The leaves that map `slice` to the memory from `frame` on, none above `largest`.
     pub fn new(
-        first: u64,
+        slice: Slice,
         frame: Pa,
         attrs: &Attrs,
         largest: Level,
         contiguous: bool,
     ) -> Result<Self, Inexpressible> {
-        let delta = frame.get().wrapping_sub(first);
+        let delta = frame.get().wrapping_sub(slice.first);
         let aligned = |shift: u32| delta & ((1 << shift) - 1) == 0;
         let mut leaves = Self {
             bits: [0; MAX_LEVELS],
@@ -46,7 +46,7 @@ impl<F: Format> Leaves<F> {
             format: PhantomData,
         };
         let mut level = Level::PAGE;
-        while level <= largest && F::is_leaf_level(level) && aligned(F::shift(level)) {
+        while level <= largest && slice.holds::<F>(level) && aligned(F::shift(level)) {
             leaves.bits[level.height() as usize] = F::encode(attrs, level)?;
             leaves.top = level;
             let run = F::contiguous(level);
@@ -74,6 +74,12 @@ impl<F: Format> Leaves<F> {
     #[inline(always)]
     pub fn leaf(&self, level: Level, first: u64) -> u64 {
         self.bits[level.height() as usize] | F::put_address(self.frame(first))
+    }
+
+    /// The memory that `first` is mapped to.
+    #[inline(always)]
+    pub fn memory(&self, first: u64) -> Pa {
+        self.frame(first)
     }
 
     #[inline(always)]

@@ -54,6 +54,11 @@ impl Mapping {
         self.attrs
     }
 
+    /// The highest level whose leaves may be used.
+    pub(crate) const fn top(&self) -> Level {
+        self.largest
+    }
+
     /// The same leaves with other attributes.
     pub const fn with_attrs(mut self, attrs: Attrs) -> Self {
         self.attrs = attrs;
@@ -139,13 +144,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if last_frame.is_none_or(|last| last.get() >> F::OUTPUT_BITS != 0) {
             return Err(EditError::OutputOutOfRange);
         }
-        let leaves = Leaves::<F>::new(
-            slice.first,
-            frame,
-            &mapping.attrs,
-            mapping.largest,
-            mapping.runs,
-        )?;
+        let leaves = Leaves::<F>::new(slice, frame, &mapping.attrs, mapping.largest, mapping.runs)?;
         let deny = if mapping.tables_deny {
             Perms::ANY_EXEC - mapping.attrs.perms
         } else {
@@ -156,22 +155,19 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
         let mut prepare = Prepare {
             platform: &self.platform,
-            leaves: &leaves,
-            perms: mapping.attrs.perms,
+            perms: self.tables_deny.then_some(mapping.attrs.perms),
             deny,
             allocate: mapping.allocate,
+            commit: Commit { leaves, slice },
+            done: false,
         };
         if let ControlFlow::Break(error) = self.visit(slice, &mut prepare) {
             let _: ControlFlow<Infallible> = self.visit(slice, &mut Undo(&self.platform));
             return Err(error);
         }
-        let _: ControlFlow<Infallible> = self.visit(
-            slice,
-            &mut Commit {
-                leaves: &leaves,
-                slice,
-            },
-        );
+        if !prepare.done {
+            let _: ControlFlow<Infallible> = self.visit(slice, &mut prepare.commit);
+        }
 
         let conditions = self.conditions();
         if conditions.live {
@@ -187,10 +183,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 /// Checks that the range is free, and builds what is missing out of reach.
 struct Prepare<'a, F: Format, P> {
     platform: &'a P,
-    leaves: &'a Leaves<F>,
-    perms: Perms,
+    /// The permissions to be given, if tables may take some away.
+    perms: Option<Perms>,
     deny: Perms,
     allocate: bool,
+    commit: Commit<F>,
+    /// All of the range was one entry, or entries of one table of pages, so that nothing else could fail; it is committed.
+    done: bool,
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Prepare<'_, F, P> {
@@ -205,35 +204,39 @@ impl<F: Format, P: Platform> Visit<F, P> for Prepare<'_, F, P> {
     ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         let at = F::Input::from_bits(slice.first);
-        match F::kind(entry, level) {
-            Kind::Leaf => ControlFlow::Break(EditError::AlreadyMapped(at)),
-            Kind::Table if F::denied(entry).intersects(self.perms) => {
-                ControlFlow::Break(EditError::Denied(at))
+        match (F::kind(entry, level), self.perms) {
+            (Kind::Leaf, _) => return ControlFlow::Break(EditError::AlreadyMapped(at)),
+            (Kind::Table, Some(perms)) if F::denied(entry).intersects(perms) => {
+                return ControlFlow::Break(EditError::Denied(at));
             }
-            Kind::Table => ControlFlow::Continue(Step::Into(F::address(entry, level))),
-            Kind::Invalid if self.leaves.fits(level, slice) => ControlFlow::Continue(Step::Next),
-            Kind::Invalid if !self.allocate => ControlFlow::Break(EditError::NeedsTable(at)),
-            Kind::Invalid => {
+            (Kind::Table, _) => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
+            (Kind::Invalid, _) if self.commit.leaves.fits(level, slice) => {}
+            (Kind::Invalid, _) if !self.allocate => {
+                return ControlFlow::Break(EditError::NeedsTable(at));
+            }
+            (Kind::Invalid, _) => {
                 let child = level.down().and_then(|below| {
                     let mut frames = Fresh(self.platform);
                     build(
                         self.platform,
                         &mut frames,
-                        self.leaves,
+                        &self.commit.leaves,
                         below,
                         slice,
                         self.deny,
                     )
                 });
-                match child {
-                    Some(child) => {
-                        table.store(index, F::suspend(F::table(child, self.deny)));
-                        ControlFlow::Continue(Step::Next)
-                    }
-                    None => ControlFlow::Break(EditError::OutOfTables),
-                }
+                let Some(child) = child else {
+                    return ControlFlow::Break(EditError::OutOfTables);
+                };
+                table.store(index, F::suspend(F::table(child, self.deny)));
             }
         }
+        self.done = self.commit.is_all(slice);
+        if self.done {
+            let ControlFlow::Continue(_) = self.commit.entry(table, index, level, slice);
+        }
+        ControlFlow::Continue(Step::Next)
     }
 
     fn pages(
@@ -242,12 +245,17 @@ impl<F: Format, P: Platform> Visit<F, P> for Prepare<'_, F, P> {
         range: Range<usize>,
         first: u64,
     ) -> ControlFlow<Self::Stop> {
-        let start = range.start;
-        for index in range {
+        let mut input = first;
+        for index in range.clone() {
             if F::kind(table.load(index), Level::PAGE) != Kind::Invalid {
-                let at = first + (((index - start) as u64) << F::PAGE_SHIFT);
-                return ControlFlow::Break(EditError::AlreadyMapped(F::Input::from_bits(at)));
+                return ControlFlow::Break(EditError::AlreadyMapped(F::Input::from_bits(input)));
             }
+            input = input.wrapping_add(1 << F::PAGE_SHIFT);
+        }
+        let last = input.wrapping_sub(1);
+        self.done = self.commit.is_all(Slice { first, last });
+        if self.done {
+            let ControlFlow::Continue(()) = self.commit.pages(table, range, first);
         }
         ControlFlow::Continue(())
     }
@@ -282,12 +290,18 @@ impl<F: Format, P: Platform> Visit<F, P> for Undo<'_, P> {
 }
 
 /// Writes the leaves that belong into tables that exist, and links the tables that were built.
-struct Commit<'a, F: Format> {
-    leaves: &'a Leaves<F>,
+struct Commit<F: Format> {
+    leaves: Leaves<F>,
     slice: Slice,
 }
 
-impl<F: Format> Commit<'_, F> {
+impl<F: Format> Commit<F> {
+    /// Whether `part` is all of the range.
+    #[inline(always)]
+    fn is_all(&self, part: Slice) -> bool {
+        part.first == self.slice.first && part.last == self.slice.last
+    }
+
     /// Whether the entry is a member of an aligned run of which all members are leaves of this mapping.
     fn in_run<P: Platform>(
         &self,
@@ -313,7 +327,7 @@ impl<F: Format> Commit<'_, F> {
     }
 }
 
-impl<F: Format, P: Platform> Visit<F, P> for Commit<'_, F> {
+impl<F: Format, P: Platform> Visit<F, P> for Commit<F> {
     type Stop = Infallible;
 
     fn entry(

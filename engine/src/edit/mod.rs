@@ -4,7 +4,7 @@
 //! nothing has changed. *Edit* stores what others can see and cannot fail. What is left, to invalidate and to free, goes
 //! to the caller's [`Flush`](crate::Flush).
 
-pub(crate) mod build;
+mod build;
 mod collapse;
 mod live;
 mod map;
@@ -14,6 +14,7 @@ pub(crate) mod run;
 mod split;
 mod unmap;
 
+pub(crate) use build::{Frames, Fresh, Leaves, build};
 pub use map::Mapping;
 pub use protect::Change;
 

@@ -186,10 +186,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let slice = self.check(span)?;
         self.check_flush(flush)?;
         // The parts of a change are independent of each other and of what was there, so that what can be encoded on
-        // top of one leaf can be on top of any.
+        // top of one leaf can be on top of any. A leaf that is larger than the range is split before it is changed.
         let mut level = Level::PAGE;
-        while F::is_leaf_level(level) {
-            F::encode(&change.apply(Attrs::KERNEL_RODATA), level)?;
+        while slice.holds::<F>(level) {
+            F::encode(&change.apply(Attrs::USER_RODATA), level)?;
             level = level.up();
         }
         let conditions = self.conditions();
@@ -417,18 +417,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<F> {
                 }
                 How::Store => index = table.flip(index..range.end, plan.key, !mask, plan.flip),
                 How::Exchange => {
-                    while entry & !mask == plan.key {
-                        // A walker that was faster left another entry, perhaps of another pattern.
-                        if let Err(now) = table.compare_exchange(index, entry, entry ^ plan.flip) {
-                            entry = now;
-                            continue;
-                        }
-                        index += 1;
-                        if index == range.end {
-                            break;
-                        }
-                        entry = table.load(index);
-                    }
+                    index = table.flip_contended(index..range.end, plan.key, !mask, plan.flip);
                 }
                 How::Break => {
                     how = self.rewrite(table, index, Level::PAGE, entry);

@@ -10,7 +10,7 @@ use crate::entry::Table;
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, EditError, Half};
+use crate::space::{AddressSpace, EditError};
 use crate::walk::{Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
@@ -81,26 +81,6 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             let _: ControlFlow<Infallible> = self.visit(slice, &mut count);
         }
         count.0
-    }
-
-    /// All addresses that the root translates, in pieces that do not wrap.
-    fn everything(&self) -> impl Iterator<Item = Slice> + use<F, P> {
-        let bits = if F::HALVES {
-            F::INPUT_BITS
-        } else {
-            F::INPUT_BITS - 1
-        };
-        let (first, last) = (0, (1u64 << bits) - 1);
-        let lower = Slice { first, last };
-        let upper = Slice {
-            first: !last,
-            last: u64::MAX,
-        };
-        let with_lower = !F::HALVES || self.half() == Half::Lower;
-        let with_upper = !F::HALVES || self.half() == Half::Upper;
-        [with_lower.then_some(lower), with_upper.then_some(upper)]
-            .into_iter()
-            .flatten()
     }
 }
 

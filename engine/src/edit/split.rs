@@ -84,8 +84,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Splits the blocks and unfolds the runs that reach over an end of `slice`.
     pub(super) fn cleave(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
-        // Two look-ups tell whether there is anything to do; usually there is not.
-        if self.run_over(slice.first, slice).is_none() && self.run_over(slice.last, slice).is_none()
+        // One look-up at each end tells whether there is anything to do; usually there is not.
+        if self.run_over(slice.first, slice).is_none()
+            && (slice.is_whole::<F>(Level::PAGE) || self.run_over(slice.last, slice).is_none())
         {
             return Ok(());
         }
@@ -375,7 +376,7 @@ impl<P: Platform> Split<'_, '_, P> {
     ) -> Option<Pa> {
         let below = level.down()?;
         let attrs = F::decode(entry, level);
-        let leaves = Leaves::<F>::new(extent.first, frame, &attrs, below, false).ok()?;
+        let leaves = Leaves::<F>::new(extent, frame, &attrs, below, false).ok()?;
         let child = self.reserve.take(below)?;
         // SAFETY: the frame was reserved for a table at this level.
         let table = unsafe { Table::open(self.platform, child, below) };

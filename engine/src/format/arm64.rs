@@ -75,8 +75,11 @@ const PXN_TABLE: u64 = 1 << 59;
 const UXN_TABLE: u64 = 1 << 60;
 const AP_TABLE_NO_USER: u64 = 1 << 61;
 const AP_TABLE_READ_ONLY: u64 = 1 << 62;
-/// Marks a suspended entry. The hardware ignores every bit of an invalid entry; no valid entry of ours has this one.
+// Marks of invalid entries, of which the hardware ignores every bit. No valid entry of ours has the first, and no table
+// the second.
 const SUSPENDED: u64 = 1 << 63;
+const ASLEEP: u64 = 1 << 58;
+const FROZEN: u64 = 1 << 57;
 
 const fn field(high: u32, low: u32) -> u64 {
     (u64::MAX >> (63 - high)) & (u64::MAX << low)
@@ -133,6 +136,10 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE>
         64
     };
     const CONTIGUOUS: u64 = CONTIGUOUS;
+    const TABLES_RESTRICT: bool = true;
+    const SUSPENDED: u64 = SUSPENDED;
+    const ASLEEP: u64 = ASLEEP;
+    const FROZEN: u64 = FROZEN;
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {
@@ -343,6 +350,9 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE>
         }
         if deny.contains(Perms::USER_EXEC) {
             bits |= UXN_TABLE;
+        }
+        if deny.contains(Perms::ANY_WRITE) {
+            bits |= AP_TABLE_READ_ONLY;
         }
         bits
     }

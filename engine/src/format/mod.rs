@@ -11,18 +11,43 @@
 //! ([`Attrs::native`]). Encoding is exact: a descriptor that would grant more or less than the attributes say is
 //! refused with [`Inexpressible`]. Decoding is its inverse.
 //!
-//! # Three kinds of invalid entry
+//! # Stage 2
 //!
-//! Zero is a hole. Every other invalid entry was put there by the engine: [`Format::suspend`] makes a descriptor
-//! invalid without losing its content, so that a table can be linked in a second, infallible step, and an entry that
-//! has to be broken before it is remade keeps what it was. Both are undone by [`Format::resume`] before the edit
-//! returns.
+//! Three formats translate what a guest takes for physical: [`Stage2`] of arm64, [`Ept`] of Intel, [`Npt`] of AMD. In
+//! them the privileged are the guest's kernel and the user is the guest's user. Hardware lets both read and write the
+//! same memory, or neither, so [`Attrs`] have to say so of both ([`Perms::and_user`]); what each may execute differs
+//! where the hardware tells them apart. A translation belongs to one guest: none is [global](Attrs::global).
+//!
+//! # Four kinds of invalid entry
+//!
+//! Hardware ignores an invalid entry, so it can tell those who edit the tables something ([`Absence`]):
+//!
+//! * Zero is a *hole*.
+//! * [`Format::suspend`] makes a descriptor invalid without losing its content, so that a table can be linked in a
+//!   second, infallible step, and an entry that has to be broken before it is remade keeps what it was. Undone by
+//!   [`Format::resume`] before the edit returns.
+//! * [`Format::FROZEN`] stands where somebody is replacing an entry: nobody else touches it, and who meets it has to
+//!   come back later.
+//! * [`Format::sleep`] puts a table out of the reach of walkers and leaves it in the tree: an editor takes it for the
+//!   table that it is, and [`Format::wake`] gives it back. This is how a format whose tables take no permission away
+//!   ([`Format::TABLES_RESTRICT`]) stops all writes below an entry at once.
+//!
+//! Each has a mark that no other has. On x86 the address of such an entry names no memory: a processor with the L1
+//! terminal fault reads the cache through the address of an entry that is not present.
 
 mod arm64;
+mod ept;
+mod npt;
+mod stage2;
 mod x86_64;
 
 pub use arm64::{
     Arm64, Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, MAIR,
+};
+pub use ept::Ept;
+pub use npt::Npt;
+pub use stage2::{
+    Stage2, Stage2K4, Stage2K4Wide, Stage2K16, Stage2K16Wide, Stage2K64, Stage2K64Wide,
 };
 pub use x86_64::{PAT, X86_64};
 
@@ -33,7 +58,7 @@ use crate::bbm::Rule;
 use crate::platform::Caps;
 
 bitflags::bitflags! {
-    /// What may be done with memory, by the privileged and by the user.
+    /// What may be done with memory, by the privileged and by the user; in stage 2, of the guest.
     ///
     /// ```
     /// use tablewright::Perms;
@@ -66,6 +91,17 @@ impl Perms {
     pub const ANY_USER: Self = Self::USER_READ
         .union(Self::USER_WRITE)
         .union(Self::USER_EXEC);
+
+    /// The same, and for the user what the privileged may: the permissions of stage 2, where the guest is one.
+    ///
+    /// ```
+    /// use tablewright::Perms;
+    /// assert_eq!(Perms::READ.and_user(), Perms::READ | Perms::USER_READ);
+    /// ```
+    pub const fn and_user(self) -> Self {
+        let privileged = self.bits() & !Self::ANY_USER.bits();
+        Self::from_bits_truncate(self.bits() | privileged << 3)
+    }
 }
 
 /// How memory is cached and ordered.
@@ -131,7 +167,7 @@ pub struct Attrs {
     pub memory: Memory,
     /// Between whom it is coherent.
     pub shareability: Shareability,
-    /// The translation holds in every address space.
+    /// The translation holds in every address space. None of stage 2 does.
     pub global: bool,
     /// The page has been accessed. Where hardware does not set it, an access to a page without it faults (arm64).
     pub accessed: bool,
@@ -195,6 +231,20 @@ impl Attrs {
         ..Self::USER_RODATA
     };
 
+    /// Memory of a guest, which does with it what it likes.
+    pub const GUEST_MEMORY: Self = Self {
+        perms: Perms::READ
+            .union(Perms::WRITE)
+            .union(Perms::EXEC)
+            .and_user(),
+        ..Self::USER_DATA
+    };
+    /// Device registers given to a guest.
+    pub const GUEST_DEVICE: Self = Self {
+        memory: Memory::Device,
+        ..Self::USER_DATA
+    };
+
     /// The same with other permissions.
     pub const fn with_perms(mut self, perms: Perms) -> Self {
         self.perms = perms;
@@ -225,6 +275,44 @@ impl fmt::Display for Inexpressible {
 }
 
 impl core::error::Error for Inexpressible {}
+
+/// What the formats of stage 2 have in common: the guest is one, and so is its space.
+fn check_guest(attrs: &Attrs) -> Result<(), Inexpressible> {
+    let alike = |one, other| attrs.perms.contains(one) == attrs.perms.contains(other);
+    if !alike(Perms::READ, Perms::USER_READ) || !alike(Perms::WRITE, Perms::USER_WRITE) {
+        return Err(Inexpressible(
+            "stage 2 lets the guest's kernel and its user read and write the same memory, or neither",
+        ));
+    }
+    if attrs.global {
+        return Err(Inexpressible(
+            "a translation of stage 2 belongs to one guest",
+        ));
+    }
+    Ok(())
+}
+
+/// What an entry that is not valid tells those who edit the tables.
+///
+/// ```
+/// use tablewright::{Format, Pa, Perms, format::{Absence, Arm64K4}};
+/// let table = Arm64K4::table(Pa::new(0x1000), Perms::empty());
+/// assert_eq!(Arm64K4::absence(0), Absence::Hole);
+/// assert_eq!(Arm64K4::absence(Arm64K4::suspend(table)), Absence::Suspended);
+/// assert_eq!(Arm64K4::absence(Arm64K4::FROZEN), Absence::Frozen);
+/// assert_eq!(Arm64K4::absence(Arm64K4::sleep(table)), Absence::Asleep);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absence {
+    /// Nothing: it may be filled.
+    Hole,
+    /// A descriptor that the edit under way will [resume](Format::resume).
+    Suspended,
+    /// Somebody is replacing the entry.
+    Frozen,
+    /// A table that walkers do not reach until it is [woken](Format::wake).
+    Asleep,
+}
 
 /// What an entry is to a walk.
 ///
@@ -269,7 +357,8 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     const INPUT_BITS: u32;
     /// Significant bits of an output address.
     const OUTPUT_BITS: u32;
-    /// The two halves of the input space have a root each (arm64), rather than sharing one (x86).
+    /// The two halves of the input space have a root each (arm64 stage 1), rather than sharing one (x86-64) or being one
+    /// (stage 2).
     const HALVES: bool;
     /// Which changes of a live entry need a break.
     const RULE: Rule;
@@ -287,6 +376,18 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
 
     /// What marks the members of a contiguous run.
     const CONTIGUOUS: u64;
+
+    /// Whether table descriptors can take permissions away from everything below them. They cannot in arm64 stage 2.
+    const TABLES_RESTRICT: bool;
+
+    /// What marks a [suspended](Format::suspend) entry.
+    const SUSPENDED: u64;
+
+    /// What marks a [sleeping](Format::sleep) table, and no suspended entry.
+    const ASLEEP: u64;
+
+    /// An entry that somebody is replacing: invalid, and neither a hole nor suspended nor asleep.
+    const FROZEN: u64;
 
     /// What `entry` is, at `level`.
     fn kind(entry: u64, level: Level) -> Kind;
@@ -317,7 +418,7 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     }
 
     /// A descriptor of the table in `frame`. What is in `deny` is taken away from everything below it, as far as the
-    /// format can: execution for one or both.
+    /// format can: execution for one or both, writing for both.
     fn table(frame: Pa, deny: Perms) -> u64;
 
     /// What a table descriptor takes away from everything below it.
@@ -332,8 +433,50 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Undoes [`suspend`](Format::suspend).
     fn resume(suspended: u64) -> u64;
 
+    /// A frozen entry that tells whose it is, where the rule is that of arm64: hardware ignores all of an invalid entry
+    /// there. On x86, where an address in it may be read through, and where nobody has to tell, there is one kind.
+    #[inline(always)]
+    fn frozen(tag: u32) -> u64 {
+        match Self::RULE {
+            Rule::Arm => Self::FROZEN | (tag as u64) << 12,
+            Rule::X86 => Self::FROZEN,
+        }
+    }
+
+    /// Makes the descriptor of a table invalid, and keeps its content for [`wake`](Format::wake).
+    #[inline(always)]
+    fn sleep(table: u64) -> u64 {
+        Self::suspend(table) ^ (Self::SUSPENDED | Self::ASLEEP)
+    }
+
+    /// Undoes [`sleep`](Format::sleep).
+    #[inline(always)]
+    fn wake(asleep: u64) -> u64 {
+        Self::resume(asleep ^ (Self::SUSPENDED | Self::ASLEEP))
+    }
+
+    /// What an invalid entry tells. One that nobody has marked, in a tree that was adopted, is not to be touched.
+    #[inline(always)]
+    fn absence(entry: u64) -> Absence {
+        if entry == 0 {
+            Absence::Hole
+        } else if entry & Self::SUSPENDED != 0 {
+            Absence::Suspended
+        } else if entry & Self::ASLEEP != 0 {
+            Absence::Asleep
+        } else {
+            Absence::Frozen
+        }
+    }
+
     /// How many bits of an input address select an entry of one table (the first table may have fewer entries).
     const INDEX_BITS: u32 = Self::PAGE_SHIFT - 3;
+
+    /// How many tables lie beside each other at the root: 1, or in arm64 stage 2 up to 16.
+    #[inline(always)]
+    fn root_tables() -> usize {
+        (Self::entries(Self::root_level()) >> Self::INDEX_BITS).max(1)
+    }
 
     /// The level of the root.
     #[inline(always)]
@@ -363,11 +506,14 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         (input >> Self::shift(level)) as usize & (Self::entries(level) - 1)
     }
 
-    /// Whether `input` is an address that the format can translate: the bits above the input size all equal.
-    /// With [`HALVES`](Format::HALVES), the first bit above the input size selects the root; without, the last bit
-    /// below is the sign.
+    /// Whether `input` is an address that the format can translate: the bits above the input size all equal, and zero
+    /// where addresses are not [signed](Address::SIGNED). With [`HALVES`](Format::HALVES), the first bit above the input
+    /// size selects the root; without, the last bit below is the sign.
     #[inline]
     fn is_canonical(input: u64) -> bool {
+        if !Self::Input::SIGNED {
+            return input >> Self::INPUT_BITS == 0;
+        }
         let bits = if Self::HALVES {
             Self::INPUT_BITS
         } else {

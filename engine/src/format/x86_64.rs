@@ -42,8 +42,10 @@ const PAT_OF_BLOCK: u64 = 1 << 12;
 const PROTECTION_KEY: u64 = 0xf << 59;
 const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000; // 51:12
-/// Marks a suspended entry: bits 58:52 are ignored even in a present one, and none of ours has this one.
+// Marks of entries that are not present: bits 58:52 are ignored even in a present one, and none of ours has these.
 const SUSPENDED: u64 = 1 << 58;
+const ASLEEP: u64 = 1 << 57;
+const FROZEN: u64 = 1 << 56 | ADDRESS;
 
 impl<const LEVELS: u8> Format for X86_64<LEVELS> {
     type Input = Va;
@@ -62,6 +64,10 @@ impl<const LEVELS: u8> Format for X86_64<LEVELS> {
     const NATIVE: u64 = PROTECTION_KEY;
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
+    const TABLES_RESTRICT: bool = true;
+    const SUSPENDED: u64 = SUSPENDED;
+    const ASLEEP: u64 = ASLEEP;
+    const FROZEN: u64 = FROZEN;
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {
@@ -215,12 +221,14 @@ impl<const LEVELS: u8> Format for X86_64<LEVELS> {
     #[inline(always)]
     fn table(frame: Pa, deny: Perms) -> u64 {
         // Permissions are the intersection over the levels (SDM 5.6.1), so tables grant all that is not denied.
-        let bits = PRESENT | WRITE | USER | Self::put_address(frame);
+        let mut bits = PRESENT | WRITE | USER | Self::put_address(frame);
         if deny.contains(Perms::ANY_EXEC) {
-            bits | NO_EXECUTE
-        } else {
-            bits
+            bits |= NO_EXECUTE;
         }
+        if deny.contains(Perms::ANY_WRITE) {
+            bits &= !WRITE;
+        }
+        bits
     }
 
     #[inline]

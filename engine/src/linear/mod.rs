@@ -588,6 +588,18 @@ unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
         unsafe { self.platform.load(entry) }
     }
     #[inline(always)]
+    unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { self.platform.follow(entry) }
+    }
+    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
+        self.platform.alloc_root(level, tables)
+    }
+    unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
+        // SAFETY: passed on.
+        unsafe { self.platform.free_root(root, level, tables) }
+    }
+    #[inline(always)]
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: passed on.
         unsafe { self.platform.store(entry, bits) }

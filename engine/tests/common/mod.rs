@@ -6,19 +6,25 @@ use std::ops::ControlFlow;
 
 use tablewright::hosted::Hosted;
 use tablewright::{
-    AddressSpace, Attrs, Format, Liveness, Memory, Pa, Perms, Platform, Shareability, Va, format::*,
+    Address, AddressSpace, Attrs, Format, Liveness, Memory, Pa, Perms, Platform, Shareability, Va,
+    bbm::Rule, format::*,
 };
 use tablewright_walker as walker;
 use tablewright_walker::{DirtyState, Granule, Regime};
 
 /// A format under test, and what the walker calls it.
-pub trait Judged: Format<Input = Va> {
+pub trait Decoded: Format {
     const REGIME: Regime;
 }
 
+/// One of stage 1: its addresses are virtual.
+pub trait Judged: Decoded<Input = Va> {}
+
+impl<F: Decoded<Input = Va>> Judged for F {}
+
 macro_rules! judged {
     ($($format:ty => $regime:expr;)*) => {
-        $(impl Judged for $format {
+        $(impl Decoded for $format {
             const REGIME: Regime = $regime;
         })*
     };
@@ -33,9 +39,39 @@ judged! {
     Arm64K64Wide => Regime::Arm64Stage1 { granule: Granule::K64, wide: true };
     X86_64<4> => Regime::X86_64 { levels: 4 };
     X86_64<5> => Regime::X86_64 { levels: 5 };
+    Stage2<12, 40> => stage2(Granule::K4, 40, false, false);
+    Stage2<12, 48, false, true> => stage2(Granule::K4, 48, false, true);
+    Stage2<12, 52, true> => stage2(Granule::K4, 52, true, false);
+    Stage2<14, 40> => stage2(Granule::K16, 40, false, false);
+    Stage2<14, 52, true, true> => stage2(Granule::K16, 52, true, true);
+    Stage2<16, 33, false, true> => stage2(Granule::K64, 33, false, true);
+    Stage2<16, 52, true> => stage2(Granule::K64, 52, true, false);
+    Ept<4> => Regime::Ept { levels: 4, mode_based: false };
+    Ept<5, true> => Regime::Ept { levels: 5, mode_based: true };
+    Npt<4> => Regime::Npt { levels: 4 };
+    Npt<5> => Regime::Npt { levels: 5 };
 }
 
-/// Makes a module of tests for each format.
+const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back: bool) -> Regime {
+    Regime::Arm64Stage2 {
+        granule,
+        input_bits,
+        wide,
+        forced_write_back,
+    }
+}
+
+/// Whether the format is one of Arm, whose levels count downwards.
+pub fn is_arm<F: Format>() -> bool {
+    F::RULE == Rule::Arm
+}
+
+/// Whether the format is one of stage 2.
+pub fn is_guest<F: Format>() -> bool {
+    !F::Input::SIGNED
+}
+
+/// Makes a module of tests for each format of stage 1.
 #[macro_export]
 macro_rules! for_each_format {
     ($($test:ident),* $(,)?) => {
@@ -60,8 +96,31 @@ macro_rules! for_each_format {
     };
 }
 
+/// Makes a module of tests for each format of stage 2.
+#[macro_export]
+macro_rules! for_each_guest_format {
+    ($($test:ident),* $(,)?) => {
+        $crate::for_each_guest_format!(@ [$($test),*]
+            stage2_4k_40 => tablewright::format::Stage2<12, 40>;
+            stage2_4k_48_forced => tablewright::format::Stage2<12, 48, false, true>;
+            stage2_4k_52_wide => tablewright::format::Stage2<12, 52, true>;
+            stage2_16k_40 => tablewright::format::Stage2<14, 40>;
+            stage2_16k_52_wide_forced => tablewright::format::Stage2<14, 52, true, true>;
+            stage2_64k_33_forced => tablewright::format::Stage2<16, 33, false, true>;
+            stage2_64k_52_wide => tablewright::format::Stage2<16, 52, true>;
+            ept_4level => tablewright::format::Ept<4>;
+            ept_5level_mode_based => tablewright::format::Ept<5, true>;
+            npt_4level => tablewright::format::Npt<4>;
+            npt_5level => tablewright::format::Npt<5>;
+        );
+    };
+    (@ $tests:tt $($module:ident => $format:ty;)*) => {
+        $($crate::for_each_format!(@@@ $tests $module $format);)*
+    };
+}
+
 /// Says who uses a space. Nobody walks the tables of these tests but the tests.
-pub fn used<F: Judged, P: Platform + Clone>(space: &mut AddressSpace<F, P>, liveness: Liveness) {
+pub fn used<F: Decoded, P: Platform + Clone>(space: &mut AddressSpace<F, P>, liveness: Liveness) {
     match liveness {
         // SAFETY: no processor walks the tables.
         Liveness::Dead => unsafe { space.make_dead() },
@@ -183,7 +242,7 @@ impl Stretches {
 
 /// What the walker finds under a root, in the words of the engine's attributes. The translation of bits to words is
 /// made here from the manuals and not from the engine.
-pub fn judge<F: Judged>(platform: &Hosted, root: Pa) -> Stretches {
+pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
     let mut found = Stretches::default();
     for half in [walker::Half::Lower, walker::Half::Upper] {
         if matches!(F::REGIME, Regime::Arm64Stage1 { .. }) && half == walker::Half::Upper {
@@ -213,15 +272,17 @@ pub fn words(regime: Regime, leaf: &walker::Leaf) -> Attrs {
     perms.set(Perms::USER_READ, user.read);
     perms.set(Perms::USER_EXEC, user.execute);
     let (write, dirty) = match leaf.dirty {
-        // With hardware management a page is writable if DBM is set; it is dirty if AP[2] is clear, or if it was when
-        // the permission to write went, which software bit 55 keeps.
+        // With hardware management a page is writable if DBM is set; it is dirty if AP[2] is clear (S2AP[1] is set), or
+        // if it was when the permission to write went, which software bit 55 keeps.
         DirtyState::Arm64 { dbm, read_only } => {
             (dbm || !read_only, !read_only || leaf.software & 1 != 0)
         }
         DirtyState::X86_64 { dirty } => (kernel.write, dirty),
     };
     perms.set(Perms::WRITE, write);
-    perms.set(Perms::USER_WRITE, write && user.read);
+    // In stage 2 both write alike, and what they may read does not come into it.
+    let stage_1 = matches!(regime, Regime::Arm64Stage1 { .. } | Regime::X86_64 { .. });
+    perms.set(Perms::USER_WRITE, write && (user.read || !stage_1));
     let memory = match regime {
         Regime::Arm64Stage1 { .. } => {
             match (tablewright::format::MAIR >> (8 * leaf.memory)) & 0xff {
@@ -234,12 +295,20 @@ pub fn words(regime: Regime, leaf: &walker::Leaf) -> Attrs {
                 other => panic!("memory type {other:#x}"),
             }
         }
-        Regime::X86_64 { .. } => match (tablewright::format::PAT >> (8 * leaf.memory)) & 0xff {
-            6 => Memory::Normal,
-            1 => Memory::NonCacheable,
-            0 => Memory::Device,
-            4 => Memory::WriteThrough,
-            other => panic!("memory type {other:#x}"),
+        Regime::X86_64 { .. } | Regime::Npt { .. } => {
+            of_x86((tablewright::format::PAT >> (8 * leaf.memory)) & 0xff)
+        }
+        Regime::Ept { .. } => of_x86(u64::from(leaf.memory)),
+        // MemAttr: outer and inner alike, or a device; with forced write-back a type by itself.
+        Regime::Arm64Stage2 {
+            forced_write_back, ..
+        } => match (leaf.memory, forced_write_back) {
+            (0b1111, false) | (0b0110, true) => Memory::Normal,
+            (0b1010, false) => Memory::WriteThrough,
+            (0b0101, _) => Memory::NonCacheable,
+            (0b0001, _) => Memory::Device,
+            (0b0000, _) => Memory::DeviceStrict,
+            (other, _) => panic!("memory type {other:#x}"),
         },
     };
     if matches!(regime, Regime::X86_64 { .. }) && user.execute {
@@ -247,8 +316,10 @@ pub fn words(regime: Regime, leaf: &walker::Leaf) -> Attrs {
         perms -= Perms::EXEC;
     }
     let software = match regime {
-        Regime::Arm64Stage1 { .. } => leaf.software >> 1,
-        Regime::X86_64 { .. } => leaf.software & 7,
+        Regime::Arm64Stage1 { .. } | Regime::Arm64Stage2 { .. } => leaf.software >> 1,
+        Regime::X86_64 { .. } | Regime::Npt { .. } => leaf.software & 7,
+        // Bits 54:52, of which the walker knows five, above bit 11.
+        Regime::Ept { .. } => leaf.software >> 1 & 7,
     };
     Attrs {
         perms,
@@ -266,8 +337,19 @@ pub fn words(regime: Regime, leaf: &walker::Leaf) -> Attrs {
     }
 }
 
+/// A memory type of x86, as PAT and EPT number them.
+fn of_x86(number: u64) -> Memory {
+    match number {
+        6 => Memory::Normal,
+        1 => Memory::NonCacheable,
+        0 => Memory::Device,
+        4 => Memory::WriteThrough,
+        other => panic!("memory type {other:#x}"),
+    }
+}
+
 /// Every table reachable from a root, with its entries: whether an edit that failed left a trace.
-pub fn snapshot<F: Judged>(platform: &Hosted, root: Pa) -> Vec<(u64, Vec<u64>)> {
+pub fn snapshot<F: Decoded>(platform: &Hosted, root: Pa) -> Vec<(u64, Vec<u64>)> {
     let mut tables = Vec::new();
     let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
     walker::tables(F::REGIME, root.get(), &mut read, |table| {

@@ -6,17 +6,20 @@
 //! A row of [`ROWS`] stands alone in its table; the tables above it restrict nothing. Its meaning is one line:
 //!
 //! ```text
-//! PA  SIZE[xRUN]  privileged/user  G|n  mAttrIndx  sSH  A|-  DIRTY  swSOFTWARE  kKEY  [gp] [ns]
+//! PA  SIZE[xRUN]  privileged/user  G|n  mMEMORY  sSH  A|-  DIRTY  swSOFTWARE  kKEY  [gp] [ns] [xs] [ipat] [sve]
 //! table PA [what it takes away, privileged/user]
 //! invalid
 //! reserved: the start of the rule broken
 //! ```
 //!
-//! The fields are those of the walker's `Leaf`. DIRTY is, on arm64, `dbm` and `ro` as they stand; on x86-64 `D`; `-`
-//! for nothing. `gp` and `ns` are bits 50 and 5 of an arm64 leaf, which concern neither address nor permissions.
+//! The fields are those of the walker's `Leaf`. DIRTY is, on arm64, `dbm` and `ro` (in stage 2 a clear S2AP\[1\]) as they
+//! stand; elsewhere `D`; `-` for nothing. The rest are bits of a leaf that concern neither address nor permissions: `gp`
+//! and `ns` bits 50 and 5 of arm64, `xs` bit 11 of its stage 2, `ipat` and `sve` bits 6 and 63 of EPT.
 //!
 //! Sources: DDI 0487 D8.3.1 for the fields, D8.7.1 for runs, D8.4.1 for permissions, D8.5 for the flags that hardware
-//! writes; SDM vol. 3A 5.5.4 for the fields, 5.6.1 for permissions, 5.8 for the flags, 5.9.2 for PAT.
+//! writes; SDM vol. 3A 5.5.4 for the fields, 5.6.1 for permissions, 5.8 for the flags, 5.9.2 for PAT. Stage 2: DDI 0487
+//! D8.6.5 and D8.6.6 for memory types, D8.4.3 for XN; SDM vol. 3C 29.3.2 for EPT, 29.3.3.1 for its misconfigurations,
+//! 29.3.5 for its flags; APM vol. 2 15.25 for nested paging.
 
 #![allow(dead_code)] // Each test reads a part.
 
@@ -35,7 +38,43 @@ pub const A64W: Regime = arm64(Granule::K64, true);
 pub const X4: Regime = Regime::X86_64 { levels: 4 };
 pub const X5: Regime = Regime::X86_64 { levels: 5 };
 
-pub const REGIMES: [Regime; 8] = [A4, A4W, A16, A16W, A64, A64W, X4, X5];
+const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back: bool) -> Regime {
+    Regime::Arm64Stage2 {
+        granule,
+        input_bits,
+        wide,
+        forced_write_back,
+    }
+}
+
+/// From level 1.
+pub const S4: Regime = stage2(Granule::K4, 40, false, false);
+/// From level 0.
+pub const S4F: Regime = stage2(Granule::K4, 48, false, true);
+/// From level 0, 16 tables.
+pub const S4W: Regime = stage2(Granule::K4, 52, true, false);
+/// From level 2, 16 tables.
+pub const S16: Regime = stage2(Granule::K16, 40, false, false);
+/// From level 0.
+pub const S16W: Regime = stage2(Granule::K16, 52, true, true);
+/// From level 2, with 16 entries.
+pub const S64: Regime = stage2(Granule::K64, 33, false, true);
+/// From level 1.
+pub const S64W: Regime = stage2(Granule::K64, 52, true, false);
+pub const E4: Regime = Regime::Ept {
+    levels: 4,
+    mode_based: false,
+};
+pub const E5: Regime = Regime::Ept {
+    levels: 5,
+    mode_based: true,
+};
+pub const N4: Regime = Regime::Npt { levels: 4 };
+pub const N5: Regime = Regime::Npt { levels: 5 };
+
+pub const REGIMES: [Regime; 19] = [
+    A4, A4W, A16, A16W, A64, A64W, X4, X5, S4, S4F, S4W, S16, S16W, S64, S64W, E4, E5, N4, N5,
+];
 
 const NO_BLOCK: &str = "reserved: a block descriptor";
 const RES0_LEAF: &str = "reserved: a RES0 bit below or above";
@@ -44,6 +83,9 @@ const RES0_CONT: &str = "reserved: the Contiguous bit";
 const SH_01: &str = "reserved: SH is 01";
 const LARGE: &str = "reserved: a reserved bit below the address of a large page";
 const PS: &str = "reserved: PS";
+const TYPE: &str = "reserved: a reserved memory type";
+const W_NOT_R: &str = "reserved: an entry that can be written and not read";
+const EPT_TABLE: &str = "reserved: a reserved bit of a table entry";
 
 /// The regime, the level, the descriptor, its meaning.
 pub type Row = (Regime, i8, u64, &'static str);
@@ -325,6 +367,279 @@ pub const ROWS: &[Row] = &[
     (X5, 1, 0x0000_0000_0040_0063, "0x400000 4K rwx/--- n m0 s- A D sw0 k0"),
     (X5, 1, 0x2a00_0000_0040_0a8d, "0x400000 4K r-x/r-x n m5 s- - - sw105 k5"),
     (X5, 1, 0x0000_0000_0040_0062, "invalid"),
+
+    // arm64 stage 2, 4 KiB, 48 bits. Permissions of a page: XN (54:53), S2AP (7:6).
+    (S4, 3, 0x0000_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 k0"),
+    (S4, 3, 0x0020_0000_4000_07ff, "0x40000000 4K rw-/rwx n mf s3 A - sw0 k0"),
+    (S4, 3, 0x0040_0000_4000_07ff, "0x40000000 4K rw-/rw- n mf s3 A - sw0 k0"),
+    (S4, 3, 0x0060_0000_4000_07ff, "0x40000000 4K rwx/rw- n mf s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_077f, "0x40000000 4K r-x/r-x n mf s3 A ro sw0 k0"),
+    (S4, 3, 0x0020_0000_4000_077f, "0x40000000 4K r--/r-x n mf s3 A ro sw0 k0"),
+    (S4, 3, 0x0040_0000_4000_077f, "0x40000000 4K r--/r-- n mf s3 A ro sw0 k0"),
+    (S4, 3, 0x0060_0000_4000_077f, "0x40000000 4K r-x/r-- n mf s3 A ro sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_07bf, "0x40000000 4K -wx/-wx n mf s3 A - sw0 k0"),
+    (S4, 3, 0x0040_0000_4000_07bf, "0x40000000 4K -w-/-w- n mf s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_073f, "0x40000000 4K --x/--x n mf s3 A ro sw0 k0"),
+    (S4, 3, 0x0040_0000_4000_073f, "0x40000000 4K ---/--- n mf s3 A ro sw0 k0"),
+    // AF (10), SH (9:8), MemAttr (5:2): outer and inner, or a device.
+    (S4, 3, 0x0000_0000_4000_03ff, "0x40000000 4K rwx/rwx n mf s3 - - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_06ff, "0x40000000 4K rwx/rwx n mf s2 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_04ff, "0x40000000 4K rwx/rwx n mf s0 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_05ff, SH_01),
+    (S4, 3, 0x0000_0000_4000_07c3, "0x40000000 4K rwx/rwx n m0 s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_07c7, "0x40000000 4K rwx/rwx n m1 s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_07cb, "0x40000000 4K rwx/rwx n m2 s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_07cf, "0x40000000 4K rwx/rwx n m3 s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_07d3, TYPE),
+    (S4, 3, 0x0000_0000_4000_07d7, "0x40000000 4K rwx/rwx n m5 s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_07db, "0x40000000 4K rwx/rwx n m6 s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_07e3, TYPE),
+    (S4, 3, 0x0000_0000_4000_07eb, "0x40000000 4K rwx/rwx n ma s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_07f3, TYPE),
+    (S4, 3, 0x0000_0000_4000_07f7, "0x40000000 4K rwx/rwx n md s3 A - sw0 k0"),
+    // DBM (51), software (58:55), PBHA (62:59), bit 63, FnXS (11).
+    (S4, 3, 0x0008_0000_4000_077f, "0x40000000 4K r-x/r-x n mf s3 A dbm+ro sw0 k0"),
+    (S4, 3, 0x0008_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A dbm sw0 k0"),
+    (S4, 3, 0x0080_0000_4000_077f, "0x40000000 4K r-x/r-x n mf s3 A ro sw1 k0"),
+    (S4, 3, 0x0500_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - swa k0"),
+    (S4, 3, 0x0780_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - swf k0"),
+    (S4, 3, 0x7800_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 kf"),
+    (S4, 3, 0x1000_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 k2"),
+    (S4, 3, 0x8000_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 k0"),
+    (S4, 3, 0x0000_0000_4000_0fff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 k0 xs"),
+    // The address, the Contiguous bit (52), what is no page.
+    (S4, 3, 0x0000_ffff_ffff_f7ff, "0xfffffffff000 4K rwx/rwx n mf s3 A - sw0 k0"),
+    (S4, 3, 0x0010_0000_4000_07ff, "0x40000000 4Kx16 rwx/rwx n mf s3 A - sw0 k0"),
+    (S4, 3, 0x0001_0000_4000_07ff, RES0_LEAF),
+    (S4, 3, 0x0002_0000_4000_07ff, RES0_LEAF),
+    (S4, 3, 0x0004_0000_4000_07ff, RES0_LEAF),
+    (S4, 3, 0x0000_0000_4000_07fd, NO_BLOCK),
+    (S4, 3, 0x0000_0000_4000_07fe, "invalid"),
+    (S4, 3, 0xffff_ffff_ffff_fffe, "invalid"),
+    (S4, 3, 0, "invalid"),
+    (S4, 2, 0x0000_0000_8020_07fd, "0x80200000 2M rwx/rwx n mf s3 A - sw0 k0"),
+    (S4, 2, 0x0000_0000_8021_07fd, "0x80200000 2M rwx/rwx n mf s3 A - sw0 k0"),
+    (S4, 2, 0x0010_0000_8200_07fd, "0x82000000 2Mx16 rwx/rwx n mf s3 A - sw0 k0"),
+    (S4, 2, 0x0000_0000_8020_17fd, RES0_LEAF),
+    (S4, 2, 0x0000_0000_8022_07fd, RES0_LEAF),
+    (S4, 2, 0x0004_0000_8020_07fd, RES0_LEAF),
+    (S4, 1, 0x0000_0001_4000_07fd, "0x140000000 1G rwx/rwx n mf s3 A - sw0 k0"),
+    (S4, 1, 0x0010_0004_0000_07fd, "0x400000000 1Gx16 rwx/rwx n mf s3 A - sw0 k0"),
+    (S4, 1, 0x0000_0001_6000_07fd, RES0_LEAF),
+    (S4, 1, 0x0000_0000_4000_0702, "invalid"),
+    // Tables: nothing is restricted; 63:59 and 50:48 are reserved, 58:51 and 11:2 ignored.
+    (S4, 1, 0x0000_0000_8765_4003, "table 0x87654000"),
+    (S4, 2, 0x07f8_0000_8765_4fff, "table 0x87654000"),
+    (S4, 2, 0x0000_ffff_ffff_f003, "table 0xfffffffff000"),
+    (S4, 2, 0x0001_0000_8765_4003, RES0_TABLE),
+    (S4, 2, 0x0004_0000_8765_4003, RES0_TABLE),
+    (S4, 2, 0x0800_0000_8765_4003, RES0_TABLE),
+    (S4, 2, 0x1000_0000_8765_4003, RES0_TABLE),
+    (S4, 1, 0x2000_0000_8765_4003, RES0_TABLE),
+    (S4, 1, 0x4000_0000_8765_4003, RES0_TABLE),
+    (S4, 1, 0x8000_0000_8765_4003, RES0_TABLE),
+
+    // 4 KiB, 48 bits of input, forced write-back: another meaning of MemAttr.
+    (S4F, 3, 0x0000_0000_4000_07db, "0x40000000 4K rwx/rwx n m6 s3 A - sw0 k0"),
+    (S4F, 3, 0x0000_0000_4000_07df, "0x40000000 4K rwx/rwx n m7 s3 A - sw0 k0"),
+    (S4F, 3, 0x0000_0000_4000_07d7, "0x40000000 4K rwx/rwx n m5 s3 A - sw0 k0"),
+    (S4F, 3, 0x0000_0000_4000_07c3, "0x40000000 4K rwx/rwx n m0 s3 A - sw0 k0"),
+    (S4F, 3, 0x0000_0000_4000_07c7, "0x40000000 4K rwx/rwx n m1 s3 A - sw0 k0"),
+    (S4F, 3, 0x0000_0000_4000_07cf, "0x40000000 4K rwx/rwx n m3 s3 A - sw0 k0"),
+    (S4F, 3, 0x0000_0000_4000_07d3, TYPE),
+    (S4F, 3, 0x0000_0000_4000_07e3, TYPE),
+    (S4F, 3, 0x0000_0000_4000_07eb, TYPE),
+    (S4F, 3, 0x0000_0000_4000_07fb, TYPE),
+    (S4F, 3, 0x0000_0000_4000_07ff, TYPE),
+    (S4F, 3, 0x0048_0000_4000_035b, "0x40000000 4K r--/r-- n m6 s3 - dbm+ro sw0 k0"),
+    (S4F, 3, 0, "invalid"),
+    (S4F, 2, 0x0000_0000_8020_07d9, "0x80200000 2M rwx/rwx n m6 s3 A - sw0 k0"),
+    (S4F, 1, 0x0000_0001_4000_07d9, "0x140000000 1G rwx/rwx n m6 s3 A - sw0 k0"),
+    (S4F, 0, 0x0000_0080_0000_07d9, NO_BLOCK),
+    (S4F, 0, 0x0000_ffff_ffff_f003, "table 0xfffffffff000"),
+    (S4F, 1, 0x0000_0000_0000_1003, "table 0x1000"),
+    (S4F, 2, 0x0000_0000_0000_2003, "table 0x2000"),
+
+    // 4 KiB, LPA2: address bits 49:48 in place, 51:50 in bits 9:8, no SH.
+    (S4W, 3, 0x0003_1234_5678_97ff, "0xf123456789000 4K rwx/rwx n mf s- A - sw0 k0"),
+    (S4W, 3, 0x0000_0000_4000_04ff, "0x40000000 4K rwx/rwx n mf s- A - sw0 k0"),
+    (S4W, 3, 0x0000_0000_4000_05ff, "0x4000040000000 4K rwx/rwx n mf s- A - sw0 k0"),
+    (S4W, 3, 0x0004_0000_4000_04ff, RES0_LEAF),
+    (S4W, 3, 0x0000_0000_4000_04fe, "invalid"),
+    (S4W, 2, 0x0000_0000_8020_07fd, "0xc000080200000 2M rwx/rwx n mf s- A - sw0 k0"),
+    (S4W, 1, 0x0002_0000_4000_06fd, "0xa000040000000 1G rwx/rwx n mf s- A - sw0 k0"),
+    (S4W, 0, 0x0001_0080_0000_05fd, "0x5008000000000 512G rwx/rwx n mf s- A - sw0 k0"),
+    (S4W, 0, 0x0010_0080_0000_04fd, RES0_CONT),
+    (S4W, 0, 0x0002_0000_0000_1203, "table 0xa000000001000"),
+    (S4W, 1, 0x0000_0000_8765_4303, "table 0xc000087654000"),
+    (S4W, 2, 0x0000_0000_8765_4003, "table 0x87654000"),
+    (S4W, 2, 0x0004_0000_8765_4003, RES0_TABLE),
+    (S4W, 0, 0x0800_0000_8765_4003, RES0_TABLE),
+
+    // 16 KiB, 40 bits of input.
+    (S16, 3, 0x0000_0000_4000_47ff, "0x40004000 16K rwx/rwx n mf s3 A - sw0 k0"),
+    (S16, 3, 0x0010_0000_0020_07ff, "0x200000 16Kx128 rwx/rwx n mf s3 A - sw0 k0"),
+    (S16, 3, 0x0000_0000_4000_57ff, RES0_LEAF),
+    (S16, 3, 0, "invalid"),
+    (S16, 2, 0x0000_0000_4200_07fd, "0x42000000 32M rwx/rwx n mf s3 A - sw0 k0"),
+    (S16, 2, 0x0010_0000_4000_07fd, "0x40000000 32Mx32 rwx/rwx n mf s3 A - sw0 k0"),
+    (S16, 2, 0x0000_0000_4201_07fd, "0x42000000 32M rwx/rwx n mf s3 A - sw0 k0"),
+    (S16, 2, 0x0000_0000_4300_07fd, RES0_LEAF),
+    (S16, 2, 0x0000_0000_8000_4003, "table 0x80004000"),
+    (S16, 2, 0x0000_0000_8000_5003, RES0_TABLE),
+
+    // 16 KiB, LPA2, forced write-back.
+    (S16W, 3, 0x0003_0000_4000_47db, "0xf000040004000 16K rwx/rwx n m6 s- A - sw0 k0"),
+    (S16W, 3, 0x0000_0000_4000_44ff, TYPE),
+    (S16W, 3, 0, "invalid"),
+    (S16W, 2, 0x0000_0000_4200_04d9, "0x42000000 32M rwx/rwx n m6 s- A - sw0 k0"),
+    (S16W, 1, 0x0000_0010_0000_04d9, "0x1000000000 64G rwx/rwx n m6 s- A - sw0 k0"),
+    (S16W, 1, 0x0010_0010_0000_04d9, RES0_CONT),
+    (S16W, 0, 0x0000_8000_0000_04d9, NO_BLOCK),
+    (S16W, 0, 0x0001_0000_0000_4103, "table 0x5000000004000"),
+    (S16W, 1, 0x0000_0000_8000_4003, "table 0x80004000"),
+    (S16W, 2, 0x0000_0000_8000_4003, "table 0x80004000"),
+
+    // 64 KiB, 33 bits of input, forced write-back: a run of blocks would be larger than that.
+    (S64, 3, 0x0000_0000_4001_07db, "0x40010000 64K rwx/rwx n m6 s3 A - sw0 k0"),
+    (S64, 3, 0x0010_0000_0020_07db, "0x200000 64Kx32 rwx/rwx n m6 s3 A - sw0 k0"),
+    (S64, 3, 0x0000_0000_4001_17db, RES0_LEAF),
+    (S64, 3, 0, "invalid"),
+    (S64, 2, 0x0000_0000_6000_07d9, "0x60000000 512M rwx/rwx n m6 s3 A - sw0 k0"),
+    (S64, 2, 0x0010_0004_0000_07d9, RES0_CONT),
+    (S64, 2, 0x0000_0000_8003_0003, "table 0x80030000"),
+    (S64, 2, 0x0000_0000_8003_1003, RES0_TABLE),
+
+    // 64 KiB, LPA: address bits 51:48 in bits 15:12.
+    (S64W, 3, 0x0000_0000_4001_f7ff, "0xf000040010000 64K rwx/rwx n mf s3 A - sw0 k0"),
+    (S64W, 3, 0x0001_0000_4001_07ff, RES0_LEAF),
+    (S64W, 3, 0, "invalid"),
+    (S64W, 2, 0x0000_0000_2000_37fd, "0x3000020000000 512M rwx/rwx n mf s3 A - sw0 k0"),
+    (S64W, 2, 0x0010_0004_0000_17fd, "0x1000400000000 512Mx32 rwx/rwx n mf s3 A - sw0 k0"),
+    (S64W, 1, 0x0000_0400_0000_87fd, "0x8040000000000 4T rwx/rwx n mf s3 A - sw0 k0"),
+    (S64W, 1, 0x0010_0400_0000_07fd, RES0_CONT),
+    (S64W, 1, 0x0000_0000_0003_c003, "table 0xc000000030000"),
+    (S64W, 2, 0x0000_0000_8000_2003, "table 0x2000080000000"),
+
+    // EPT, 4 levels. R (0), W (1), X (2); without mode-based control bit 10 is ignored.
+    (E4, 1, 0x0000_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0035, "0x400000 4K r-x/r-x n m6 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0033, "0x400000 4K rw-/rw- n m6 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0031, "0x400000 4K r--/r-- n m6 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0034, "0x400000 4K --x/--x n m6 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0032, W_NOT_R),
+    (E4, 1, 0x0000_0000_0040_0036, W_NOT_R),
+    (E4, 1, 0x0000_0000_0040_0431, "0x400000 4K r--/r-- n m6 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0430, "invalid"),
+    // A (8), D (9); the memory type (5:3), ignore PAT (6); bit 7, ignored in a page.
+    (E4, 1, 0x0000_0000_0040_0137, "0x400000 4K rwx/rwx n m6 s- A - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0237, "0x400000 4K rwx/rwx n m6 s- - D sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0337, "0x400000 4K rwx/rwx n m6 s- A D sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0007, "0x400000 4K rwx/rwx n m0 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_000f, "0x400000 4K rwx/rwx n m1 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_0017, TYPE),
+    (E4, 1, 0x0000_0000_0040_001f, TYPE),
+    (E4, 1, 0x0000_0000_0040_0027, "0x400000 4K rwx/rwx n m4 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_002f, "0x400000 4K rwx/rwx n m5 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0040_003f, TYPE),
+    (E4, 1, 0x0000_0000_0040_0077, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0 ipat"),
+    (E4, 1, 0x0000_0000_0040_00b7, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0"),
+    // Ignored (11, 56:52, 59, 62), features of a leaf (57, 58, 60, 61), suppress #VE (63).
+    (E4, 1, 0x0000_0000_0040_0837, "0x400000 4K rwx/rwx n m6 s- - - sw1 k0"),
+    (E4, 1, 0x0010_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw2 k0"),
+    (E4, 1, 0x0040_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw8 k0"),
+    (E4, 1, 0x01f0_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw3e k0"),
+    (E4, 1, 0x0600_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0"),
+    (E4, 1, 0x0800_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k1"),
+    (E4, 1, 0x1000_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k2"),
+    (E4, 1, 0x6000_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 kc"),
+    (E4, 1, 0x8000_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0 sve"),
+    (E4, 1, 0x000f_ffff_ffff_f037, "0xffffffffff000 4K rwx/rwx n m6 s- - - sw0 k0"),
+    (E4, 1, 0x0000_0000_0000_1031, "0x1000 4K r--/r-- n m6 s- - - sw0 k0"),
+    (E4, 1, 0, "invalid"),
+    (E4, 1, 0x8000_0000_0000_0000, "invalid"),
+    (E4, 4, 0xffff_ffff_ffff_fff8, "invalid"),
+    (E4, 2, 0x0000_0000_4020_00b7, "0x40200000 2M rwx/rwx n m6 s- - - sw0 k0"),
+    (E4, 2, 0x0000_0000_4020_03b1, "0x40200000 2M r--/r-- n m6 s- A D sw0 k0"),
+    (E4, 2, 0x0000_0000_4020_10b7, LARGE),
+    (E4, 2, 0x0000_0000_4030_00b7, LARGE),
+    (E4, 2, 0x0000_0000_4020_0097, TYPE),
+    (E4, 2, 0x0000_0000_4020_00b6, W_NOT_R),
+    (E4, 3, 0x0000_0001_4000_00b7, "0x140000000 1G rwx/rwx n m6 s- - - sw0 k0"),
+    (E4, 3, 0x0000_0001_6000_00b7, LARGE),
+    (E4, 4, 0x0000_0000_0001_0087, EPT_TABLE),
+    // Tables: 6:3 are reserved, 7 at level 4 too; 62:52, 63 and 11:9 ignored.
+    (E4, 4, 0x0000_0000_0001_0007, "table 0x10000"),
+    (E4, 3, 0x0000_0000_0001_0107, "table 0x10000"),
+    (E4, 2, 0xfff0_0000_0001_0f07, "table 0x10000"),
+    (E4, 2, 0x000f_ffff_ffff_f007, "table 0xffffffffff000"),
+    (E4, 2, 0x0000_0000_0001_000f, EPT_TABLE),
+    (E4, 2, 0x0000_0000_0001_0017, EPT_TABLE),
+    (E4, 3, 0x0000_0000_0001_0027, EPT_TABLE),
+    (E4, 4, 0x0000_0000_0001_0047, EPT_TABLE),
+    (E4, 3, 0x0000_0000_0001_0002, W_NOT_R),
+    (E4, 4, 0x0000_0000_0001_0005, "table 0x10000 -w-/-w-"),
+    (E4, 3, 0x0000_0000_0001_0003, "table 0x10000 --x/--x"),
+    (E4, 2, 0x0000_0000_0001_0001, "table 0x10000 -wx/-wx"),
+    (E4, 2, 0x0000_0000_0001_0004, "table 0x10000 rw-/rw-"),
+
+    // EPT, 5 levels, mode-based: bit 10 lets user-mode addresses execute, and makes an entry present.
+    (E5, 1, 0x0000_0000_0040_0437, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0"),
+    (E5, 1, 0x0000_0000_0040_0037, "0x400000 4K rwx/rw- n m6 s- - - sw0 k0"),
+    (E5, 1, 0x0000_0000_0040_0433, "0x400000 4K rw-/rwx n m6 s- - - sw0 k0"),
+    (E5, 1, 0x0000_0000_0040_0033, "0x400000 4K rw-/rw- n m6 s- - - sw0 k0"),
+    (E5, 1, 0x0000_0000_0040_0731, "0x400000 4K r--/r-x n m6 s- A D sw0 k0"),
+    (E5, 1, 0x0000_0000_0040_0430, "0x400000 4K ---/--x n m6 s- - - sw0 k0"),
+    (E5, 1, 0x0000_0000_0040_0432, W_NOT_R),
+    (E5, 1, 0x8000_0000_0040_03f8, "invalid"),
+    (E5, 2, 0x0000_0000_4020_04b7, "0x40200000 2M rwx/rwx n m6 s- - - sw0 k0"),
+    (E5, 2, 0x0000_0000_4020_24b7, LARGE),
+    (E5, 3, 0x0000_0001_4000_00b5, "0x140000000 1G r-x/r-- n m6 s- - - sw0 k0"),
+    (E5, 5, 0x0000_0012_3456_7407, "table 0x1234567000"),
+    (E5, 4, 0x0000_0000_0001_0403, "table 0x10000 --x/---"),
+    (E5, 3, 0x0000_0000_0001_0007, "table 0x10000 ---/--x"),
+    (E5, 2, 0x0000_0000_0001_0405, "table 0x10000 -w-/-w-"),
+    (E5, 2, 0x0000_0000_0001_0400, "table 0x10000 rwx/rw-"),
+    (E5, 5, 0x0000_0000_0001_0487, EPT_TABLE),
+    (E5, 4, 0x0000_0000_0001_0487, EPT_TABLE),
+    (E5, 5, 0, "invalid"),
+
+    // AMD nested paging: a page that is not the user's is not the guest's.
+    (N4, 1, 0x0000_0000_0040_0007, "0x400000 4K rwx/rwx n m0 s- - - sw0 k0"),
+    (N4, 1, 0x0000_0000_0040_0005, "0x400000 4K r-x/r-x n m0 s- - - sw0 k0"),
+    (N4, 1, 0x8000_0000_0040_0007, "0x400000 4K rw-/rw- n m0 s- - - sw0 k0"),
+    (N4, 1, 0x8000_0000_0040_0005, "0x400000 4K r--/r-- n m0 s- - - sw0 k0"),
+    (N4, 1, 0x0000_0000_0040_0003, "0x400000 4K ---/--- n m0 s- - - sw0 k0"),
+    (N4, 1, 0x0000_0000_0040_0067, "0x400000 4K rwx/rwx n m0 s- A D sw0 k0"),
+    (N4, 1, 0x0000_0000_0040_0027, "0x400000 4K rwx/rwx n m0 s- A - sw0 k0"),
+    (N4, 1, 0x0000_0000_0040_0107, "0x400000 4K rwx/rwx n m0 s- - - sw0 k0"),
+    (N4, 1, 0x0000_0000_0040_000f, "0x400000 4K rwx/rwx n m1 s- - - sw0 k0"),
+    (N4, 1, 0x0000_0000_0040_001f, "0x400000 4K rwx/rwx n m3 s- - - sw0 k0"),
+    (N4, 1, 0x0000_0000_0040_009f, "0x400000 4K rwx/rwx n m7 s- - - sw0 k0"),
+    (N4, 1, 0x0000_0000_0040_0a07, "0x400000 4K rwx/rwx n m0 s- - - sw5 k0"),
+    (N4, 1, 0x7800_0000_0040_0007, "0x400000 4K rwx/rwx n m0 s- - - sw0 kf"),
+    (N4, 1, 0x000f_ffff_ffff_f007, "0xffffffffff000 4K rwx/rwx n m0 s- - - sw0 k0"),
+    (N4, 1, 0x8000_0000_0040_0066, "invalid"),
+    (N4, 2, 0x0000_0000_4020_00e7, "0x40200000 2M rwx/rwx n m0 s- A D sw0 k0"),
+    (N4, 2, 0x0000_0000_4020_109f, "0x40200000 2M rwx/rwx n m7 s- - - sw0 k0"),
+    (N4, 2, 0x0000_0000_4020_2087, LARGE),
+    (N4, 3, 0x0000_0001_4000_01e7, "0x140000000 1G rwx/rwx n m0 s- A D sw0 k0"),
+    (N4, 4, 0x0000_0000_0001_0087, PS),
+    (N4, 4, 0x0000_0000_0001_0067, "table 0x10000"),
+    (N4, 3, 0x0000_0000_4000_0003, "table 0x40000000 rwx/rwx"),
+    (N4, 2, 0x0000_0000_4000_0005, "table 0x40000000 -w-/-w-"),
+    (N4, 3, 0x8000_0000_4000_0007, "table 0x40000000 --x/--x"),
+    (N5, 5, 0x0000_0012_3456_7027, "table 0x1234567000"),
+    (N5, 5, 0x0000_0000_4000_0003, "table 0x40000000 rwx/rwx"),
+    (N5, 4, 0x0000_0000_4000_0005, "table 0x40000000 -w-/-w-"),
+    (N5, 3, 0x8000_0000_4000_0007, "table 0x40000000 --x/--x"),
+    (N5, 2, 0x000f_ffff_ffff_f007, "table 0xffffffffff000"),
+    (N5, 5, 0x0000_0000_0001_0087, PS),
+    (N5, 4, 0x0000_0000_0001_0087, PS),
+    (N5, 3, 0x8000_0000_4000_00e7, "0x40000000 1G rw-/rw- n m0 s- A D sw0 k0"),
+    (N5, 2, 0x0000_0000_4020_0085, "0x40200000 2M r-x/r-x n m0 s- - - sw0 k0"),
+    (N5, 1, 0x0000_0000_0040_0067, "0x400000 4K rwx/rwx n m0 s- A D sw0 k0"),
+    (N5, 1, 0x0000_0000_0040_0062, "invalid"),
 ];
 
 /// The regime, table descriptors from the top down to right above a leaf, the leaf's level, the leaf, what it permits.
@@ -362,6 +677,28 @@ pub const UNDER: &[Under] = &[
     (X4, &[0x1007, 0x2005], 2, 0x0000_0000_4020_0087, "r-x/r-x"),
     (X5, &[0x8000_0000_0000_1007, 0x2007, 0x3007, 0x4003], 1, 0x0000_0000_4000_0007, "rw-/---"),
     (X5, &[0x1007, 0x2005], 3, 0x0000_0000_4000_0087, "r-x/r-x"),
+    // Tables of stage 2 take nothing away on arm64.
+    (S4, &[0x0000_0000_0000_1003, 0x07f8_0000_0000_2fff], 3, 0x0000_0000_4000_07ff, "rwx/rwx"),
+    (S4F, &[0x1003, 0x2003, 0x3003], 3, 0x0060_0000_4000_075b, "r-x/r--"),
+    // A right of EPT is one that every level grants.
+    (E4, &[0x1007, 0x2007, 0x3007], 1, 0x0000_0000_0040_0037, "rwx/rwx"),
+    (E4, &[0x1005, 0x2007, 0x3007], 1, 0x0000_0000_0040_0037, "r-x/r-x"),
+    (E4, &[0x1007, 0x2003, 0x3005], 1, 0x0000_0000_0040_0037, "r--/r--"),
+    (E4, &[0x1007, 0x2004, 0x3007], 1, 0x0000_0000_0040_0037, "--x/--x"),
+    (E4, &[0x1007, 0x2007, 0x3007], 1, 0x0000_0000_0040_0031, "r--/r--"),
+    (E4, &[0x1007, 0x2005], 2, 0x0000_0000_4020_00b7, "r-x/r-x"),
+    (E4, &[0x1003], 3, 0x0000_0000_4000_00b7, "rw-/rw-"),
+    (E5, &[0x1407, 0x2407, 0x3407, 0x4407], 1, 0x0000_0000_0040_0437, "rwx/rwx"),
+    (E5, &[0x1007, 0x2407, 0x3407, 0x4407], 1, 0x0000_0000_0040_0437, "rwx/rw-"),
+    (E5, &[0x1407, 0x2403, 0x3405, 0x4407], 1, 0x0000_0000_0040_0437, "r--/r-x"),
+    (E5, &[0x1407, 0x2007], 3, 0x0000_0000_4000_04b5, "r-x/r--"),
+    // And of nested paging, where what a table keeps from the user it keeps from the guest.
+    (N4, &[0x1007, 0x2007, 0x3007], 1, 0x0000_0000_4000_0007, "rwx/rwx"),
+    (N4, &[0x1005, 0x2007, 0x3007], 1, 0x0000_0000_4000_0007, "r-x/r-x"),
+    (N4, &[0x1007, 0x2003, 0x3007], 1, 0x0000_0000_4000_0007, "---/---"),
+    (N4, &[0x1007, 0x2007, 0x8000_0000_0000_3007], 1, 0x0000_0000_4000_0007, "rw-/rw-"),
+    (N4, &[0x1007, 0x2007, 0x3007], 1, 0x0000_0000_4000_0003, "---/---"),
+    (N5, &[0x8000_0000_0000_1007, 0x2007, 0x3005, 0x4007], 1, 0x0000_0000_4000_0007, "r--/r--"),
 ];
 
 /// The regime, the level, a descriptor; what hardware writes back for an access, where it manages the access flag, and
@@ -398,6 +735,34 @@ pub const WRITTEN: &[Written] = &[
     (X5, 1, 0x0000_0000_0040_0007, Some(0x0000_0000_0040_0027), Some(0x0000_0000_0040_0047)),
     (X4, 1, 0x0000_0000_0040_0002, None, None),
     (X4, 4, 0x0000_0000_0001_0083, None, None),
+    // Stage 2: AF, and S2AP[1] (7), which is set, where DBM is.
+    (S4, 3, 0x0008_0000_4000_037f, Some(0x0008_0000_4000_077f), Some(0x0008_0000_4000_03ff)),
+    (S4, 3, 0x0008_0000_4000_077f, None, Some(0x0008_0000_4000_07ff)),
+    (S4, 3, 0x0008_0000_4000_07ff, None, None),
+    (S4, 3, 0x0000_0000_4000_077f, None, None),
+    (S4, 3, 0x0000_0000_4000_03ff, Some(0x0000_0000_4000_07ff), None),
+    (S4, 1, 0x0008_0001_4000_037d, Some(0x0008_0001_4000_077d), Some(0x0008_0001_4000_03fd)),
+    (S4F, 2, 0x0008_0000_8020_035d, Some(0x0008_0000_8020_075d), Some(0x0008_0000_8020_03dd)),
+    (S16W, 2, 0x0008_0000_4200_0059, Some(0x0008_0000_4200_0459), Some(0x0008_0000_4200_00d9)),
+    (S64W, 1, 0x0008_0400_0000_837d, Some(0x0008_0400_0000_877d), Some(0x0008_0400_0000_83fd)),
+    (S4, 3, 0x0008_0000_4000_037e, None, None),
+    (S4, 2, 0x0008_0000_8765_4003, None, None),
+    // EPT: A (8) of all, D (9) of a leaf where W (1) lets a write pass.
+    (E4, 1, 0x0000_0000_0040_0033, Some(0x0000_0000_0040_0133), Some(0x0000_0000_0040_0233)),
+    (E4, 1, 0x0000_0000_0040_0133, None, Some(0x0000_0000_0040_0333)),
+    (E4, 1, 0x0000_0000_0040_0031, Some(0x0000_0000_0040_0131), None),
+    (E4, 2, 0x0000_0000_4020_00b7, Some(0x0000_0000_4020_01b7), Some(0x0000_0000_4020_02b7)),
+    (E4, 2, 0x0000_0000_0001_0007, Some(0x0000_0000_0001_0107), None),
+    (E4, 4, 0x0000_0000_0001_0107, None, None),
+    (E4, 1, 0x0000_0000_0040_0032, None, None),
+    (E5, 3, 0x0000_0001_4000_04b7, Some(0x0000_0001_4000_05b7), Some(0x0000_0001_4000_06b7)),
+    (E5, 5, 0x0000_0000_0001_0407, Some(0x0000_0000_0001_0507), None),
+    (N4, 1, 0x0000_0000_0040_0007, Some(0x0000_0000_0040_0027), Some(0x0000_0000_0040_0047)),
+    (N4, 1, 0x0000_0000_0040_0025, None, None),
+    (N4, 2, 0x0000_0000_4020_00a7, None, Some(0x0000_0000_4020_00e7)),
+    (N4, 4, 0x0000_0000_0001_0007, Some(0x0000_0000_0001_0027), None),
+    (N5, 5, 0x0000_0000_0001_0003, Some(0x0000_0000_0001_0023), None),
+    (N5, 3, 0x0000_0000_4000_0087, Some(0x0000_0000_4000_00a7), Some(0x0000_0000_4000_00c7)),
 ];
 
 /// The meaning of a row.
@@ -410,7 +775,7 @@ pub enum Means {
     },
     Leaf {
         leaf: Leaf,
-        /// Bits GP and NS of arm64, where they stand.
+        /// The bits that are named at the end of the line, where they stand.
         others: u64,
     },
     Reserved(&'static str),
@@ -461,11 +826,13 @@ pub fn means(&(regime, level, raw, line): &Row) -> Means {
                     shareability: (shareability != "s-").then(|| hex("s", shareability) as u8),
                     accessed: either(accessed, "A", "-"),
                     dirty: match regime {
-                        Regime::Arm64Stage1 { .. } => DirtyState::Arm64 {
-                            dbm: matches!(dirty, "dbm" | "dbm+ro"),
-                            read_only: matches!(dirty, "ro" | "dbm+ro"),
-                        },
-                        Regime::X86_64 { .. } => DirtyState::X86_64 {
+                        Regime::Arm64Stage1 { .. } | Regime::Arm64Stage2 { .. } => {
+                            DirtyState::Arm64 {
+                                dbm: matches!(dirty, "dbm" | "dbm+ro"),
+                                read_only: matches!(dirty, "ro" | "dbm+ro"),
+                            }
+                        }
+                        _ => DirtyState::X86_64 {
                             dirty: either(dirty, "D", "-"),
                         },
                     },
@@ -477,6 +844,9 @@ pub fn means(&(regime, level, raw, line): &Row) -> Means {
                     bits | match name {
                         "gp" => 1 << 50,
                         "ns" => 1 << 5,
+                        "xs" => 1 << 11,
+                        "ipat" => 1 << 6,
+                        "sve" => 1 << 63,
                         _ => panic!("{line}"),
                     }
                 }),

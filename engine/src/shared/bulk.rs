@@ -1,0 +1,229 @@
+//! Many leaves at once: what a hypervisor maps before the guest asks for it.
+
+use core::ops::{ControlFlow, Range};
+
+use crate::addr::{Address, Level, Pa, Span};
+use crate::edit::{Fresh, Leaves, Mapping, build};
+use crate::entry::Table;
+use crate::flush::free_tree;
+use crate::format::{Format, Kind, Memory, Perms};
+use crate::platform::Barrier;
+use crate::space::EditError;
+use crate::walk::{Slice, Step, Visit};
+
+use super::{Refused, SharedPlatform, SharedSpace};
+
+impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
+    /// Maps what is not mapped in `span` to the memory from `frame` on. Other processors may be mapping, and taking away, in
+    /// the same range. A new sub-tree is filled where nobody sees it and linked by one compare-exchange; where memory
+    /// has to be cleaned, it is cleaned once, by whoever installs it, a table at a time. What is mapped already stays.
+    /// Tables come from the platform. Returns how many bytes were mapped.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`] at the first address that somebody is at, with everything below it mapped.
+    /// [`Refused::NeedsTables`] if the platform has none left. [`Refused::Edit`]: nothing has changed.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64, hosted::Threads};
+    /// # use tablewright::shared::SharedSpace;
+    /// # let platform = Threads::new(64, 12, 1);
+    /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap());
+    /// let span = Span::new(Va::new(0), 64 << 20)?;
+    /// let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
+    /// assert_eq!(space.map_range(span, Pa::new(0), mapping), Ok(64 << 20));
+    /// assert_eq!(space.map_range(span, Pa::new(0), mapping), Ok(0));
+    /// # Ok::<(), tablewright::AddressError>(())
+    /// ```
+    pub fn map_range(
+        &self,
+        span: Span<F::Input>,
+        frame: Pa,
+        mapping: Mapping,
+    ) -> Result<u64, Refused<F::Input>> {
+        let slice = self.check(span)?;
+        if !frame.is_aligned(F::PAGE_SHIFT) {
+            return Err(EditError::Misaligned.into());
+        }
+        let last = frame.get().checked_add(slice.last - slice.first);
+        if last.is_none_or(|last| last >> F::OUTPUT_BITS != 0) {
+            return Err(EditError::OutputOutOfRange.into());
+        }
+        let attrs = mapping.attrs();
+        let leaves = Leaves::<F>::new(slice, frame, &attrs, mapping.top(), false)
+            .map_err(EditError::from)?;
+        let upkeep = self.platform.upkeep();
+        let normal = !matches!(attrs.memory, Memory::Device | Memory::DeviceStrict);
+        let mut bulk = Bulk {
+            space: self,
+            leaves,
+            clean: upkeep.clean && normal,
+            instructions: upkeep.instructions && normal && attrs.perms.intersects(Perms::ANY_EXEC),
+            mapped: 0,
+        };
+        let _walk = self.platform.enter();
+        let end = self.visit(slice, &mut bulk);
+        self.platform.barrier(Barrier::Publish);
+        match end {
+            ControlFlow::Continue(()) => Ok(bulk.mapped),
+            ControlFlow::Break(refused) => Err(refused),
+        }
+    }
+}
+
+struct Bulk<'a, F: Format, P: SharedPlatform> {
+    space: &'a SharedSpace<F, P>,
+    leaves: Leaves<F>,
+    clean: bool,
+    instructions: bool,
+    mapped: u64,
+}
+
+impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
+    fn needs_upkeep(&self) -> bool {
+        self.clean || self.instructions
+    }
+
+    /// Puts something in the place of a hole: `make` says what. Where caches need something for the memory of `slice`,
+    /// under a claim. Gives what was there instead, after undoing what `make` did by `unmake`.
+    fn fill_hole(
+        &self,
+        table: &Table<'_, P>,
+        index: usize,
+        slice: Slice,
+        make: impl FnOnce() -> Option<u64>,
+        unmake: impl FnOnce(u64),
+    ) -> Result<Option<u64>, ()> {
+        if !self.needs_upkeep() {
+            let new = make().ok_or(())?;
+            let filled = table.compare_exchange(index, 0, new);
+            return Ok(filled.err().inspect(|_| unmake(new)));
+        }
+        if let Err(now) = table.compare_exchange(index, 0, F::FROZEN) {
+            return Ok(Some(now));
+        }
+        let new = make();
+        if new.is_some() {
+            let memory = self.leaves.memory(slice.first);
+            let size = slice.last - slice.first + 1;
+            self.space
+                .maintain(memory, size, self.clean, self.instructions);
+        }
+        table.link(index, new.unwrap_or(0));
+        new.map(|_| None).ok_or(())
+    }
+}
+
+impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
+    type Stop = Refused<F::Input>;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<Self::Stop, Step> {
+        let Some(below) = level.down() else {
+            return ControlFlow::Continue(Step::Next);
+        };
+        let platform = self.space.platform();
+        let busy = Refused::Busy(F::Input::from_bits(slice.first));
+        let mut entry = table.follow(index);
+        // A hole that is taken away and comes back is somebody at work.
+        for _ in 0..4 {
+            match F::kind(entry, level) {
+                Kind::Table => {
+                    return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+                }
+                Kind::Leaf => return ControlFlow::Continue(Step::Next),
+                Kind::Invalid if entry != 0 => return ControlFlow::Break(busy),
+                Kind::Invalid => {}
+            }
+            let leaf = self.leaves.fits(level, slice);
+            // At most one table's worth of memory is cleaned under one claim.
+            let whole = below == Level::PAGE || !self.needs_upkeep();
+            let done = if leaf && whole {
+                let bits = self.leaves.leaf(level, slice.first);
+                self.fill_hole(table, index, slice, || Some(bits), |_| ())
+            } else if whole {
+                let make = || {
+                    let mut fresh = Fresh(platform);
+                    build::<F, P>(
+                        platform,
+                        &mut fresh,
+                        &self.leaves,
+                        below,
+                        slice,
+                        Perms::empty(),
+                    )
+                    .map(|frame| F::table(frame, Perms::empty()))
+                };
+                let unmake = |link| free_tree::<F, P>(platform, F::address(link, level), below);
+                self.fill_hole(table, index, slice, make, unmake)
+            } else {
+                self.link_empty(table, index, below)
+            };
+            match done {
+                Ok(None) if whole => {
+                    self.mapped += slice.last - slice.first + 1;
+                    return ControlFlow::Continue(Step::Next);
+                }
+                Ok(None) => entry = table.follow(index),
+                Ok(Some(now)) => entry = now,
+                Err(()) => return ControlFlow::Break(Refused::NeedsTables(1)),
+            }
+        }
+        ControlFlow::Break(busy)
+    }
+
+    fn pages(
+        &mut self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+    ) -> ControlFlow<Self::Stop> {
+        let size = 1u64 << F::PAGE_SHIFT;
+        let mut at = first;
+        for index in range {
+            let slice = Slice {
+                first: at,
+                last: at + (size - 1),
+            };
+            let entry = table.load(index);
+            if entry == 0 {
+                let bits = self.leaves.leaf(Level::PAGE, at);
+                if let Ok(None) = self.fill_hole(table, index, slice, || Some(bits), |_| ()) {
+                    self.mapped += size;
+                }
+            } else if F::kind(entry, Level::PAGE) == Kind::Invalid {
+                return ControlFlow::Break(Refused::Busy(F::Input::from_bits(at)));
+            }
+            at = at.wrapping_add(size);
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
+    /// Links an empty table in a hole.
+    fn link_empty(
+        &self,
+        table: &Table<'_, P>,
+        index: usize,
+        below: Level,
+    ) -> Result<Option<u64>, ()> {
+        let platform = self.space.platform();
+        let frame = platform.alloc_table(below).ok_or(())?;
+        // SAFETY: just allocated.
+        let new = unsafe { Table::open(platform, frame, below) };
+        new.fill(0..1 << F::INDEX_BITS, 0, 0);
+        drop(new);
+        match table.compare_exchange(index, 0, F::table(frame, Perms::empty())) {
+            Ok(()) => Ok(None),
+            Err(now) => {
+                free_tree::<F, P>(platform, frame, below);
+                Ok(Some(now))
+            }
+        }
+    }
+}

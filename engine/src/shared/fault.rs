@@ -1,0 +1,579 @@
+//! One leaf at a time: what a fault asks for.
+
+use crate::addr::{Address, Level, Pa};
+use crate::bbm::{Contents, State, Transition, transition};
+use crate::entry::Table;
+use crate::flush::{Fate, Invalidation, Leaf, Ranges, What};
+use crate::format::{Attrs, Format, Kind, Memory, Perms};
+use crate::platform::Barrier;
+use crate::space::EditError;
+use crate::walk::{MAX_LEVELS, Slice};
+
+use super::{Found, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache, plain};
+
+/// A leaf to be mapped, checked and encoded.
+///
+/// ```
+/// use tablewright::{Attrs, EditError, Level, Pa, Va, format::X86_64, shared::NewLeaf};
+/// let leaf = NewLeaf::<X86_64<4>>::new(Va::new(0x20_1234), Pa::new(0x4000_0000), Level::new(1), Attrs::USER_DATA)?;
+/// assert_eq!(leaf.input(), Va::new(0x20_0000)); // the 2 MiB around the address
+/// let askew = NewLeaf::<X86_64<4>>::new(Va::new(0), Pa::new(0x1000), Level::new(1), Attrs::USER_DATA);
+/// assert_eq!(askew.err(), Some(EditError::Misaligned));
+/// # Ok::<(), tablewright::EditError<Va>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct NewLeaf<F: Format> {
+    input: u64,
+    frame: Pa,
+    level: Level,
+    attrs: Attrs,
+    bits: u64,
+    format: core::marker::PhantomData<F>,
+}
+
+impl<F: Format> NewLeaf<F> {
+    /// The leaf at `level` around `input`, for the memory from `frame` on.
+    ///
+    /// # Errors
+    /// [`EditError::NoSuchLeaf`], [`EditError::Misaligned`], [`EditError::InputOutOfRange`],
+    /// [`EditError::OutputOutOfRange`], [`EditError::Inexpressible`].
+    pub fn new(
+        input: F::Input,
+        frame: Pa,
+        level: Level,
+        attrs: Attrs,
+    ) -> Result<Self, EditError<F::Input>> {
+        if !F::is_leaf_level(level) {
+            return Err(EditError::NoSuchLeaf);
+        }
+        if !frame.is_aligned(F::shift(level)) {
+            return Err(EditError::Misaligned);
+        }
+        if !F::is_canonical(input.bits()) {
+            return Err(EditError::InputOutOfRange);
+        }
+        let size = 1u64 << F::shift(level);
+        if (frame.get() + (size - 1)) >> F::OUTPUT_BITS != 0 {
+            return Err(EditError::OutputOutOfRange);
+        }
+        Ok(Self {
+            input: input.bits() & !(size - 1),
+            frame,
+            level,
+            attrs,
+            bits: F::encode(&attrs, level)? | F::put_address(frame),
+            format: core::marker::PhantomData,
+        })
+    }
+
+    /// The first address that it translates.
+    pub fn input(&self) -> F::Input {
+        F::Input::from_bits(self.input)
+    }
+
+    fn size(&self) -> u64 {
+        1 << F::shift(self.level)
+    }
+
+    fn slice(&self) -> Slice {
+        Slice {
+            first: self.input,
+            last: self.input + (self.size() - 1),
+        }
+    }
+}
+
+/// What a [`map`](SharedSpace::map) has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapped<F: Format> {
+    /// The leaf is there now.
+    Installed,
+    /// It was there already, allowing as much, or another processor was first.
+    Already,
+    /// It was there with fewer permissions.
+    Relaxed,
+    /// It has taken the place of a leaf for other memory, which nobody can reach any more.
+    Replaced(Leaf<F>),
+    /// It has taken the place of a table, which travels with the flush.
+    Coalesced,
+}
+
+/// What a [`relax`](SharedSpace::relax) has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relaxed {
+    /// The permissions are there now.
+    Done,
+    /// They were there already.
+    Already,
+    /// Nothing is mapped there.
+    Absent,
+}
+
+impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
+    /// Maps a leaf.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`], [`Refused::Retry`]: let the guest go on, or look again. [`Refused::NeedsTables`]: top up the
+    /// cache and try again. [`Refused::Larger`]: [`split`](SharedSpace::split) it first. Nothing has changed, except that
+    /// tables from the cache may have been linked, empty.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::X86_64, hosted::Threads};
+    /// # use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, TableCache};
+    /// # let platform = Threads::new(64, 12, 1);
+    /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap());
+    /// let page = NewLeaf::new(Va::new(0x1000), Pa::new(0x8000_0000), Level::PAGE, Attrs::USER_DATA)?;
+    /// let (mut tables, mut flush) = (TableCache::new(), space.flush());
+    /// let needs = match space.map(&page, &mut tables, &mut flush) {
+    ///     Err(Refused::NeedsTables(count)) => count,
+    ///     other => panic!("{other:?}"),
+    /// };
+    /// assert!(tables.top_up::<X86_64<4>, _>(&platform, needs));
+    /// assert_eq!(space.map(&page, &mut tables, &mut flush), Ok(Mapped::Installed));
+    /// assert_eq!(space.map(&page, &mut tables, &mut flush), Ok(Mapped::Already));
+    /// # assert!(flush.finish(|_| ()).is_ok());
+    /// # tables.release(&platform);
+    /// # Ok::<(), tablewright::EditError<Va>>(())
+    /// ```
+    #[inline]
+    pub fn map(
+        &self,
+        leaf: &NewLeaf<F>,
+        tables: &mut TableCache,
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Mapped<F>, Refused<F::Input>> {
+        let _walk = self.platform.enter();
+        // Each turn goes down at least one level, or somebody else has changed the tree meanwhile.
+        for _ in 0..2 * MAX_LEVELS {
+            // SAFETY: a walk is entered.
+            let found = unsafe { self.find(leaf.input, leaf.level) };
+            let kind = F::kind(found.entry, found.level);
+            if found.level == leaf.level {
+                return match kind {
+                    Kind::Invalid if found.entry == 0 => self.install(leaf, &found),
+                    Kind::Invalid => Err(Refused::Busy(leaf.input())),
+                    Kind::Leaf => self.change(leaf, &found),
+                    Kind::Table => self.coalesce(leaf, &found, flush),
+                };
+            }
+            match kind {
+                Kind::Invalid if found.entry == 0 => self.link_tables(leaf, &found, tables)?,
+                Kind::Invalid => return Err(Refused::Busy(leaf.input())),
+                Kind::Leaf => return self.within(leaf, &found),
+                Kind::Table => {}
+            }
+        }
+        Err(Refused::Retry)
+    }
+
+    /// Links a chain of empty tables from `found` down to the level of the leaf.
+    #[inline(never)]
+    fn link_tables(
+        &self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+        tables: &mut TableCache,
+    ) -> Result<(), Refused<F::Input>> {
+        let missing = found.level.height() - leaf.level.height();
+        if tables.len() < usize::from(missing) {
+            return Err(Refused::NeedsTables(missing));
+        }
+        // From the last up: each but the last holds one entry.
+        let mut chain = [Pa::new(0); MAX_LEVELS];
+        let mut below: Option<Pa> = None;
+        let mut level = leaf.level;
+        for place in chain.iter_mut().take(usize::from(missing)) {
+            let Some(frame) = tables.pop() else {
+                return Err(Refused::Retry);
+            };
+            if let Some(below) = below {
+                self.set(frame, level, leaf.input, F::table(below, Perms::empty()));
+            }
+            *place = frame;
+            below = Some(frame);
+            level = level.up();
+        }
+        let Some(top) = below else { return Ok(()) };
+        if found.replace(0, F::table(top, Perms::empty())).is_err() {
+            // Somebody was first. The tables go back as they came.
+            let mut level = leaf.level;
+            for (number, &frame) in chain.iter().take(usize::from(missing)).enumerate() {
+                if number > 0 {
+                    self.set(frame, level, leaf.input, 0);
+                }
+                tables.push(frame);
+                level = level.up();
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the entry for `input` in a table at `level` that nobody can reach.
+    fn set(&self, frame: Pa, level: Level, input: u64, bits: u64) {
+        // SAFETY: a table from the cache.
+        let table = unsafe { Table::open(&self.platform, frame, level) };
+        table.store(F::index(input, level), bits);
+    }
+
+    /// Whether a leaf needs something done to caches before it may be seen: data, instructions.
+    fn upkeep(&self, attrs: &Attrs, before: Perms) -> (bool, bool) {
+        let upkeep = self.platform.upkeep();
+        // Devices have no business in a cache, and cleaning what is mapped as one may upset it.
+        let normal = !matches!(attrs.memory, Memory::Device | Memory::DeviceStrict);
+        let executable = |perms: Perms| perms.intersects(Perms::ANY_EXEC);
+        (
+            upkeep.clean && normal,
+            upkeep.instructions && normal && executable(attrs.perms) && !executable(before),
+        )
+    }
+
+    pub(super) fn maintain(&self, frame: Pa, size: u64, clean: bool, instructions: bool) {
+        if clean {
+            self.platform.clean(frame, size);
+        }
+        if instructions {
+            self.platform.invalidate_instructions(frame, size);
+        }
+    }
+
+    /// Fills a hole.
+    #[inline(always)]
+    fn install(
+        &self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+    ) -> Result<Mapped<F>, Refused<F::Input>> {
+        let (clean, instructions) = self.upkeep(&leaf.attrs, Perms::empty());
+        let installed = if clean || instructions {
+            self.claim_and(found, found.entry, leaf.bits, |space| {
+                space.maintain(leaf.frame, leaf.size(), clean, instructions);
+            })
+        } else {
+            found.replace(found.entry, leaf.bits)
+        };
+        match installed {
+            Ok(()) => {
+                self.platform.barrier(Barrier::Publish);
+                Ok(Mapped::Installed)
+            }
+            // Most often another processor has mapped the same page.
+            Err(now) if self.grants(now, leaf) => Ok(Mapped::Already),
+            Err(_) => Err(Refused::Retry),
+        }
+    }
+
+    /// Whether the entry is this leaf already, allowing at least as much.
+    fn grants(&self, entry: u64, leaf: &NewLeaf<F>) -> bool {
+        if F::kind(entry, leaf.level) != Kind::Leaf || F::address(entry, leaf.level) != leaf.frame {
+            return false;
+        }
+        let attrs = F::decode(entry, leaf.level);
+        let same = Attrs {
+            perms: leaf.attrs.perms,
+            ..plain(attrs)
+        } == plain(leaf.attrs);
+        same && attrs.perms.contains(leaf.attrs.perms)
+            && (attrs.accessed || self.caps().hardware_access || !leaf.attrs.accessed)
+    }
+
+    /// Claims an entry, does something, and puts `new` there.
+    ///
+    /// # Errors
+    /// What was found there instead of what was expected.
+    pub(super) fn claim_and(
+        &self,
+        found: &Found<'_, P>,
+        expected: u64,
+        new: u64,
+        work: impl FnOnce(&Self),
+    ) -> Result<(), u64> {
+        found.replace(expected, F::FROZEN)?;
+        work(self);
+        found.lift(new);
+        Ok(())
+    }
+
+    /// A leaf is there.
+    #[inline(never)]
+    fn change(
+        &self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+    ) -> Result<Mapped<F>, Refused<F::Input>> {
+        let level = leaf.level;
+        let mut entry = found.entry;
+        if self.grants(entry, leaf) {
+            return Ok(Mapped::Already);
+        }
+        // Flags that hardware sets meanwhile are taken over; anything else is somebody else's edit.
+        loop {
+            let old = F::decode(entry, level);
+            let same = F::address(entry, level) == leaf.frame
+                && Attrs {
+                    perms: leaf.attrs.perms,
+                    ..plain(old)
+                } == plain(leaf.attrs);
+            if !same {
+                return self.replace(leaf, found, entry);
+            }
+            // The same memory with more permissions: what was allowed stays allowed.
+            let perms = old.perms | leaf.attrs.perms;
+            let relaxed = Attrs {
+                perms,
+                accessed: old.accessed || leaf.attrs.accessed,
+                dirty: old.dirty || leaf.attrs.dirty,
+                ..old
+            };
+            let new =
+                F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(leaf.frame);
+            let (_, instructions) = self.upkeep(&relaxed, old.perms);
+            self.maintain(leaf.frame, leaf.size(), false, instructions);
+            match found.replace(entry, new) {
+                Ok(()) => {
+                    self.relaxed(leaf.slice(), level);
+                    return Ok(Mapped::Relaxed);
+                }
+                Err(now) if Self::differs_in_flags(entry, now, level) => entry = now,
+                Err(_) => return Err(Refused::Retry),
+            }
+        }
+    }
+
+    /// More is allowed than before: another processor may fault once for nothing, this one shall not.
+    fn relaxed(&self, slice: Slice, level: Level) {
+        self.platform.barrier(Barrier::Publish);
+        self.platform.invalidate_here(&Invalidation {
+            id: self.id,
+            what: What::Range {
+                first: slice.first,
+                last: slice.last,
+                level: Some(level),
+                tables: false,
+            },
+        });
+    }
+
+    /// Whether two leaves differ in nothing but what hardware sets.
+    pub(super) fn differs_in_flags(a: u64, b: u64, level: Level) -> bool {
+        let flags = |entry: u64| {
+            let attrs = F::decode(entry, level);
+            Attrs {
+                accessed: false,
+                dirty: false,
+                ..attrs
+            }
+        };
+        F::kind(b, level) == Kind::Leaf
+            && F::address(a, level) == F::address(b, level)
+            && flags(a) == flags(b)
+    }
+
+    /// Other memory, or other attributes, in the place of a leaf.
+    fn replace(
+        &self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+        mut entry: u64,
+    ) -> Result<Mapped<F>, Refused<F::Input>> {
+        let level = leaf.level;
+        let caps = self.caps();
+        let new = State::of::<F>(leaf.bits, level);
+        let (clean, instructions) = self.upkeep(&leaf.attrs, Perms::empty());
+        let mut ranges = Ranges::new();
+        ranges.add(leaf.slice(), Some(level), false);
+        loop {
+            let old = State::of::<F>(entry, level);
+            let how = transition(F::RULE, &old, &new, level, &caps, Contents::Different);
+            let done = if how == Transition::Break || clean || instructions {
+                self.claim_and(found, entry, leaf.bits, |space| {
+                    ranges.run::<F, P>(&space.platform, space.id);
+                    space.maintain(leaf.frame, leaf.size(), clean, instructions);
+                })
+            } else {
+                found.replace(entry, leaf.bits).inspect(|()| {
+                    if how == Transition::Invalidate {
+                        ranges.run::<F, P>(&self.platform, self.id);
+                    }
+                })
+            };
+            match done {
+                Ok(()) => {
+                    self.platform.barrier(Barrier::Publish);
+                    let gone = Leaf::new(leaf.input, entry, level, Perms::empty());
+                    return Ok(Mapped::Replaced(gone));
+                }
+                Err(now) if Self::differs_in_flags(entry, now, level) => entry = now,
+                Err(_) => return Err(Refused::Retry),
+            }
+        }
+    }
+
+    /// A larger leaf is there.
+    #[inline(never)]
+    fn within(
+        &self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+    ) -> Result<Mapped<F>, Refused<F::Input>> {
+        let inside = leaf.input & ((1 << F::shift(found.level)) - 1);
+        let attrs = F::decode(found.entry, found.level);
+        let frame = F::address(found.entry, found.level).get() + inside;
+        let same = Attrs {
+            perms: leaf.attrs.perms,
+            ..plain(attrs)
+        } == plain(leaf.attrs);
+        if frame == leaf.frame.get() && same && attrs.perms.contains(leaf.attrs.perms) {
+            Ok(Mapped::Already)
+        } else {
+            Err(Refused::Larger(found.level))
+        }
+    }
+
+    /// A leaf in the place of a table: broken, cleaned where the table had nothing, made; what was below is settled with
+    /// the flush.
+    #[inline(never)]
+    fn coalesce(
+        &self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Mapped<F>, Refused<F::Input>> {
+        let Some(below) = leaf.level.down() else {
+            return Err(Refused::Retry);
+        };
+        let child = F::address(found.entry, leaf.level);
+        if !flush.has_room(child) {
+            return Err(Refused::Retry);
+        }
+        let (clean, instructions) = self.upkeep(&leaf.attrs, Perms::empty());
+        if found.replace(found.entry, F::FROZEN).is_err() {
+            return Err(Refused::Retry);
+        }
+        let mut ranges = Ranges::new();
+        ranges.add(leaf.slice(), None, true);
+        ranges.run::<F, P>(&self.platform, self.id);
+        // Nobody maps through the table any more, and its flags are final. Processors that were on their way may still
+        // install a page in it: one that is cleaned here as well, for nothing.
+        let mut sum = Below {
+            accessed: leaf.attrs.accessed,
+            dirty: leaf.attrs.dirty,
+        };
+        self.sum(leaf, child, below, leaf.slice(), clean, &mut sum);
+        if instructions {
+            self.platform
+                .invalidate_instructions(leaf.frame, leaf.size());
+        }
+        let attrs = Attrs {
+            accessed: sum.accessed,
+            dirty: sum.dirty,
+            ..leaf.attrs
+        };
+        // What hardware has recorded can be expressed: it stood in leaves of these attributes.
+        let bits = F::encode(&attrs, leaf.level)
+            .map_or(leaf.bits, |bits| bits | F::put_address(leaf.frame));
+        found.lift(bits);
+        flush.carry(child, below, leaf.input, Perms::empty(), Fate::Replaced);
+        self.platform.barrier(Barrier::Publish);
+        Ok(Mapped::Coalesced)
+    }
+
+    /// Adds up what a table that was cut off held for the memory of `leaf`, and cleans what it did not hold.
+    fn sum(
+        &self,
+        leaf: &NewLeaf<F>,
+        frame: Pa,
+        level: Level,
+        slice: Slice,
+        clean: bool,
+        sum: &mut Below,
+    ) {
+        // SAFETY: a table of the tree, which is not freed before this walk is over.
+        let table = unsafe { Table::open(&self.platform, frame, level) };
+        let size = 1u64 << F::shift(level);
+        for index in 0..1usize << F::INDEX_BITS {
+            let first = slice.first + index as u64 * size;
+            let memory = leaf.frame.get() + (first - leaf.input);
+            let entry = table.follow(index);
+            match (F::kind(entry, level), level.down()) {
+                (Kind::Table, Some(below)) => {
+                    let last = first + (size - 1);
+                    let part = Slice { first, last };
+                    self.sum(leaf, F::address(entry, level), below, part, clean, sum);
+                    continue;
+                }
+                (Kind::Leaf, _) => {
+                    let attrs = F::decode(entry, level);
+                    sum.accessed |= attrs.accessed;
+                    // What was written is written, whichever page it was.
+                    if F::address(entry, level).get() == memory {
+                        sum.dirty |= attrs.dirty;
+                        if attrs.memory == leaf.attrs.memory {
+                            continue;
+                        }
+                    }
+                }
+                _ => {}
+            }
+            if clean {
+                self.platform.clean(Pa::new(memory), size);
+            }
+        }
+    }
+
+    /// Allows more for the page at `input`, whatever the size of its leaf: for a permission fault that the embedder has
+    /// found to be no more than that, or an access-flag fault (`perms` empty, `accessed`).
+    ///
+    /// # Errors
+    /// [`Refused::Busy`], [`Refused::Retry`], [`Refused::Edit`] if the format cannot hold the permissions.
+    pub fn relax(
+        &self,
+        input: F::Input,
+        perms: Perms,
+        dirty: bool,
+    ) -> Result<Relaxed, Refused<F::Input>> {
+        let _walk = self.platform.enter();
+        // SAFETY: a walk is entered.
+        let found = unsafe { self.find(input.bits(), Level::PAGE) };
+        let level = found.level;
+        let mut entry = found.entry;
+        loop {
+            match F::kind(entry, level) {
+                Kind::Leaf => {}
+                Kind::Invalid if entry == 0 => return Ok(Relaxed::Absent),
+                Kind::Invalid => return Err(Refused::Busy(input)),
+                Kind::Table => return Err(Refused::Retry),
+            }
+            let old = F::decode(entry, level);
+            let relaxed = Attrs {
+                perms: old.perms | perms,
+                accessed: true,
+                dirty: old.dirty || dirty,
+                ..old
+            };
+            if relaxed == old {
+                return Ok(Relaxed::Already);
+            }
+            let frame = F::address(entry, level);
+            let size = 1u64 << F::shift(level);
+            let new = F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(frame);
+            let (_, instructions) = self.upkeep(&relaxed, old.perms);
+            self.maintain(frame, size, false, instructions);
+            match found.replace(entry, new) {
+                Ok(()) => {
+                    let first = input.bits() & !(size - 1);
+                    let last = first + (size - 1);
+                    self.relaxed(Slice { first, last }, level);
+                    return Ok(Relaxed::Done);
+                }
+                Err(now) if Self::differs_in_flags(entry, now, level) => entry = now,
+                Err(_) => return Err(Refused::Retry),
+            }
+        }
+    }
+}
+
+/// What the leaves below an entry say together.
+struct Below {
+    accessed: bool,
+    dirty: bool,
+}

@@ -1,0 +1,391 @@
+//! Shared edits: what each does alone, and what is left when several threads have made them at once.
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::thread;
+
+use common::Judged;
+use tablewright::format::{Arm64K4, Arm64K16, X86_64};
+use tablewright::hosted::Threads;
+use tablewright::shared::{
+    Cut, Mapped, NewLeaf, Refused, Relaxed, SharedFlush, SharedSpace, TableCache, Upkeep,
+};
+use tablewright::{
+    AddressSpace, Attrs, Caps, Change, Format, Level, Mapping, Memory, Pa, Perms, Span,
+    Va,
+};
+use tablewright_walker as walker;
+
+type Space<'t, F> = SharedSpace<F, &'t Threads>;
+
+/// Where the memory of a guest lies: an address a whole block away from its own.
+const OFFSET: u64 = 1 << 30;
+
+fn share<F: Format<Input = Va>>(platform: &Threads) -> Space<'_, F> {
+    SharedSpace::new(AddressSpace::<F, _>::new(platform).unwrap())
+}
+
+fn leaf<F: Format<Input = Va>>(at: u64, level: Level, attrs: Attrs) -> NewLeaf<F> {
+    let first = at & !((1 << F::shift(level)) - 1);
+    NewLeaf::new(Va::new(at), Pa::new(first + OFFSET), level, attrs).unwrap()
+}
+
+/// Maps, topping the cache up when asked.
+fn map<'t, F: Format<Input = Va>>(
+    space: &Space<'t, F>,
+    new: &NewLeaf<F>,
+    tables: &mut TableCache,
+    flush: &mut SharedFlush<F, &'t Threads>,
+) -> Result<Mapped<F>, Refused<Va>> {
+    match space.map(new, tables, flush) {
+        Err(Refused::NeedsTables(count)) => {
+            assert!(tables.top_up::<F, _>(space.platform(), count));
+            space.map(new, tables, flush)
+        }
+        other => other,
+    }
+}
+
+fn settle<'t, F: Format<Input = Va>>(
+    flush: SharedFlush<F, &'t Threads>,
+    leaves: &mut dyn FnMut(u64),
+) {
+    wait(flush.issue().complete(), leaves);
+}
+
+fn wait<'t, F: Format<Input = Va>>(mut cut: Cut<F, &'t Threads>, leaves: &mut dyn FnMut(u64)) {
+    loop {
+        match cut.quiet() {
+            Ok(completed) => return completed.finish(|leaf| leaves(leaf.size())),
+            Err(again) => cut = again,
+        }
+        thread::yield_now();
+    }
+}
+
+fn unmap_all<F: Format<Input = Va>>(space: &Space<'_, F>, span: Span<Va>) -> u64 {
+    let mut bytes = 0;
+    let mut held = Vec::new();
+    let taken = space.unmap(span, |leaf| {
+        held.push(leaf);
+        ControlFlow::Continue(())
+    });
+    let taken = taken.unwrap();
+    assert!(taken.progress().is_done());
+    let cut = taken.issue().complete();
+    for leaf in held {
+        bytes += cut.release(leaf).ok().unwrap().size();
+    }
+    let Ok(completed) = cut.quiet() else {
+        panic!("nobody else walks")
+    };
+    completed.finish(|leaf| bytes += leaf.size());
+    bytes
+}
+
+#[test]
+fn a_fault_is_answered_by_what_is_there() {
+    let platform = Threads::new(64, 12, 1);
+    let space = share::<X86_64<4>>(&platform);
+    let (mut tables, mut flush) = (TableCache::new(), space.flush());
+    let read = leaf(0x1000, Level::PAGE, Attrs::USER_RODATA);
+    let write = leaf(0x1000, Level::PAGE, Attrs::USER_DATA);
+    assert_eq!(
+        space.map(&read, &mut tables, &mut flush),
+        Err(Refused::NeedsTables(3))
+    );
+    assert_eq!(
+        map(&space, &read, &mut tables, &mut flush),
+        Ok(Mapped::Installed)
+    );
+    assert_eq!(
+        map(&space, &read, &mut tables, &mut flush),
+        Ok(Mapped::Already)
+    );
+    assert_eq!(
+        map(&space, &write, &mut tables, &mut flush),
+        Ok(Mapped::Relaxed)
+    );
+    // Less than what is there is there.
+    assert_eq!(
+        map(&space, &read, &mut tables, &mut flush),
+        Ok(Mapped::Already)
+    );
+    let other = NewLeaf::new(
+        Va::new(0x1000),
+        Pa::new(0x7000),
+        Level::PAGE,
+        Attrs::USER_DATA,
+    )
+    .unwrap();
+    let Ok(Mapped::Replaced(gone)) = map(&space, &other, &mut tables, &mut flush) else {
+        panic!("another frame takes its place");
+    };
+    assert_eq!(gone.frame(), Pa::new(0x1000 + OFFSET));
+    assert_eq!(
+        space.query(Va::new(0x1000)).unwrap().frame(),
+        Pa::new(0x7000)
+    );
+    assert_eq!(
+        space.relax(Va::new(0x2000), Perms::WRITE, true),
+        Ok(Relaxed::Absent)
+    );
+    settle(flush, &mut |_| ());
+    tables.release(&&platform);
+    let all = Span::new(Va::new(0), 1 << 39).unwrap();
+    assert_eq!(unmap_all(&space, all), 0x1000);
+    assert_eq!(platform.tables(), 1);
+}
+
+#[test]
+fn pages_become_a_block_and_a_block_pages() {
+    for upkeep in [false, true] {
+        let platform = Threads::new(64, 12, 1).with_upkeep(Upkeep {
+            clean: upkeep,
+            instructions: false,
+        });
+        let space = share::<Arm64K4>(&platform);
+        let (mut tables, mut flush) = (TableCache::new(), space.flush());
+        for page in 0..300 {
+            let page = leaf(page << 12, Level::PAGE, Attrs::KERNEL_DATA);
+            assert_eq!(
+                map(&space, &page, &mut tables, &mut flush),
+                Ok(Mapped::Installed)
+            );
+        }
+        let before = platform.cleaned();
+        assert_eq!(before, u64::from(upkeep) * (300 << 12));
+        let block = leaf(0, Level::new(1), Attrs::KERNEL_DATA);
+        assert_eq!(
+            map(&space, &block, &mut tables, &mut flush),
+            Ok(Mapped::Coalesced)
+        );
+        // What was mapped has been cleaned already; the rest is now.
+        assert_eq!(platform.cleaned() - before, u64::from(upkeep) * (212 << 12));
+        assert_eq!(space.query(Va::new(0x1f_f000)).unwrap().size(), 2 << 20);
+        // A page inside it is there.
+        let page = leaf(0x5000, Level::PAGE, Attrs::KERNEL_DATA);
+        assert_eq!(
+            map(&space, &page, &mut tables, &mut flush),
+            Ok(Mapped::Already)
+        );
+        settle(flush, &mut |_| panic!("no leaf has gone"));
+
+        let mut flush = space.flush();
+        assert!(tables.top_up::<Arm64K4, _>(&&platform, 2));
+        assert_eq!(
+            space.split(Va::new(0x1234), Level::PAGE, &mut tables, &mut flush),
+            Ok(true)
+        );
+        assert_eq!(
+            space.split(Va::new(0x1234), Level::PAGE, &mut tables, &mut flush),
+            Ok(false)
+        );
+        let page = space.query(Va::new(0x1f_f000)).unwrap();
+        assert_eq!(
+            (page.size(), page.frame()),
+            (0x1000, Pa::new(0x1f_f000 + OFFSET))
+        );
+        settle(flush, &mut |_| panic!("no leaf has gone"));
+        tables.release(&&platform);
+        let all = Span::new(Va::new(0), 1 << 39).unwrap();
+        assert_eq!(unmap_all(&space, all), 2 << 20);
+        assert_eq!(platform.tables(), 1);
+    }
+}
+
+#[test]
+fn caches_are_cleaned_for_memory_and_not_for_devices() {
+    let platform = Threads::new(64, 12, 1).with_upkeep(Upkeep {
+        clean: true,
+        instructions: true,
+    });
+    let space = share::<Arm64K4>(&platform);
+    let (mut tables, mut flush) = (TableCache::new(), space.flush());
+    let device = Attrs {
+        memory: Memory::Device,
+        ..Attrs::KERNEL_DATA
+    };
+    map(
+        &space,
+        &leaf(0, Level::PAGE, device),
+        &mut tables,
+        &mut flush,
+    )
+    .unwrap();
+    assert_eq!(platform.cleaned(), 0);
+    map(
+        &space,
+        &leaf(0x1000, Level::PAGE, Attrs::KERNEL_DATA),
+        &mut tables,
+        &mut flush,
+    )
+    .unwrap();
+    assert_eq!(platform.cleaned(), 0x1000);
+    let span = Span::new(Va::new(2 << 20), 6 << 20).unwrap();
+    let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+    assert_eq!(
+        space.map_range(span, Pa::new((2 << 20) + OFFSET), mapping),
+        Ok(6 << 20)
+    );
+    assert_eq!(platform.cleaned(), 0x1000 + (6 << 20));
+    settle(flush, &mut |_| ());
+    tables.release(&&platform);
+}
+
+/// A thread's edits, drawn from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % sides
+    }
+}
+
+/// Threads map, take away, protect, split and coalesce in two blocks at once. In the end every page leads to its own
+/// memory, and there are as many tables as the walker finds.
+fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
+    const THREADS: u16 = 4;
+    let platform = Threads::new(600, F::PAGE_SHIFT, THREADS.into())
+        .with_caps(caps)
+        .with_upkeep(Upkeep {
+            clean,
+            instructions: false,
+        });
+    let space = share::<F>(&platform);
+    let block = 1u64 << F::shift(Level::new(1));
+    let page = 1u64 << F::PAGE_SHIFT;
+    thread::scope(|scope| {
+        for cpu in 0..THREADS {
+            let (space, platform) = (&space, &platform);
+            scope.spawn(move || {
+                platform.play(cpu);
+                let mut dice = Dice(seed * 64 + u64::from(cpu));
+                let mut tables = TableCache::new();
+                for _ in 0..400 {
+                    let mut flush = space.flush();
+                    let at = dice.roll(2 * block) & !(page - 1);
+                    match dice.roll(16) {
+                        0..=8 => {
+                            let attrs =
+                                [Attrs::KERNEL_DATA, Attrs::KERNEL_RODATA][dice.roll(2) as usize];
+                            let new = leaf(at, Level::PAGE, attrs);
+                            let _ = map(space, &new, &mut tables, &mut flush);
+                        }
+                        9 | 10 => {
+                            let new = leaf(at, Level::new(1), Attrs::KERNEL_DATA);
+                            let _ = map(space, &new, &mut tables, &mut flush);
+                        }
+                        11 => {
+                            tables.top_up::<F, _>(&platform, 1);
+                            let _ = space.split(Va::new(at), Level::PAGE, &mut tables, &mut flush);
+                        }
+                        12 | 13 => {
+                            let size = page << dice.roll(F::INDEX_BITS as u64 + 1);
+                            let span = Span::new(Va::new(at & !(size - 1)), size).unwrap();
+                            let change = Change::new().perms(
+                                [Perms::READ, Perms::READ | Perms::WRITE][dice.roll(2) as usize],
+                            );
+                            space.protect(span, change, &mut flush).unwrap();
+                        }
+                        _ => {
+                            let size = page << dice.roll(F::INDEX_BITS as u64 + 1);
+                            let span = Span::new(Va::new(at & !(size - 1)), size).unwrap();
+                            let taken = space.unmap(span, |_| ControlFlow::Continue(())).unwrap();
+                            assert!(taken.progress().is_done());
+                            wait(taken.issue().complete(), &mut |_| ());
+                        }
+                    }
+                    settle(flush, &mut |_| ());
+                }
+                tables.release(&platform);
+            });
+        }
+    });
+
+    let root = space.root().get();
+    let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
+    walker::leaves(F::REGIME, root, walker::Half::Lower, &mut read, |leaf| {
+        assert_eq!(leaf.pa, leaf.va + OFFSET, "{}: seed {seed}", F::NAME);
+        ControlFlow::Continue(())
+    })
+    .unwrap_or_else(|fault| panic!("{}: {fault}: seed {seed}", F::NAME));
+    let mut tables = 0;
+    walker::tables(F::REGIME, root, &mut read, |_| {
+        tables += 1;
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert_eq!(
+        platform.tables(),
+        tables,
+        "{}: seed {seed}: a table is lost",
+        F::NAME
+    );
+    // No claim is left behind: everything can be taken away, and mapped again.
+    let all = Span::new(Va::new(0), 2 * block).unwrap();
+    unmap_all(&space, all);
+    let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+    assert_eq!(
+        space.map_range(all, Pa::new(OFFSET), mapping),
+        Ok(2 * block)
+    );
+}
+
+#[test]
+fn a_crowd_leaves_a_tree() {
+    let gentle = Caps {
+        bbm: 2,
+        ..Caps::CONSERVATIVE
+    };
+    for seed in 0..12 {
+        for clean in [false, true] {
+            a_crowd::<Arm64K4>(seed, Caps::CONSERVATIVE, clean);
+            a_crowd::<Arm64K4>(seed, gentle, clean);
+            a_crowd::<Arm64K16>(seed, Caps::CONSERVATIVE, clean);
+            a_crowd::<X86_64<4>>(seed, Caps::CONSERVATIVE, clean);
+        }
+    }
+}
+
+#[test]
+fn one_of_many_installs_and_only_that_one_cleans() {
+    let platform = Threads::new(200, 12, 4).with_upkeep(Upkeep {
+        clean: true,
+        instructions: false,
+    });
+    let space = share::<Arm64K4>(&platform);
+    let installed = AtomicI64::new(0);
+    thread::scope(|scope| {
+        for cpu in 0..4 {
+            let (space, platform, installed) = (&space, &platform, &installed);
+            scope.spawn(move || {
+                platform.play(cpu);
+                let (mut tables, mut flush) = (TableCache::new(), space.flush());
+                for page in 0..5_000u64 {
+                    let new = leaf(page << 12, Level::PAGE, Attrs::KERNEL_DATA);
+                    loop {
+                        match map(space, &new, &mut tables, &mut flush) {
+                            Ok(Mapped::Installed) => {
+                                installed.fetch_add(1, Ordering::Relaxed);
+                                break;
+                            }
+                            Ok(Mapped::Already) => break,
+                            Err(Refused::Busy(_) | Refused::Retry) => thread::yield_now(),
+                            other => panic!("{other:?}"),
+                        }
+                    }
+                }
+                tables.release(&platform);
+                settle(flush, &mut |_| ());
+            });
+        }
+    });
+    assert_eq!(installed.into_inner(), 5_000);
+    assert_eq!(platform.cleaned(), 5_000 << 12);
+}
