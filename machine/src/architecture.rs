@@ -112,7 +112,10 @@ impl Architecture {
 
     /// Whether the rules of x86 hold.
     pub const fn is_x86(&self) -> bool {
-        matches!(self.regime, Regime::X86_64 { .. })
+        matches!(
+            self.regime,
+            Regime::X86_64 { .. } | Regime::Ept { .. } | Regime::Npt { .. }
+        )
     }
 
     /// The engine's view of it.

@@ -25,6 +25,7 @@ use crate::memory::{Memory, State};
 use crate::resource::Resource;
 use crate::rules::{Rule, Violation};
 use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler};
+use crate::shared::Walks;
 use crate::time::Time;
 use crate::tlb::Tlbi;
 use crate::trace::{Event, Sink};
@@ -119,7 +120,7 @@ pub struct Counts {
 /// ```
 pub struct Machine {
     scheduler: Rc<Scheduler>,
-    hardware: Hardware,
+    pub(crate) hardware: Hardware,
     costs: Costs,
     /// The system's bus for invalidations.
     bus: Resource,
@@ -128,6 +129,7 @@ pub struct Machine {
     /// The port through which caches are cleaned.
     port: Resource,
     lines: Lines,
+    pub(crate) software_walks: Walks,
     links: Box<[TableLink]>,
     refuse_once_in: Cell<u64>,
     publications: Cell<u64>,
@@ -165,6 +167,7 @@ impl Machine {
         Self {
             hardware: Hardware::new(architecture, cpus, memory, seed, clock),
             lines: Lines::new(costs.transfer, cpus),
+            software_walks: Walks::new(cpus),
             scheduler,
             costs,
             bus: Resource::new(),
@@ -301,7 +304,7 @@ impl Machine {
     }
 
     #[inline(always)]
-    fn translate(&self, request: Request) -> Result<Translated, Fault> {
+    pub(crate) fn translate(&self, request: Request) -> Result<Translated, Fault> {
         let cpu = self.cpu();
         cpu.order();
         let id = cpu.id();
@@ -336,7 +339,7 @@ impl Machine {
     }
 
     #[inline(always)]
-    fn do_access(&self, translated: Translated, stored: Option<u64>) -> u64 {
+    pub(crate) fn do_access(&self, translated: Translated, stored: Option<u64>) -> u64 {
         let cpu = self.cpu();
         let id = cpu.id();
         cpu.spend(self.costs.access);
@@ -462,6 +465,21 @@ impl Machine {
         self.hardware.violations()
     }
 
+    /// A digest of all memory that is handed out, for comparing two runs: where each frame is, what it is used for, and
+    /// what is in it.
+    pub fn digest(&self) -> u64 {
+        let memory = &self.hardware.memory;
+        // FNV-1a (Fowler, Noll, Vo), by words.
+        let add = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        let state = |&frame: &usize| memory.meta(frame).state.get();
+        let taken = (0..memory.frames()).filter(|frame| state(frame) != State::Free);
+        taken.fold(0xcbf2_9ce4_8422_2325, |hash, frame| {
+            let pa = memory.address(frame);
+            let words = (0..memory.entries() as u64).map(|index| memory.read(pa + index * 8));
+            words.fold(add(add(hash, pa), state(&frame) as u64), add)
+        })
+    }
+
     /// A lock whose release makes what its holder stored visible to the next.
     pub fn new_lock(&self) -> MachineLock<'_> {
         MachineLock {
@@ -529,6 +547,13 @@ impl Machine {
 
     #[inline(always)]
     fn complete(&self) {
+        self.wait_for_completion();
+        self.hardware.synchronise(self.cpu().id());
+    }
+
+    /// The DSB without the ISB.
+    #[inline(always)]
+    pub(crate) fn wait_for_completion(&self) {
         let cpu = self.cpu();
         let id = cpu.id();
         self.completions.update(|n| n + 1);
@@ -544,7 +569,6 @@ impl Machine {
             }
         }
         self.hardware.complete(id);
-        self.hardware.synchronise(id);
     }
 }
 
@@ -631,6 +655,27 @@ impl<'m> Mapper<'m> {
         let cpu = self.machine.cpu();
         cpu.order();
         self.machine.hardware.load_root(cpu.id(), self.space);
+    }
+
+    /// An invalidation as the hardware is told.
+    pub(crate) fn tlbi_of(&self, what: &Invalidation) -> Tlbi {
+        let x86 = self.machine.architecture().is_x86();
+        match what.what {
+            What::Everything => Tlbi::ALL,
+            What::Range {
+                first,
+                last,
+                level,
+                tables,
+            } => Tlbi {
+                id: Some(what.id),
+                range: Some((first, last)),
+                // INVLPG takes no hint, and drops what is remembered of tables.
+                depth: level.filter(|_| !x86).map(Level::height),
+                leaves_only: !tables && !x86,
+                broadcast: true,
+            },
+        }
     }
 
     /// Where a window shows frames: slots of one page each from `first` on, which this space translates.
@@ -774,25 +819,10 @@ unsafe impl Platform for Mapper<'_> {
 
     fn invalidate(&self, what: &Invalidation) {
         let machine = self.machine;
-        let x86 = machine.architecture().is_x86();
-        let (tlbi, range) = match what.what {
-            What::Everything => (Tlbi::ALL, (0, u64::MAX)),
-            What::Range {
-                first,
-                last,
-                level,
-                tables,
-            } => (
-                Tlbi {
-                    id: Some(what.id),
-                    range: Some((first, last)),
-                    // INVLPG takes no hint, and drops what is remembered of tables.
-                    depth: level.filter(|_| !x86).map(Level::height),
-                    leaves_only: !tables && !x86,
-                    broadcast: true,
-                },
-                (first, last),
-            ),
+        let tlbi = self.tlbi_of(what);
+        let range = match what.what {
+            What::Everything => (0, u64::MAX),
+            What::Range { first, last, .. } => (first, last),
         };
         machine.issue(tlbi, machine.operations(&tlbi));
         machine
@@ -821,6 +851,12 @@ unsafe impl Platform for Mapper<'_> {
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
         unsafe { self.machine.load(entry.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { Platform::load(self, entry) }
     }
 
     #[inline(always)]

@@ -48,6 +48,8 @@ pub(crate) struct Meta {
     pub generation: Cell<u32>,
     /// The first address that it translates.
     pub first: Cell<u64>,
+    /// The number of the obligation under which it was cut off.
+    pub cut: Cell<u64>,
 }
 
 /// The physical memory of a machine.
@@ -105,6 +107,7 @@ impl Memory {
             epoch: Cell::new(0),
             generation: Cell::new(0),
             first: Cell::new(0),
+            cut: Cell::new(0),
         };
         Self {
             base,

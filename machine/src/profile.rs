@@ -710,7 +710,7 @@ macro_rules! capabilities {
                 // Without `..`: a capability that is missing in the list does not compile.
                 let &Architecture { regime, ordering, $($name),* } = architecture;
                 let (format, granule, address_bits) = match regime {
-                    Regime::Arm64Stage1 { granule, wide } => (
+                    Regime::Arm64Stage1 { granule, wide } | Regime::Arm64Stage2 { granule, wide, .. } => (
                         FormatToml::Arm64,
                         Some(match granule {
                             Granule::K4 => GranuleToml::K4,
@@ -719,7 +719,9 @@ macro_rules! capabilities {
                         }),
                         if wide { 52 } else { 48 },
                     ),
-                    Regime::X86_64 { levels } => {
+                    Regime::X86_64 { levels }
+                    | Regime::Ept { levels, .. }
+                    | Regime::Npt { levels } => {
                         (FormatToml::X86_64, None, if levels == 5 { 57 } else { 48 })
                     }
                 };

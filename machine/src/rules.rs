@@ -139,6 +139,8 @@ impl std::error::Error for Violation {}
 /// What has to be invalidated, and how far that has come.
 #[derive(Clone, Debug)]
 pub(crate) struct Obligation {
+    /// Names it, and the tables that were cut off with it.
+    pub number: u64,
     pub space: u16,
     pub id: u16,
     pub global: bool,
@@ -160,8 +162,8 @@ pub(crate) struct Obligation {
     pub published: bool,
     /// What an old copy allows, the new descriptor allows too: at worst a spurious fault.
     pub harmless: bool,
-    /// An invalidation that covers it was issued, by this CPU, to all.
-    pub issued: Option<u16>,
+    /// Invalidations that cover it were issued by these CPUs, to all.
+    pub issued: Vec<u16>,
     /// CPUs that have invalidated it for themselves; true when complete.
     pub local: Vec<(u16, bool)>,
     /// It was claimed to be invalidated by this CPU, and why that is not so.
@@ -195,7 +197,7 @@ impl Obligation {
 
 /// All obligations that are not discharged.
 #[derive(Default)]
-pub(crate) struct Obligations(Vec<Obligation>);
+pub(crate) struct Obligations(Vec<Obligation>, u64);
 
 impl Obligations {
     pub fn is_empty(&self) -> bool {
@@ -208,6 +210,12 @@ impl Obligations {
 
     pub fn clear(&mut self) {
         self.0.clear();
+    }
+
+    /// A number for the next.
+    pub fn number(&mut self) -> u64 {
+        self.1 += 1;
+        self.1
     }
 
     pub fn add(&mut self, new: Obligation) {
@@ -226,7 +234,7 @@ impl Obligations {
                     )
                     && (o.writer, o.published, o.harmless)
                         == (new.writer, new.published, new.harmless)
-                    && o.issued.is_none()
+                    && o.issued.is_empty()
                     && o.local.is_empty()
                     && o.claimed.is_none()
             };
@@ -242,6 +250,16 @@ impl Obligations {
     pub fn publish(&mut self, cpu: usize) {
         for obligation in &mut self.0 {
             obligation.published |= usize::from(obligation.writer) == cpu;
+        }
+    }
+
+    /// `cpu` cuts off a table with everything below it: what was changed there and is not visible yet is out of reach when
+    /// the cut is.
+    pub fn cut_off(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
+        for o in &mut self.0 {
+            if !o.published && o.space == space && o.depth < depth && o.overlaps(span) {
+                o.writer = cpu as u16;
+            }
         }
     }
 
@@ -266,7 +284,7 @@ impl Obligations {
                     obligation.depth,
                     obligation.table,
                 );
-            if !covered || obligation.issued.is_some() {
+            if !covered || obligation.issued.contains(&(cpu as u16)) {
                 continue;
             }
             // What it covers only in part is an obligation for the rest.
@@ -286,7 +304,7 @@ impl Obligations {
                 continue;
             }
             if tlbi.broadcast {
-                obligation.issued = Some(cpu as u16);
+                obligation.issued.push(cpu as u16);
             } else if !obligation
                 .local
                 .iter()
@@ -303,8 +321,12 @@ impl Obligations {
     /// Somebody says that what `tlbi` names of this space is invalidated once it is complete.
     pub fn claim(&mut self, cpu: usize, space: u16, range: (u64, u64), tlbi: &Tlbi) {
         for o in &mut self.0 {
-            let named = o.space == space && range.0 <= o.span.0 && o.span.1 <= range.1;
-            if !named || o.harmless || o.issued.is_some() {
+            // What others have changed they invalidate themselves, each with what covers it.
+            let named = o.space == space
+                && usize::from(o.writer) == cpu
+                && range.0 <= o.span.0
+                && o.span.1 <= range.1;
+            if !named || o.harmless || o.issued.contains(&(cpu as u16)) {
                 continue;
             }
             let why = if !o.published {
@@ -337,11 +359,11 @@ impl Obligations {
                 told.1 |= told.0 == this;
             }
             let told = !obligation.local.is_empty() && holders(obligation.space, &obligation.local);
-            if obligation.issued == Some(this) || told {
+            if obligation.issued.contains(&this) || told {
                 discharged.push(obligation.clone());
                 return false;
             }
-            if obligation.claimed.is_some_and(|(by, _)| by == this) && obligation.issued.is_none() {
+            if obligation.claimed.is_some_and(|(by, _)| by == this) {
                 wrong.push(obligation.clone());
                 return false;
             }
@@ -366,15 +388,9 @@ impl Obligations {
         })
     }
 
-    /// The obligation that stands in the way of giving back a table which translated addresses from `first` on.
-    pub fn over_table(&self, space: u16, first: u64, depth: u8) -> Option<&Obligation> {
-        self.0.iter().find(|o| {
-            o.space == space
-                && o.table
-                && o.depth > depth
-                && o.span.0 <= first
-                && first <= o.span.1
-        })
+    /// The obligation under which a table was cut off, if it is not discharged.
+    pub fn under(&self, number: u64) -> Option<&Obligation> {
+        self.0.iter().find(|o| o.number == number)
     }
 }
 

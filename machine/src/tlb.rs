@@ -30,7 +30,7 @@ use tablewright_walker::Denied;
 /// assert!(!page.covers(7, false, (0, 0x1f_ffff), 1, false)); // a block: the hint says page
 /// assert_eq!(Tlbi::ALL, Tlbi { broadcast: true, ..Tlbi::default() });
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tlbi {
     /// Only the entries of this identifier (ASID, PCID); with addresses also global ones.
     pub id: Option<u16>,
@@ -180,7 +180,7 @@ impl Invalidations {
 }
 
 /// A translation that a TLB holds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Cached {
     /// The first address, and as a power of two how many bytes from there.
     pub first: u64,
@@ -322,6 +322,11 @@ impl Tlb {
         self.entries[place % self.entries.len()].set(None);
     }
 
+    /// Forgets everything.
+    pub fn clear(&self) {
+        self.entries.iter().for_each(|slot| slot.set(None));
+    }
+
     /// Forgets the entry that translates an address.
     pub fn drop_entry(&self, entry: &Cached) {
         let set = self.set(entry.first, entry.bits) * self.ways;
@@ -348,7 +353,7 @@ impl Tlb {
 }
 
 /// A table whose address a walk cache remembers.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Remembered {
     /// The first address that the table translates.
     pub first: u64,
@@ -413,6 +418,10 @@ impl WalkCache {
 
     pub fn evict(&self, place: usize) {
         self.entries[place & (self.entries.len() - 1)].set(None);
+    }
+
+    pub fn clear(&self) {
+        self.entries.iter().for_each(|place| place.set(None));
     }
 
     /// Every table that it remembers the way to.

@@ -1,0 +1,299 @@
+//! The state of the hardware as a value, for the explorer of [litmus tests](crate::litmus), which goes back and forth
+//! between states.
+//!
+//! An image is *normal*: two states that behave alike from here on have equal images. What an invalidation has covered
+//! is left out, and everything that is left counts as remembered now: the number of the last invalidation does not
+//! matter to anybody. Stores are numbered by the order of their groups alone.
+
+use std::hash::{Hash, Hasher};
+
+use super::{Buffered, Hardware, How, Look, Request, Root, Translated, Walking};
+use crate::memory::State;
+use crate::tlb::{Cached, Remembered, Tlbi};
+
+/// What one CPU has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Image {
+    roots: [Option<Root>; 2],
+    tlb: Vec<Cached>,
+    cache: Vec<Remembered>,
+    buffer: Vec<Buffered>,
+    group: u32,
+    pending: Vec<(Tlbi, bool)>,
+}
+
+impl Hash for Walking {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // The stamp of a walk that was not overtaken does not matter.
+        let walk = &self.walk;
+        (self.request, self.id, self.space).hash(state);
+        (walk.table(), walk.level(), walk.denied()).hash(state);
+    }
+}
+
+impl Image {
+    /// Stores in the buffer, the oldest first: where they go.
+    pub fn buffered(&self) -> impl Iterator<Item = u64> {
+        self.buffer.iter().map(|stored| stored.pa)
+    }
+
+    /// Invalidations that are not complete, and whether each has taken effect.
+    pub fn pending(&self) -> &[(Tlbi, bool)] {
+        &self.pending
+    }
+
+    /// The value of the youngest store in the buffer to this address.
+    pub fn newest(&self, pa: u64) -> Option<u64> {
+        let newest = self.buffer.iter().rev().find(|stored| stored.pa == pa);
+        newest.map(|stored| stored.value)
+    }
+
+    /// The identifier that translations are remembered under.
+    pub fn id(&self) -> Option<u16> {
+        self.roots[0].map(|root| root.id)
+    }
+
+    /// The root, and the identifier.
+    pub fn root(&self) -> Option<(u64, u16)> {
+        self.roots[0].map(|root| (root.table, root.id))
+    }
+
+    /// Levels below the tables that the walk cache knows for an address.
+    pub fn known(&self, hardware: &Hardware, va: u64) -> Vec<u8> {
+        let covers = |known: &&Remembered| {
+            let bits = hardware.shift(known.depth) + hardware.index_bits;
+            Some(known.id) == self.id() && known.first == va >> bits << bits
+        };
+        self.cache.iter().filter(covers).map(|known| known.depth).collect()
+    }
+
+    /// Takes in what the TLB and the walk cache held `before`, where this image has the same tag or none: a walk need
+    /// not have displaced anything.
+    pub fn keep(&mut self, before: &Self) {
+        for old in &before.tlb {
+            self.tlb.retain(|new| !(new.first == old.first && new.bits == old.bits && new.id == old.id));
+            self.tlb.push(*old);
+        }
+        for old in &before.cache {
+            let same = |new: &Remembered| new.first == old.first && new.depth == old.depth && new.id == old.id;
+            self.cache.retain(|new| !same(new));
+            self.cache.push(*old);
+        }
+        self.sort();
+    }
+
+    /// Forgets what no access will ask for: translations and tables of addresses that are not `wanted`.
+    pub fn forget(&mut self, hardware: &Hardware, wanted: impl Fn(u64, u64) -> bool, tables: impl Fn(&Remembered) -> bool) {
+        self.tlb.retain(|entry| {
+            let (first, last) = entry.span();
+            wanted(first, last)
+        });
+        self.cache.retain(|known| {
+            let bits = hardware.shift(known.depth) + hardware.index_bits;
+            wanted(known.first, known.first + ((1u64 << bits) - 1)) && tables(known)
+        });
+    }
+
+    fn sort(&mut self) {
+        self.tlb.sort_unstable_by_key(|e| (e.first, e.bits, e.id, e.raw, e.pa, e.rights));
+        self.cache.sort_unstable_by_key(|k| (k.first, k.depth, k.id, k.table));
+    }
+}
+
+impl Hardware {
+    /// From here on rules are not checked and stores wait in buffers.
+    pub(crate) fn explore(&self) {
+        self.stop_judging();
+        self.buffering.set(true);
+        self.look_around();
+    }
+
+    /// A table is where walkers may come, linked or not.
+    pub(crate) fn expose(&self, table: u64, depth: u8, first: u64, space: u16) {
+        if let Some(frame) = self.memory.frame_at(table) {
+            let meta = self.memory.meta(frame);
+            meta.state.set(State::Live);
+            meta.depth.set(depth);
+            meta.first.set(first);
+            meta.space.set(space);
+        }
+    }
+
+    /// The state of one CPU.
+    pub(crate) fn save(&self, cpu: usize) -> Image {
+        let core = &self.cores[cpu];
+        let mut buffer = core.buffer.borrow().clone();
+        let mut groups: Vec<u32> = buffer.iter().map(|stored| stored.group).collect();
+        groups.dedup();
+        let number = |group: u32| groups.iter().position(|&g| g == group).unwrap_or(groups.len()) as u32;
+        for stored in &mut buffer {
+            stored.group = number(stored.group);
+        }
+        let mut image = Image {
+            roots: [core.roots[0].get(), core.roots[1].get()],
+            tlb: core.tlb.iter(cpu, &self.invalidations).map(|e| Cached { stamp: 0, ..e }).collect(),
+            cache: core
+                .cache
+                .iter()
+                .filter(|known| self.is_remembered(cpu, known))
+                .map(|known| Remembered { stamp: 0, ..known })
+                .collect(),
+            group: number(core.group.get()),
+            buffer,
+            pending: core.pending.borrow().clone(),
+        };
+        image.sort();
+        image
+    }
+
+    /// The state of one CPU becomes that of an image.
+    pub(crate) fn load_image(&self, cpu: usize, image: &Image) {
+        let core = &self.cores[cpu];
+        let stamp = self.invalidations.now();
+        for (root, saved) in core.roots.iter().zip(image.roots) {
+            root.set(saved);
+        }
+        core.tlb.clear();
+        for entry in &image.tlb {
+            core.tlb.insert(Cached { stamp, ..*entry });
+        }
+        core.cache.clear();
+        for known in &image.cache {
+            let bits = self.shift(known.depth) + self.index_bits;
+            core.cache.insert(Remembered { stamp, ..*known }, bits);
+        }
+        core.buffer.borrow_mut().clone_from(&image.buffer);
+        core.group.set(image.group);
+        core.pending.borrow_mut().clone_from(&image.pending);
+    }
+
+    /// From here on rules are not checked.
+    pub(crate) fn stop_judging(&self) {
+        self.judging.set(false);
+    }
+
+    /// Loads a root, and does not synchronise.
+    pub(crate) fn switch_root(&self, cpu: usize, space: u16) {
+        let early = self.cores[cpu].early.take();
+        self.load_root(cpu, space);
+        self.cores[cpu].early.replace(early);
+    }
+
+    /// A store by software to a word of memory.
+    pub(crate) fn store_at(&self, cpu: usize, pa: u64, value: u64, how: How) {
+        if let Some(frame) = self.memory.frame_at(pa) {
+            self.store_slowly(cpu, pa, frame, value, how);
+        }
+    }
+
+    /// A store of a CPU enters its buffer.
+    pub(crate) fn buffer_store(&self, cpu: usize, pa: u64, value: u64) {
+        let core = &self.cores[cpu];
+        let group = core.group.get();
+        core.buffer.borrow_mut().push(Buffered { pa, value, group });
+    }
+
+    /// A walk that was under way when it was saved goes on from here, unless it was overtaken meanwhile.
+    pub(crate) fn revive(&self, walking: Walking) -> Walking {
+        let stamp = self.invalidations.now();
+        Walking { stamp, ..walking }
+    }
+
+    /// Whether an invalidation has covered the address of a walk since it was revived.
+    pub(crate) fn is_lost(&self, cpu: usize, walking: &Walking) -> bool {
+        walking.stamp != self.invalidations.now() && self.is_overtaken(cpu, walking)
+    }
+
+    /// A walk is like any other with the same tables before it.
+    pub(crate) fn settled(walking: Walking) -> Walking {
+        Walking { stamp: 0, ..walking }
+    }
+
+    /// Starts a walk at the root, or where the walk cache knows the table with so many levels below it, whatever the
+    /// TLB holds.
+    pub(crate) fn start_at(&self, cpu: usize, request: Request, depth: Option<u8>) -> Option<Look> {
+        let root = self.cores[cpu].roots[self.half(request.va)].get()?;
+        let stamp = self.invalidations.now();
+        let regime = self.architecture.regime;
+        let walk = match depth {
+            None => tablewright_walker::Walk::new(regime, root.table, request.va).ok()?,
+            Some(depth) => {
+                let bits = self.shift(depth) + self.index_bits;
+                let cache = &self.cores[cpu].cache;
+                let known = cache.find(cpu, request.va, root.id, depth, bits, &self.invalidations)?;
+                tablewright_walker::Walk::resume(regime, known.table, self.level(depth), known.denied, request.va)
+            }
+        };
+        Some(Look::Walking(Walking {
+            request,
+            walk,
+            stamp,
+            id: root.id,
+            space: root.space,
+        }))
+    }
+
+    /// Whether the TLB has a translation for an access.
+    pub(crate) fn holds(&self, cpu: usize, request: Request) -> bool {
+        let root = self.cores[cpu].roots[self.half(request.va)].get();
+        root.is_some_and(|root| {
+            let found = self.cores[cpu].tlb.find(cpu, request.va, root.id, &self.invalidations);
+            found.is_some()
+        })
+    }
+
+    /// Walks until the next descriptor is one that may change and one that may change has been read.
+    pub(crate) fn stride(&self, cpu: usize, look: Look, changes: impl Fn(u64) -> bool) -> Look {
+        let mut look = look;
+        let mut read = false;
+        while let Look::Walking(walking) = look {
+            let at = walking.walk.table() + walking.walk.index() as u64 * 8;
+            if changes(at) && std::mem::replace(&mut read, true) {
+                break;
+            }
+            look = self.step(cpu, walking);
+        }
+        look
+    }
+
+    /// What is pending and local to this CPU is complete; what is broadcast only has taken effect here.
+    pub(crate) fn complete_here(&self, cpu: usize) {
+        let broadcast: Vec<_> = {
+            let pending = self.cores[cpu].pending.borrow();
+            pending.iter().filter(|(tlbi, _)| tlbi.broadcast).copied().collect()
+        };
+        let local = |&(tlbi, _): &(Tlbi, bool)| Tlbi {
+            broadcast: false,
+            ..tlbi
+        };
+        for tlbi in broadcast.iter().map(local) {
+            self.invalidations.take_effect(tlbi, cpu);
+        }
+        self.cores[cpu].pending.borrow_mut().retain(|(tlbi, _)| !tlbi.broadcast);
+        self.complete(cpu);
+        *self.cores[cpu].pending.borrow_mut() = broadcast;
+    }
+
+    /// An invalidation that was issued and not completed takes effect.
+    pub(crate) fn take_effect_of(&self, cpu: usize, number: usize) {
+        let mut pending = self.cores[cpu].pending.borrow_mut();
+        if let Some((tlbi, done)) = pending.get_mut(number) {
+            self.invalidations.take_effect(*tlbi, cpu);
+            *done = true;
+        }
+    }
+}
+
+impl Translated {
+    /// The addresses that its entry translates.
+    pub(crate) fn span(&self) -> (u64, u64) {
+        self.entry.span()
+    }
+
+    /// Like any other with the same entry.
+    pub(crate) fn settled(mut self) -> Self {
+        self.entry.stamp = 0;
+        self.generation = 0;
+        self
+    }
+}

@@ -1,0 +1,441 @@
+//! What a litmus test is made of, with all names resolved.
+
+use std::fmt;
+
+use crate::architecture::{Architecture, Granule, Ordering, Regime};
+
+/// The rules that a test is run under.
+///
+/// ```
+/// use tablewright_machine::litmus::Profile;
+/// assert_eq!(Profile::Ets2.to_string(), "ets2");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Profile {
+    /// Armv8-A without FEAT_ETS2.
+    Base,
+    /// Armv8-A with FEAT_ETS2.
+    Ets2,
+    /// x86-64.
+    X86,
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Base => "base",
+            Self::Ets2 => "ets2",
+            Self::X86 => "x86",
+        })
+    }
+}
+
+/// What the architecture says of the outcome that a test asks about.
+///
+/// ```
+/// use tablewright_machine::litmus::Verdict;
+/// assert_eq!(Verdict::Required.to_string(), "required");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Some execution ends so.
+    Allowed,
+    /// No execution ends so.
+    Forbidden,
+    /// Every execution ends so.
+    Required,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Allowed => "allowed",
+            Self::Forbidden => "forbidden",
+            Self::Required => "required",
+        })
+    }
+}
+
+/// A litmus test, as [`parse`](super::parse()) gives it.
+///
+/// ```
+/// use tablewright_machine::litmus::parse;
+/// let text = "
+/// test example
+/// arch arm64
+/// data a = 1
+/// map x invalid
+/// thread
+///     STR leaf(a), [pte(x)]
+///     LDR r0, [x]
+/// ask 0:r0 = fault
+///     base allowed
+///     ets2 forbidden
+/// ";
+/// let tests = parse("example.litmus", text)?;
+/// assert_eq!((tests[0].name.as_str(), tests[0].threads()), ("example", 1));
+/// # Ok::<(), tablewright_machine::litmus::ParseError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Test {
+    /// Its name.
+    pub name: String,
+    /// Where the shape and the verdicts come from.
+    pub source: String,
+    /// One line on what happens in it.
+    pub about: String,
+    /// The file, and the line that it starts at.
+    pub file: String,
+    /// See `file`.
+    pub line: usize,
+    pub(crate) x86: bool,
+    pub(crate) hardware_access: bool,
+    pub(crate) hardware_dirty: bool,
+    pub(crate) bbm: u8,
+    pub(crate) spaces: Vec<Space>,
+    pub(crate) data: Vec<Data>,
+    pub(crate) addresses: Vec<Address>,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) maps: Vec<Map>,
+    pub(crate) inits: Vec<(Location, Value)>,
+    pub(crate) code: Vec<Thread>,
+    pub(crate) asks: Vec<Ask>,
+}
+
+impl Test {
+    /// How many CPUs it runs on.
+    pub fn threads(&self) -> usize {
+        self.code.len()
+    }
+
+    /// The outcomes that it asks about, in words.
+    pub fn outcomes(&self) -> impl Iterator<Item = &str> {
+        self.asks.iter().map(|ask| ask.text.as_str())
+    }
+
+    /// The profiles that it can be run under.
+    pub fn profiles(&self) -> &'static [Profile] {
+        if self.x86 {
+            &[Profile::X86]
+        } else {
+            &[Profile::Base, Profile::Ets2]
+        }
+    }
+
+    /// The verdict on outcome number `ask`, if the test gives one for this profile.
+    pub fn expected(&self, ask: usize, profile: Profile) -> Option<Verdict> {
+        let ask = self.asks.get(ask)?;
+        let given = ask.verdicts.iter().find(|(p, _)| *p == profile);
+        given.map(|&(_, verdict)| verdict)
+    }
+
+    /// Why the machine in virtual time does not show outcome number `ask`, which is allowed, if the test says so.
+    pub fn only_explored(&self, ask: usize) -> Option<&str> {
+        self.asks.get(ask)?.only_explored.as_deref()
+    }
+
+    /// Why no execution of the model shows outcome number `ask`, which is allowed, if the test says so.
+    pub fn never_shown(&self, ask: usize) -> Option<&str> {
+        self.asks.get(ask)?.never_shown.as_deref()
+    }
+
+    pub(crate) fn architecture(&self, profile: Profile) -> Architecture {
+        let ordering = match profile {
+            Profile::Base => Ordering::Base,
+            Profile::Ets2 => Ordering::Ets2,
+            Profile::X86 => Ordering::X86,
+        };
+        let base = if self.x86 {
+            Architecture::x86_64(4)
+        } else {
+            Architecture {
+                hardware_access: self.hardware_access,
+                hardware_dirty: self.hardware_dirty,
+                bbm: self.bbm,
+                ..Architecture::arm64(Regime::Arm64Stage1 {
+                    granule: Granule::K4,
+                    wide: false,
+                })
+            }
+        };
+        Architecture { ordering, ..base }
+    }
+}
+
+/// A set of tables with an identifier.
+#[derive(Clone, Debug)]
+pub(crate) struct Space {
+    pub name: String,
+    pub id: u16,
+}
+
+/// A page whose first word has a name and a value.
+#[derive(Clone, Debug)]
+pub(crate) struct Data {
+    pub name: String,
+    pub value: u64,
+}
+
+/// A virtual address.
+#[derive(Clone, Debug)]
+pub(crate) struct Address {
+    pub name: String,
+    pub va: u64,
+}
+
+/// A table that is not linked at first.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    pub name: String,
+    /// Levels below its entries.
+    pub depth: u8,
+}
+
+/// What a space says of an address at first.
+#[derive(Clone, Debug)]
+pub(crate) struct Map {
+    pub space: usize,
+    pub address: usize,
+    pub value: Value,
+}
+
+/// A word in physical memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Location {
+    /// The first word of a page.
+    Data(usize),
+    /// The entry that translates an address, with so many levels below it.
+    Entry {
+        space: usize,
+        address: usize,
+        depth: u8,
+    },
+    /// The entry of a loose table that would.
+    Slot { table: usize, address: usize },
+}
+
+/// A value that can be stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    Number(u64),
+    /// A leaf that leads to a page: the bits besides the address, and whether it is a block.
+    Leaf {
+        page: usize,
+        bits: u64,
+        block: bool,
+    },
+    /// A link to a loose table.
+    Table(usize),
+    /// A link to the table in which the entry stands.
+    TableOf(Location),
+    Register(usize),
+}
+
+/// The code of one CPU.
+#[derive(Clone, Debug)]
+pub(crate) struct Thread {
+    pub space: usize,
+    pub user: bool,
+    pub code: Vec<Instruction>,
+}
+
+/// One instruction: what it does, where it stands, and what it is called.
+#[derive(Clone, Debug)]
+pub(crate) struct Instruction {
+    pub op: Op,
+    pub label: Option<String>,
+    pub text: String,
+}
+
+/// Where an access goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Virtual(usize),
+    Physical(Location),
+}
+
+/// Which accesses a barrier is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    All,
+    Loads,
+    Stores,
+}
+
+/// What an atomic access does with what it finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Swap,
+    CompareSwap(Value),
+    Set,
+    Clear,
+    Add,
+}
+
+/// What is invalidated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// One address, of a space or of all.
+    Address {
+        address: usize,
+        space: Option<usize>,
+        leaves_only: bool,
+    },
+    /// A space.
+    Space(usize),
+    All,
+}
+
+/// What an instruction does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Load {
+        register: usize,
+        at: Place,
+        acquire: bool,
+        address: Option<usize>,
+    },
+    Store {
+        value: Value,
+        at: Place,
+        release: bool,
+        address: Option<usize>,
+        data: Option<usize>,
+    },
+    Atomic {
+        change: Change,
+        register: Option<usize>,
+        value: Value,
+        at: Place,
+        acquire: bool,
+        release: bool,
+        address: Option<usize>,
+    },
+    /// DMB, MFENCE.
+    Fence(Kind),
+    /// DSB; to the other CPUs too, or only for this one.
+    Barrier {
+        kind: Kind,
+        shared: bool,
+    },
+    /// ISB, ERET.
+    Synchronise,
+    Invalidate {
+        scope: Scope,
+        broadcast: bool,
+    },
+    /// INVLPG: local, complete, and serialising.
+    InvalidateNow(Scope),
+    /// Every other CPU is interrupted, invalidates for itself and returns.
+    Shootdown(Scope),
+    /// MSR TTBR0, or MOV CR3.
+    Switch(usize),
+    /// A branch that depends on a register.
+    Branch(usize),
+}
+
+impl Op {
+    /// The register that it writes.
+    pub fn register(&self) -> Option<usize> {
+        match self {
+            Self::Load { register, .. } => Some(*register),
+            Self::Atomic { register, .. } => *register,
+            _ => None,
+        }
+    }
+
+    /// Where it accesses memory.
+    pub fn place(&self) -> Option<&Place> {
+        match self {
+            Self::Load { at, .. } | Self::Store { at, .. } | Self::Atomic { at, .. } => Some(at),
+            _ => None,
+        }
+    }
+
+    pub fn writes(&self) -> bool {
+        matches!(self, Self::Store { .. } | Self::Atomic { .. })
+    }
+
+    pub fn reads(&self) -> bool {
+        matches!(self, Self::Load { .. } | Self::Atomic { .. })
+    }
+}
+
+/// An outcome, and what is said of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub text: String,
+    pub outcome: Outcome,
+    pub verdicts: Vec<(Profile, Verdict)>,
+    pub only_explored: Option<String>,
+    pub never_shown: Option<String>,
+}
+
+/// A statement about the end of an execution.
+#[derive(Clone, Debug)]
+pub(crate) enum Outcome {
+    And(Box<Self>, Box<Self>),
+    Or(Box<Self>, Box<Self>),
+    Not(Box<Self>),
+    Implies(Box<Self>, Box<Self>),
+    Equal(Term, Value),
+    Fault(Term, FaultKind, Option<u8>),
+    Completed(Term),
+    Flag(Flag, Term),
+    LeadsTo(Term, usize),
+}
+
+/// Something that has a value in the end.
+#[derive(Clone, Debug)]
+pub(crate) enum Term {
+    /// What an instruction has got: of this thread, at this place in it.
+    Result(usize, usize),
+    Memory(Location),
+}
+
+/// Which faults are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultKind {
+    Any,
+    Translation,
+    AccessFlag,
+    Permission,
+}
+
+/// A property of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flag {
+    Valid,
+    Accessed,
+    Dirty,
+}
+
+// The bits of descriptors that tests are about. DDI 0487 D8.3, SDM vol. 3A 5.5.4.
+pub(crate) const ARM_READ_ONLY: u64 = 1 << 7;
+pub(crate) const ARM_USER: u64 = 1 << 6;
+pub(crate) const ARM_ACCESSED: u64 = 1 << 10;
+pub(crate) const ARM_NOT_GLOBAL: u64 = 1 << 11;
+pub(crate) const ARM_DBM: u64 = 1 << 51;
+/// Inner shareable, never executable.
+pub(crate) const ARM_LEAF: u64 = 3 << 8 | 3 << 53;
+pub(crate) const X86_WRITE: u64 = 1 << 1;
+pub(crate) const X86_USER: u64 = 1 << 2;
+pub(crate) const X86_ACCESSED: u64 = 1 << 5;
+pub(crate) const X86_DIRTY: u64 = 1 << 6;
+pub(crate) const X86_SIZE: u64 = 1 << 7;
+pub(crate) const X86_GLOBAL: u64 = 1 << 8;
+pub(crate) const X86_NO_EXECUTE: u64 = 1 << 63;
+pub(crate) const VALID: u64 = 1;
+
+impl Flag {
+    pub fn is_in(self, x86: bool, descriptor: u64) -> bool {
+        let valid = descriptor & VALID != 0;
+        match (self, x86) {
+            (Self::Valid, _) => valid,
+            (Self::Accessed, true) => descriptor & X86_ACCESSED != 0,
+            (Self::Accessed, false) => descriptor & ARM_ACCESSED != 0,
+            (Self::Dirty, true) => descriptor & X86_DIRTY != 0,
+            (Self::Dirty, false) => descriptor & ARM_READ_ONLY == 0,
+        }
+    }
+}

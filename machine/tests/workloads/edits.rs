@@ -1,0 +1,709 @@
+//! One CPU edits a space with the engine; others use it meanwhile.
+//!
+//! Two regions: single pages of tracked memory, which are taken, mapped, unmapped and given back; and blocks and
+//! contiguous runs of memory that holds nothing.
+
+use std::cell::{Cell, RefCell};
+use std::ops::ControlFlow;
+
+use tablewright::flush::Held;
+use tablewright::{
+    AddressSpace, Attrs, Change, EditError, Flush, Format, Leaf, Level, Liveness, Mapping, Memory, Pa, Perms,
+    Progress, Span, Va,
+};
+use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
+
+use super::faulty::{Fault, Faulty, Stage};
+use super::oracle::{Oracle, Page, Spot, State, sets};
+use super::{Bug, Dice, Kind};
+
+/// Pages of the first region.
+const DATA: u64 = 10;
+/// Blocks of the second.
+const BLOCKS: u64 = 2;
+/// Where the second region leads.
+const FAR: u64 = 1 << 40;
+
+/// Where everything is.
+#[derive(Clone, Copy)]
+struct Layout {
+    page: u64,
+    block: u64,
+    /// A contiguous run of pages, or what would be one.
+    run: u64,
+    data: u64,
+    large: u64,
+}
+
+impl Layout {
+    fn new<F: Format>(base: u64) -> Self {
+        let page = 1u64 << F::PAGE_SHIFT;
+        let block = page << F::INDEX_BITS;
+        Self {
+            page,
+            block,
+            run: page << F::contiguous(Level::PAGE).max(2),
+            data: base + 4 * block,
+            large: base + 8 * block,
+        }
+    }
+
+    /// Where an edit of the second region may begin or end.
+    fn cuts(&self) -> [u64; 9] {
+        let Self { page, block, run, .. } = *self;
+        [0, page, run, 2 * run, block - run, block, block + page, block + run, 2 * block]
+    }
+
+    fn spots(&self) -> impl Iterator<Item = u64> {
+        let Self {
+            page,
+            block,
+            run,
+            data,
+            large,
+        } = *self;
+        let inside = [
+            0,
+            page,
+            run - page,
+            run,
+            2 * run,
+            block - run,
+            block - page,
+            block,
+            block + page,
+            block + run,
+            2 * block - page,
+        ];
+        let pages = (0..DATA).map(move |number| data + number * page);
+        pages.chain(inside.map(|offset| large + offset))
+    }
+}
+
+pub(crate) struct Editor<'a, 'm, F: Format> {
+    machine: &'m Machine,
+    fault: &'m Fault,
+    dice: &'a Dice,
+    oracle: &'a Oracle<'m>,
+    space: AddressSpace<F, Faulty<'m>>,
+    at: Layout,
+    flush: Option<Flush<F, Faulty<'m>>>,
+    /// What the flush holds back.
+    held: Vec<Held<Leaf<F>>>,
+    /// Spots whose change is complete when the flush is.
+    pending: Vec<&'a Spot>,
+    /// What the flush is about: not to be mapped again, and on arm64 not to be edited, before it is complete.
+    touched: Vec<(u64, u64)>,
+}
+
+type Refused = EditError<Va>;
+
+fn span(first: u64, last: u64) -> Span<Va> {
+    Span::inclusive(Va::new(first), Va::new(last)).expect("edits begin and end with a page")
+}
+
+/// Runs it. `between` is told the digest of memory when the part with faults is over.
+pub fn run<F: Format<Input = Va>>(
+    machine: &Machine,
+    fault: &Fault,
+    dice: &Dice,
+    kind: Kind,
+    between: impl FnOnce(u64),
+) -> Result<Outcome, RunError> {
+    let platform = Faulty::new(machine, fault);
+    let (half, base) = kind.half(dice);
+    let at = Layout::new::<F>(base);
+    let oracle = Oracle::new(machine, at.spots());
+    let id = 1 + dice.below(255) as u16;
+    // Frames are refused.
+    let space = loop {
+        if let Some(space) = AddressSpace::<F, _>::new_in(platform, half) {
+            break space.with_id(id);
+        }
+    };
+    let mut editor = Editor {
+        machine,
+        fault,
+        dice,
+        oracle: &oracle,
+        space,
+        at,
+        flush: None,
+        held: Vec::new(),
+        pending: Vec::new(),
+        touched: Vec::new(),
+    };
+    // Something that is there from the start.
+    for _ in 0..dice.below(4) {
+        editor.map_pages();
+        editor.map_large();
+    }
+    editor.complete();
+    if dice.once_in(5) {
+        editor.space.make_own();
+    } else {
+        editor.space.make_live();
+    }
+    platform.mapper.attach(editor.space.root(), half, id);
+
+    let edits = 6 + dice.below(18);
+    let done = Cell::new(false);
+    let editor = RefCell::new(editor);
+    let seed = dice.below(1 << 48);
+    let outcome = machine.run(|cpu| {
+        platform.mapper.load();
+        if cpu.id() == 0 {
+            let mut editor = editor.borrow_mut();
+            for _ in 0..edits {
+                editor.edit(cpu);
+            }
+            editor.complete();
+            done.set(true);
+            return;
+        }
+        let dice = Dice::new(seed, cpu.id() as u64);
+        let mut rest = 60;
+        while !done.get() && rest > 0 {
+            rest -= 1;
+            cpu.spend(dice.time());
+            oracle.try_one(cpu, &dice);
+        }
+    })?;
+    between(machine.digest());
+    if !machine.violations().is_empty() {
+        return Ok(outcome);
+    }
+    machine.calm();
+    editor.into_inner().tear_down();
+    Ok(outcome)
+}
+
+impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
+    fn edit(&mut self, cpu: Cpu<'_>) {
+        match self.dice.below(15) {
+            0..=2 => self.map_pages(),
+            3..=4 => self.unmap_pages(),
+            5 => self.protect_pages(),
+            6 => self.make_code(),
+            7..=8 => self.map_large(),
+            9 => self.unmap_large(),
+            10..=11 => self.protect_large(),
+            12 => self.split(),
+            13 => self.collapse(),
+            _ => self.look(),
+        }
+        if self.dice.once_in(4) {
+            self.oracle.try_one(cpu, self.dice);
+        }
+        if self.dice.once_in(2) {
+            self.complete();
+        }
+    }
+
+    fn is(&self, bug: Bug) -> bool {
+        self.fault.is(bug)
+    }
+
+    /// An edit with the flush that is being gathered.
+    fn with_flush<T>(
+        &mut self,
+        edit: impl FnOnce(&mut AddressSpace<F, Faulty<'m>>, &mut Flush<F, Faulty<'m>>) -> T,
+    ) -> T {
+        let mut flush = self.flush.take().unwrap_or_else(|| self.space.flush());
+        let result = edit(&mut self.space, &mut flush);
+        self.flush = Some(flush);
+        result
+    }
+
+    /// Announces what the addresses will be, does it, and takes the announcement back if it is refused.
+    ///
+    /// In the second region, all of a block or run may be broken for a part of it.
+    fn change(
+        &mut self,
+        (first, last): (u64, u64),
+        becomes: impl Fn(Page) -> Option<Page>,
+        change: &Change,
+        edit: impl FnOnce(&mut Self) -> Result<(), Refused>,
+    ) {
+        self.forget_before(first, last, false);
+        let oracle = self.oracle;
+        let (low, high) = self.extent(first, last);
+        let inside = |spot: &Spot| (first..=last).contains(&spot.va);
+        let merges = first >= self.at.large;
+        let before: Vec<(&'a Spot, State)> = oracle
+            .inside(low, high)
+            .map(|spot| {
+                let page = spot.page();
+                let new = if inside(spot) { page.and_then(&becomes) } else { page };
+                let before = spot.begin(if merges { new.map(Page::merged) } else { new });
+                (spot, if merges { before.merged() } else { before })
+            })
+            .collect();
+        let done = edit(self);
+        self.may_be_refused(done);
+        for (spot, before) in before {
+            if done.is_ok() && inside(spot) {
+                let (accessed, dirty) = sets(change);
+                spot.clears(accessed == Some(false), dirty == Some(false));
+                self.pending.push(spot);
+            } else {
+                spot.restore(before);
+            }
+        }
+    }
+
+    /// Frames run out, and a space in use must not be broken. Nothing else is a reason to refuse.
+    fn may_be_refused(&self, done: Result<(), Refused>) {
+        let own = self.space.liveness() == Liveness::Own;
+        match done {
+            Ok(()) | Err(EditError::OutOfTables | EditError::AlreadyMapped(_)) => {}
+            Err(EditError::NeedsBreak(_)) if own => {}
+            Err(error) => self.machine.report(Rule::Program, format!("refused: {error}")),
+        }
+    }
+
+    /// Has everything forgotten that was done to these addresses, if it matters to what is done next.
+    ///
+    /// arm64: whether an entry needs a break is seen from what it says. What it said before, and processors remember
+    /// until the flush is complete, must not matter any more.
+    fn forget_before(&mut self, first: u64, last: u64, maps: bool) {
+        let (first, last) = self.extent(first, last);
+        let touched = self.touched.iter().any(|&(from, to)| from <= last && first <= to);
+        let spared = if maps {
+            self.is(Bug::ReusedBeforeCompletion)
+        } else {
+            self.machine.architecture().is_x86() || self.is(Bug::EditedTwice)
+        };
+        if touched && !spared {
+            self.complete();
+        }
+        self.touched.push((first, last));
+    }
+
+    /// What an edit of these addresses may touch: in the second region the rest of a block, too.
+    fn extent(&self, first: u64, last: u64) -> (u64, u64) {
+        if first >= self.at.large {
+            (self.at.large, self.at.large + (BLOCKS * self.at.block - 1))
+        } else {
+            (first, last)
+        }
+    }
+
+    fn attrs(&self, of: &[Attrs]) -> Attrs {
+        Attrs {
+            dirty: self.dice.once_in(2),
+            accessed: !self.dice.once_in(4),
+            software: self.dice.below(8) as u8,
+            memory: self.dice.pick(&[Memory::Normal, Memory::Normal, Memory::WriteThrough]),
+            ..self.dice.pick(of)
+        }
+    }
+
+    // ---- Pages of memory ----
+
+    fn map_pages(&mut self) {
+        let dice = self.dice;
+        let first = dice.below(DATA);
+        for number in first..DATA.min(first + 1 + dice.below(4)) {
+            self.map_page(number);
+        }
+    }
+
+    fn map_page(&mut self, number: u64) {
+        let va = self.at.data + number * self.at.page;
+        let last = va + (self.at.page - 1);
+        self.forget_before(va, last, true);
+        let Some(spot) = self.oracle.inside(va, last).next() else {
+            return;
+        };
+        if spot.page().is_some() {
+            return;
+        }
+        let Some(page) = self.machine.take_page() else {
+            return;
+        };
+        self.oracle.fresh(page);
+        let mut attrs = match self.dice.below(8) {
+            0 => self.attrs(&[Attrs::KERNEL_TEXT, Attrs::USER_TEXT]),
+            1 => Attrs {
+                memory: Memory::NonCacheable,
+                ..self.attrs(&[Attrs::KERNEL_DATA, Attrs::USER_DATA])
+            },
+            _ => self.attrs(&[
+                Attrs::KERNEL_DATA,
+                Attrs::USER_DATA,
+                Attrs::USER_DATA,
+                Attrs::KERNEL_RODATA,
+                Attrs::USER_RODATA,
+            ]),
+        };
+        // The kernel has filled it through its own mapping.
+        self.machine.write_page(page);
+        if attrs.memory == Memory::NonCacheable {
+            if !self.is(Bug::NotCleaned) {
+                self.machine.clean(page);
+            }
+        } else if attrs.perms.intersects(Perms::ANY_EXEC) {
+            attrs.memory = Memory::Normal;
+            self.synchronise_code(page);
+        }
+        let before = spot.begin(Some(Page::new(page.get(), attrs)));
+        let mapping = Mapping::new(attrs).pages_only();
+        let stage = self.fault;
+        let mapped = stage.during(Stage::Mapping, || {
+            self.with_flush(|space, flush| space.map(span(va, last), page, mapping, flush))
+        });
+        self.may_be_refused(mapped);
+        announce(self.machine);
+        if mapped.is_ok() {
+            spot.end();
+        } else {
+            spot.restore(before);
+            self.machine.give_page(page);
+        }
+    }
+
+    /// New code: from where data is to where code is fetched.
+    fn synchronise_code(&self, page: Pa) {
+        if !self.is(Bug::CodeNotCleaned) {
+            self.machine.clean(page);
+        }
+        if !self.is(Bug::CodeNotRefetched) {
+            let all = self.machine.architecture().icache_aliasing;
+            self.machine.invalidate_instructions((!all).then_some(page));
+        }
+    }
+
+    /// Some of the pages, first and last address.
+    fn some_pages(&self) -> (u64, u64) {
+        let first = self.dice.below(DATA);
+        let count = 1 + self.dice.below(4).min(DATA - 1 - first);
+        let va = self.at.data + first * self.at.page;
+        (va, va + (count * self.at.page - 1))
+    }
+
+    fn unmap_pages(&mut self) {
+        let (first, last) = self.some_pages();
+        if self.is(Bug::FreedWhileMapped) {
+            let mapped = self.oracle.inside(first, last).find_map(Spot::page);
+            if let Some(page) = mapped {
+                self.machine.give_page(Pa::new(page.pa));
+                return;
+            }
+        }
+        let fault = self.fault;
+        fault.during(Stage::Unmapping, || self.unmap(first, last));
+    }
+
+    fn protect_pages(&mut self) {
+        let (first, last) = self.some_pages();
+        // What is code is taken away from those who execute it before anybody may write it.
+        let executable = self
+            .oracle
+            .inside(first, last)
+            .filter_map(Spot::page)
+            .any(|page| page.attrs.perms.intersects(Perms::ANY_EXEC));
+        if executable {
+            self.protect(first, last, Change::new().perms(Perms::READ));
+            self.complete();
+            return;
+        }
+        let change = self.some_change();
+        self.protect(first, last, change);
+    }
+
+    /// A page that others may have written becomes code.
+    fn make_code(&mut self) {
+        let number = self.dice.below(DATA);
+        let va = self.at.data + number * self.at.page;
+        let last = va + (self.at.page - 1);
+        let Some(page) = self.oracle.inside(va, last).next().and_then(Spot::page) else {
+            return;
+        };
+        if page.attrs.memory == Memory::NonCacheable {
+            return;
+        }
+        self.protect(va, last, Change::new().perms(Perms::READ | Perms::USER_READ));
+        self.complete();
+        let spot = self.oracle.inside(va, last).next();
+        let writable = spot.and_then(Spot::page).is_none_or(|page| {
+            page.attrs.perms.intersects(Perms::ANY_WRITE)
+        });
+        if writable {
+            return;
+        }
+        self.synchronise_code(Pa::new(page.pa));
+        let code = Perms::READ | Perms::USER_READ | Perms::USER_EXEC;
+        self.protect(va, last, Change::new().perms(code));
+    }
+
+    // ---- Blocks and runs ----
+
+    fn some_large(&self) -> (u64, u64) {
+        let cuts = self.at.cuts();
+        let first = self.dice.below(cuts.len() as u64 - 1) as usize;
+        let end = first + 1 + self.dice.below((cuts.len() - 1 - first) as u64) as usize;
+        (self.at.large + cuts[first], self.at.large + (cuts[end] - 1))
+    }
+
+    fn map_large(&mut self) {
+        let (first, last) = self.some_large();
+        self.forget_before(first, last, true);
+        let attrs = self.attrs(&[
+            Attrs::KERNEL_DATA,
+            Attrs::USER_DATA,
+            Attrs::USER_DATA,
+            Attrs::USER_RODATA,
+        ]);
+        let frame = FAR + (first - self.at.large);
+        let mut mapping = Mapping::new(attrs).largest(Level::new(1));
+        if self.dice.once_in(3) {
+            mapping = mapping.largest(Level::PAGE);
+        }
+        if self.dice.once_in(3) {
+            mapping = mapping.without_runs();
+        }
+        let oracle = self.oracle;
+        let large = self.at.large;
+        let free = |spot: &&Spot| spot.page().is_none();
+        let before: Vec<_> = oracle
+            .inside(first, last)
+            .filter(free)
+            .map(|spot| {
+                let page = Page::new(FAR + (spot.va - large), attrs);
+                (spot, spot.begin(Some(page)))
+            })
+            .collect();
+        let fault = self.fault;
+        let mapped = fault.during(Stage::Mapping, || {
+            self.with_flush(|space, flush| {
+                space.map(span(first, last), Pa::new(frame), mapping, flush)
+            })
+        });
+        self.may_be_refused(mapped);
+        announce(self.machine);
+        for (spot, before) in before {
+            if mapped.is_ok() {
+                spot.end();
+            } else {
+                spot.restore(before);
+            }
+        }
+    }
+
+    fn unmap_large(&mut self) {
+        let (first, last) = self.some_large();
+        self.unmap(first, last);
+    }
+
+    fn protect_large(&mut self) {
+        let (first, last) = self.some_large();
+        let change = self.some_change();
+        self.protect(first, last, change);
+    }
+
+    fn split(&mut self) {
+        let (first, last) = self.some_large();
+        self.change((first, last), Some, &Change::new(), |this| {
+            this.with_flush(|space, flush| space.split(span(first, last), Level::PAGE, flush))
+        });
+    }
+
+    fn collapse(&mut self) {
+        let (first, last) = (self.at.large, self.at.large + (BLOCKS * self.at.block - 1));
+        let runs = self.dice.once_in(2);
+        self.change((first, last), Some, &Change::new(), |this| {
+            this.with_flush(|space, flush| {
+                let collapsed = space.collapse(span(first, last), Level::new(1), runs, flush);
+                collapsed.map(|_| ())
+            })
+        });
+    }
+
+    // ---- Both ----
+
+    fn some_change(&self) -> Change {
+        let change = Change::new();
+        let data = Perms::READ | Perms::WRITE;
+        let user = data | Perms::USER_READ | Perms::USER_WRITE;
+        match self.dice.below(12) {
+            0..=1 => change.write_protect(),
+            2..=3 => change.perms(user),
+            4 => change.perms(data),
+            5 => change.perms(user - Perms::ANY_WRITE),
+            6 => change.accessed(self.dice.once_in(2)),
+            7 => change.dirty(self.dice.once_in(2)),
+            8 => change.accessed(false).dirty(false),
+            9 => change.memory(self.dice.pick(&[Memory::Normal, Memory::WriteThrough])),
+            10 => change.global(self.dice.once_in(2)),
+            _ => change.software(self.dice.below(8) as u8),
+        }
+    }
+
+    fn protect(&mut self, first: u64, last: u64, change: Change) {
+        let becomes = |page: Page| Some(page.changed(&change));
+        self.change((first, last), becomes, &change, |this| {
+            this.with_flush(|space, flush| space.protect(span(first, last), change, flush))
+        });
+    }
+
+    /// Unmaps, in pieces if there is more than fits. Pages of memory go back.
+    fn unmap(&mut self, first: u64, last: u64) {
+        let mut rest = Some(first);
+        while let Some(first) = rest {
+            let room = 1 + self.dice.below(24) as usize;
+            let mut stopped = None;
+            let early = self.is(Bug::FreedBeforeCompletion);
+            self.change((first, last), |_| None, &Change::new(), |this| {
+                let mut held = std::mem::take(&mut this.held);
+                let (machine, oracle) = (this.machine, this.oracle);
+                let progress = this.with_flush(|space, flush| {
+                    space.unmap(span(first, last), flush, |leaf| {
+                        if early {
+                            // SAFETY: what it names is reused too early, which is the bug.
+                            give_back(machine, oracle, &unsafe { leaf.assume_complete() });
+                        } else {
+                            held.push(leaf);
+                        }
+                        if held.len() >= room {
+                            ControlFlow::Break(())
+                        } else {
+                            ControlFlow::Continue(())
+                        }
+                    })
+                });
+                this.held = held;
+                if let Progress::Stopped(at) = progress? {
+                    stopped = Some(at.get());
+                }
+                Ok(())
+            });
+            if let Some(at) = stopped {
+                // Complete is what lies below.
+                self.pending.retain(|spot| !(at..=last).contains(&spot.va));
+                self.complete();
+            }
+            rest = stopped;
+        }
+    }
+
+    /// What the engine says of a page is what it has been told.
+    fn look(&self) {
+        let spots = &self.oracle.spots;
+        let spot = &spots[self.dice.below(spots.len() as u64) as usize];
+        let leaf = self.space.query(Va::new(spot.va));
+        let found = leaf.as_ref().map(|leaf| {
+            let frame = leaf.frame().get() + (spot.va - leaf.input().get());
+            (frame, leaf.attrs().perms)
+        });
+        let known = spot.page().map(|page| (page.pa, page.attrs.perms));
+        self.machine.check(found == known, || {
+            format!("{:#x} is {known:x?}, and the engine says {found:x?}", spot.va)
+        });
+        let said = leaf.is_some_and(|leaf| leaf.attrs().dirty);
+        if spot.is_steady() && spot.is_written() && !said {
+            self.machine.report(
+                Rule::FlagLost,
+                format!("{:#x} was written, and its leaf does not say so", spot.va),
+            );
+        }
+    }
+
+    /// Has everything forgotten that was changed, and gives back what was cut off.
+    fn complete(&mut self) {
+        let fault = self.fault;
+        let Some(flush) = self.flush.take() else {
+            return;
+        };
+        let held = std::mem::take(&mut self.held);
+        if self.is(Bug::FlushDropped) && held.is_empty() {
+            drop(flush);
+        } else {
+            fault.during(Stage::Flushing, || self.complete_flush(flush, held));
+        }
+        self.pending.drain(..).for_each(Spot::end);
+        self.touched.clear();
+    }
+
+    fn complete_flush(&self, flush: Flush<F, Faulty<'m>>, held: Vec<Held<Leaf<F>>>) {
+        let issued = flush.issue();
+        let cpu = self.machine.cpu();
+        if self.space.liveness() != Liveness::Dead && self.dice.once_in(2) {
+            cpu.spend(self.dice.time());
+            self.oracle.try_one(cpu, self.dice);
+        }
+        let mut completed = issued.complete();
+        for leaf in held {
+            match completed.release(leaf) {
+                Ok(leaf) => give_back(self.machine, self.oracle, &leaf),
+                Err(_) => self
+                    .machine
+                    .report(Rule::Program, "a leaf of another flush".to_owned()),
+            }
+        }
+        let mut settle = || {
+            completed.settle(|leaf| {
+                give_back(self.machine, self.oracle, &leaf);
+                if self.dice.once_in(8) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            })
+        };
+        while !settle() {}
+    }
+
+    /// Unmaps everything: now nothing may fail, and nothing may be left.
+    fn tear_down(mut self) {
+        self.complete();
+        let Layout { page, block, .. } = self.at;
+        for (first, size) in [(self.at.data, DATA * page), (self.at.large, BLOCKS * block)] {
+            let last = first + (size - 1);
+            self.unmap(first, last);
+            self.complete();
+            let left = self.oracle.inside(first, last).find(|spot| spot.page().is_some());
+            if let Some(spot) = left {
+                let what = format!("{:#x} cannot be unmapped", spot.va);
+                self.machine.report(Rule::NoProgress, what);
+            }
+        }
+        let mapper = self.space.platform().mapper;
+        destroy(self.machine, self.space, &mapper);
+    }
+}
+
+/// What is said from now on is said after the stores before it. On x86 an edit of what was not mapped leaves them in the
+/// store buffer, and whoever tells others of it orders them: here, by a lock.
+pub(super) fn announce(machine: &Machine) {
+    if machine.architecture().is_x86() {
+        drop(machine.new_lock().acquire());
+    }
+}
+
+/// A leaf that nobody uses any more.
+fn give_back<F: Format<Input = Va>>(machine: &Machine, oracle: &Oracle<'_>, leaf: &Leaf<F>) {
+    oracle.account(leaf);
+    if (machine.memory().first()..machine.memory().end()).contains(&leaf.frame().get()) {
+        machine.give_page(leaf.frame());
+    }
+}
+
+/// Takes a space out of use that maps nothing any more, and gives its tables back.
+pub(super) fn destroy<F: Format<Input = Va>, P: tablewright::Platform + Clone>(
+    machine: &Machine,
+    mut space: AddressSpace<F, P>,
+    mapper: &tablewright_machine::Mapper<'_>,
+) {
+    mapper.detach();
+    machine.dsb_stores();
+    machine.tlbi(Tlbi::ALL);
+    machine.dsb();
+    // SAFETY: no processor has the root loaded, and everything is forgotten.
+    unsafe { space.make_dead() };
+    let mut left = 0;
+    let destroyed = space.destroy(|_| left += 1);
+    machine.check(destroyed.is_ok() && left == 0, || format!("{left} leaves are left"));
+    let used = machine.memory().used();
+    machine.check(used == 0, || format!("{used} frames are left"));
+}

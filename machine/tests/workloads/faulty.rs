@@ -1,0 +1,263 @@
+//! The engine's platform on the machine, and where it can be made wrong.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+
+use tablewright::{
+    Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink, What,
+};
+use tablewright_machine::{Machine, Mapper, Tlbi};
+
+use super::Bug;
+
+/// What a program is about, as far as a bug has to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Anything else.
+    Editing,
+    /// Mapping what was not mapped.
+    Mapping,
+    /// Unmapping single pages.
+    Unmapping,
+    /// Having a flush forgotten.
+    Flushing,
+}
+
+/// The bug of a run, if it has one.
+pub struct Fault {
+    bug: Option<Bug>,
+    pub stage: Cell<Stage>,
+    /// Invalidations since the last completion.
+    issued: Cell<u32>,
+}
+
+impl Fault {
+    pub fn new(bug: Option<Bug>) -> Self {
+        Self {
+            bug,
+            stage: Cell::new(Stage::Editing),
+            issued: Cell::new(0),
+        }
+    }
+
+    pub fn is(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// Does something at a stage.
+    pub fn during<T>(&self, stage: Stage, what: impl FnOnce() -> T) -> T {
+        let before = self.stage.replace(stage);
+        let result = what();
+        self.stage.set(before);
+        result
+    }
+}
+
+/// A [`Mapper`] that does something else in one place.
+#[derive(Clone, Copy)]
+pub struct Faulty<'m> {
+    pub mapper: Mapper<'m>,
+    pub fault: &'m Fault,
+}
+
+impl<'m> Faulty<'m> {
+    pub fn new(machine: &'m Machine, fault: &'m Fault) -> Self {
+        Self {
+            mapper: machine.new_space(),
+            fault,
+        }
+    }
+
+    pub fn machine(&self) -> &'m Machine {
+        self.mapper.machine()
+    }
+
+    fn is(&self, bug: Bug) -> bool {
+        self.fault.is(bug)
+    }
+
+    fn page_shift(&self) -> u32 {
+        self.machine().memory().page_shift()
+    }
+}
+
+// SAFETY: everything is passed on to the machine. What a bug changes breaks promises, which is what it is for; the
+// pointers stay good, because the memory of the machine outlives it and nothing but descriptors is in it.
+unsafe impl Platform for Faulty<'_> {
+    fn alloc_table(&self, level: Level) -> Option<Pa> {
+        self.mapper.alloc_table(level)
+    }
+
+    unsafe fn free_table(&self, frame: Pa, level: Level) {
+        // SAFETY: passed on.
+        unsafe { self.mapper.free_table(frame, level) }
+    }
+
+    unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
+        // SAFETY: passed on.
+        unsafe { self.mapper.table(frame, level) }
+    }
+
+    fn barrier(&self, barrier: Barrier) {
+        let stage = self.fault.stage.get();
+        let left_out = match barrier {
+            Barrier::Publish => {
+                self.is(Bug::NoBarrier)
+                    || self.is(Bug::NoBarrierBeforeInvalidation) && stage == Stage::Flushing
+                    || self.is(Bug::NoBarrierAfterMap) && stage == Stage::Mapping
+            }
+            Barrier::Complete => {
+                self.is(Bug::NoWait)
+                    || self.is(Bug::NoWaitInBreak) && stage != Stage::Flushing
+                    || self.is(Bug::NoWaitInFlush) && stage == Stage::Flushing
+            }
+        };
+        if barrier == Barrier::Complete {
+            self.fault.issued.set(0);
+        }
+        if !left_out {
+            self.mapper.barrier(barrier);
+        }
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        let mut what = *what;
+        let flushing = self.fault.stage.get() == Stage::Flushing;
+        let issued = self.fault.issued.replace(self.fault.issued.get() + 1);
+        if self.is(Bug::NoInvalidation)
+            || self.is(Bug::NoInvalidationInBreak) && !flushing
+            || self.is(Bug::FlushHoldsOne) && issued >= 1
+        {
+            return;
+        }
+        let page = 1u64 << self.page_shift();
+        if let What::Range {
+            first,
+            last,
+            level,
+            tables,
+        } = &mut what.what
+        {
+            if self.is(Bug::HintOfAnotherLevel) {
+                *level = level.map(|level| level.up());
+            }
+            if self.is(Bug::HintWhereThereIsNone) && level.is_none() {
+                *level = Some(Level::PAGE);
+            }
+            if self.is(Bug::TablesForgotten) {
+                *tables = false;
+            }
+            if self.is(Bug::RangeTooShort) && *last - *first >= page {
+                *last -= page;
+            }
+            if self.is(Bug::OnlyFirstPage) {
+                *last = *first + (page - 1);
+            }
+        }
+        if self.is(Bug::AnotherIdentifier) {
+            what.id += 1;
+        }
+        if self.is(Bug::OnlyLocal) {
+            self.machine().tlbi(Tlbi {
+                broadcast: false,
+                ..Tlbi::ALL
+            });
+            return;
+        }
+        self.mapper.invalidate(&what);
+    }
+
+    fn caps(&self) -> Caps {
+        let mut caps = self.mapper.caps();
+        if self.is(Bug::BreakLevelTooHigh) {
+            caps.bbm = 2;
+        }
+        if self.is(Bug::HardwareAccessUnknown) {
+            caps.hardware_access = false;
+        }
+        if self.is(Bug::HardwareDirtyUnknown) {
+            caps.hardware_dirty = false;
+        }
+        caps
+    }
+
+    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
+        self.mapper.link_of(frame)
+    }
+
+    unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { self.mapper.read(entry) }
+    }
+
+    unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { Platform::load(&self.mapper, entry) }
+    }
+
+    unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
+        if self.is(Bug::HiddenStore) && self.fault.stage.get() == Stage::Unmapping && bits == 0 {
+            // SAFETY: valid, as the caller vouches.
+            unsafe { entry.as_ref() }.store(bits);
+            return;
+        }
+        // SAFETY: passed on.
+        unsafe { self.mapper.store(entry, bits) }
+    }
+
+    unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
+        // SAFETY: passed on.
+        unsafe {
+            if self.is(Bug::LinkedByPlainStore) {
+                self.mapper.store(entry, bits);
+            } else {
+                self.mapper.link(entry, bits);
+            }
+        }
+    }
+
+    unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
+        // SAFETY: passed on.
+        unsafe {
+            if self.is(Bug::ExchangeInTwoSteps) {
+                let old = Platform::load(&self.mapper, entry);
+                self.mapper.store(entry, bits);
+                return old;
+            }
+            if self.is(Bug::HiddenStore) && self.fault.stage.get() == Stage::Unmapping {
+                return entry.as_ref().exchange(bits);
+            }
+            self.mapper.exchange(entry, bits)
+        }
+    }
+
+    unsafe fn compare_exchange(
+        &self,
+        entry: NonNull<Entry>,
+        current: u64,
+        new: u64,
+    ) -> Result<(), u64> {
+        // SAFETY: passed on.
+        unsafe {
+            if self.is(Bug::ExchangeInTwoSteps) {
+                let old = Platform::load(&self.mapper, entry);
+                if old != current {
+                    return Err(old);
+                }
+                self.mapper.store(entry, new);
+                return Ok(());
+            }
+            self.mapper.compare_exchange(entry, current, new)
+        }
+    }
+
+    unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
+        let count = if self.is(Bug::NotZeroed) && value == 0 && step == 0 {
+            count - 1
+        } else {
+            count
+        };
+        // SAFETY: passed on.
+        unsafe { self.mapper.fill(first, count, value, step) }
+    }
+}

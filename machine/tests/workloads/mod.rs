@@ -1,0 +1,337 @@
+//! Random programs for the machine: what the tests of planted bugs and the example `seeds` run.
+//!
+//! A [`Workload`] and a seed are a program, a machine to run it on and everything that its hardware does unasked. What
+//! another CPU may see is checked against what the editing CPU has announced (see [`oracle`]); the rules of the
+//! architecture are checked by the machine itself.
+//!
+//! The programs are right. A [`Bug`] makes one of them wrong in one place.
+
+mod baseline;
+mod bug;
+mod concurrent;
+mod edits;
+mod faulty;
+mod identifiers;
+mod oracle;
+mod raw;
+mod windows;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+
+use tablewright::Half;
+use tablewright_machine::trace::Sink;
+use tablewright_machine::{
+    Architecture, Costs, Counts, Granule, Machine, Memory, Ordering, Outcome, Regime, RunError,
+    Setup, Time, Violation,
+};
+
+pub use bug::Bug;
+
+/// What is done on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// One CPU edits a space with the engine, others use it.
+    Edits,
+    /// The linear map, built through a window, and edited while it is used.
+    Windows,
+    /// Spaces come and go, and identifiers with them.
+    Identifiers,
+    /// One CPU edits with page-table code as it is commonly written, others use the space.
+    Baseline,
+    /// All CPUs map and unmap in the same tables.
+    Concurrent,
+}
+
+impl Workload {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Edits,
+        Self::Windows,
+        Self::Identifiers,
+        Self::Baseline,
+        Self::Concurrent,
+    ];
+
+    /// As it is given on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Edits => "edits",
+            Self::Windows => "windows",
+            Self::Identifiers => "identifiers",
+            Self::Baseline => "baseline",
+            Self::Concurrent => "concurrent",
+        }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a run has come to. Two runs of one seed are equal in all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The rules that were broken, in order.
+    pub violations: Vec<Violation>,
+    /// How the part with faults ended.
+    pub outcome: Result<Outcome, RunError>,
+    /// What was done.
+    pub counts: Counts,
+    /// A digest of all memory when the part with faults was over, and of it when all was done.
+    pub digests: [u64; 2],
+}
+
+impl Run {
+    /// Whether there is nothing to complain about.
+    pub fn is_good(&self) -> bool {
+        self.violations.is_empty() && self.outcome.is_ok()
+    }
+}
+
+/// Numbers that look random and are those of a seed (SplitMix64).
+pub(crate) struct Dice(Cell<u64>);
+
+impl Dice {
+    pub fn new(seed: u64, stream: u64) -> Self {
+        let dice = Self(Cell::new(seed.wrapping_mul(0xd134_2543_de82_ef95) ^ stream << 32));
+        dice.next();
+        dice
+    }
+
+    fn next(&self) -> u64 {
+        let state = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0.set(state);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `bound`.
+    pub fn below(&self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub fn once_in(&self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    pub fn pick<T: Copy>(&self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+
+    /// Some time for something else.
+    pub fn time(&self) -> Time {
+        Time::ns(20 + self.below(400))
+    }
+}
+
+/// The formats that are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    K4,
+    K4Wide,
+    K16,
+    K64,
+    X4,
+    X5,
+}
+
+/// Evaluates `$body` with `$format` bound to the format of `$kind`; it is compiled for each.
+macro_rules! with_format {
+    ($kind:expr, $format:ident => $body:expr) => {{
+        use tablewright::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K64, X86_64};
+        match $kind {
+            Kind::K4 => {
+                type $format = Arm64K4;
+                $body
+            }
+            Kind::K4Wide => {
+                type $format = Arm64K4Wide;
+                $body
+            }
+            Kind::K16 => {
+                type $format = Arm64K16;
+                $body
+            }
+            Kind::K64 => {
+                type $format = Arm64K64;
+                $body
+            }
+            Kind::X4 => {
+                type $format = X86_64<4>;
+                $body
+            }
+            Kind::X5 => {
+                type $format = X86_64<5>;
+                $body
+            }
+        }
+    }};
+}
+
+/// Where the memory of each machine starts: not where anything else does that could be taken for it.
+const MEMORY: u64 = 1 << 32;
+const FRAMES: usize = 120;
+const MOST_CPUS: u64 = 4;
+
+impl Kind {
+    fn of(dice: &Dice) -> Self {
+        // Tables of 64 KiB take the host ten times as long.
+        match dice.below(16) {
+            0..=4 => Self::K4,
+            5..=6 => Self::K4Wide,
+            7..=9 => Self::K16,
+            10 => Self::K64,
+            11..=14 => Self::X4,
+            _ => Self::X5,
+        }
+    }
+
+    fn regime(self) -> Regime {
+        let arm = |granule, wide| Regime::Arm64Stage1 { granule, wide };
+        match self {
+            Self::K4 => arm(Granule::K4, false),
+            Self::K4Wide => arm(Granule::K4, true),
+            Self::K16 => arm(Granule::K16, false),
+            Self::K64 => arm(Granule::K64, false),
+            Self::X4 => Regime::X86_64 { levels: 4 },
+            Self::X5 => Regime::X86_64 { levels: 5 },
+        }
+    }
+
+    fn is_x86(self) -> bool {
+        matches!(self, Self::X4 | Self::X5)
+    }
+
+    /// Hardware with or without each of the options that there are.
+    fn architecture(self, dice: &Dice) -> Architecture {
+        let base = match self.regime() {
+            Regime::X86_64 { levels } => Architecture::x86_64(levels),
+            regime => {
+                let hardware_access = dice.once_in(2);
+                Architecture {
+                    ordering: dice.pick(&[Ordering::Base, Ordering::Ets2]),
+                    bbm: dice.below(3) as u8,
+                    hardware_access,
+                    hardware_dirty: hardware_access && dice.below(3) > 0,
+                    invalidate_twice: dice.once_in(4),
+                    permission_fault_drops_entry: dice.once_in(2),
+                    idc: dice.once_in(2),
+                    dic: dice.once_in(3),
+                    icache_aliasing: dice.once_in(4),
+                    ..Architecture::arm64(regime)
+                }
+            }
+        };
+        Architecture {
+            range_invalidation: dice.once_in(2),
+            invalidate_all_above: dice.pick(&[4, 33, 512]),
+            tlb_sets: 4,
+            tlb_ways: dice.pick(&[1, 2, 4]),
+            walk_cache: dice.pick(&[2, 16]),
+            ..base
+        }
+    }
+
+    /// The half to use, and the first address of it.
+    fn half(self, dice: &Dice) -> (Half, u64) {
+        let bits = self.regime().input_bits();
+        match (self.is_x86(), dice.once_in(3)) {
+            (_, false) => (Half::Lower, 0),
+            (false, true) => (Half::Upper, u64::MAX << bits),
+            (true, true) => (Half::Lower, u64::MAX << (bits - 1)),
+        }
+    }
+}
+
+/// Orders of magnitude: what matters is that everything takes some time.
+fn costs() -> Costs {
+    Costs {
+        entry: Time::ns(3),
+        load: Time::ns(3),
+        exchange: Time::ns(15),
+        table: Time::ns(80),
+        publish: Time::ns(20),
+        issue: Time::ns(15),
+        complete: Time::ns(300),
+        bus: Time::ns(5),
+        walk: Time::ns(6),
+        access: Time::ns(10),
+        exception: Time::ns(400),
+        transfer: Time::ns(60),
+        lock_take: Time::ns(15),
+        lock_hand_over: Time::ns(60),
+        clean: Time::ns(200),
+        interrupt: Time::ns(500),
+    }
+}
+
+thread_local! {
+    /// One for each size of pages: the host need not provide them for each run anew.
+    static MEMORIES: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
+}
+
+fn memory(page_shift: u32) -> Memory {
+    MEMORIES.with_borrow_mut(|memories| {
+        match memories.iter().position(|memory| memory.page_shift() == page_shift) {
+            Some(at) => memories.swap_remove(at),
+            None => Memory::new(FRAMES, page_shift, MEMORY),
+        }
+    })
+}
+
+/// A machine of this kind.
+fn machine(kind: Kind, dice: &Dice, seed: u64, cpus: usize) -> Machine {
+    let mut setup = Setup::new(kind.architecture(dice), memory(kind.regime().page_shift()));
+    setup.costs = costs();
+    setup.scheduler.cpus = cpus;
+    setup.scheduler.max_accesses = 2_000_000;
+    setup.scheduler.stack_size = 64 << 10;
+    setup.scheduler.perturbation.seed = seed;
+    setup.scheduler.perturbation.pause_once_in = 300;
+    setup.scheduler.perturbation.pause = Time::us(4);
+    setup.refuse_once_in = dice.pick(&[0, 4, 16]);
+    Machine::new(setup)
+}
+
+/// Runs a workload, with a bug in it or without, and with every step written to `trace` if there is one.
+pub fn run(
+    workload: Workload,
+    seed: u64,
+    bug: Option<Bug>,
+    trace: Option<Sink>,
+) -> Run {
+    let dice = Dice::new(seed, workload as u64);
+    let kind = Kind::of(&dice);
+    let cpus = match workload {
+        Workload::Concurrent => 2 + dice.below(MOST_CPUS - 1),
+        _ => 1 + dice.below(MOST_CPUS),
+    };
+    let machine = machine(kind, &dice, seed, cpus as usize);
+    if let Some(sink) = trace {
+        machine.trace(sink);
+    }
+    let fault = faulty::Fault::new(bug);
+    let mut digests = [0; 2];
+    let between = |digest: u64| digests[0] = digest;
+    let outcome = with_format!(kind, F => match workload {
+        Workload::Edits => edits::run::<F>(&machine, &fault, &dice, kind, between),
+        Workload::Windows => windows::run::<F>(&machine, &fault, &dice, kind, between),
+        Workload::Identifiers => identifiers::run::<F>(&machine, &fault, &dice, kind, between),
+        Workload::Baseline => baseline::run::<F>(&machine, &fault, &dice, kind, between),
+        Workload::Concurrent => concurrent::run::<F>(&machine, &fault, &dice, kind, between),
+    });
+    let violations = machine.settle();
+    digests[1] = machine.digest();
+    let counts = machine.counts();
+    MEMORIES.with_borrow_mut(|memories| memories.push(machine.into_memory()));
+    Run {
+        violations,
+        outcome,
+        counts,
+        digests,
+    }
+}
