@@ -62,12 +62,9 @@ impl Arena {
     pub fn new(frames: u64, frame_shift: u32, memory: Memory) -> Result<Self, Error> {
         let bytes = frames.saturating_mul(1 << frame_shift);
         let side = frames.saturating_mul(4);
-        let available = available_memory();
-        if bytes.saturating_add(side) > available || frames >= u64::from(HELD) {
-            return Err(Error::Memory {
-                needed: human(bytes),
-                available: human(available),
-            });
+        check_available(bytes.saturating_add(side))?;
+        if frames >= u64::from(HELD) {
+            return Err(too_much(bytes, available_memory()));
         }
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX - HUGE);
         let arena = Self(Box::leak(Box::new(Inner {
@@ -328,6 +325,22 @@ fn reserve(bytes: usize) -> io::Result<usize> {
         return Err(io::Error::last_os_error());
     }
     Ok(mapped.expose_provenance().next_multiple_of(HUGE))
+}
+
+/// Whether this computer could give so much memory for tables.
+pub fn check_available(bytes: u64) -> Result<(), Error> {
+    let available = available_memory();
+    if bytes > available {
+        return Err(too_much(bytes, available));
+    }
+    Ok(())
+}
+
+fn too_much(bytes: u64, available: u64) -> Error {
+    Error::Memory {
+        needed: human(bytes),
+        available: human(available),
+    }
 }
 
 /// Memory that a program could use without others being swapped out; all there is if the host does not tell.

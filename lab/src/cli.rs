@@ -6,7 +6,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
-use crate::{compare, map_mem, report};
+use crate::{compare, fit, map_mem, report, reproduce};
 
 /// Experiments with page tables
 #[derive(Parser, Debug)]
@@ -15,16 +15,18 @@ use crate::{compare, map_mem, report};
     version,
     arg_required_else_help = true,
     disable_help_subcommand = true,
-    long_about = "Experiments with page tables: what the Tablewright engine, and others, need on this computer for the \
-                  work of kernels and hypervisors.",
+    long_about = "Experiments with page tables: what the Tablewright engine, and others, need for the work of kernels and \
+                  hypervisors, on this computer or on a software machine.",
     after_help = "\
 Start with:
   tablewright compare --size 1G       how fast Tablewright and the published crates map, protect and unmap
   sudo tablewright map-mem            build the linear map of this computer's memory
   tablewright map-mem --ram 64G       or of 64 GiB, which needs no rights
+  tablewright reproduce               published figures beside those of the software machine
 
-Figures are medians of several rounds; --json has every sample. The exit status is 0 if all went well, 2 if the command
-line or a file is wrong, and 1 otherwise."
+Figures of this computer are medians of several rounds, and --json has every sample; those of the software machine are in
+virtual time, and the same on every run. The exit status is 0 if all went well, 2 if the command line or a file is wrong,
+and 1 otherwise."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -36,6 +38,10 @@ struct Cli {
 enum Command {
     /// Build the linear map of a computer's memory, as a kernel does when it boots
     MapMem(map_mem::Arguments),
+    /// Find the costs with which a machine takes as long as was published
+    Fit(fit::Arguments),
+    /// Set every published figure beside what is measured for it
+    Reproduce(reproduce::Arguments),
     /// Map, protect and unmap with Tablewright and the published crates, beside what this computer can do at best
     Compare(compare::Arguments),
     /// Print a script that completes this program's options in a shell
@@ -54,6 +60,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     };
     match cli.command {
         Command::MapMem(arguments) => map_mem::run(&arguments),
+        Command::Fit(arguments) => fit::run(&arguments),
+        Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -115,7 +123,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_arguments_panic(arguments in prop::collection::vec(
-            prop_oneof!["map-mem|compare|completions|--[a-z-]{1,8}", "--(ram|size|rounds|only|format)=.{0,8}", ".*"],
+            prop_oneof!["map-mem|compare|fit|reproduce|completions|--[a-z-]{1,8}",
+            "--(ram|size|rounds|only|format|step|steps|free|rows|machine)=.{0,8}", ".*"],
             0..4,
         )) {
             let line = std::iter::once("tablewright".to_owned()).chain(arguments);

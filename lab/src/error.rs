@@ -4,9 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use tablewright_machine::ProfileError;
+
 use crate::format::FormatError;
 use crate::iomem::IomemError;
 use crate::plan::PlanError;
+use crate::published::TableError;
 
 /// Why the program gives no result.
 #[derive(Debug, thiserror::Error)]
@@ -23,12 +26,14 @@ pub enum Error {
         error: io::Error,
     },
     /// A file is far too large to be what it should be.
-    #[error("{path}: larger than {limit}, which no memory map is", path = .path.display())]
+    #[error("{path}: larger than {limit}, which no {kind} is", path = .path.display())]
     TooLarge {
         /// Which.
         path: PathBuf,
         /// The most that is read.
         limit: String,
+        /// What it should be.
+        kind: &'static str,
     },
     /// A file is not a memory map.
     #[error("{path}: {error}", path = .path.display())]
@@ -38,6 +43,20 @@ pub enum Error {
         /// Why.
         error: IomemError,
     },
+    /// A file is not a table of published figures.
+    #[error("{path}: {error}", path = .path.display())]
+    Table {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: TableError,
+    },
+    /// A published row cannot be run.
+    #[error("{0}")]
+    Row(#[from] TableError),
+    /// There is no such machine.
+    #[error("{0}")]
+    Profile(#[from] ProfileError),
     /// This computer does not tell its own memory map.
     #[error("{0}; use --ram SIZE, or --iomem FILE with the memory map of another computer")]
     OwnMap(Box<Error>),
@@ -75,9 +94,21 @@ pub enum Error {
         /// What happened.
         problem: String,
     },
-    /// A picture has nowhere to go.
-    #[error("--plot {path}: {error}", path = .path.display())]
-    Plot {
+    /// The machine did not do what was asked, or broke a rule.
+    #[error("{machine}: {step}: {problem}")]
+    Machine {
+        /// The profile.
+        machine: String,
+        /// What it was doing.
+        step: &'static str,
+        /// What happened.
+        problem: String,
+    },
+    /// A result has nowhere to go.
+    #[error("{option} {path}: {error}", path = .path.display())]
+    Output {
+        /// The option that asked for it.
+        option: &'static str,
         /// Where it should go.
         path: PathBuf,
         /// Why it cannot.
@@ -96,12 +127,15 @@ impl Error {
             | Self::Read { .. }
             | Self::TooLarge { .. }
             | Self::Iomem { .. }
+            | Self::Table { .. }
+            | Self::Row(_)
+            | Self::Profile(_)
             | Self::OwnMap(_)
             | Self::Format(_)
             | Self::Plan { .. }
             | Self::Memory { .. }
-            | Self::Plot { .. } => 2,
-            Self::Map(_) | Self::Subject { .. } | Self::Write(_) => 1,
+            | Self::Output { .. } => 2,
+            Self::Map(_) | Self::Subject { .. } | Self::Machine { .. } | Self::Write(_) => 1,
         })
     }
 }

@@ -1,12 +1,10 @@
-//! Pictures: bars in groups, each group with its limit, as one SVG file.
+//! Pictures: bars in groups, each group with its limit if it has one, as one SVG file.
 //!
 //! White behind everything, because a page may be dark; one colour for our own bars and one for the limit, which people
 //! who see few colours can tell apart. Text stays text: no fonts are read, and whoever shows the file brings theirs.
 
 use std::fmt::Display;
-use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -33,8 +31,8 @@ pub struct Picture {
 pub struct Group {
     /// What was done.
     pub name: String,
-    /// What the computer can do at best.
-    pub limit: f64,
+    /// What the computer can do at best, where there is such a thing.
+    pub limit: Option<f64>,
     /// From above to below.
     pub bars: Vec<Bar>,
 }
@@ -149,9 +147,11 @@ fn draw_group(
     let left = Pos::new(HPos::Left, VPos::Center);
     let right = Pos::new(HPos::Right, VPos::Center);
     write(canvas, &group.name, (LEFT - 12, y), right, &INK, 17)?;
-    let limit = at(group.limit);
-    let text = format!("limit {}", report::figure(group.limit));
-    write(canvas, &text, (limit + 6, y), left, &LIMIT, 14)?;
+    let limit = group.limit.map(|limit| (at(limit), report::figure(limit)));
+    if let Some((x, figure)) = &limit {
+        let text = format!("limit {figure}");
+        write(canvas, &text, (x + 6, y), left, &LIMIT, 14)?;
+    }
     let first = y;
     for bar in &group.bars {
         y += ROW;
@@ -165,17 +165,13 @@ fn draw_group(
         let shape = Rectangle::new(corners, ShapeStyle::from(&colour).filled());
         canvas.draw(&shape).map_err(refused)?;
         // Behind the line of the limit, where the two would meet.
-        let behind = at(bar.value).max(limit) + 6;
+        let behind = at(bar.value).max(limit.as_ref().map_or(0, |(x, _)| *x)) + 6;
         let value = report::figure(bar.value);
         write(canvas, &value, (behind, y), left, &ink, 15)?;
     }
-    line(
-        canvas,
-        (limit, first - ROW / 3),
-        (limit, y + ROW / 2),
-        &LIMIT,
-        2,
-    )?;
+    if let Some((x, _)) = limit {
+        line(canvas, (x, first - ROW / 3), (x, y + ROW / 2), &LIMIT, 2)?;
+    }
     Ok(y + ROW)
 }
 
@@ -221,68 +217,6 @@ fn refused(error: impl Display) -> Error {
     Error::Write(io::Error::other(error.to_string()))
 }
 
-/// Where a picture goes: known to be writable before the work starts, and untouched until the picture is complete.
-pub struct Target {
-    path: PathBuf,
-    /// The file's neighbour, which takes its place once it is written.
-    draft: PathBuf,
-}
-
-impl Target {
-    /// Checks that there will be no trouble later.
-    pub fn new(path: &Path) -> Result<Self, Error> {
-        let named = |error| Error::Plot {
-            path: path.to_owned(),
-            error,
-        };
-        let target = Self::beside(path).map_err(named)?;
-        // Nothing stays behind if the program is stopped while it measures.
-        fs::File::create_new(&target.draft)
-            .and_then(|_| fs::remove_file(&target.draft))
-            .map_err(named)?;
-        Ok(target)
-    }
-
-    fn beside(path: &Path) -> io::Result<Self> {
-        // What a link names is replaced, not the link.
-        let path = match fs::canonicalize(path) {
-            Ok(path) if path.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-            // A device or a pipe would be replaced by a file.
-            Ok(path) if !path.is_file() => return Err(io::Error::other("not a regular file")),
-            Ok(path) => {
-                fs::OpenOptions::new().write(true).open(&path)?;
-                path
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-            Err(error) => return Err(error),
-        };
-        let Some(name) = path.file_name() else {
-            return Err(io::Error::other("not the name of a file"));
-        };
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}", std::process::id()));
-        let draft = path.with_file_name(hidden);
-        Ok(Self { path, draft })
-    }
-
-    /// Puts the picture there, all of it or nothing.
-    pub fn fill(self, picture: &Picture) -> Result<(), Error> {
-        let svg = picture.svg()?;
-        fs::File::create_new(&self.draft)
-            .and_then(|mut file| {
-                file.write_all(svg.as_bytes())?;
-                file.sync_all()
-            })
-            .and_then(|()| fs::rename(&self.draft, &self.path))
-            .map_err(|error| {
-                // The first error is the one to tell.
-                let _ = fs::remove_file(&self.draft);
-                Error::Write(error)
-            })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -305,7 +239,7 @@ mod tests {
             unit: "ns".into(),
             groups: vec![Group {
                 name: "group".into(),
-                limit: 0.5,
+                limit: Some(0.5),
                 bars: bars(values),
             }],
             notes: vec!["note".into(), "note & note".into()],
@@ -357,41 +291,13 @@ mod tests {
             &[7.0],
             &[10.0],
         ] {
-            assert_well_formed(&picture(values));
+            let mut picture = picture(values);
+            assert_well_formed(&picture);
+            assert!(picture.svg().unwrap().contains("limit 0.5"));
+            picture.groups[0].limit = None;
+            assert_well_formed(&picture);
+            assert!(!picture.svg().unwrap().contains("limit"));
         }
-    }
-
-    #[test]
-    fn a_target_is_untouched_until_it_is_filled_and_leaves_nothing_beside_it() {
-        let directory =
-            std::env::temp_dir().join(format!("tablewright-plot-{}", std::process::id()));
-        fs::create_dir(&directory).unwrap();
-        let names = || -> Vec<_> {
-            fs::read_dir(&directory)
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name())
-                .collect()
-        };
-        let path = directory.join("a.svg");
-        let target = Target::new(&path).unwrap();
-        assert!(names().is_empty());
-        target.fill(&picture(&[1.0])).unwrap();
-        assert_eq!(names(), ["a.svg"]);
-
-        let drawn = fs::read(&path).unwrap();
-        let target = Target::new(&path).unwrap();
-        assert_eq!(fs::read(&path).unwrap(), drawn);
-        target.fill(&picture(&[2.0])).unwrap();
-        assert_ne!(fs::read(&path).unwrap(), drawn);
-        assert_eq!(names(), ["a.svg"]);
-
-        // The directory disappears while the program measures.
-        let target = Target::new(&path).unwrap();
-        fs::remove_dir_all(&directory).unwrap();
-        assert!(matches!(
-            target.fill(&picture(&[1.0])),
-            Err(Error::Write(_))
-        ));
     }
 
     #[test]

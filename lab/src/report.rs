@@ -25,9 +25,7 @@ impl<P: Serialize, R: Serialize> Report<P, R> {
     /// Writes the report as JSON, or `text` and the warnings for people.
     pub fn print(&self, json: bool, text: impl FnOnce(&Self) -> String) -> Result<(), Error> {
         if json {
-            let json =
-                serde_json::to_string_pretty(self).map_err(|error| Error::Write(error.into()))?;
-            return print(&(json + "\n"));
+            return print_json(self);
         }
         print(&text(self))?;
         for warning in &self.warnings {
@@ -35,6 +33,12 @@ impl<P: Serialize, R: Serialize> Report<P, R> {
         }
         Ok(())
     }
+}
+
+/// Writes a result as JSON.
+pub fn print_json(result: &impl Serialize) -> Result<(), Error> {
+    let json = serde_json::to_string_pretty(result).map_err(|error| Error::Write(error.into()))?;
+    print(&(json + "\n"))
 }
 
 /// Writes to stdout. Nobody listening any more is not an error: whoever pipes into `head` has what they want.
@@ -79,6 +83,27 @@ pub fn table<const N: usize>(header: [&str; N], words: usize, rows: Vec<[String;
         }
     }
     table.trim_fmt() + "\n"
+}
+
+/// Words in lines of at most `wide` characters, where they are not longer themselves; each line after the first begins
+/// with `indent`.
+pub fn wrapped(words: &str, wide: usize, indent: &str) -> String {
+    let mut text = String::new();
+    let mut line = 0;
+    for word in words.split_whitespace() {
+        let length = word.chars().count();
+        if line > 0 && line + 1 + length > wide {
+            text.push('\n');
+            text.push_str(indent);
+            line = indent.chars().count();
+        } else if line > 0 {
+            text.push(' ');
+            line += 1;
+        }
+        text.push_str(word);
+        line += length;
+    }
+    text
 }
 
 /// A number with three digits that matter; with fewer, rather than many zeros, if it is tiny.
@@ -138,6 +163,15 @@ mod tests {
         }
         assert_eq!(counted(1, "entry", "entries"), "1 entry");
         assert_eq!(counted(1024, "entry", "entries"), "1,024 entries");
+    }
+
+    #[test]
+    fn lines_are_broken_between_words_and_no_word_is_lost() {
+        assert_eq!(wrapped("", 4, ""), "");
+        assert_eq!(wrapped("a b", 4, ""), "a b");
+        assert_eq!(wrapped("aa bb cc", 5, ""), "aa bb\ncc");
+        assert_eq!(wrapped("aa bb cc", 5, "  "), "aa bb\n  cc");
+        assert_eq!(wrapped("aa bbbbbb c", 5, "  "), "aa\n  bbbbbb\n  c");
     }
 
     #[test]

@@ -1,60 +1,11 @@
 //! The program as a shell sees it: what it prints where, and how it exits.
 
+mod common;
+
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
-fn tablewright(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tablewright"))
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the program runs")
-}
-
-fn stdout(output: &Output) -> &str {
-    std::str::from_utf8(&output.stdout).expect("UTF-8")
-}
-
-fn stderr(output: &Output) -> &str {
-    std::str::from_utf8(&output.stderr).expect("UTF-8")
-}
-
-/// Status 2, nothing on stdout, one line on stderr that says what is wrong.
-fn assert_refused(arguments: &[&str], says: &str) {
-    let output = tablewright(arguments);
-    let message = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
-    assert_eq!(stdout(&output), "", "{arguments:?}");
-    assert_eq!(message.matches('\n').count(), 1, "{arguments:?}: {message}");
-    assert!(message.starts_with("error: "), "{arguments:?}: {message}");
-    assert!(
-        !message.starts_with("error: error"),
-        "{arguments:?}: {message}"
-    );
-    assert!(message.contains(says), "{arguments:?}: {message}");
-}
-
-/// A file that is gone when the test is.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str, contents: impl AsRef<[u8]>) -> Self {
-        let path = std::env::temp_dir().join(format!("tablewright-{}-{name}", std::process::id()));
-        fs::write(&path, contents).expect("a scratch file");
-        Self(path)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().expect("UTF-8")
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
+use common::{Scratch, assert_refused, stderr, stdout, tablewright};
 
 #[test]
 fn sizes_that_are_none() {
@@ -350,6 +301,8 @@ fn help_and_version_are_answers() {
         &["-h"],
         &["map-mem", "--help"],
         &["compare", "--help"],
+        &["fit", "--help"],
+        &["reproduce", "--help"],
         &["completions", "--help"],
         &["--version"],
     ] {
@@ -359,7 +312,7 @@ fn help_and_version_are_answers() {
         assert_eq!(stderr(&output), "", "{arguments:?}");
     }
     let help = tablewright(&["--help"]);
-    for command in ["map-mem", "compare", "completions"] {
+    for command in ["map-mem", "fit", "reproduce", "compare", "completions"] {
         assert!(stdout(&help).contains(command), "{command}");
     }
 }
@@ -369,7 +322,7 @@ fn completions_for_every_shell() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let output = tablewright(&["completions", shell]);
         assert!(output.status.success(), "{shell}");
-        for word in ["map-mem", "compare", "iomem"] {
+        for word in ["map-mem", "compare", "reproduce", "iomem"] {
             assert!(stdout(&output).contains(word), "{shell}: {word}");
         }
     }

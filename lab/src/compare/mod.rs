@@ -23,8 +23,8 @@ use serde::Serialize;
 
 use crate::arena::{Arena, Memory};
 use crate::error::Error;
+use crate::file::Target;
 use crate::format::Format;
-use crate::plot::Target;
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -137,7 +137,11 @@ struct Row {
 /// Runs the comparison and prints it.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let work = work(arguments.size)?;
-    let plot = arguments.plot.as_deref().map(Target::new).transpose()?;
+    let plot = arguments
+        .plot
+        .as_deref()
+        .map(|path| Target::new("--plot", path))
+        .transpose()?;
     let candidates: Vec<&Candidate> = std::iter::once(&LIMIT)
         .chain(CANDIDATES.iter().filter(|candidate| {
             arguments.only.is_empty() || arguments.only.iter().any(|name| name == candidate.name)
@@ -172,7 +176,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     drop(progress);
     report.print(arguments.json, text)?;
     match plot {
-        Some(target) => target.fill(&picture::of(&report)),
+        Some(target) => target.fill(&picture::of(&report).svg()?),
         None => Ok(()),
     }
 }

@@ -63,7 +63,7 @@ fn group(operation: Operation, rows: &[&Row]) -> Option<Group> {
     bars.sort_by(|a, b| a.value.total_cmp(&b.value));
     Some(Group {
         name: operation.name().to_owned(),
-        limit,
+        limit: Some(limit),
         bars,
     })
 }
@@ -105,7 +105,7 @@ mod tests {
             .iter()
             .map(|bar| (bar.name.as_str(), bar.value, bar.ours))
             .collect();
-        assert_eq!(group.limit, 0.1);
+        assert_eq!(group.limit, Some(0.1));
         assert_eq!(
             bars,
             [

@@ -1,19 +1,15 @@
 //! Where the memory map comes from: a file, a size, or this computer.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
 use crate::error::Error;
+use crate::file;
 use crate::format::Format;
 use crate::iomem::{self, Extent, IomemError, MemoryMap};
 use crate::size::{Size, human};
 
 /// This computer's own memory map.
 const OWN: &str = "/proc/iomem";
-
-/// No memory map is larger, and `/dev/zero` is never read to its end.
-const LIMIT: u64 = 16 << 20;
 
 /// Reads the memory map, and says in words where it came from.
 pub fn read(
@@ -46,7 +42,7 @@ fn own(path: &Path) -> Result<MemoryMap, Error> {
 }
 
 fn read_map(path: &Path) -> Result<MemoryMap, Error> {
-    let bytes = read_bytes(path)?;
+    let bytes = file::read(path, "memory map")?;
     iomem::parse(&bytes).map_err(|error| Error::Iomem {
         path: path.to_owned(),
         error,
@@ -69,25 +65,6 @@ fn one_range(size: Size, format: Format) -> Result<MemoryMap, Error> {
         }],
         ..MemoryMap::default()
     })
-}
-
-fn read_bytes(path: &Path) -> Result<Vec<u8>, Error> {
-    let read = || -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        File::open(path)?.take(LIMIT + 1).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes = read().map_err(|error| Error::Read {
-        path: path.to_owned(),
-        error,
-    })?;
-    if bytes.len() as u64 > LIMIT {
-        return Err(Error::TooLarge {
-            path: path.to_owned(),
-            limit: human(LIMIT),
-        });
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]

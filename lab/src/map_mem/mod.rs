@@ -1,9 +1,14 @@
-//! `map-mem`: builds the linear map of a memory map, as a kernel does when it boots.
+//! `map-mem`: builds the linear map of a memory map, as a kernel does when it boots: on this computer, or step by step on
+//! the software machine.
 
+mod boot;
 mod builder;
 mod check;
 mod input;
+pub mod machine;
 mod measure;
+mod simulate;
+pub mod steps;
 
 use std::path::PathBuf;
 
@@ -16,7 +21,9 @@ use crate::plan::{Contents, Leaves, Plan};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
 use crate::stats::{self, Samples};
+use machine::Threads;
 use measure::Outcome;
+use steps::{Choice, Order};
 
 /// What `map-mem` can be asked.
 #[derive(Args, Debug)]
@@ -24,32 +31,47 @@ use measure::Outcome;
 Examples:
   sudo tablewright map-mem                     this computer's own memory map
   tablewright map-mem --ram 512G --pages-only  as a kernel with rodata=full maps 512 GiB
-  tablewright map-mem --iomem server.txt --format arm64 --granule 64K --json")]
+  tablewright map-mem --iomem server.txt --format arm64 --granule 64K --json
+  tablewright map-mem --on machine --machine ampere-altra-vm-64g
+  tablewright map-mem --on machine --machine mine.toml --steps lazy-unmap,no-cont-remap")]
 pub struct Arguments {
-    /// A memory map in the format of /proc/iomem; this computer's own if neither this nor --ram is given
+    /// A memory map in the format of /proc/iomem; if neither this nor --ram is given, this computer's own, or as much
+    /// RAM as the machine has
     #[arg(long, value_name = "FILE", conflicts_with = "ram")]
     iomem: Option<PathBuf>,
     /// One range of RAM of this size, from address 0
     #[arg(long, value_name = "SIZE")]
     ram: Option<Size>,
-    /// Whose page tables
-    #[arg(long, value_enum, default_value_t = Architecture::HOST)]
-    format: Architecture,
-    /// The smallest page; x86-64 has 4K only
-    #[arg(long, value_enum, default_value = "4K")]
-    granule: Granule,
-    /// Bits in a virtual address: 48, or 52 on arm64, or 57 (five levels) on x86-64
-    #[arg(long, value_name = "BITS", default_value_t = 48)]
-    address_bits: u32,
-    /// Map with pages only, without huge leaves and contiguous hints, as a kernel with rodata=full does
+    /// Whose page tables [default: this computer's]
+    #[arg(long, value_enum)]
+    format: Option<Architecture>,
+    /// The smallest page; x86-64 has 4K only [default: 4K]
+    #[arg(long, value_enum)]
+    granule: Option<Granule>,
+    /// Bits in a virtual address: 48, or 52 on arm64, or 57 (five levels) on x86-64 [default: 48]
+    #[arg(long, value_name = "BITS")]
+    address_bits: Option<u32>,
+    /// Map with pages only, without huge leaves and contiguous hints, as a kernel with rodata=full does; the machine
+    /// always does
     #[arg(long)]
     pages_only: bool,
     /// What to run on
     #[arg(long, value_enum, default_value = "native")]
     on: On,
-    /// How often to measure; figures are medians
-    #[arg(long, default_value_t = 11, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
+    /// How often to measure; figures are medians [default: 11]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: Option<u32>,
+    /// With --on machine: the profile of a machine, by name or as a file
+    #[arg(long, value_name = "PROFILE")]
+    machine: Option<String>,
+    /// With --on machine: one step of those published, with all before it, or another way [default: all]
+    #[arg(long, value_enum, conflicts_with = "steps")]
+    step: Option<Choice>,
+    /// With --on machine: steps in an order of your own, separated by commas, each with those before it
+    #[arg(long, value_name = "STEPS")]
+    steps: Option<Order>,
+    #[command(flatten)]
+    threads: Threads,
     /// Print JSON, with every sample
     #[arg(long)]
     json: bool,
@@ -60,6 +82,8 @@ pub struct Arguments {
 enum On {
     /// The memory and the processor of this computer
     Native,
+    /// The software machine, in virtual time
+    Machine,
 }
 
 #[derive(Serialize)]
@@ -100,7 +124,36 @@ struct Row {
 
 /// Builds the linear map and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let format = Format::new(arguments.format, arguments.granule, arguments.address_bits)?;
+    match arguments.on {
+        On::Native => run_native(arguments),
+        On::Machine => simulate::run(arguments, &machine::software(arguments.threads)),
+    }
+}
+
+/// Options that say nothing here are a mistake, not a detail.
+fn refuse(options: &[(bool, &str)], on: &str) -> Result<(), Error> {
+    match options.iter().find(|(given, _)| *given) {
+        Some((_, option)) => Err(Error::Usage(format!("{option} goes with --on {on}"))),
+        None => Ok(()),
+    }
+}
+
+fn run_native(arguments: &Arguments) -> Result<(), Error> {
+    refuse(
+        &[
+            (arguments.machine.is_some(), "--machine"),
+            (arguments.step.is_some(), "--step"),
+            (arguments.steps.is_some(), "--steps"),
+            (arguments.threads.threads.is_some(), "--threads"),
+        ],
+        "machine",
+    )?;
+    let rounds = arguments.rounds.unwrap_or(11);
+    let format = Format::new(
+        arguments.format.unwrap_or(Architecture::HOST),
+        arguments.granule.unwrap_or(Granule::K4),
+        arguments.address_bits.unwrap_or(48),
+    )?;
     let (source, map) = input::read(arguments.iomem.as_deref(), arguments.ram, format)?;
     let leaves = if arguments.pages_only {
         Leaves::Pages
@@ -111,15 +164,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         source_name: source.clone(),
         error,
     })?;
-    let mut builder = match arguments.on {
-        On::Native => builder::native(&plan),
-    }
-    .map_err(|problem| Error::Subject {
+    let mut builder = builder::native(&plan).map_err(|problem| Error::Subject {
         subject: builder::OURS,
         operation: "map",
         problem,
     })?;
-    let outcome = measure::run(&plan, builder.as_mut(), arguments.rounds)?;
+    let outcome = measure::run(&plan, builder.as_mut(), rounds)?;
 
     let warnings = stats::build_warning()
         .into_iter()
@@ -130,7 +180,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         .collect();
     let report = Report {
         experiment: "map-mem",
-        parameters: parameters(arguments, source, &plan),
+        parameters: parameters(arguments, source, &plan, rounds),
         rows: vec![row(format, outcome)],
         warnings,
     };
@@ -147,7 +197,7 @@ fn short_warning(outcome: &Outcome) -> Option<String> {
     })
 }
 
-fn parameters(arguments: &Arguments, source: String, plan: &Plan) -> Parameters {
+fn parameters(arguments: &Arguments, source: String, plan: &Plan, rounds: u32) -> Parameters {
     let bytes_of = |contents| {
         plan.spans
             .iter()
@@ -163,7 +213,7 @@ fn parameters(arguments: &Arguments, source: String, plan: &Plan) -> Parameters 
         virtual_base: format!("{:#x}", plan.format.linear_base()),
         pages_only: arguments.pages_only,
         on: arguments.on,
-        rounds: arguments.rounds,
+        rounds,
         ram_bytes: plan.bytes(),
         text_bytes: bytes_of(Contents::Text),
         rodata_bytes: bytes_of(Contents::Rodata),

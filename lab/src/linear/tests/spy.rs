@@ -1,0 +1,73 @@
+//! A platform that writes down which of its functions are called, so that one that is not passed on is missed.
+
+use std::cell::RefCell;
+use std::ptr::NonNull;
+
+use tablewright::hosted::Hosted;
+use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink};
+
+pub struct Spy {
+    pub hosted: Hosted,
+    pub called: RefCell<Vec<&'static str>>,
+}
+
+/// Overrides each function with one that writes its name down and passes the call on.
+macro_rules! overridden {
+    ($($(#[$safe:ident])? fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        // SAFETY: everything is what it is for `Hosted`.
+        unsafe impl Platform for Spy {
+            overridden!(@ $($(#[$safe])? fn $name($($argument: $type),*) $(-> $result)?;)*);
+        }
+        /// The names of all functions of a platform.
+        pub const ALL: &[&str] = &[$(stringify!($name)),*];
+    };
+    (@ #[not_safe] fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?; $($rest:tt)*) => {
+        unsafe fn $name(&self, $($argument: $type),*) $(-> $result)? {
+            self.called.borrow_mut().push(stringify!($name));
+            // SAFETY: passed on.
+            unsafe { Platform::$name(&self.hosted, $($argument),*) }
+        }
+        overridden!(@ $($rest)*);
+    };
+    (@ fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?; $($rest:tt)*) => {
+        fn $name(&self, $($argument: $type),*) $(-> $result)? {
+            self.called.borrow_mut().push(stringify!($name));
+            Platform::$name(&self.hosted, $($argument),*)
+        }
+        overridden!(@ $($rest)*);
+    };
+    (@) => {};
+}
+
+overridden! {
+    fn alloc_table(level: Level) -> Option<Pa>;
+    #[not_safe]
+    fn free_table(frame: Pa, level: Level);
+    #[not_safe]
+    fn table(frame: Pa, level: Level) -> NonNull<Entry>;
+    fn barrier(barrier: Barrier);
+    fn invalidate(what: &Invalidation);
+    fn alloc_root(level: Level, tables: usize) -> Option<Pa>;
+    #[not_safe]
+    fn free_root(root: Pa, level: Level, tables: usize);
+    fn caps() -> Caps;
+    fn table_done(frame: Pa, table: NonNull<Entry>);
+    fn link_of(frame: Pa) -> Option<&TableLink>;
+    fn prefetch(frame: Pa);
+    #[not_safe]
+    fn read(entry: NonNull<Entry>) -> u64;
+    #[not_safe]
+    fn load(entry: NonNull<Entry>) -> u64;
+    #[not_safe]
+    fn follow(entry: NonNull<Entry>) -> u64;
+    #[not_safe]
+    fn store(entry: NonNull<Entry>, bits: u64);
+    #[not_safe]
+    fn link(entry: NonNull<Entry>, bits: u64);
+    #[not_safe]
+    fn exchange(entry: NonNull<Entry>, bits: u64) -> u64;
+    #[not_safe]
+    fn compare_exchange(entry: NonNull<Entry>, current: u64, new: u64) -> Result<(), u64>;
+    #[not_safe]
+    fn fill(first: NonNull<Entry>, count: usize, value: u64, step: u64);
+}

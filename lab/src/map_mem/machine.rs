@@ -1,0 +1,458 @@
+//! `map-mem` on the software machine: virtual time, beside what was published for the same step.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use clap::Args;
+use serde::Serialize;
+use tablewright_machine::{Granule as MachineGranule, Profile, Regime, Time};
+
+use super::boot::Boots;
+use super::steps::{Step, techniques_of};
+use crate::error::Error;
+use crate::format::{Architecture, Format, Granule};
+use crate::iomem::{Extent, MemoryMap};
+use crate::linear::Techniques;
+use crate::plan::{Leaves, Plan};
+use crate::progress::Progress;
+use crate::published::{self, TableError};
+use crate::report;
+
+/// What a run showed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ran {
+    /// How long it took.
+    pub time: Time,
+    /// Tables of the finished map.
+    pub tables: u64,
+    /// Entries written, besides links to tables.
+    pub entries: u64,
+    /// How often a window was moved to another table.
+    pub windows: u64,
+    /// Invalidations issued.
+    pub invalidations: u64,
+    /// Waits until invalidations were complete.
+    pub waits: u64,
+    /// Barriers after stores to entries.
+    pub barriers: u64,
+}
+
+/// One run to be made.
+#[derive(Clone)]
+pub struct Job {
+    /// On which machine.
+    pub profile: Profile,
+    /// What to do there.
+    pub step: Step,
+    /// The linear map to make.
+    pub plan: Plan,
+}
+
+/// Makes runs, and gives what each showed, in their order.
+pub type Run<'r> = &'r dyn Fn(&[Job]) -> Result<Vec<Ran>, Error>;
+
+/// How many threads of this computer make runs.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Threads {
+    /// How many runs of the machine to make at a time; the figures do not depend on it [default: as many as this
+    /// computer has CPUs, at most 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub threads: Option<u16>,
+}
+
+impl Threads {
+    fn count(self) -> usize {
+        // Each run of a large machine needs memory for its tables.
+        let usual = || thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4));
+        self.threads.map_or_else(usual, usize::from)
+    }
+}
+
+/// The software machine. Runs share nothing, so that what they show depends neither on the threads nor on their order.
+pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
+    move |jobs| {
+        let next = AtomicUsize::new(0);
+        let progress = Mutex::new(Progress::new(jobs.len() as u64));
+        let work = || {
+            let mut boots = Boots::default();
+            let mut done = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(job) = jobs.get(number) else {
+                    return done;
+                };
+                done.push((number, boots.run(&job.profile, job.step, &job.plan)));
+                if let Ok(mut progress) = progress.lock() {
+                    progress.step(&format!("{}: {}", job.profile.name, job.step.name));
+                }
+            }
+        };
+        let mut all: Vec<_> = thread::scope(|scope| {
+            let threads = threads.count().min(jobs.len());
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            let results = workers.into_iter().map(|worker| worker.join());
+            results.flat_map(Result::unwrap_or_default).collect()
+        });
+        all.sort_by_key(|(number, _)| *number);
+        // Of several that failed, the first.
+        all.into_iter().map(|(_, ran)| ran).collect()
+    }
+}
+
+/// A linear map is of the kernel's own space.
+pub const NOT_STAGE_1: &str = "a linear map is of the first stage, and this machine has tables of the second";
+
+/// The format of a profile's tables.
+pub fn format_of(profile: &Profile) -> Result<Format, Error> {
+    let (architecture, granule, bits) = match profile.architecture.regime {
+        Regime::Arm64Stage1 { granule, wide } => (
+            Architecture::Arm64,
+            match granule {
+                MachineGranule::K4 => Granule::K4,
+                MachineGranule::K16 => Granule::K16,
+                MachineGranule::K64 => Granule::K64,
+            },
+            if wide { 52 } else { 48 },
+        ),
+        Regime::X86_64 { levels } => (
+            Architecture::X86_64,
+            Granule::K4,
+            if levels == 5 { 57 } else { 48 },
+        ),
+        Regime::Arm64Stage2 { .. } | Regime::Ept { .. } | Regime::Npt { .. } => {
+            return Err(Error::Usage(NOT_STAGE_1.to_owned()));
+        }
+    };
+    Ok(Format::new(architecture, granule, bits)?)
+}
+
+/// The linear map of so much RAM, from address 0, in pages: what the published figures are of.
+pub fn plan_of(profile: &Profile, bytes: u64) -> Result<Plan, Error> {
+    let map = MemoryMap {
+        ram: vec![Extent {
+            start: 0,
+            last: bytes - 1,
+        }],
+        ..MemoryMap::default()
+    };
+    Plan::new(&map, format_of(profile)?, Leaves::Pages).map_err(|error| Error::Plan {
+        source_name: profile.name.clone(),
+        error,
+    })
+}
+
+/// A row of the result.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The step.
+    pub step: &'static str,
+    /// What is on at that step, if it is one of those published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub techniques: Option<Vec<&'static str>>,
+    /// Virtual time in milliseconds.
+    pub virtual_ms: f64,
+    /// Tables of the finished map.
+    pub tables: u64,
+    /// Entries written, besides links to tables.
+    pub entries: u64,
+    /// How often a window was moved to another table.
+    pub windows_moved: u64,
+    /// Invalidations issued.
+    pub invalidations_issued: u64,
+    /// Waits until invalidations were complete.
+    pub waits_for_completion: u64,
+    /// Barriers after stores to entries.
+    pub barriers: u64,
+    /// The published figure for it.
+    pub published_ms: Option<f64>,
+    /// How much more the machine takes, of what was published.
+    pub error_percent: Option<f64>,
+    /// Whether the profile was fitted on the published figure.
+    pub fitted: bool,
+    /// What the profile says that it does not explain here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unexplained: Option<String>,
+}
+
+/// Picoseconds in a millisecond.
+pub const PS_PER_MS: f64 = 1e9;
+
+/// A time in milliseconds.
+pub fn ms(time: Time) -> f64 {
+    time.as_ps() as f64 / PS_PER_MS
+}
+
+/// How much more `this` is, in percent of `that`.
+pub fn error_percent(this: f64, that: f64) -> f64 {
+    (this - that) / that * 100.0
+}
+
+/// What a profile says that it does not explain in a published row.
+pub fn unexplained(profile: &Profile, system: &str, configuration: &str) -> Option<String> {
+    let gap = profile.unexplained.iter().find(|gap| {
+        gap.rows
+            .iter()
+            .any(|row| row.selects(system, configuration))
+    })?;
+    Some(gap.what.trim().to_owned())
+}
+
+/// The published figures of the system that a profile describes, if there are any.
+pub fn published(profile: &Profile) -> Vec<published::Row> {
+    let mut rows = published::built_in("map-mem").unwrap_or_default();
+    rows.retain(|row| profile.system.published_as.contains(&row.system));
+    rows
+}
+
+/// A row of the result for what a step showed. `published` are figures of the same memory, if there are any.
+pub fn row(
+    profile: &Profile,
+    step: Step,
+    ran: Ran,
+    published: &[published::Row],
+) -> Result<Row, TableError> {
+    let techniques = step.techniques();
+    let mut row = Row {
+        step: step.name,
+        techniques: techniques.map(Techniques::names),
+        virtual_ms: ms(ran.time),
+        tables: ran.tables,
+        entries: ran.entries,
+        windows_moved: ran.windows,
+        invalidations_issued: ran.invalidations,
+        waits_for_completion: ran.waits,
+        barriers: ran.barriers,
+        published_ms: None,
+        error_percent: None,
+        fitted: false,
+        unexplained: None,
+    };
+    for figure in published {
+        if Some(techniques_of(figure)?) == techniques {
+            let after = figure.after_ms()?;
+            let (system, configuration) = (&figure.system, &figure.configuration);
+            row.published_ms = Some(after);
+            row.error_percent = Some(error_percent(row.virtual_ms, after));
+            row.fitted = profile.is_fitted_on(system, configuration);
+            row.unexplained = unexplained(profile, system, configuration);
+        }
+    }
+    Ok(row)
+}
+
+/// The rows as tables for people: what they take, and why.
+pub fn table(rows: &[Row]) -> String {
+    let time = |ms: f64| report::time(ms * 1e6);
+    let times = rows.iter().map(|row| {
+        let fitted = match (row.published_ms, row.fitted) {
+            (None, _) => "-",
+            (Some(_), true) => "yes",
+            (Some(_), false) => "no",
+        };
+        [
+            row.step.to_owned(),
+            time(row.virtual_ms),
+            row.published_ms.map_or("-".to_owned(), time),
+            row.error_percent.map_or("-".to_owned(), percent),
+            fitted.to_owned(),
+        ]
+    });
+    let counts = rows.iter().map(|row| {
+        [
+            row.step.to_owned(),
+            report::count(row.windows_moved),
+            report::count(row.invalidations_issued),
+            report::count(row.waits_for_completion),
+            report::count(row.barriers),
+        ]
+    });
+    let times = report::table(
+        ["", "virtual time", "published", "error", "fitted"],
+        1,
+        times.collect(),
+    );
+    let counts = report::table(
+        ["", "windows moved", "invalidations", "waits", "barriers"],
+        1,
+        counts.collect(),
+    );
+    format!("{times}\n{counts}")
+}
+
+/// An error for people.
+pub fn percent(error: f64) -> String {
+    // No "-0.0".
+    let error = if error.abs() < 0.05 { 0.0 } else { error };
+    format!("{error:+.1} %")
+}
+
+/// A machine for the tests of all that compares: time is what the operations of costs.md cost, and nothing else.
+#[cfg(test)]
+pub fn linear(jobs: &[Job]) -> Result<Vec<Ran>, Error> {
+    Ok(jobs.iter().map(linear_run).collect())
+}
+
+#[cfg(test)]
+fn linear_run(
+    Job {
+        profile,
+        step,
+        plan,
+    }: &Job,
+) -> Ran {
+    use super::steps::Way;
+    use crate::linear::Technique;
+
+    let per_table = plan.format.entries_per_table();
+    let entries = plan.bytes() / plan.format.page_bytes();
+    let tables = entries / per_table;
+    let mut ran = Ran {
+        tables,
+        entries,
+        ..Ran::default()
+    };
+    match step.way {
+        Way::Published(on) => {
+            let runs = per_table / 16;
+            ran.windows = tables
+                * if !on.has(Technique::NoContRemap) {
+                    runs + u64::from(!on.has(Technique::NoAllocRemap))
+                } else {
+                    1 + u64::from(!on.has(Technique::NoAllocRemap))
+                };
+            ran.invalidations = ran.windows;
+            ran.waits = ran.windows / if on.has(Technique::LazyUnmap) { 16 } else { 1 };
+            ran.barriers = if on.has(Technique::BatchBarriers) {
+                tables
+            } else {
+                entries
+            };
+        }
+        Way::Tablewright => (ran.invalidations, ran.waits, ran.barriers) = (1, 1, 600),
+        Way::Late | Way::LateTablewright => ran.barriers = 1,
+    }
+    let costs = &profile.costs;
+    ran.time = costs.entry * entries
+        + costs.publish * ran.barriers
+        + costs.issue * ran.invalidations
+        + costs.complete * ran.waits;
+    ran
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::steps::Choice;
+    use super::*;
+
+    fn rows(name: &str, bytes: u64) -> Vec<Row> {
+        let profile = Profile::load(name).unwrap();
+        let plan = plan_of(&profile, bytes).unwrap();
+        let published = published(&profile);
+        Choice::All
+            .steps()
+            .into_iter()
+            .map(|step| {
+                let job = Job {
+                    profile: profile.clone(),
+                    step,
+                    plan: plan.clone(),
+                };
+                row(&profile, step, linear_run(&job), &published).unwrap()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn published_figures_stand_beside_their_step() {
+        let rows = rows("ampere-altra-vm-64g", 64 << 30);
+        let published: Vec<_> = rows.iter().map(|row| row.published_ms).collect();
+        assert_eq!(
+            published,
+            [
+                Some(2191.0),
+                Some(429.0),
+                Some(375.0),
+                Some(330.0),
+                Some(61.0),
+                None,
+                None,
+                None
+            ]
+        );
+        assert!(
+            rows.iter()
+                .all(|row| row.fitted == row.published_ms.is_some())
+        );
+        assert!(
+            rows.iter()
+                .all(|row| row.error_percent.is_none_or(|error| error.abs() < 4.0))
+        );
+    }
+
+    #[test]
+    fn what_a_profile_cannot_explain_is_said_at_the_row() {
+        let rows = rows("ampere-altra-metal-512g", 512 << 30);
+        let last = &rows[4];
+        assert!(!last.fitted && last.error_percent.unwrap() < -30.0);
+        assert!(
+            last.unexplained
+                .as_ref()
+                .unwrap()
+                .starts_with("batch-barriers: ")
+        );
+        assert!(rows[0].unexplained.is_none());
+    }
+
+    #[test]
+    fn runs_do_not_depend_on_threads_and_the_first_failure_is_told() {
+        let profile = Profile::load("neutral").unwrap();
+        let plan = plan_of(&profile, 64 << 20).unwrap();
+        let steps = Choice::All.steps().into_iter().cycle().take(20);
+        let mut jobs: Vec<Job> = steps
+            .map(|step| Job {
+                profile: profile.clone(),
+                step,
+                plan: plan.clone(),
+            })
+            .collect();
+        let with = |threads| {
+            software(Threads {
+                threads: Some(threads),
+            })
+        };
+        let one = with(1)(&jobs).unwrap();
+        assert_eq!(one.len(), jobs.len());
+        for threads in [2, 3, 64] {
+            assert_eq!(with(threads)(&jobs).unwrap(), one);
+        }
+        assert_eq!(with(2)(&[]).unwrap(), []);
+
+        let small = plan_of(&profile, 64 << 10).unwrap();
+        for number in [7, 3] {
+            jobs[number].plan = small.clone();
+            jobs[number].plan.spans[0].end -= number as u64 * 4096;
+            let says = software(Threads { threads: None })(&jobs)
+                .unwrap_err()
+                .to_string();
+            assert!(says.starts_with("no range of RAM"), "{says}");
+        }
+    }
+
+    #[test]
+    fn every_profile_has_a_format() {
+        for name in Profile::built_in() {
+            let profile = Profile::load(name).unwrap();
+            let page = 1 << profile.architecture.regime.page_shift();
+            assert_eq!(format_of(&profile).unwrap().page_bytes(), page);
+            plan_of(&profile, profile.system.ram_bytes()).unwrap();
+        }
+    }
+
+    #[test]
+    fn errors_have_a_sign_and_no_negative_zero() {
+        assert_eq!(percent(error_percent(110.0, 100.0)), "+10.0 %");
+        assert_eq!(percent(error_percent(90.0, 100.0)), "-10.0 %");
+        assert_eq!(percent(-0.04), "+0.0 %");
+    }
+}

@@ -1,0 +1,326 @@
+//! `reproduce`: every published figure, and beside it what the lab measures for the same row.
+//!
+//! An experiment fills in the rows that it can run. The others are listed all the same: what is missing is part of the
+//! result.
+
+mod map_mem;
+mod page;
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::file::Target;
+use crate::map_mem::machine::{self, Run, Threads, percent};
+use crate::published;
+use crate::report::{self, Report};
+
+/// What `reproduce` can be asked.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tablewright reproduce
+  tablewright reproduce --only map-mem --json
+  tablewright reproduce --report results        writes results/index.html")]
+pub struct Arguments {
+    /// Only these experiments
+    #[arg(
+        long,
+        value_name = "EXPERIMENT",
+        num_args = 1..,
+        value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(published::EXPERIMENTS.iter().map(|(name, _)| *name)),
+    )]
+    only: Vec<String>,
+    #[command(flatten)]
+    threads: Threads,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Write a page with tables and pictures into this directory, as index.html
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Parameters {
+    experiments: Vec<&'static str>,
+}
+
+/// A published row, and what was measured for it.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    experiment: &'static str,
+    system: String,
+    configuration: String,
+    metric: String,
+    unit: String,
+    published_before: Option<f64>,
+    published_after: Option<f64>,
+    /// The same before the improvement, here.
+    before: Option<f64>,
+    /// And after it.
+    after: Option<f64>,
+    /// The engine's own way to do the same.
+    tablewright: Option<f64>,
+    /// How much more `after` is than what was published.
+    error_percent: Option<f64>,
+    /// Whether what it was measured on was fitted to this row.
+    fitted: bool,
+    note: String,
+}
+
+impl Row {
+    fn of(experiment: &'static str, published: published::Row) -> Self {
+        Self {
+            experiment,
+            system: published.system,
+            configuration: published.configuration,
+            metric: published.metric,
+            unit: published.unit,
+            published_before: published.before,
+            published_after: published.after,
+            before: None,
+            after: None,
+            tablewright: None,
+            error_percent: None,
+            fitted: false,
+            note: "not implemented yet".to_owned(),
+        }
+    }
+}
+
+/// Runs what can be run, and prints all of it.
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    // Before anything is run: a page that has nowhere to go is known at once.
+    let target = match &arguments.report {
+        Some(directory) => {
+            fs::create_dir_all(directory).map_err(|error| Error::Output {
+                option: "--report",
+                path: directory.clone(),
+                error,
+            })?;
+            Some(Target::new("--report", &directory.join("index.html"))?)
+        }
+        None => None,
+    };
+    let report = reproduce(&arguments.only, &machine::software(arguments.threads))?;
+    report.print(arguments.json, text)?;
+    match target {
+        Some(target) => target.fill(&page::of(&report)?),
+        None => Ok(()),
+    }
+}
+
+fn reproduce(only: &[String], run: Run<'_>) -> Result<Report<Parameters, Row>, Error> {
+    let experiments: Vec<&'static str> = published::EXPERIMENTS
+        .iter()
+        .map(|(name, _)| *name)
+        .filter(|name| only.is_empty() || only.iter().any(|only| only == name))
+        .collect();
+    let mut rows = Vec::new();
+    for &experiment in &experiments {
+        let published = published::built_in(experiment).unwrap_or_default();
+        rows.extend(match experiment {
+            "map-mem" => map_mem::rows(published, run)?,
+            _ => published
+                .into_iter()
+                .map(|row| Row::of(experiment, row))
+                .collect(),
+        });
+    }
+    Ok(Report {
+        experiment: "reproduce",
+        parameters: Parameters { experiments },
+        rows,
+        warnings: Vec::new(),
+    })
+}
+
+/// A figure with its unit; times in the unit that fits.
+fn figure(value: Option<f64>, unit: &str) -> String {
+    let Some(value) = value else {
+        return "-".to_owned();
+    };
+    let nanoseconds = match unit {
+        "s" => 1e9,
+        "ms" => 1e6,
+        "us" => 1e3,
+        "ns" => 1.0,
+        _ => return report::figure(value),
+    };
+    report::time(value * nanoseconds)
+}
+
+/// The words with which all configurations of a group begin, if it has more than one.
+fn common_words(rows: &[Row]) -> &str {
+    let first = rows[0].configuration.as_str();
+    let begins = |words: &str| {
+        rows.iter().all(|row| {
+            row.configuration
+                .strip_prefix(words)
+                .is_some_and(|rest| !rest.is_empty())
+        })
+    };
+    let ends = first.match_indices(' ').map(|(at, _)| &first[..=at]);
+    match rows {
+        [_] => "",
+        _ => ends.filter(|words| begins(words)).next_back().unwrap_or(""),
+    }
+}
+
+fn text(report: &Report<Parameters, Row>) -> String {
+    let mut text = String::new();
+    for rows in report.rows.chunk_by(|a, b| a.experiment == b.experiment) {
+        text += &format!("{}\n", rows[0].experiment);
+        for group in rows.chunk_by(|a, b| a.system == b.system) {
+            text += &group_text(group);
+        }
+        // The same note is said once.
+        let mut said: Vec<&str> = Vec::new();
+        for row in rows {
+            if !row.note.is_empty() && !said.contains(&row.note.as_str()) {
+                text += &format!("- {}\n", report::wrapped(&row.note, 78, "  "));
+                said.push(&row.note);
+            }
+        }
+        text.push('\n');
+    }
+    text + "* the machine was fitted on this row; every other is a test\n"
+}
+
+/// The rows of one system. What they have in common stands above them.
+fn group_text(rows: &[Row]) -> String {
+    let (common, metric) = (common_words(rows), &rows[0].metric);
+    let one_metric = rows.iter().all(|row| row.metric == *metric);
+    let mut head = rows[0].system.clone();
+    for what in [if one_metric { metric } else { "" }, common.trim_end()] {
+        if !what.is_empty() {
+            head += &format!("; {what}");
+        }
+    }
+    let cells = |row: &Row| {
+        let name = &row.configuration[common.len()..];
+        let name = if one_metric {
+            name.to_owned()
+        } else {
+            format!("{}: {name}", row.metric)
+        };
+        let error = row.error_percent.map_or("-".to_owned(), |error| {
+            percent(error) + if row.fitted { " *" } else { "  " }
+        });
+        [
+            report::wrapped(&name, 25, "  "),
+            figure(row.published_before, &row.unit),
+            figure(row.published_after, &row.unit),
+            figure(row.before, &row.unit),
+            figure(row.after, &row.unit),
+            figure(row.tablewright, &row.unit),
+            error,
+        ]
+    };
+    let table = report::table(
+        [
+            "",
+            "published\nbefore",
+            "published\nafter",
+            "before",
+            "after",
+            "table-\nwright",
+            "error  ",
+        ],
+        1,
+        rows.iter().map(cells).collect(),
+    );
+    format!("\n{}\n\n{table}\n", report::wrapped(&head, 80, "  "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Report<Parameters, Row> {
+        reproduce(&[], &machine::linear).unwrap()
+    }
+
+    #[test]
+    fn every_published_row_is_listed() {
+        let report = all();
+        let published: usize = published::EXPERIMENTS
+            .iter()
+            .map(|(name, _)| published::built_in(name).unwrap().len())
+            .sum();
+        assert_eq!(report.rows.len(), published);
+        for row in &report.rows {
+            let ran = row.experiment == "map-mem";
+            assert_eq!(row.after.is_some(), ran);
+            assert_eq!(row.note == "not implemented yet", !ran);
+        }
+        let only = reproduce(&["tlb-flush".to_owned()], &machine::linear).unwrap();
+        assert!(only.rows.len() == 3 && only.rows.iter().all(|row| row.experiment == "tlb-flush"));
+    }
+
+    #[test]
+    fn the_keys_are_those_that_others_read() {
+        let json = serde_json::to_value(&all().rows[0]).unwrap();
+        let mut keys: Vec<_> = json.as_object().unwrap().keys().cloned().collect();
+        keys.sort();
+        let mut expected = [
+            "experiment",
+            "system",
+            "configuration",
+            "metric",
+            "unit",
+            "published_before",
+            "published_after",
+            "before",
+            "after",
+            "tablewright",
+            "error_percent",
+            "fitted",
+            "note",
+        ];
+        expected.sort_unstable();
+        assert_eq!(keys, expected);
+    }
+
+    #[test]
+    fn the_text_has_every_system_and_every_note_once() {
+        let report = all();
+        let text = text(&report);
+        for (name, _) in published::EXPERIMENTS {
+            assert!(text.contains(name), "{name}");
+        }
+        assert!(text.contains("Ampere Altra Metal, 512G"));
+        assert_eq!(text.matches("- not implemented yet").count(), 4);
+        assert!(text.contains("1.23 s") || text.contains("8.99 s"), "{text}");
+    }
+
+    #[test]
+    fn tables_fit_a_terminal_and_no_configuration_is_lost() {
+        let report = all();
+        for line in text(&report).lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        let rows = &report.rows[..5];
+        assert_eq!(common_words(rows), "cumulative up to ");
+        assert_eq!(common_words(&rows[..1]), "");
+        let mut other = rows.to_vec();
+        other[4].configuration = "cumulative".to_owned();
+        assert_eq!(common_words(&other), "");
+        let mut equal = rows[..2].to_vec();
+        equal[1].configuration = equal[0].configuration.clone();
+        assert_eq!(common_words(&equal), "cumulative up to ");
+    }
+
+    #[test]
+    fn figures_have_their_unit() {
+        assert_eq!(figure(Some(2191.0), "ms"), "2.19 s");
+        assert_eq!(figure(Some(497266.0), "pages"), "497266");
+        assert_eq!(figure(None, "ms"), "-");
+    }
+}

@@ -1,0 +1,414 @@
+//! What the program says of the software machine: figures, profiles, and what was published.
+
+mod common;
+
+use std::fs;
+
+use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use serde_json::Value;
+
+/// Runs the program, which must succeed and say nothing but JSON.
+fn json(arguments: &[&str]) -> Value {
+    let output = tablewright(arguments);
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        stderr(&output)
+    );
+    assert_eq!(stderr(&output), "", "{arguments:?}");
+    serde_json::from_str(stdout(&output)).expect("JSON")
+}
+
+fn rows(report: &Value) -> &Vec<Value> {
+    report["rows"].as_array().expect("rows")
+}
+
+const ON: [&str; 4] = ["map-mem", "--on", "machine", "--machine"];
+
+#[test]
+fn options_that_do_not_go_together_are_refused() {
+    let on = |more: &[&'static str]| [&ON[..], &["neutral", "--ram", "1G"], more].concat();
+    for (arguments, says) in [
+        (vec!["map-mem", "--on", "machine"], "ampere-altra-vm-64g"),
+        (
+            vec!["map-mem", "--machine", "neutral"],
+            "--machine goes with --on machine",
+        ),
+        (
+            vec!["map-mem", "--step", "base"],
+            "--step goes with --on machine",
+        ),
+        (
+            vec!["map-mem", "--steps", "base"],
+            "--steps goes with --on machine",
+        ),
+        (
+            vec!["map-mem", "--threads", "2"],
+            "--threads goes with --on machine",
+        ),
+        (on(&["--threads", "0"]), "1..=64"),
+        (on(&["--rounds", "3"]), "--rounds goes with --on native"),
+        (on(&["--granule", "4K"]), "--granule goes with --on native"),
+        (on(&["--format", "arm64"]), "--format goes with --on native"),
+        (
+            on(&["--address-bits", "48"]),
+            "--address-bits goes with --on native",
+        ),
+        (
+            on(&["--step", "fly"]),
+            "batch-barriers, tablewright, late, all",
+        ),
+        (
+            on(&["--step", "base", "--steps", "base"]),
+            "cannot be used with",
+        ),
+        (on(&["--steps", "fly"]), "no step is called 'fly'"),
+        (
+            on(&["--steps", "base,tablewright"]),
+            "no step is called 'tablewright'",
+        ),
+        (
+            on(&["--steps", "lazy-unmap,lazy-unmap"]),
+            "'lazy-unmap' is named twice",
+        ),
+        (on(&["--steps", "lazy-unmap,base"]), "'base' has none"),
+        (on(&["--steps", ""]), "--steps"),
+        (on(&["--iomem", "a"]), "cannot be used with"),
+        (
+            [&ON[..], &["neutral", "--ram", "64K"]].concat(),
+            "no range of RAM has room",
+        ),
+        (
+            [&ON[..], &["neutral", "--ram", "100T"]].concat(),
+            "to spare",
+        ),
+        (
+            [&ON[..], &["neutral", "--ram", "300T"]].concat(),
+            "reaches beyond",
+        ),
+        ([&ON[..], &["toaster"]].concat(), "no profile 'toaster'"),
+        (
+            [&ON[..], &["./toaster"]].concat(),
+            "./toaster: No such file",
+        ),
+        (
+            [&ON[..], &["/dev/zero"]].concat(),
+            "larger than any profile",
+        ),
+        (vec!["fit"], "--machine"),
+        (
+            vec!["fit", "--machine", "neutral"],
+            "neutral has no fitted costs",
+        ),
+        (
+            vec!["fit", "--machine", "neutral", "--free", "fly"],
+            "no cost is called 'fly'",
+        ),
+        (
+            vec![
+                "fit",
+                "--machine",
+                "apple-m2-vm-16g",
+                "--table",
+                "dirty-log",
+            ],
+            "cannot run its rows yet",
+        ),
+        (
+            vec!["fit", "--machine", "apple-m2-vm-16g", "--rows", "Toaster"],
+            "--rows 'Toaster'",
+        ),
+        (
+            vec![
+                "fit",
+                "--machine",
+                "apple-m2-vm-16g",
+                "-o",
+                "/no/such/directory/a.toml",
+            ],
+            "--output /no/such/directory/a.toml: No such file",
+        ),
+        (
+            vec!["reproduce", "--only", "fly"],
+            "possible values: map-mem",
+        ),
+        (vec!["reproduce", "--only"], "--only"),
+        (
+            vec!["reproduce", "--report", "/dev/null/a"],
+            "--report /dev/null/a: Not a directory",
+        ),
+    ] {
+        assert_refused(&arguments, says);
+    }
+}
+
+#[test]
+fn files_that_are_no_profiles_or_tables_say_where_and_why() {
+    let good = "name = \"a\"\ndescription = \"\"\nsystem = { core = \"\", kind = \"vm\", ram_gib = 1 }\n\
+                architecture = { format = \"arm64\" }\n";
+    for (lines, says) in [
+        (
+            "costs = { entry = -1 }",
+            ": line 5: costs.entry: -1 is not a cost",
+        ),
+        (
+            "costs = { entry = nan }",
+            ": line 5: costs.entry: NaN is not a cost",
+        ),
+        (
+            "costs = { enrty = 1 }",
+            ": line 5: costs.enrty: unknown field",
+        ),
+        ("[[provenance]]", ": line 5: provenance[0]: missing field"),
+        ("name = \"b\"", ": line 5: "),
+        ("\u{0}", ": line 5: "),
+    ] {
+        let file = Scratch::new("profile.toml", format!("{good}{lines}\n"));
+        assert_refused(&[&ON[..], &[file.path()]].concat(), file.path());
+        assert_refused(&[&ON[..], &[file.path()]].concat(), says);
+    }
+    let header = "system,configuration,metric,before,after,unit,published improvement\n";
+    for (lines, says) in [
+        ("", "no rows"),
+        ("a,b\n", "line 2: 2 columns instead of 7"),
+        ("a,b,c,1,x,ms,\n", "line 2: column 5: invalid float"),
+    ] {
+        let file = Scratch::new("table.csv", format!("{header}{lines}"));
+        let arguments = [
+            "fit",
+            "--machine",
+            "apple-m2-vm-16g",
+            "--table",
+            file.path(),
+        ];
+        assert_refused(&arguments, file.path());
+        assert_refused(&arguments, says);
+    }
+    for (line, says) in [
+        ("\"a, 1G\",fly,c,1,1,ms,\n", "configuration 'fly'"),
+        ("\"a, 1G\",with fly,c,1,1,ms,\n", "no step is called 'fly'"),
+        ("a,with lazy-unmap,c,1,1,ms,\n", "does not end with its RAM"),
+        (
+            "\"a, 1G\",with lazy-unmap,c,1,1,pages,\n",
+            "no unit of time",
+        ),
+        (
+            "\"a, 1G\",with lazy-unmap,c,1,0,ms,\n",
+            "not a time to compare with",
+        ),
+    ] {
+        let file = Scratch::new("rows.csv", format!("{header}{line}"));
+        let name = if line.starts_with('"') { "a, 1G" } else { "a" };
+        let arguments = [
+            "fit",
+            "--machine",
+            "apple-m2-vm-16g",
+            "--table",
+            file.path(),
+            "--rows",
+            name,
+        ];
+        assert_refused(&arguments, says);
+    }
+}
+
+#[test]
+fn the_steps_are_the_same_on_every_run_and_each_is_faster_than_the_last() {
+    let arguments = [&ON[..], &["ampere-altra-vm-64g", "--ram", "1G", "--json"]].concat();
+    let one = tablewright(&arguments);
+    assert!(one.status.success());
+    for threads in ["1", "2", "7"] {
+        let other = tablewright(&[&arguments[..], &["--threads", threads]].concat());
+        assert!(other.stdout == one.stdout, "{threads} threads");
+    }
+    let report = json(&arguments);
+    assert_eq!(report["experiment"], "map-mem");
+    assert_eq!(report["parameters"]["machine"], "ampere-altra-vm-64g");
+    let rows = rows(&report);
+    let steps: Vec<_> = rows
+        .iter()
+        .map(|row| row["step"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        steps,
+        [
+            "base",
+            "no-cont-remap",
+            "no-alloc-remap",
+            "lazy-unmap",
+            "batch-barriers",
+            "tablewright",
+            "late",
+            "late-tablewright"
+        ]
+    );
+    for pair in rows[..6].windows(2) {
+        let time = |row: &Value| row["virtual_ms"].as_f64().unwrap();
+        assert!(time(&pair[1]) < time(&pair[0]), "{pair:?}");
+    }
+    for row in &rows[6..] {
+        for count in [
+            "windows_moved",
+            "invalidations_issued",
+            "waits_for_completion",
+        ] {
+            assert_eq!(row[count], 0, "{row}");
+        }
+    }
+    // 512 last-level tables, each shown 33 times, and a few tables above.
+    let moved = rows[0]["windows_moved"].as_u64().unwrap();
+    assert!((512 * 33..512 * 33 + 100).contains(&moved), "{moved}");
+    // 1 GiB is not what was published.
+    assert!(
+        rows.iter()
+            .all(|row| row["published_ms"].is_null() && row["fitted"] == false)
+    );
+}
+
+#[test]
+fn rows_that_cannot_be_run_are_listed() {
+    let report = json(&["reproduce", "--only", "tlb-flush,dirty-log", "--json"]);
+    let rows = rows(&report);
+    assert_eq!(rows.len(), 16);
+    for row in rows {
+        assert_eq!(row["note"], "not implemented yet");
+        assert!(
+            row["after"].is_null()
+                && row["fitted"] == false
+                && row["published_after"].is_null() != row["published_after"].is_number()
+        );
+    }
+}
+
+#[test]
+fn tables_of_the_machine_fit_a_terminal() {
+    for line in [
+        "map-mem --on machine --machine apple-m2-vm-16g",
+        "reproduce --only page-table-test dirty-log tlb-flush write-protect",
+        "fit --machine apple-m2-vm-16g",
+    ] {
+        let output = tablewright(&line.split(' ').collect::<Vec<_>>());
+        assert!(output.status.success(), "{}", stderr(&output));
+        for line in stdout(&output).lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_memory_map_and_a_profile_of_ones_own() {
+    let map = Scratch::new(
+        "iomem",
+        "40000000-7fffffff : System RAM\n  40210000-417fffff : Kernel code\n80100000-8fffffff : System RAM\n",
+    );
+    let profile = Scratch::new("fitted.toml", "");
+    let fit = [
+        "fit",
+        "--machine",
+        "apple-m2-vm-16g",
+        "--free",
+        "entry,publish",
+        "-o",
+        profile.path(),
+    ];
+    assert!(tablewright(&fit).status.success());
+    let text = fs::read_to_string(profile.path()).expect("the profile");
+    assert!(
+        text.contains("[[fitted_on]]\nsystem = \"Apple M2 VM, 16G\""),
+        "{text}"
+    );
+    let steps = ["--steps", "batch-barriers,lazy-unmap", "--json"];
+    let report = json(&[&ON[..], &[profile.path(), "--iomem", map.path()], &steps].concat());
+    assert_eq!(report["parameters"]["ranges"], 4);
+    assert_eq!(rows(&report).len(), 2);
+    assert_eq!(
+        rows(&report)[1]["techniques"],
+        serde_json::json!(["lazy-unmap", "batch-barriers"])
+    );
+}
+
+/// Fits a built-in profile again, which must find the costs that it has.
+fn fitted_again(profile: &str) -> Value {
+    let output = tablewright(&["fit", "--machine", profile, "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    for cost in report["costs"].as_array().expect("costs") {
+        let ns = |name: &str| cost[name].as_f64().expect("a figure");
+        let difference = ns("profile_ns") - ns("fitted_ns");
+        assert!(difference.abs() < 0.0015, "the profile is stale: {cost}");
+    }
+    report
+}
+
+#[test]
+fn a_profile_has_the_costs_that_a_fit_finds() {
+    let report = fitted_again("apple-m2-vm-16g");
+    assert_eq!(rows(&report).len(), 5);
+}
+
+/// One command fits one column and predicts the others.
+#[test]
+#[ignore = "boots machines of 512 GiB: a minute without optimisation, so CI runs it with"]
+fn one_column_predicts_the_others() {
+    let report = fitted_again("ampere-altra-vm-64g");
+    let rows = rows(&report);
+    let mut seen = 0;
+    for row in rows {
+        let error = row["error_percent"].as_f64().unwrap().abs();
+        let last = row["configuration"] == "cumulative up to batch-barriers";
+        let most = match row["system"].as_str().unwrap() {
+            "Ampere Altra VM, 64G" => 1.0,
+            "Ampere Altra VM, 256G" => 10.0,
+            "Ampere Altra Metal, 512G" if !last => 12.0,
+            // Stated as unexplained.
+            "Ampere Altra Metal, 512G" => 45.0,
+            other => panic!("{other} is another core"),
+        };
+        assert!(error < most, "{row}");
+        assert_eq!(row["fitted"], row["system"] == "Ampere Altra VM, 64G");
+        seen += 1;
+    }
+    assert_eq!(seen, 15);
+}
+
+#[test]
+#[ignore = "boots machines of 512 GiB: a minute without optimisation, so CI runs it with"]
+fn every_published_row_is_reproduced_or_listed() {
+    let directory = std::env::temp_dir().join(format!("tablewright-report-{}", std::process::id()));
+    let arguments = [
+        "reproduce",
+        "--json",
+        "--report",
+        directory.to_str().expect("UTF-8"),
+    ];
+    let report = json(&arguments);
+    let page = fs::read_to_string(directory.join("index.html"));
+    let _ = fs::remove_dir_all(&directory);
+
+    let page = page.expect("a page");
+    assert_eq!(page.matches("<section").count(), 5);
+    assert_eq!(page.matches("<svg").count(), 4);
+    let rows = rows(&report);
+    assert_eq!(rows.len(), 51);
+    for row in rows {
+        if row["experiment"] != "map-mem" {
+            assert_eq!(row["note"], "not implemented yet");
+            assert!(row["after"].is_null() && row["fitted"] == false);
+            continue;
+        }
+        let figure = |name: &str| {
+            row[name]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{name}: {row}"))
+        };
+        assert!(figure("tablewright") < figure("after"), "{row}");
+        let error = (figure("after") / figure("published_after") - 1.0) * 100.0;
+        assert!((error - figure("error_percent")).abs() < 1e-9);
+        let note = row["note"].as_str().expect("a note");
+        assert_eq!(
+            error.abs() > 12.0,
+            note.contains("349 ms that are missing"),
+            "{row}"
+        );
+    }
+}
