@@ -9,7 +9,7 @@ mod common;
 mod table;
 
 use common::{Decoded, is_arm, is_guest, words};
-use tablewright::format::{Absence, Arm64K4, X86_64};
+use tablewright::format::{Absence, Arm64K4, Ept, Npt, Stage2, X86_64};
 use tablewright::{Attrs, Caps, Format, Kind, Level, Memory, Pa, Perms, Shareability};
 use tablewright_walker as walker;
 use walker::Fault;
@@ -194,6 +194,15 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
 }
 
 fn native_bits_stand_where_they_are_given<F: Decoded>() {
+    // By hand: GP, NS and PBHA; FnXS and PBHA; the protection key; ignore PAT, supervisor shadow stack, suppress #VE.
+    let by_hand = match F::REGIME {
+        walker::Regime::Arm64Stage1 { .. } => 1 << 50 | 1 << 5 | 0xf << 59,
+        walker::Regime::Arm64Stage2 { .. } => 1 << 11 | 0xf << 59,
+        walker::Regime::X86_64 { .. } => 0xf << 59,
+        walker::Regime::Ept { .. } => 1 << 6 | 1 << 60 | 1 << 63,
+        walker::Regime::Npt { .. } => 0,
+    };
+    assert_eq!(F::NATIVE, by_hand, "{}", F::NAME);
     for level in leaf_levels::<F>() {
         let base = F::encode(&Attrs::USER_DATA, level).unwrap();
         // Each subset of the format's own bits; each single bit that is none of them.
@@ -745,6 +754,99 @@ for_all!(
     a_leaf_by_hand_permits_what_the_tables_above_it_leave,
     hardware_writes_what_the_rows_by_hand_say,
 );
+
+/// Encodes, and compares with what was worked out by hand from the manuals.
+fn check_encoded<F: Format>(rows: &[(Attrs, u8, u64)]) {
+    for &(attrs, height, descriptor) in rows {
+        let encoded = F::encode(&attrs, Level::new(height));
+        assert_eq!(encoded, Ok(descriptor), "{}: {attrs:?}", F::NAME);
+    }
+}
+
+#[test]
+fn rows_by_hand_are_what_stage_2_encodes() {
+    const ALL: Attrs = Attrs::GUEST_MEMORY;
+    const READ: Perms = Perms::READ.and_user();
+    let clean = Attrs {
+        dirty: false,
+        ..ALL
+    };
+    let unused = Attrs {
+        accessed: false,
+        ..ALL
+    };
+    let marked = Attrs { software: 5, ..ALL };
+    let shared = |shareability| Attrs {
+        shareability,
+        ..ALL
+    };
+    let kernel_text = ALL.with_perms(READ | Perms::EXEC);
+    check_encoded::<Stage2<12, 40>>(&[
+        (ALL, 0, 0x0008_0000_0000_07ff),
+        (ALL, 1, 0x0008_0000_0000_07fd),
+        // XN 10, 01, 11; bit 55 for what was written and cannot be any more.
+        (Attrs::USER_DATA, 0, 0x0048_0000_0000_07ff),
+        (Attrs::USER_TEXT, 0, 0x0020_0000_0000_077f),
+        (kernel_text, 0, 0x00e0_0000_0000_077f),
+        (Attrs::USER_RODATA, 0, 0x0040_0000_0000_077f),
+        (clean, 0, 0x0008_0000_0000_077f),
+        (unused, 0, 0x0008_0000_0000_03ff),
+        (marked, 0, 0x0508_0000_0000_07ff),
+        (shared(Shareability::Outer), 0, 0x0008_0000_0000_06ff),
+        (shared(Shareability::Non), 0, 0x0008_0000_0000_04ff),
+        (Attrs::GUEST_DEVICE, 0, 0x0048_0000_0000_07c7),
+        (
+            ALL.with_memory(Memory::DeviceStrict),
+            0,
+            0x0008_0000_0000_07c3,
+        ),
+        (
+            ALL.with_memory(Memory::NonCacheable),
+            0,
+            0x0008_0000_0000_07d7,
+        ),
+        (
+            ALL.with_memory(Memory::WriteThrough),
+            0,
+            0x0008_0000_0000_07eb,
+        ),
+    ]);
+    check_encoded::<Stage2<12, 48, false, true>>(&[
+        (ALL, 0, 0x0008_0000_0000_07db),
+        (
+            ALL.with_memory(Memory::NonCacheable),
+            0,
+            0x0008_0000_0000_07d7,
+        ),
+        (Attrs::GUEST_DEVICE, 0, 0x0048_0000_0000_07c7),
+    ]);
+    check_encoded::<Stage2<12, 52, true>>(&[(ALL, 0, 0x0008_0000_0000_04ff)]);
+    check_encoded::<Ept<4>>(&[
+        (ALL, 0, 0x337),
+        (ALL, 1, 0x3b7),
+        (Attrs::USER_DATA, 0, 0x333),
+        (Attrs::USER_RODATA, 0, 0x131),
+        (clean, 0, 0x137),
+        (unused, 0, 0x237),
+        (marked, 0, 0x0050_0000_0000_0337),
+        (Attrs::GUEST_DEVICE, 0, 0x303),
+        (ALL.with_memory(Memory::NonCacheable), 0, 0x30f),
+        (ALL.with_memory(Memory::WriteThrough), 0, 0x327),
+    ]);
+    check_encoded::<Ept<5, true>>(&[
+        (ALL, 0, 0x737),
+        (kernel_text, 0, 0x335),
+        (Attrs::USER_TEXT, 0, 0x531),
+    ]);
+    check_encoded::<Npt<4>>(&[
+        (ALL, 0, 0x67),
+        (ALL, 1, 0xe7),
+        (Attrs::USER_DATA, 0, 0x8000_0000_0000_0067),
+        (Attrs::USER_RODATA, 0, 0x8000_0000_0000_0025),
+        (clean, 0, 0x27),
+        (Attrs::GUEST_DEVICE, 0, 0x8000_0000_0000_007f),
+    ]);
+}
 
 #[test]
 fn memory_types_are_those_of_the_registers() {

@@ -23,6 +23,7 @@ const ACCESSED: u64 = 4;
 const DIRTY: u64 = 8;
 const BLOCK: u64 = 16;
 const ADDRESS: u64 = 0x00ff_ffff_ffff_f000;
+const SUSPENDED: u64 = 1 << 63;
 
 /// Two levels of four entries.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +41,10 @@ impl Format for Tiny {
     const NATIVE: u64 = 0;
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
+    const TABLES_RESTRICT: bool = false;
+    const SUSPENDED: u64 = SUSPENDED;
+    const ASLEEP: u64 = 1 << 62;
+    const FROZEN: u64 = 1 << 61;
     const INDEX_BITS: u32 = 2;
 
     fn is_leaf_level(level: Level) -> bool {
@@ -95,10 +100,10 @@ impl Format for Tiny {
         leaf & ACCESSED == 0 || leaf & (WRITE | DIRTY) == WRITE
     }
     fn suspend(entry: u64) -> u64 {
-        entry & !PRESENT | 1 << 63
+        entry & !PRESENT | SUSPENDED
     }
     fn resume(suspended: u64) -> u64 {
-        suspended & !(1 << 63) | PRESENT
+        suspended & !SUSPENDED | PRESENT
     }
 }
 

@@ -12,8 +12,8 @@ use common::{Decoded, Mapped, Model, Stretches, is_guest, judge, snapshot};
 use proptest::prelude::*;
 use tablewright::hosted::Hosted;
 use tablewright::{
-    Address, AddressSpace, Attrs, Caps, Change, EditError, Flush, Leaf, Level, Liveness, Mapping,
-    Memory, Pa, Perms, Platform, Progress, Span,
+    Address, AddressSpace, Attrs, Caps, Change, EditError, Flush, Format, Leaf, Level, Liveness,
+    Mapping, Memory, Pa, Perms, Platform, Progress, Span,
 };
 
 /// An edit in terms that every format can make sense of.
@@ -190,6 +190,8 @@ const GUEST_CHANGES: [Change; 8] = [
     Change::new().perms(Perms::READ.union(Perms::EXEC).and_user()),
 ];
 
+type Outcome<F, T> = Result<T, EditError<<F as Format>::Input>>;
+
 struct World<'h, F: Decoded> {
     platform: &'h Hosted,
     space: AddressSpace<F, &'h Hosted>,
@@ -224,8 +226,8 @@ impl<'h, F: Decoded> World<'h, F> {
         mut edit: impl FnMut(
             &mut AddressSpace<F, &'h Hosted>,
             &mut Flush<F, &'h Hosted>,
-        ) -> Result<T, EditError<F::Input>>,
-    ) -> (Result<T, EditError<F::Input>>, Flush<F, &'h Hosted>) {
+        ) -> Outcome<F, T>,
+    ) -> (Outcome<F, T>, Flush<F, &'h Hosted>) {
         let before = snapshot::<F>(self.platform, self.space.root());
         let tables = self.platform.counts().tables;
         let mut allowed = 0;
@@ -614,7 +616,12 @@ fn agrees_with_the_model<F: Decoded>() {
     let cases = std::env::var("PROPTEST_CASES")
         .ok()
         .and_then(|cases| cases.parse().ok())
-        .unwrap_or(if cfg!(miri) { 2 } else { 150 });
+        .unwrap_or(match is_guest::<F>() {
+            _ if cfg!(miri) => 2,
+            // The same algorithms over other bits.
+            true => 50,
+            false => 150,
+        });
     let config = ProptestConfig {
         cases,
         failure_persistence: None,

@@ -13,8 +13,7 @@ use tablewright::shared::{
     Cut, Mapped, NewLeaf, Refused, Relaxed, SharedFlush, SharedSpace, TableCache, Upkeep,
 };
 use tablewright::{
-    AddressSpace, Attrs, Caps, Change, Format, Level, Mapping, Memory, Pa, Perms, Span,
-    Va,
+    AddressSpace, Attrs, Caps, Change, Format, Level, Mapping, Memory, Pa, Perms, Span, Va,
 };
 use tablewright_walker as walker;
 
@@ -48,14 +47,11 @@ fn map<'t, F: Format<Input = Va>>(
     }
 }
 
-fn settle<'t, F: Format<Input = Va>>(
-    flush: SharedFlush<F, &'t Threads>,
-    leaves: &mut dyn FnMut(u64),
-) {
+fn settle<F: Format<Input = Va>>(flush: SharedFlush<F, &Threads>, leaves: &mut dyn FnMut(u64)) {
     wait(flush.issue().complete(), leaves);
 }
 
-fn wait<'t, F: Format<Input = Va>>(mut cut: Cut<F, &'t Threads>, leaves: &mut dyn FnMut(u64)) {
+fn wait<F: Format<Input = Va>>(mut cut: Cut<F, &Threads>, leaves: &mut dyn FnMut(u64)) {
     loop {
         match cut.quiet() {
             Ok(completed) => return completed.finish(|leaf| leaves(leaf.size())),

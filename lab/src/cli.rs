@@ -6,7 +6,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
-use crate::{compare, fit, map_mem, report, reproduce};
+use crate::{compare, fit, litmus, map_mem, report, reproduce};
 
 /// Experiments with page tables
 #[derive(Parser, Debug)]
@@ -42,6 +42,8 @@ enum Command {
     Fit(fit::Arguments),
     /// Set every published figure beside what is measured for it
     Reproduce(reproduce::Arguments),
+    /// Try litmus tests of translation: all executions, and the verdict of the architecture
+    Litmus(litmus::Arguments),
     /// Map, protect and unmap with Tablewright and the published crates, beside what this computer can do at best
     Compare(compare::Arguments),
     /// Print a script that completes this program's options in a shell
@@ -62,6 +64,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::MapMem(arguments) => map_mem::run(&arguments),
         Command::Fit(arguments) => fit::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
+        Command::Litmus(arguments) => litmus::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use tablewright_machine::ProfileError;
+use tablewright_machine::litmus::ParseError;
 
 use crate::format::FormatError;
 use crate::iomem::IomemError;
@@ -104,6 +105,17 @@ pub enum Error {
         /// What happened.
         problem: String,
     },
+    /// A file is not one of litmus tests.
+    #[error("{0}")]
+    Litmus(#[from] ParseError),
+    /// The machine does not do what the architecture says.
+    #[error("{failed} of {total} verdicts do not hold")]
+    Verdicts {
+        /// How many do not.
+        failed: usize,
+        /// Of how many.
+        total: usize,
+    },
     /// A result has nowhere to go.
     #[error("{option} {path}: {error}", path = .path.display())]
     Output {
@@ -134,8 +146,13 @@ impl Error {
             | Self::Format(_)
             | Self::Plan { .. }
             | Self::Memory { .. }
+            | Self::Litmus(_)
             | Self::Output { .. } => 2,
-            Self::Map(_) | Self::Subject { .. } | Self::Machine { .. } | Self::Write(_) => 1,
+            Self::Map(_)
+            | Self::Subject { .. }
+            | Self::Machine { .. }
+            | Self::Verdicts { .. }
+            | Self::Write(_) => 1,
         })
     }
 }

@@ -13,6 +13,7 @@ mod iomem;
 mod judge;
 mod limits;
 mod linear;
+mod litmus;
 mod map_mem;
 mod plan;
 mod platform;

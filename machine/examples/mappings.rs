@@ -13,9 +13,7 @@ use std::time::Instant;
 
 use tablewright::format::X86_64;
 use tablewright::{AddressSpace, Attrs, Half, Level, Mapping, Pa, Span, Va};
-use tablewright_machine::{
-    Architecture, Costs, MAX_CPUS, Machine, Memory, Request, Setup, Time,
-};
+use tablewright_machine::{Architecture, Costs, MAX_CPUS, Machine, Memory, Request, Setup, Time};
 
 fn usage(what: &str) -> ! {
     eprintln!("error: `{what}`: usage: mappings [CPUS (1 to {MAX_CPUS})] [MAPPINGS] [map|access]");

@@ -38,7 +38,8 @@ use crate::cache::Caches;
 use crate::dice::Dice;
 use crate::memory::{Memory, Meta, POISON, State};
 use crate::rules::{
-    Obligation, Obligations, Rule, Violation, is_harmless, may_be_remembered, needs_break,
+    HARDWARE_FLAGS, Obligation, Obligations, Rule, Violation, is_harmless, may_be_remembered,
+    needs_break,
 };
 use crate::sched::Scheduler;
 use crate::time::Time;
@@ -163,11 +164,6 @@ impl Translated {
         self.entry.pa(self.request.va)
     }
 
-    /// The descriptor that was used.
-    pub fn descriptor(&self) -> u64 {
-        self.entry.raw
-    }
-
     /// The access.
     pub(crate) fn request(&self) -> Request {
         self.request
@@ -225,6 +221,9 @@ struct Root {
     space: u16,
 }
 
+/// A contiguous run: space, first and last address, levels below.
+type Run = (u16, (u64, u64), u8);
+
 /// What one CPU has.
 struct Core {
     /// Lower and upper half; on x86 both are the same.
@@ -240,8 +239,21 @@ struct Core {
     early: RefCell<Vec<Early>>,
     /// A speculative walk that has been left half-way.
     speculative: Cell<Option<Walking>>,
+    /// Contiguous runs that were changed since the last barrier: space, addresses, levels below.
+    runs: Cell<Vec<Run>>,
     /// An access under way, translated and not done, and when it will be.
     under_way: Cell<Option<(Translated, Time)>>,
+}
+
+impl Core {
+    /// A member of a contiguous run was changed, which has to be whole again at the next barrier.
+    fn touch_run(&self, space: u16, run: (u64, u64), depth: u8) {
+        let mut runs = self.runs.take();
+        if runs.last() != Some(&(space, run, depth)) {
+            runs.push((space, run, depth));
+        }
+        self.runs.set(runs);
+    }
 }
 
 /// A space that the machine knows.
@@ -336,6 +348,7 @@ impl Hardware {
             pending: RefCell::default(),
             early: RefCell::default(),
             speculative: Cell::new(None),
+            runs: Cell::default(),
             under_way: Cell::new(None),
         };
         Self {
@@ -648,7 +661,11 @@ impl Hardware {
                 }
                 Descriptor::Leaf(leaf) => self.check_allowed(cpu, leaf.pa, leaf.size),
                 Descriptor::Reserved(why) => {
-                    self.violate(Rule::Reserved, cpu, format!("{entry:#x} at {first:#x}: {why}"));
+                    self.violate(
+                        Rule::Reserved,
+                        cpu,
+                        format!("{entry:#x} at {first:#x}: {why}"),
+                    );
                 }
                 Descriptor::Invalid => {}
             }
@@ -737,7 +754,9 @@ impl Hardware {
             let forbidden = self.forbidden.borrow();
             let next = forbidden.partition_point(|&(_, last)| last < pa);
             let low = next.checked_sub(1).map_or(0, |at| forbidden[at].1 + 1);
-            let high = forbidden.get(next).map_or(u64::MAX, |&(first, _)| first.wrapping_sub(1));
+            let high = forbidden
+                .get(next)
+                .map_or(u64::MAX, |&(first, _)| first.wrapping_sub(1));
             let hit = forbidden.get(next).filter(|&&(first, _)| first <= end);
             if hit.is_none() {
                 self.allowed.set((low, high));
@@ -756,7 +775,10 @@ impl Hardware {
     /// The leaves of a table of pages that becomes reachable.
     fn check_pages(&self, cpu: usize, entries: &[u64]) {
         let x86 = self.architecture.is_x86();
-        let reserved = !x86 && entries.iter().fold(false, |any, entry| any | (entry & 3 == 1));
+        let reserved = !x86
+            && entries
+                .iter()
+                .fold(false, |any, entry| any | (entry & 3 == 1));
         if reserved {
             self.violate(
                 Rule::Reserved,
@@ -936,7 +958,7 @@ impl Hardware {
         } else {
             (entry >> 10 & 1, !entry >> 7 & 1)
         };
-        accessed * ACCESSED | dirty * DIRTY
+        (accessed * ACCESSED) | (dirty * DIRTY)
     }
 
     /// A load by software.
@@ -955,10 +977,26 @@ impl Hardware {
     #[inline(never)]
     fn load_slowly(&self, cpu: usize, pa: u64) -> u64 {
         self.disturb(cpu, Some(pa));
+        self.check_taken(cpu, pa);
         let value = self.visible_to(cpu, pa);
         self.see(cpu, pa);
         self.trace(cpu, || Event::Load { pa, value });
         value
+    }
+
+    /// Software looks into a table: it has to be somebody's.
+    fn check_taken(&self, cpu: usize, pa: u64) {
+        let given_back = self
+            .memory
+            .frame_at(pa)
+            .is_some_and(|frame| self.memory.meta(frame).state.get() == State::Free);
+        if given_back {
+            self.violate(
+                Rule::FreedEarly,
+                cpu,
+                format!("a load from {pa:#x}, in a frame that was given back"),
+            );
+        }
     }
 
     /// Software has seen what is at `pa`.
@@ -1024,6 +1062,7 @@ impl Hardware {
         self.see(cpu, spot.pa);
         let old = self.memory.read(spot.pa);
         if old != current {
+            self.check_taken(cpu, spot.pa);
             return Err(old);
         }
         self.store_slowly(cpu, spot.pa, spot.frame, value, How::Atomic);
@@ -1100,6 +1139,9 @@ impl Hardware {
             }
         }
         let run = leaf_of(&was).is_some_and(|leaf| leaf.contiguous);
+        if self.dice.is_on() && (run || leaf_of(&is).is_some_and(|leaf| leaf.contiguous)) {
+            self.cores[cpu].touch_run(space, self.run_around(span.0, depth), depth);
+        }
         if !may_be_remembered(&self.architecture, &was, run) {
             return;
         }
@@ -1192,26 +1234,28 @@ impl Hardware {
             // What a table that was cut off led to may be anything.
             let raw = obligation.raw;
             let old = self.decode(obligation.depth, obligation.span.0, Denied::default(), raw);
+            // A leaf as it would be if it began where this entry does.
+            let old = match old {
+                Descriptor::Leaf(leaf) => Descriptor::Leaf(Leaf {
+                    pa: leaf.pa.wrapping_add(span.0.wrapping_sub(obligation.span.0)),
+                    ..leaf
+                }),
+                other => other,
+            };
+            let same = || self.translate_alike(depth, span.0, &old, is);
+            let contradicts = || needs_break(architecture, &old, is, depth, alike, same);
             let why = if obligation.table && obligation.depth > depth {
                 Some("what was cut off above it may still be remembered")
-            } else if obligation.depth != depth {
+            } else if obligation.depth == depth {
+                contradicts()
+            } else {
                 match is {
                     Descriptor::Leaf(_) if obligation.table => Some("another size"),
-                    Descriptor::Leaf(_) if architecture.is_x86() => None,
-                    _ if architecture.bbm >= 2 => None,
-                    _ => Some("another size"),
+                    _ if architecture.is_x86() => None,
+                    _ if architecture.bbm < 2 => Some("another size"),
+                    Descriptor::Leaf(_) => contradicts(),
+                    _ => None,
                 }
-            } else {
-                let skipped = span.0.wrapping_sub(obligation.span.0);
-                let old = match old {
-                    Descriptor::Leaf(leaf) => Descriptor::Leaf(Leaf {
-                        pa: leaf.pa.wrapping_add(skipped),
-                        ..leaf
-                    }),
-                    other => other,
-                };
-                let same = || self.translate_alike(depth, span.0, &old, is);
-                needs_break(architecture, &old, is, depth, alike, same)
             };
             if let Some(why) = why.filter(|_| !obligation.harmless) {
                 wrong = Some(why);
@@ -1331,6 +1375,9 @@ impl Hardware {
         }
         self.hold_walks(cpu);
         self.obligations.borrow_mut().publish(cpu);
+        for (space, run, depth) in self.cores[cpu].runs.take() {
+            self.check_run(cpu, space, run, depth);
+        }
         self.disturb(cpu, None);
     }
 
@@ -1463,52 +1510,61 @@ impl Hardware {
         }
         for obligation in discharged {
             if obligation.contiguous {
-                self.check_run(cpu, &obligation);
+                let Obligation {
+                    space, span, depth, ..
+                } = obligation;
+                let mut at = self.run_around(span.0, depth).0;
+                while at <= span.1 {
+                    let run = self.run_around(at, depth);
+                    self.check_run(cpu, space, run, depth);
+                    match run.1.checked_add(1) {
+                        Some(next) => at = next,
+                        None => break,
+                    }
+                }
             }
         }
         self.look_around();
     }
 
-    /// Members of a run were changed and that is complete: what is left of the run has to be whole.
-    fn check_run(&self, cpu: usize, obligation: &Obligation) {
+    /// The addresses of the contiguous run around `va`, or of what would be one.
+    fn run_around(&self, va: u64, depth: u8) -> (u64, u64) {
         let regime = self.architecture.regime;
-        let members = regime.run_entries(self.level(obligation.depth)) as u64;
-        let size = 1u64 << self.shift(obligation.depth);
-        let mut at = obligation.span.0 & !(members * size - 1);
-        while at <= obligation.span.1 {
-            let found: Vec<_> = (0..members)
-                .map(|member| self.leaf_at(obligation.space, at + member * size))
-                .collect();
-            let hinted = found
-                .iter()
-                .flatten()
-                .filter(|leaf| leaf.contiguous)
-                .count() as u64;
-            // Hardware may make one member dirty.
-            let access = |leaf: &Leaf| self.rights(leaf, obligation.depth, Denied::default()) & !CLEAN;
-            let alike = |a: &Leaf, b: &Leaf| {
-                access(a) == access(b)
-                    && a.memory == b.memory
-                    && a.pa.wrapping_sub(a.va) == b.pa.wrapping_sub(b.va)
-            };
-            let whole = hinted == members
-                && found.windows(2).all(|pair| match (pair[0], pair[1]) {
-                    (Some(a), Some(b)) => alike(&a, &b),
-                    _ => false,
-                });
-            if hinted > 0 && !whole {
-                self.violate(
-                    Rule::BrokenRun,
-                    cpu,
-                    format!(
-                        "of the {members} members of the run at {at:#x}, {hinted} have the contiguous bit or they differ"
-                    ),
-                );
-            }
-            match at.checked_add(members * size) {
-                Some(next) => at = next,
-                None => break,
-            }
+        let members = regime.run_entries(self.level(depth)) as u64;
+        let low = (members << self.shift(depth)) - 1;
+        (va & !low, va | low)
+    }
+
+    /// Members of a run were changed, and that is visible or complete: what is left of the run has to be whole.
+    fn check_run(&self, cpu: usize, space: u16, (first, last): (u64, u64), depth: u8) {
+        let size = 1usize << self.shift(depth);
+        let found: Vec<_> = (first..=last)
+            .step_by(size)
+            .map(|at| self.leaf_at(space, at))
+            .collect();
+        let contiguous = |leaf: &&Leaf| leaf.contiguous;
+        let hinted = found.iter().flatten().filter(contiguous).count();
+        // Hardware may make one member dirty.
+        let access = |leaf: &Leaf| self.rights(leaf, depth, Denied::default()) & !CLEAN;
+        let alike = |a: &Leaf, b: &Leaf| {
+            access(a) == access(b)
+                && a.memory == b.memory
+                && a.pa.wrapping_sub(a.va) == b.pa.wrapping_sub(b.va)
+        };
+        let whole = hinted == found.len()
+            && found.windows(2).all(|pair| match (pair[0], pair[1]) {
+                (Some(a), Some(b)) => alike(&a, &b),
+                _ => false,
+            });
+        if hinted > 0 && !whole {
+            self.violate(
+                Rule::BrokenRun,
+                cpu,
+                format!(
+                    "of the {} members of the run at {first:#x}, {hinted} have the contiguous bit or they differ",
+                    found.len()
+                ),
+            );
         }
     }
 
@@ -1553,15 +1609,13 @@ impl Hardware {
             State::Private => None,
             State::Detached => {
                 let obligations = self.obligations.borrow();
-                obligations
-                    .under(meta.cut.get())
-                    .map(|o| {
-                        format!(
-                            "walkers may remember the table for {:#x}: {}",
-                            o.span.0,
-                            progress(o)
-                        )
-                    })
+                obligations.under(meta.cut.get()).map(|o| {
+                    format!(
+                        "walkers may remember the table for {:#x}: {}",
+                        o.span.0,
+                        progress(o)
+                    )
+                })
             }
             State::Data => {
                 let memory = (pa, pa + ((1 << self.memory.page_shift()) - 1));
@@ -1597,7 +1651,9 @@ impl Hardware {
         let page = 1u64 << self.memory.page_shift();
         for (other, core) in self.cores.iter().enumerate() {
             let mut tlb = core.tlb.iter(other, &self.invalidations);
-            let held = tlb.find(|e| e.pa < pa + page && pa < e.pa + (1 << e.bits));
+            // The map of all memory leads to free memory as well, and still says so.
+            let held =
+                tlb.find(|e| e.pa < pa + page && pa < e.pa + (1 << e.bits) && !self.still_says(e));
             let known = core
                 .cache
                 .iter()
@@ -1623,6 +1679,20 @@ impl Hardware {
                 );
             }
         }
+    }
+
+    /// Whether the descriptor that an entry was made of is still there, and leads to the same memory.
+    fn still_says(&self, entry: &Cached) -> bool {
+        let live = self
+            .memory
+            .frame_at(entry.at)
+            .is_some_and(|frame| self.memory.meta(frame).state.get() == State::Live);
+        let now = self.memory.read(entry.at);
+        let leaf = |raw| match self.decode(entry.depth, entry.first, Denied::default(), raw) {
+            Descriptor::Leaf(leaf) => Some(leaf.pa),
+            _ => None,
+        };
+        live && leaf(now).is_some() && leaf(now) == leaf(entry.raw)
     }
 
     fn is_remembered(&self, cpu: usize, known: &Remembered) -> bool {
@@ -1752,7 +1822,7 @@ impl Hardware {
 
     /// What differs are flags of a contiguous run, which hardware may have set in another member (DDI 0487 D8.5.4).
     fn is_in_the_run(&self, entry: &Cached, is: &Leaf) -> bool {
-        if !is.contiguous || (entry.raw ^ is.raw) & !(ARM_AF | ARM_READ_ONLY) != 0 {
+        if !is.contiguous || (entry.raw ^ is.raw) & !HARDWARE_FLAGS != 0 {
             return false;
         }
         let regime = self.architecture.regime;
@@ -1927,6 +1997,7 @@ impl Hardware {
                 let regime = self.architecture.regime;
                 with_access_flag(regime, self.level(depth), descriptor)
             });
+            leaf.raw = raw;
         }
         let mut rights = self.rights(&leaf, depth, walking.walk.denied());
         if rights & request.right() == 0 {
@@ -1975,20 +2046,16 @@ impl Hardware {
             _ => {}
         }
         let of = |p: tablewright_walker::Permissions| {
-            u8::from(p.read) * READ | u8::from(p.write) * WRITE | u8::from(p.execute) * EXECUTE
+            (u8::from(p.read) * READ)
+                | (u8::from(p.write) * WRITE)
+                | (u8::from(p.execute) * EXECUTE)
         };
-        of(leaf.access.privileged) | of(leaf.access.user) << USER | u8::from(clean) * CLEAN
+        of(leaf.access.privileged) | of(leaf.access.user) << USER | (u8::from(clean) * CLEAN)
     }
 
     /// Hardware sets a flag in a leaf, atomically with the look at it. Gives the descriptor as it is then.
     #[inline(never)]
-    fn set_flag(
-        &self,
-        at: u64,
-        leaf: &Leaf,
-        depth: u8,
-        flag: impl Fn(u64) -> Option<u64>,
-    ) -> u64 {
+    fn set_flag(&self, at: u64, leaf: &Leaf, depth: u8, flag: impl Fn(u64) -> Option<u64>) -> u64 {
         // In a run, hardware may record it in any member (DDI 0487 D8.5.4).
         let mut target = at;
         if leaf.contiguous && self.dice.is_on() && self.dice.once_in(2) {
@@ -2018,6 +2085,7 @@ impl Hardware {
     }
 
     /// The translation goes into the TLB.
+    #[allow(clippy::too_many_arguments)] // All that a TLB entry is made of.
     #[inline(always)]
     fn remember(
         &self,
@@ -2045,9 +2113,9 @@ impl Hardware {
             stamp: walking.stamp,
         };
         let core = &self.cores[cpu];
-        if let Some(other) =
-            core.tlb
-                .find(cpu, walking.request.va, walking.id, &self.invalidations)
+        if let Some(other) = core
+            .tlb
+            .find(cpu, walking.request.va, walking.id, &self.invalidations)
         {
             self.check_conflict(cpu, walking.request.va, &other, &entry);
         }
@@ -2100,8 +2168,7 @@ impl Hardware {
             return 0;
         };
         let meta = self.memory.meta(frame);
-        let gone =
-            meta.state.get() == State::Free || meta.generation.get() != access.generation;
+        let gone = meta.state.get() == State::Free || meta.generation.get() != access.generation;
         if gone {
             self.violate(
                 Rule::FreedEarly,
@@ -2113,7 +2180,8 @@ impl Hardware {
             );
             return 0;
         }
-        self.caches.access(self, cpu, &access.entry, access.request, pa);
+        self.caches
+            .access(self, cpu, &access.entry, access.request, pa);
         if let Some(value) = stored {
             self.memory.write(pa & !7, value);
         }
@@ -2184,10 +2252,12 @@ impl Hardware {
                 core.cache.evict(self.dice.below(1 << 16) as usize);
             }
             6 => {
-                let drainable = self.drainable(cpu);
+                // Also of a CPU that does nothing any more.
+                let of = if self.dice.once_in(2) { cpu } else { other };
+                let drainable = self.drainable(of);
                 if !drainable.is_empty() {
                     let at = self.dice.below(drainable.len() as u64) as usize;
-                    self.drain_one(cpu, drainable[at]);
+                    self.drain_one(of, drainable[at]);
                 }
             }
             _ => self.translate_early(other, request),
@@ -2213,12 +2283,10 @@ impl Hardware {
         request: Request,
     ) -> Option<Result<Translated, Fault>> {
         let root = self.cores[cpu].roots[self.half(request.va)].get()?;
-        let mut look = match self.cores[cpu].tlb.find(
-            cpu,
-            request.va,
-            root.id,
-            &self.invalidations,
-        ) {
+        let mut look = match self.cores[cpu]
+            .tlb
+            .find(cpu, request.va, root.id, &self.invalidations)
+        {
             Some(entry) => self.use_entry(cpu, request, entry),
             None => self.start(cpu, request, root),
         };
@@ -2232,6 +2300,13 @@ impl Hardware {
     }
 
     // ---- The end ----
+
+    /// Hardware does nothing unasked from here on, and stores do not wait.
+    pub(crate) fn calm(&self) {
+        self.dice.stop();
+        (0..self.cores.len()).for_each(|cpu| self.drain(cpu));
+        self.buffering.set(false);
+    }
 
     /// Everything must have settled: no change is left to invalidate, no store in a buffer.
     pub(crate) fn settle(&self, cpu: usize) {

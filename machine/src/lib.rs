@@ -94,15 +94,18 @@ pub use architecture::{Architecture, Granule, Ordering, Regime};
 pub use costs::Costs;
 pub use hardware::{Fault, Request, Want};
 pub use lock::{Held, Lock, LockCosts};
-pub use machine::{Counts, Machine, MachineHeld, MachineIdentity, MachineLock, MachineSlots, Mapper, Setup};
+pub use machine::{
+    Counts, Machine, MachineHeld, MachineIdentity, MachineLock, MachineSlots, Mapper, Setup,
+};
 pub use memory::Memory;
 pub use perturb::Perturbation;
 pub use profile::{
-    Cost, Kind, Profile, ProfileError, Provenance, RowSelector, Source, System, Unexplained, UnknownCost,
+    Cost, Kind, Profile, ProfileError, Provenance, RowSelector, Source, System, Unexplained,
+    UnknownCost,
 };
-pub use rules::{Rule, Violation};
 pub use resource::{Line, LineCosts, Resource, Usage};
-pub use shared::MachineWalk;
+pub use rules::{Rule, Violation};
 pub use sched::{Config, Cpu, Outcome, RunError, Scheduler};
+pub use shared::MachineWalk;
 pub use time::{MAX_CPUS, Time};
 pub use tlb::Tlbi;

@@ -66,7 +66,9 @@ impl Lines {
         }
         let owner = place.owner.get();
         let here = owner == me || owner == SHARED && !write;
-        place.owner.set(if write || owner == me { me } else { SHARED });
+        place
+            .owner
+            .set(if write || owner == me { me } else { SHARED });
         if !here {
             let until = place.busy.get().max(cpu.now()) + self.transfer;
             place.busy.set(until);

@@ -449,7 +449,7 @@ impl Machine {
 
     /// From now on hardware does nothing unasked and frames are not refused: what was begun must come to its end.
     pub fn calm(&self) {
-        self.hardware.dice.stop();
+        self.hardware.calm();
         self.refuse_once_in.set(0);
     }
 
@@ -757,7 +757,10 @@ impl Machine {
         match reached {
             Ok(translated) => self.report(
                 Rule::WindowStale,
-                format!("the window at {va:#x} was moved to {frame}, and the TLB leads to {:#x}", translated.pa()),
+                format!(
+                    "the window at {va:#x} was moved to {frame}, and the TLB leads to {:#x}",
+                    translated.pa()
+                ),
             ),
             Err(fault) => self.report(
                 Rule::NoProgress,
@@ -965,12 +968,7 @@ impl Machine {
         old
     }
 
-    unsafe fn compare_exchange(
-        &self,
-        entry: *mut u64,
-        current: u64,
-        new: u64,
-    ) -> Result<(), u64> {
+    unsafe fn compare_exchange(&self, entry: *mut u64, current: u64, new: u64) -> Result<(), u64> {
         let cpu = self.cpu();
         let result = match self.hardware.spot(entry) {
             Some(spot) => {

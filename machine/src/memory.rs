@@ -185,7 +185,8 @@ impl Memory {
         let meta = &self.meta[frame];
         meta.state.set(state);
         meta.depth.set(depth);
-        meta.generation.update(|generation| generation.wrapping_add(1));
+        meta.generation
+            .update(|generation| generation.wrapping_add(1));
         let fill = if state == State::Data { 0 } else { POISON };
         for index in 0..self.entries() {
             // SAFETY: the index is one of the frame.

@@ -221,7 +221,11 @@ impl Obligations {
     pub fn add(&mut self, new: Obligation) {
         if let Some(last) = self.0.last_mut() {
             let goes_on = last.span.1.wrapping_add(1) == new.span.0
-                && last.pa + (last.span.1 - last.span.0) + 1 == new.pa;
+                && last
+                    .pa
+                    .wrapping_add(last.span.1 - last.span.0)
+                    .wrapping_add(1)
+                    == new.pa;
             let alike = |o: &Obligation| {
                 (o.space, o.id, o.global, o.depth, o.table, o.contiguous)
                     == (
@@ -476,9 +480,7 @@ fn leaf_break(
         Some("another memory type")
     } else if old.shareability != new.shareability {
         Some("another shareability")
-    } else if old.pa != new.pa
-        && (writes(old) || writes(new) || !equal_contents(old.pa, new.pa))
-    {
+    } else if old.pa != new.pa && (writes(old) || writes(new) || !equal_contents(old.pa, new.pa)) {
         Some("another output address")
     } else if !old.global && new.global {
         Some("a global entry in the place of one that is not")
@@ -495,7 +497,7 @@ fn leaf_break(
 }
 
 /// arm64: the access flag, AP\[2\], and what hardware ignores. They may differ within a run.
-const HARDWARE_FLAGS: u64 = 1 << 10 | 1 << 7 | 0xf << 55 | 1 << 63;
+pub(crate) const HARDWARE_FLAGS: u64 = 1 << 10 | 1 << 7 | 0xf << 55 | 1 << 63;
 
 /// Whether an old copy of a leaf allows nothing that the new one forbids: at worst it faults where it need not.
 pub(crate) fn is_harmless(old: &Leaf, new: &Leaf) -> bool {
@@ -511,7 +513,7 @@ pub(crate) fn is_harmless(old: &Leaf, new: &Leaf) -> bool {
         && within(old.access.privileged, new.access.privileged)
         && within(old.access.user, new.access.user)
         // A copy that is dirty lets writes go by without a mark.
-        && !(is_dirty(old) && !is_dirty(new))
+        && (!is_dirty(old) || is_dirty(new))
 }
 
 fn is_dirty(leaf: &Leaf) -> bool {

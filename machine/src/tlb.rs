@@ -57,14 +57,7 @@ impl Tlbi {
     /// Whether it drops an entry of this identifier that translates `span` (first and last address), made of a
     /// descriptor with `depth` levels below it; `table` for what is remembered of a table descriptor.
     #[inline]
-    pub fn covers(
-        &self,
-        id: u16,
-        global: bool,
-        span: (u64, u64),
-        depth: u8,
-        table: bool,
-    ) -> bool {
+    pub fn covers(&self, id: u16, global: bool, span: (u64, u64), depth: u8, table: bool) -> bool {
         self.names(id, global)
             && self.suits(depth, table)
             && self
@@ -142,6 +135,7 @@ impl Invalidations {
     }
 
     /// Whether something that `cpu` remembers since `stamp` has not been invalidated.
+    #[allow(clippy::too_many_arguments)] // What there is to know of something remembered.
     #[inline(always)]
     pub fn spare(
         &self,
@@ -156,6 +150,7 @@ impl Invalidations {
         stamp == self.now.get() || self.spared_since(cpu, stamp, id, global, span, depth, table)
     }
 
+    #[allow(clippy::too_many_arguments)]
     #[inline(never)]
     fn spared_since(
         &self,
@@ -379,7 +374,7 @@ impl WalkCache {
     }
 
     fn place(&self, first: u64, depth: u8, bits: u32) -> &Cell<Option<Remembered>> {
-        let number = (first >> bits) as usize ^ usize::from(depth) * 5;
+        let number = (first >> bits) as usize ^ (usize::from(depth) * 5);
         &self.entries[number & (self.entries.len() - 1)]
     }
 

@@ -91,7 +91,9 @@ impl fmt::Display for Event {
                 how,
             } => write!(f, "{how} pa={pa:#x} value={value:#x} before={before:#x}"),
             Self::Visible { pa, value } => write!(f, "visible pa={pa:#x} value={value:#x}"),
-            Self::Walk { va, pa, value } => write!(f, "walk va={va:#x} pa={pa:#x} value={value:#x}"),
+            Self::Walk { va, pa, value } => {
+                write!(f, "walk va={va:#x} pa={pa:#x} value={value:#x}")
+            }
             Self::Publish => f.write_str("publish"),
             Self::Synchronise => f.write_str("synchronise"),
             Self::Invalidate { tlbi } => {
@@ -125,7 +127,11 @@ impl fmt::Display for Event {
             Self::Clean { pa } => write!(f, "clean pa={pa:#x}"),
             Self::Refetch { pa } => write!(f, "refetch pa={pa:#x}"),
             Self::Violation { rule, what } => {
-                write!(f, "violation rule={} {what}", rule.to_string().replace(' ', "-"))
+                write!(
+                    f,
+                    "violation rule={} {what}",
+                    rule.to_string().replace(' ', "-")
+                )
             }
         }
     }

@@ -45,7 +45,11 @@ fn every_verdict_holds_over_all_interleavings() {
             let expected = test.expected(ask, profile);
             let silent = test.never_shown(ask).is_some();
             if !agrees(expected, silent, reached.witness.is_some(), reached.always) {
-                let _ = writeln!(wrong, "{} ({profile}): {outcome}: not {expected:?}", test.name);
+                let _ = writeln!(
+                    wrong,
+                    "{} ({profile}): {outcome}: not {expected:?}",
+                    test.name
+                );
                 for step in reached.witness.iter().flatten() {
                     let _ = writeln!(wrong, "    {step}");
                 }
@@ -58,16 +62,24 @@ fn every_verdict_holds_over_all_interleavings() {
 
 #[test]
 fn the_machine_shows_what_is_allowed_and_nothing_else() {
-    let seeds = std::env::var("LITMUS_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    let seeds = std::env::var("LITMUS_SEEDS")
+        .ok()
+        .and_then(|seeds| seeds.parse().ok());
     let seeds = seeds.unwrap_or(2_000);
     every(|test, profile| {
         let mut wrong = String::new();
         let simulated = simulate(test, profile, seeds).unwrap();
-        for (ask, (outcome, &(seed, always))) in test.outcomes().zip(&simulated.outcomes).enumerate() {
+        for (ask, (outcome, &(seed, always))) in
+            test.outcomes().zip(&simulated.outcomes).enumerate()
+        {
             let expected = test.expected(ask, profile);
             let silent = test.never_shown(ask).is_some() || test.only_explored(ask).is_some();
             if !agrees(expected, silent, seed.is_some(), always) {
-                let _ = writeln!(wrong, "{} ({profile}): {outcome}: not {expected:?}, seed {seed:?}", test.name);
+                let _ = writeln!(
+                    wrong,
+                    "{} ({profile}): {outcome}: not {expected:?}, seed {seed:?}",
+                    test.name
+                );
             }
         }
         wrong
@@ -88,10 +100,18 @@ fn runs_of_one_seed_are_alike() {
 fn tests_have_a_source_and_a_verdict_for_every_profile() {
     let mut names = Vec::new();
     for test in built_in().unwrap() {
-        assert!(!test.source.is_empty() && !test.about.is_empty(), "{}", test.name);
+        assert!(
+            !test.source.is_empty() && !test.about.is_empty(),
+            "{}",
+            test.name
+        );
         for ask in 0..test.outcomes().count() {
             for &profile in test.profiles() {
-                assert!(test.expected(ask, profile).is_some(), "{} ({profile})", test.name);
+                assert!(
+                    test.expected(ask, profile).is_some(),
+                    "{} ({profile})",
+                    test.name
+                );
             }
         }
         names.push(test.name);
@@ -106,14 +126,32 @@ fn tests_have_a_source_and_a_verdict_for_every_profile() {
 fn errors_are_one_line_that_says_where() {
     let head = "test t\narch arm64\ndata a = 1\nmap x leaf(a)\nthread\n";
     for (line, what) in [
-        ("STR 1, [y]", "'y' is neither a mapped address nor a location"),
-        ("LDR r16, [x]", "a register, r0 to r15, is expected, and 'r16' stands there"),
+        (
+            "STR 1, [y]",
+            "'y' is neither a mapped address nor a location",
+        ),
+        (
+            "LDR r16, [x]",
+            "a register, r0 to r15, is expected, and 'r16' stands there",
+        ),
         ("LDR r0, [x] addr(r1)", "r1 is used before it is written"),
-        ("DMB", "SY, ISH, NSH, LD, ST, ISHLD, ISHST, NSHLD or NSHST? (the line ends)"),
+        (
+            "DMB",
+            "SY, ISH, NSH, LD, ST, ISHLD, ISHST, NSHLD or NSHST? (the line ends)",
+        ),
         ("TLBI VAE3IS, x", "'TLBI VAE3' is not known here"),
-        ("STR leaf(b), [pte(x)]", "'b' is no page: declare it with 'data'"),
-        ("STR leaf(a, read), [pte(x)]", "'read' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm"),
-        ("STR leaf(a), [pmd(x)]", "leaf() is for pte(), and block() for pmd()"),
+        (
+            "STR leaf(b), [pte(x)]",
+            "'b' is no page: declare it with 'data'",
+        ),
+        (
+            "STR leaf(a, read), [pte(x)]",
+            "'read' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm",
+        ),
+        (
+            "STR leaf(a), [pmd(x)]",
+            "leaf() is for pte(), and block() for pmd()",
+        ),
         ("INVLPG x", "'INVLPG' is no instruction of arm64 here"),
         ("LDR r0 [x]", "',' is expected, and '[' stands there"),
         ("LDR r0, [x] x", "'x' is too much"),
@@ -130,8 +168,14 @@ fn errors_are_one_line_that_says_where() {
         ("thread\n", "f.litmus:1: a file starts with 'test NAME'"),
         ("test t\n", "f.litmus:1: test 't' has no thread"),
         ("test t\nthread\nISB\n", "f.litmus:1: test 't' asks nothing"),
-        ("test t\nspace A id 65536\n", "f.litmus:2: an identifier has 16 bits, and 65536 has more"),
-        ("test t\ndata a = 99999999999999999999\n", "f.litmus:2: '99999999999999999999' is no number of 64 bits"),
+        (
+            "test t\nspace A id 65536\n",
+            "f.litmus:2: an identifier has 16 bits, and 65536 has more",
+        ),
+        (
+            "test t\ndata a = 99999999999999999999\n",
+            "f.litmus:2: '99999999999999999999' is no number of 64 bits",
+        ),
     ] {
         assert_eq!(parse("f.litmus", text).unwrap_err().to_string(), message);
     }

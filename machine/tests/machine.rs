@@ -8,12 +8,8 @@ use std::rc::Rc;
 use tablewright::format::{
     Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, X86_64,
 };
-use tablewright::{
-    AddressSpace, Attrs, Change, Format, Half, Level, Mapping, Pa, Perms, Span, Va,
-};
-use tablewright_machine::{
-    Architecture, Fault, Granule, Machine, Memory, Regime, Request, Setup,
-};
+use tablewright::{AddressSpace, Attrs, Change, Format, Half, Level, Mapping, Pa, Perms, Span, Va};
+use tablewright_machine::{Architecture, Fault, Granule, Machine, Memory, Regime, Request, Setup};
 
 const fn arm(granule: Granule, wide: bool) -> Architecture {
     Architecture::arm64(Regime::Arm64Stage1 { granule, wide })
@@ -48,29 +44,54 @@ fn live<F: Format<Input = Va>>(machine: &Machine, seed: u64) {
     let block = page << F::INDEX_BITS;
     let mut flush = space.flush();
     let large = span(0, 2 * block);
-    space.map(large, Pa::new(1 << 40), Attrs::KERNEL_DATA, &mut flush).unwrap();
+    space
+        .map(large, Pa::new(1 << 40), Attrs::KERNEL_DATA, &mut flush)
+        .unwrap();
     let pages = span(1 << 36, 16 * page);
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    space.map(pages, Pa::new(1 << 41), mapping, &mut flush).unwrap();
+    space
+        .map(pages, Pa::new(1 << 41), mapping, &mut flush)
+        .unwrap();
     flush.finish(|_| ());
-    assert_eq!(machine.touch(Request::write(block + 8)), Ok((1 << 40) + block + 8));
-    assert_eq!(machine.touch(Request::write((1 << 36) + 8)), Ok((1 << 41) + 8));
+    assert_eq!(
+        machine.touch(Request::write(block + 8)),
+        Ok((1 << 40) + block + 8)
+    );
+    assert_eq!(
+        machine.touch(Request::write((1 << 36) + 8)),
+        Ok((1 << 41) + 8)
+    );
 
     let mut flush = space.flush();
     let change = Change::new().perms(Perms::READ);
-    space.protect(span(1 << 36, 2 * page), change, &mut flush).unwrap();
-    space.split(span(0, block), Level::PAGE, &mut flush).unwrap();
+    space
+        .protect(span(1 << 36, 2 * page), change, &mut flush)
+        .unwrap();
+    space
+        .split(span(0, block), Level::PAGE, &mut flush)
+        .unwrap();
     flush.finish(|_| ());
     let stored = machine.touch(Request::write((1 << 36) + 8));
-    assert!(matches!(stored, Err(Fault::Permission { .. })), "{stored:?}");
-    assert_eq!(machine.touch(Request::write(page + 8)), Ok((1 << 40) + page + 8));
+    assert!(
+        matches!(stored, Err(Fault::Permission { .. })),
+        "{stored:?}"
+    );
+    assert_eq!(
+        machine.touch(Request::write(page + 8)),
+        Ok((1 << 40) + page + 8)
+    );
 
     let mut flush = space.flush();
-    let unmapped = space.unmap(large, &mut flush, |_| ControlFlow::Continue(())).unwrap();
+    let unmapped = space
+        .unmap(large, &mut flush, |_| ControlFlow::Continue(()))
+        .unwrap();
     assert!(unmapped.is_done());
     flush.finish(|_| ());
     let loaded = machine.touch(Request::read(8));
-    assert!(matches!(loaded, Err(Fault::Translation { .. })), "{loaded:?}");
+    assert!(
+        matches!(loaded, Err(Fault::Translation { .. })),
+        "{loaded:?}"
+    );
     assert_eq!(machine.settle(), [], "seed {seed}");
 }
 
@@ -92,7 +113,9 @@ fn traced(seed: u64) -> Vec<String> {
     let machine = Machine::new(setup(arm(Granule::K4, false), seed, 3));
     let lines = Rc::new(RefCell::new(Vec::new()));
     let sink = Rc::clone(&lines);
-    machine.trace(Box::new(move |line| sink.borrow_mut().push(line.to_owned())));
+    machine.trace(Box::new(move |line| {
+        sink.borrow_mut().push(line.to_owned())
+    }));
     live::<Arm64K4>(&machine, seed);
     lines.take()
 }
@@ -108,7 +131,11 @@ fn a_trace_can_be_read_by_others() {
     let mut before = 0;
     for line in &lines[1..] {
         let mut words = line.split(' ');
-        let mut word = || words.next().unwrap_or_else(|| panic!("{line}: a word is missing"));
+        let mut word = || {
+            words
+                .next()
+                .unwrap_or_else(|| panic!("{line}: a word is missing"))
+        };
         let time: u64 = word().parse().unwrap();
         let _cpu: usize = word().parse().unwrap();
         let kind = word().to_owned();
@@ -119,7 +146,10 @@ fn a_trace_can_be_read_by_others() {
         match kind.as_str() {
             "load" => {
                 let expected = memory.get(&number("pa")).copied();
-                assert!(expected.is_none_or(|value| value == number("value")), "{line}");
+                assert!(
+                    expected.is_none_or(|value| value == number("value")),
+                    "{line}"
+                );
             }
             "store" | "release" | "exchange" => {
                 memory.insert(number("pa"), number("value"));
@@ -128,7 +158,18 @@ fn a_trace_can_be_read_by_others() {
         }
         kinds.insert(kind);
     }
-    for kind in ["load", "store", "visible", "walk", "publish", "synchronise", "invalidate", "complete", "access", "take"] {
+    for kind in [
+        "load",
+        "store",
+        "visible",
+        "walk",
+        "publish",
+        "synchronise",
+        "invalidate",
+        "complete",
+        "access",
+        "take",
+    ] {
         assert!(kinds.contains(kind), "no {kind} in {kinds:?}");
     }
 }

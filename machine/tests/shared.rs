@@ -108,7 +108,9 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
                 }
                 Err(Refused::Larger(_)) => {
                     tables.top_up::<F, _>(&self.mapper, 1);
-                    let _split = self.space.split(Va::new(request.va), level, tables, &mut flush);
+                    let _split = self
+                        .space
+                        .split(Va::new(request.va), level, tables, &mut flush);
                 }
                 Err(Refused::Retry) => {}
                 Err(Refused::Edit(error)) => panic!("{error}"),
@@ -142,7 +144,10 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
         };
         let span = Span::new(Va::new(number * Self::PAGE), Self::PAGE).unwrap();
         for pass in 0..2 {
-            let taken = self.space.unmap(span, |_| ControlFlow::Continue(())).unwrap();
+            let taken = self
+                .space
+                .unmap(span, |_| ControlFlow::Continue(()))
+                .unwrap();
             assert!(taken.progress().is_done());
             let cut = taken.issue().complete();
             self.later.borrow_mut().push_back(cut);
@@ -249,7 +254,10 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
     }
     // Everything goes: no page, no table is lost.
     let all = Span::new(Va::new(0), 2 * Guest::<F>::block()).unwrap();
-    let taken = guest.space.unmap(all, |_| ControlFlow::Continue(())).unwrap();
+    let taken = guest
+        .space
+        .unmap(all, |_| ControlFlow::Continue(()))
+        .unwrap();
     assert!(taken.progress().is_done());
     let cut = taken.issue().complete();
     cut.quiet().ok().expect("nobody walks").finish(|_| ());
@@ -260,7 +268,11 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
     assert_eq!(violations, [], "{}: seed {seed}", F::NAME);
     // The root is left, and the tables above the two regions.
     let left = machine.memory().used();
-    assert!(left <= F::LEVELS.into(), "{}: seed {seed}: {left} frames are left", F::NAME);
+    assert!(
+        left <= F::LEVELS.into(),
+        "{}: seed {seed}: {left} frames are left",
+        F::NAME
+    );
     let _ = mapper.caps();
     outcome.end.as_ps() ^ machine.digest()
 }

@@ -46,8 +46,8 @@ impl Memory {
 
 #[test]
 fn each_tree_has_the_shape_of_the_manual() {
-    // Per regime, from the root down: level, entries, address bits below an entry, members of a run.
-    type Shape = &'static [(i8, usize, u32, usize)];
+    // From the root down.
+    type Shape = &'static [Level];
     #[rustfmt::skip]
     let shapes: [(Regime, u32, u32, Shape); 8] = [
         (A4, 12, 48, &[(0, 512, 39, 1), (1, 512, 30, 16), (2, 512, 21, 16), (3, 512, 12, 16)]),
@@ -66,8 +66,11 @@ fn each_tree_has_the_shape_of_the_manual() {
     }
 }
 
-/// Per level, from the root down: its number, entries, address bits below an entry, members of a run.
-fn check_shape(regime: Regime, levels: &[(i8, usize, u32, usize)]) {
+/// A level: its number, entries, address bits below an entry, members of a run.
+type Level = (i8, usize, u32, usize);
+
+/// Compares the levels, from the root down.
+fn check_shape(regime: Regime, levels: &[Level]) {
     assert_eq!(regime.start_level(), levels[0].0, "{regime:?}");
     assert_eq!(
         regime.last_level(),
@@ -85,7 +88,7 @@ fn check_shape(regime: Regime, levels: &[(i8, usize, u32, usize)]) {
 fn the_first_table_of_stage_2_follows_from_the_input_size() {
     // The granule, the size, what is at the root; the levels below are full.
     #[rustfmt::skip]
-    let roots: [(Granule, u8, (i8, usize, u32, usize)); 21] = [
+    let roots: [(Granule, u8, Level); 21] = [
         (Granule::K4, 32, (2, 2048, 21, 16)),
         (Granule::K4, 34, (2, 8192, 21, 16)),
         (Granule::K4, 35, (1, 32, 30, 16)),
@@ -461,7 +464,8 @@ fn run_at(regime: Regime, level: i8, first: u64, address: impl Fn(u64) -> u64) -
     (memory, table)
 }
 
-/// A Contiguous leaf, UXN and PXN set, AF set, of the kind of `level`.
+/// A Contiguous leaf, UXN and PXN set, AF set, of the kind of `level`; in stage 2 of a device, without any right but
+/// execution at EL1.
 fn member(level: i8) -> u64 {
     0x0070_0000_0000_0401 | if level == 3 { 0x2 } else { 0 }
 }
@@ -475,7 +479,7 @@ fn broken(memory: &Memory, regime: Regime) -> Option<(usize, &'static str)> {
     }
 }
 
-const RUNS: [(Regime, i8); 14] = [
+const RUNS: [(Regime, i8); 25] = [
     (A4, 1),
     (A4, 2),
     (A4, 3),
@@ -490,6 +494,17 @@ const RUNS: [(Regime, i8); 14] = [
     (A64, 3),
     (A64W, 2),
     (A64W, 3),
+    (S4, 1),
+    (S4, 2),
+    (S4, 3),
+    (S4F, 1),
+    (S4W, 2),
+    (S16, 2),
+    (S16, 3),
+    (S16W, 3),
+    (S64, 3),
+    (S64W, 2),
+    (S64W, 3),
 ];
 
 #[test]
@@ -527,7 +542,11 @@ fn a_broken_run_is_found() {
         assert_eq!(place(changed(0, |d| d & !(1 << 52))), Some(1), "{context}");
         assert_eq!(place(changed(7, |d| d & !(1 << 52))), Some(7), "{context}");
         assert_eq!(place(changed(run - 1, |_| 0)), Some(run - 1), "{context}");
-        // An attribute that differs: AttrIndx, AP, nG, PXN, DBM, GP.
+        let last: fn(u64) -> u64 = match regime {
+            Regime::Arm64Stage2 { .. } => |d| d ^ 1 << 60,
+            _ => |d| d ^ 1 << 50,
+        };
+        // An attribute that differs: AttrIndx, AP, nG, PXN, DBM, GP; in stage 2 MemAttr, S2AP, FnXS, XN, DBM, PBHA.
         for change in [
             |d| d ^ 0x4,
             |d| d ^ 0x40,
@@ -535,7 +554,7 @@ fn a_broken_run_is_found() {
             |d| d ^ 0x800,
             |d| d ^ 1 << 53,
             |d| d ^ 1 << 51,
-            |d| d ^ 1 << 50,
+            last,
         ] {
             assert_eq!(place(changed(run - 1, change)), Some(run - 1), "{context}");
             assert_eq!(place(changed(0, change)), Some(1), "{context}");
@@ -563,11 +582,13 @@ fn a_broken_run_is_found() {
 
 #[test]
 fn members_may_differ_in_their_dirty_state() {
-    // DBM set in all: AP[2] records which member was written.
+    // DBM set in all: AP[2], in stage 2 S2AP[1], records which member was written.
     let dbm = member(3) | 1 << 51;
-    let (memory, table) = run_at(A4, 3, dbm, |offset| 0x4000_0000 + offset);
-    let memory = memory.with(table, 4, dbm | 0x80 | 0x4000_4000);
-    assert_eq!(broken(&memory, A4), None);
+    for regime in [A4, S4] {
+        let (memory, table) = run_at(regime, 3, dbm, |offset| 0x4000_0000 + offset);
+        let memory = memory.with(table, 4, dbm | 0x80 | 0x4000_4000);
+        assert_eq!(broken(&memory, regime), None);
+    }
 }
 
 #[test]

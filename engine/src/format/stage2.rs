@@ -58,7 +58,8 @@ pub struct Stage2<
 >;
 
 /// 4 KiB granule, memory up to 48 bits.
-pub type Stage2K4<const INPUT_BITS: u32, const FORCED: bool> = Stage2<12, INPUT_BITS, false, FORCED>;
+pub type Stage2K4<const INPUT_BITS: u32, const FORCED: bool> =
+    Stage2<12, INPUT_BITS, false, FORCED>;
 /// 16 KiB granule, memory up to 48 bits.
 pub type Stage2K16<const INPUT_BITS: u32, const FORCED: bool> =
     Stage2<14, INPUT_BITS, false, FORCED>;

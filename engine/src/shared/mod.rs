@@ -14,7 +14,7 @@
 //! * **Tables are linked full and cut off whole.** A new table is filled where nobody sees it, and linked by one
 //!   compare-exchange. A table that is cut off goes into the flush with everything below it. Processors that were on
 //!   their way into it may still edit it, and harm nobody: its leaves are looked at, and its tables freed, when the hardware
-//!   has forgotten it *and* every walk that may hold it is over ([`quiet`](self::quiet)). By then it is at rest.
+//!   has forgotten it *and* every walk that may hold it is over ([`quiet`]). By then it is at rest.
 //!
 //! From this follows the rule for memory that is taken back, or protected, for good. A fault that looked the memory up before
 //! may install it after an edit has passed, or hold a claim that the edit passed over. It does so in a walk. So the

@@ -52,6 +52,8 @@ impl<F: Format, P: SharedPlatform> SharedFlush<F, P> {
     ///
     /// # Errors
     /// What is not quiet yet.
+    // Without an allocator there is nowhere else to put what is given back.
+    #[allow(clippy::result_large_err)]
     pub fn finish(self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Cut<F, P>> {
         let completed = self.issue().complete().quiet()?;
         completed.finish(leaves);
@@ -108,6 +110,7 @@ impl<F: Format, P: SharedPlatform> Cut<F, P> {
     ///
     /// # Errors
     /// Gives it back if some are not. Nothing waits: try again later.
+    #[allow(clippy::result_large_err)]
     pub fn quiet(self) -> Result<Completed<F, P>, Self> {
         if self.completed.is_empty() || self.completed.platform().is_past(self.moment) {
             Ok(self.completed)

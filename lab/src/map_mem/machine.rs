@@ -101,7 +101,8 @@ pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> 
 }
 
 /// A linear map is of the kernel's own space.
-pub const NOT_STAGE_1: &str = "a linear map is of the first stage, and this machine has tables of the second";
+pub const NOT_STAGE_1: &str =
+    "a linear map is of the first stage, and this machine has tables of the second";
 
 /// The format of a profile's tables.
 pub fn format_of(profile: &Profile) -> Result<Format, Error> {

@@ -166,10 +166,10 @@ fn common_words(rows: &[Row]) -> &str {
                 .is_some_and(|rest| !rest.is_empty())
         })
     };
-    let ends = first.match_indices(' ').map(|(at, _)| &first[..=at]);
+    let mut ends = first.match_indices(' ').map(|(at, _)| &first[..=at]);
     match rows {
         [_] => "",
-        _ => ends.filter(|words| begins(words)).next_back().unwrap_or(""),
+        _ => ends.rfind(|words| begins(words)).unwrap_or(""),
     }
 }
 
@@ -180,6 +180,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
         for group in rows.chunk_by(|a, b| a.system == b.system) {
             text += &group_text(group);
         }
+        text.push('\n');
         // The same note is said once.
         let mut said: Vec<&str> = Vec::new();
         for row in rows {
@@ -236,7 +237,7 @@ fn group_text(rows: &[Row]) -> String {
         1,
         rows.iter().map(cells).collect(),
     );
-    format!("\n{}\n\n{table}\n", report::wrapped(&head, 80, "  "))
+    format!("\n{}\n\n{table}", report::wrapped(&head, 80, "  "))
 }
 
 #[cfg(test)]

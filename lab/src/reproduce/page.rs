@@ -16,7 +16,7 @@ const STYLE: &str = "\
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; font-size: 14px; }
 th, td { padding: 0.2rem 0.6rem; text-align: right; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child, td.note { text-align: left; }
+th:first-child, td:first-child, th:nth-child(2), td:nth-child(2), td.note { text-align: left; }
 td.note { font-size: 12px; max-width: 24rem; }
 svg { max-width: 100%; height: auto; margin: 1rem 0; }";
 

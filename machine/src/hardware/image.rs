@@ -42,12 +42,6 @@ impl Image {
         &self.pending
     }
 
-    /// The value of the youngest store in the buffer to this address.
-    pub fn newest(&self, pa: u64) -> Option<u64> {
-        let newest = self.buffer.iter().rev().find(|stored| stored.pa == pa);
-        newest.map(|stored| stored.value)
-    }
-
     /// The identifier that translations are remembered under.
     pub fn id(&self) -> Option<u16> {
         self.roots[0].map(|root| root.id)
@@ -64,18 +58,26 @@ impl Image {
             let bits = hardware.shift(known.depth) + hardware.index_bits;
             Some(known.id) == self.id() && known.first == va >> bits << bits
         };
-        self.cache.iter().filter(covers).map(|known| known.depth).collect()
+        self.cache
+            .iter()
+            .filter(covers)
+            .map(|known| known.depth)
+            .collect()
     }
 
     /// Takes in what the TLB and the walk cache held `before`, where this image has the same tag or none: a walk need
     /// not have displaced anything.
     pub fn keep(&mut self, before: &Self) {
         for old in &before.tlb {
-            self.tlb.retain(|new| !(new.first == old.first && new.bits == old.bits && new.id == old.id));
+            self.tlb.retain(|new| {
+                !(new.first == old.first && new.bits == old.bits && new.id == old.id)
+            });
             self.tlb.push(*old);
         }
         for old in &before.cache {
-            let same = |new: &Remembered| new.first == old.first && new.depth == old.depth && new.id == old.id;
+            let same = |new: &Remembered| {
+                new.first == old.first && new.depth == old.depth && new.id == old.id
+            };
             self.cache.retain(|new| !same(new));
             self.cache.push(*old);
         }
@@ -83,7 +85,12 @@ impl Image {
     }
 
     /// Forgets what no access will ask for: translations and tables of addresses that are not `wanted`.
-    pub fn forget(&mut self, hardware: &Hardware, wanted: impl Fn(u64, u64) -> bool, tables: impl Fn(&Remembered) -> bool) {
+    pub fn forget(
+        &mut self,
+        hardware: &Hardware,
+        wanted: impl Fn(u64, u64) -> bool,
+        tables: impl Fn(&Remembered) -> bool,
+    ) {
         self.tlb.retain(|entry| {
             let (first, last) = entry.span();
             wanted(first, last)
@@ -95,8 +102,10 @@ impl Image {
     }
 
     fn sort(&mut self) {
-        self.tlb.sort_unstable_by_key(|e| (e.first, e.bits, e.id, e.raw, e.pa, e.rights));
-        self.cache.sort_unstable_by_key(|k| (k.first, k.depth, k.id, k.table));
+        self.tlb
+            .sort_unstable_by_key(|e| (e.first, e.bits, e.id, e.raw, e.pa, e.rights));
+        self.cache
+            .sort_unstable_by_key(|k| (k.first, k.depth, k.id, k.table));
     }
 }
 
@@ -125,13 +134,22 @@ impl Hardware {
         let mut buffer = core.buffer.borrow().clone();
         let mut groups: Vec<u32> = buffer.iter().map(|stored| stored.group).collect();
         groups.dedup();
-        let number = |group: u32| groups.iter().position(|&g| g == group).unwrap_or(groups.len()) as u32;
+        let number = |group: u32| {
+            groups
+                .iter()
+                .position(|&g| g == group)
+                .unwrap_or(groups.len()) as u32
+        };
         for stored in &mut buffer {
             stored.group = number(stored.group);
         }
         let mut image = Image {
             roots: [core.roots[0].get(), core.roots[1].get()],
-            tlb: core.tlb.iter(cpu, &self.invalidations).map(|e| Cached { stamp: 0, ..e }).collect(),
+            tlb: core
+                .tlb
+                .iter(cpu, &self.invalidations)
+                .map(|e| Cached { stamp: 0, ..e })
+                .collect(),
             cache: core
                 .cache
                 .iter()
@@ -206,7 +224,10 @@ impl Hardware {
 
     /// A walk is like any other with the same tables before it.
     pub(crate) fn settled(walking: Walking) -> Walking {
-        Walking { stamp: 0, ..walking }
+        Walking {
+            stamp: 0,
+            ..walking
+        }
     }
 
     /// Starts a walk at the root, or where the walk cache knows the table with so many levels below it, whatever the
@@ -220,8 +241,15 @@ impl Hardware {
             Some(depth) => {
                 let bits = self.shift(depth) + self.index_bits;
                 let cache = &self.cores[cpu].cache;
-                let known = cache.find(cpu, request.va, root.id, depth, bits, &self.invalidations)?;
-                tablewright_walker::Walk::resume(regime, known.table, self.level(depth), known.denied, request.va)
+                let known =
+                    cache.find(cpu, request.va, root.id, depth, bits, &self.invalidations)?;
+                tablewright_walker::Walk::resume(
+                    regime,
+                    known.table,
+                    self.level(depth),
+                    known.denied,
+                    request.va,
+                )
             }
         };
         Some(Look::Walking(Walking {
@@ -237,7 +265,9 @@ impl Hardware {
     pub(crate) fn holds(&self, cpu: usize, request: Request) -> bool {
         let root = self.cores[cpu].roots[self.half(request.va)].get();
         root.is_some_and(|root| {
-            let found = self.cores[cpu].tlb.find(cpu, request.va, root.id, &self.invalidations);
+            let found = self.cores[cpu]
+                .tlb
+                .find(cpu, request.va, root.id, &self.invalidations);
             found.is_some()
         })
     }
@@ -260,7 +290,11 @@ impl Hardware {
     pub(crate) fn complete_here(&self, cpu: usize) {
         let broadcast: Vec<_> = {
             let pending = self.cores[cpu].pending.borrow();
-            pending.iter().filter(|(tlbi, _)| tlbi.broadcast).copied().collect()
+            pending
+                .iter()
+                .filter(|(tlbi, _)| tlbi.broadcast)
+                .copied()
+                .collect()
         };
         let local = |&(tlbi, _): &(Tlbi, bool)| Tlbi {
             broadcast: false,
@@ -269,7 +303,10 @@ impl Hardware {
         for tlbi in broadcast.iter().map(local) {
             self.invalidations.take_effect(tlbi, cpu);
         }
-        self.cores[cpu].pending.borrow_mut().retain(|(tlbi, _)| !tlbi.broadcast);
+        self.cores[cpu]
+            .pending
+            .borrow_mut()
+            .retain(|(tlbi, _)| !tlbi.broadcast);
         self.complete(cpu);
         *self.cores[cpu].pending.borrow_mut() = broadcast;
     }
@@ -285,11 +322,6 @@ impl Hardware {
 }
 
 impl Translated {
-    /// The addresses that its entry translates.
-    pub(crate) fn span(&self) -> (u64, u64) {
-        self.entry.span()
-    }
-
     /// Like any other with the same entry.
     pub(crate) fn settled(mut self) -> Self {
         self.entry.stamp = 0;

@@ -5,7 +5,7 @@
 //! A CPU executes out of order. Each instruction of a test takes one or a few steps; an access to a virtual address takes
 //! two: it is **translated** (a look into the TLB, or a walk, one descriptor that may change at a time) and it is
 //! **performed** (a load reads, a store enters the buffer). Between any two steps of anybody, anything may happen that
-//! the [hardware](crate::hardware) is free to do. The explorer tries every order of all steps, depth first, and goes on
+//! the hardware is free to do. The explorer tries every order of all steps, depth first, and goes on
 //! from each state once. The rules, with the sections of DDI 0487 and SDM that they are from, are in `docs/litmus.md`;
 //! in short:
 //!
@@ -245,7 +245,15 @@ struct Visit {
 impl Explorer<'_> {
     fn run(&self, limit: usize) -> Result<Explored, ExploreError> {
         let mut seen = HashSet::new();
-        let mut outcomes: Vec<Reached> = self.test.asks.iter().map(|_| Reached { witness: None, always: true }).collect();
+        let mut outcomes: Vec<Reached> = self
+            .test
+            .asks
+            .iter()
+            .map(|_| Reached {
+                witness: None,
+                always: true,
+            })
+            .collect();
         let mut ends = 0;
         let mut path = Vec::new();
         let first = self.first();
@@ -283,10 +291,18 @@ impl Explorer<'_> {
         let words = &self.layout.words;
         let cpus = self.test.threads();
         let mut state = State {
-            phases: self.test.code.iter().map(|t| vec![Phase::Idle; t.code.len()]).collect(),
+            phases: self
+                .test
+                .code
+                .iter()
+                .map(|t| vec![Phase::Idle; t.code.len()])
+                .collect(),
             cores: (0..cpus).map(|cpu| self.hardware.save(cpu)).collect(),
             stores: vec![Vec::new(); cpus],
-            words: words.iter().map(|&pa| self.hardware.memory.read(pa)).collect(),
+            words: words
+                .iter()
+                .map(|&pa| self.hardware.memory.read(pa))
+                .collect(),
             writers: vec![0; words.len()],
         };
         self.settle(&mut state);
@@ -306,7 +322,10 @@ impl Explorer<'_> {
         let done = |phase: &Phase| matches!(phase, Phase::Done(_));
         state.phases.iter().enumerate().all(|(thread, phases)| {
             let code = &self.test.code[thread].code;
-            phases.iter().zip(code).all(|(phase, i)| done(phase) || is_derived(&i.op))
+            phases
+                .iter()
+                .zip(code)
+                .all(|(phase, i)| done(phase) || is_derived(&i.op))
         })
     }
 
@@ -320,7 +339,9 @@ impl Explorer<'_> {
             if !self.holds(&end.state, &ask.outcome) {
                 reached.always = false;
             } else if reached.witness.is_none() {
-                let taken = path.iter().filter_map(|visit| visit.steps.get(visit.next.checked_sub(1)?));
+                let taken = path
+                    .iter()
+                    .filter_map(|visit| visit.steps.get(visit.next.checked_sub(1)?));
                 reached.witness = Some(taken.map(|&step| self.name(step)).collect());
             }
         }
@@ -358,22 +379,29 @@ impl Explorer<'_> {
         let sets_flags = cpu == 0 && self.hardware.architecture.hardware_access;
         for address in 0..self.test.addresses.len() {
             let va = self.test.addresses[address].va;
-            let flags = sets_flags && self.is_old(state, cpu, address);
+            let flags = sets_flags && self.has_old(state);
             if !flags && !self.wants(state, cpu, va, va) {
                 continue;
             }
             steps.push(Step::Fill(cpu, address, None));
             if self.layout.deep {
                 let known = state.cores[cpu].known(&self.hardware, va);
-                steps.extend(known.into_iter().map(|depth| Step::Fill(cpu, address, Some(depth))));
+                steps.extend(
+                    known
+                        .into_iter()
+                        .map(|depth| Step::Fill(cpu, address, Some(depth))),
+                );
             }
         }
     }
 
     /// Some leaf in the test has a clear access flag.
-    fn is_old(&self, state: &State, _: usize, _: usize) -> bool {
+    fn has_old(&self, state: &State) -> bool {
         let x86 = self.test.x86;
-        state.words.iter().any(|&word| Flag::Valid.is_in(x86, word) && !Flag::Accessed.is_in(x86, word))
+        state
+            .words
+            .iter()
+            .any(|&word| Flag::Valid.is_in(x86, word) && !Flag::Accessed.is_in(x86, word))
     }
 
     /// Whether a CPU may still ask for a translation of one of these addresses.
@@ -472,7 +500,14 @@ impl Explorer<'_> {
     }
 
     /// The steps that an access may take.
-    fn access(&self, state: &State, thread: usize, at: usize, before: &Before, steps: &mut Vec<Step>) -> Next {
+    fn access(
+        &self,
+        state: &State,
+        thread: usize,
+        at: usize,
+        before: &Before,
+        steps: &mut Vec<Step>,
+    ) -> Next {
         let x86 = self.test.x86;
         let op = &self.test.code[thread].code[at].op;
         let phase = &state.phases[thread][at];
@@ -508,7 +543,10 @@ impl Explorer<'_> {
                     steps.push(step(Way::TakeFault));
                     return Next::Now;
                 }
-                if !certain && self.is_in_order(state, thread, at, before) {
+                if !certain
+                    && self.is_in_order(state, thread, at, before)
+                    && self.may_be_certain(state, thread, at)
+                {
                     steps.push(step(Way::CommitFault));
                     return Next::Now;
                 }
@@ -540,8 +578,31 @@ impl Explorer<'_> {
             } => (*acquire, *release),
             _ => (false, false),
         };
-        let certain = !op.writes() || (before.is_certain() && !before.stores_barred && self.has_data(state, thread, op));
-        certain && (!acquire || before.releases_drained) && (!release || (before.all_done && before.all_drained))
+        let certain = !op.writes()
+            || (before.is_certain() && !before.stores_barred && self.has_data(state, thread, op));
+        certain
+            && (!acquire || before.releases_drained)
+            && (!release || (before.all_done && before.all_drained))
+    }
+
+    /// Whether the fault of an access may be bound to be taken, as far as the accesses before it are concerned. One that
+    /// has no translation may be about any place with the same offset in a page, and comes after all of those; others
+    /// come after the translations of the same address (the model of Arm: `same-loc` of faults, `TLBI-ob`).
+    fn may_be_certain(&self, state: &State, thread: usize, at: usize) -> bool {
+        let code = &self.test.code[thread].code;
+        let place = code[at].op.place();
+        let untranslated = matches!(
+            state.phases[thread][at],
+            Phase::Faulty(Fault::Translation { .. } | Fault::Address, _)
+        );
+        code[..at]
+            .iter()
+            .zip(&state.phases[thread])
+            .all(|(before, phase)| match before.op.place() {
+                Some(Place::Virtual(_)) if untranslated => matches!(phase, Phase::Done(_)),
+                before if before == place => !matches!(phase, Phase::Idle | Phase::Walking(_)),
+                _ => true,
+            })
     }
 
     fn has_data(&self, state: &State, thread: usize, op: &Op) -> bool {
@@ -570,17 +631,21 @@ impl Explorer<'_> {
         let code = &self.test.code[thread].code;
         let atomic = matches!(code[at].op, Op::Atomic { .. });
         let earlier = state.phases[thread][..at].iter().enumerate();
-        earlier.filter(|(_, phase)| !matches!(phase, Phase::Done(_))).all(|(i, phase)| {
-            let there = self.place_of(thread, i, phase);
-            there != Some(pa) || (!atomic && matches!(phase, Phase::Buffered(_)))
-        })
+        earlier
+            .filter(|(_, phase)| !matches!(phase, Phase::Done(_)))
+            .all(|(i, phase)| {
+                let there = self.place_of(thread, i, phase);
+                there != Some(pa) || (!atomic && matches!(phase, Phase::Buffered(_)))
+            })
     }
 
     /// Where an access goes, if that is known.
     fn place_of(&self, thread: usize, at: usize, phase: &Phase) -> Option<u64> {
         match (self.test.code[thread].code[at].op.place()?, phase) {
             (Place::Physical(location), _) => Some(self.layout.locate(self.test, location)),
-            (_, Phase::Translated(translated, _) | Phase::Buffered(Some(translated))) => Some(translated.pa()),
+            (_, Phase::Translated(translated, _) | Phase::Buffered(Some(translated))) => {
+                Some(translated.pa())
+            }
             (_, Phase::Done(Got::Value(_, source))) => Some(source.pa),
             _ => None,
         }
@@ -593,7 +658,9 @@ impl Explorer<'_> {
 
     fn register(&self, state: &State, thread: usize, register: usize) -> Option<u64> {
         let code = &self.test.code[thread].code;
-        let writer = code.iter().position(|i| i.op.register() == Some(register))?;
+        let writer = code
+            .iter()
+            .position(|i| i.op.register() == Some(register))?;
         match state.phases[thread][writer] {
             Phase::Done(Got::Value(value, _)) => Some(value),
             Phase::Done(_) => Some(0),
@@ -705,7 +772,8 @@ impl Explorer<'_> {
             next.cores[cpu].keep(&before);
         }
         let words = next.words.iter_mut().zip(&mut next.writers);
-        for ((&pa, (word, writer)), &old) in self.layout.words.iter().zip(words).zip(&state.writers) {
+        for ((&pa, (word, writer)), &old) in self.layout.words.iter().zip(words).zip(&state.writers)
+        {
             let now = hardware.memory.read(pa);
             if now != *word && *writer == old {
                 *writer |= BY_WALKER;
@@ -723,11 +791,22 @@ impl Explorer<'_> {
             core.forget(
                 &self.hardware,
                 |first, last| self.wants(state, cpu, first, last),
-                |known| self.layout.deep && (self.layout.shared_ids || !self.is_derivable(root, known.first, known.depth, known.table, known.id)),
+                |known| {
+                    self.layout.deep
+                        && (self.layout.shared_ids
+                            || !self.is_derivable(
+                                root,
+                                known.first,
+                                known.depth,
+                                known.table,
+                                known.id,
+                            ))
+                },
             );
             state.cores[cpu] = core;
             // Which write a load has read matters to accesses before it that are still to be performed.
-            for (phase, instruction) in state.phases[cpu].iter_mut().zip(&self.test.code[cpu].code) {
+            for (phase, instruction) in state.phases[cpu].iter_mut().zip(&self.test.code[cpu].code)
+            {
                 match phase {
                     Phase::Done(Got::Value(_, source)) => *source = Source::default(),
                     Phase::Done(_) | Phase::Buffered(_) => {}
@@ -739,7 +818,14 @@ impl Explorer<'_> {
     }
 
     /// Whether the way to a table is through descriptors that nobody writes, so that remembering it adds nothing.
-    fn is_derivable(&self, root: Option<(u64, u16)>, first: u64, depth: u8, table: u64, id: u16) -> bool {
+    fn is_derivable(
+        &self,
+        root: Option<(u64, u16)>,
+        first: u64,
+        depth: u8,
+        table: u64,
+        id: u16,
+    ) -> bool {
         let Some((root, root_id)) = root else {
             return false;
         };
@@ -807,11 +893,20 @@ impl Explorer<'_> {
     }
 
     /// An instruction goes on. Gives what a TLB held before, if that stays whatever the walk has found.
-    fn act(&self, state: &State, next: &mut State, thread: usize, at: usize, way: Way) -> Option<Option<(usize, Image)>> {
+    fn act(
+        &self,
+        state: &State,
+        next: &mut State,
+        thread: usize,
+        at: usize,
+        way: Way,
+    ) -> Option<Option<(usize, Image)>> {
         let hardware = &self.hardware;
         let op = &self.test.code[thread].code[at].op;
         match way {
-            Way::Look | Way::Walk(_) | Way::WalkOn => return self.translate(state, next, thread, at, way),
+            Way::Look | Way::Walk(_) | Way::WalkOn => {
+                return self.translate(state, next, thread, at, way);
+            }
             Way::CommitFault => {
                 if let Phase::Faulty(_, certain) = &mut next.phases[thread][at] {
                     *certain = true;
@@ -857,7 +952,11 @@ impl Explorer<'_> {
             Op::Barrier { shared, .. } => {
                 hardware.publish(thread);
                 if shared {
-                    let pending: Vec<Tlbi> = next.cores[thread].pending().iter().map(|&(tlbi, _)| tlbi).collect();
+                    let pending: Vec<Tlbi> = next.cores[thread]
+                        .pending()
+                        .iter()
+                        .map(|&(tlbi, _)| tlbi)
+                        .collect();
                     self.wait_for_others(next, thread, &pending)?;
                     hardware.complete(thread);
                 } else {
@@ -883,7 +982,9 @@ impl Explorer<'_> {
                     hardware.load_root(thread, self.layout.spaces[space]);
                 }
             }
-            Op::Shootdown(_) if self.test.threads() > 1 => next.phases[thread][at] = Phase::Shooting(0),
+            Op::Shootdown(_) if self.test.threads() > 1 => {
+                next.phases[thread][at] = Phase::Shooting(0)
+            }
             _ => {}
         }
         Some(())
@@ -906,7 +1007,9 @@ impl Explorer<'_> {
             for at in 0..code.len() {
                 let phases = &mut next.phases[cpu];
                 let covers = |translated: &Translated| {
-                    pending.iter().any(|tlbi| tlbi.broadcast && translated.is_covered(tlbi))
+                    pending
+                        .iter()
+                        .any(|tlbi| tlbi.broadcast && translated.is_covered(tlbi))
                 };
                 let place = code[at].op.place();
                 match &phases[at] {
@@ -917,12 +1020,27 @@ impl Explorer<'_> {
                         }
                         phases[at] = Phase::Idle;
                     }
-                    Phase::Faulty(_, false) if pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi)) => {
+                    // It comes after what it may be about, and that is not visible yet.
+                    Phase::Done(Got::Fault(Fault::Translation { .. }))
+                        if pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi))
+                            && phases[..at]
+                                .iter()
+                                .any(|phase| matches!(phase, Phase::Buffered(Some(_)))) =>
+                    {
+                        return None;
+                    }
+                    Phase::Faulty(_, false)
+                        if pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi)) =>
+                    {
                         phases[at] = Phase::Idle;
                     }
-                    Phase::Done(Got::Value(_, Source { by: Some(translated), .. }))
-                        if covers(translated) && open.contains(&place) =>
-                    {
+                    Phase::Done(Got::Value(
+                        _,
+                        Source {
+                            by: Some(translated),
+                            ..
+                        },
+                    )) if covers(translated) && open.contains(&place) => {
                         // What depends on it goes too.
                         if committed_from(phases, at) {
                             return None;
@@ -931,7 +1049,9 @@ impl Explorer<'_> {
                     }
                     _ => {}
                 }
-                if matches!(next.phases[cpu][at], Phase::Idle | Phase::Walking(_)) && place.is_some() {
+                if matches!(next.phases[cpu][at], Phase::Idle | Phase::Walking(_))
+                    && place.is_some()
+                {
                     open.push(place);
                 }
             }
@@ -945,10 +1065,21 @@ impl Explorer<'_> {
             return false;
         };
         let va = self.test.addresses[address].va;
-        tlbi.broadcast && tlbi.id.is_none_or(|named| Some(named) == id) && tlbi.range.is_none_or(|(first, last)| first <= va && va <= last)
+        tlbi.broadcast
+            && tlbi.id.is_none_or(|named| Some(named) == id)
+            && tlbi
+                .range
+                .is_none_or(|(first, last)| first <= va && va <= last)
     }
 
-    fn translate(&self, state: &State, next: &mut State, thread: usize, at: usize, way: Way) -> Option<Option<(usize, Image)>> {
+    fn translate(
+        &self,
+        state: &State,
+        next: &mut State,
+        thread: usize,
+        at: usize,
+        way: Way,
+    ) -> Option<Option<(usize, Image)>> {
         let hardware = &self.hardware;
         let op = &self.test.code[thread].code[at].op;
         let look = match way {
@@ -973,10 +1104,14 @@ impl Explorer<'_> {
             Look::Walking(walking) => Phase::Walking(walking),
             Look::Fault(fault) => {
                 // What comes after has not begun, or it would be thrown away.
-                if state.phases[thread][at + 1..].iter().any(|phase| *phase != Phase::Idle) {
+                if state.phases[thread][at + 1..]
+                    .iter()
+                    .any(|phase| *phase != Phase::Idle)
+                {
                     return None;
                 }
-                let early = hardware.fault_is_early(thread) || !before.all_done || !before.all_drained;
+                let early =
+                    hardware.fault_is_early(thread) || !before.all_done || !before.all_drained;
                 let stale = matches!(fault, Fault::Permission { .. }) && !self.test.x86;
                 if self.profile != Profile::Base && early && !stale {
                     return None;
@@ -997,13 +1132,16 @@ impl Explorer<'_> {
     /// Whether nothing before an instruction still has to read a word that a walk has just written.
     fn is_unread(&self, state: &State, thread: usize, at: usize) -> bool {
         let open = |i: &usize| !matches!(state.phases[thread][*i], Phase::Done(_));
-        (0..at).filter(open).all(|i| match self.test.code[thread].code[i].op.place() {
-            Some(Place::Physical(location)) => {
-                let pa = self.layout.locate(self.test, location);
-                self.word(pa).is_none_or(|word| self.hardware.memory.read(pa) == state.words[word])
-            }
-            _ => true,
-        })
+        (0..at)
+            .filter(open)
+            .all(|i| match self.test.code[thread].code[i].op.place() {
+                Some(Place::Physical(location)) => {
+                    let pa = self.layout.locate(self.test, location);
+                    self.word(pa)
+                        .is_none_or(|word| self.hardware.memory.read(pa) == state.words[word])
+                }
+                _ => true,
+            })
     }
 
     /// Whether a walk has set the dirty state of a leaf since `state`.
@@ -1033,7 +1171,9 @@ impl Explorer<'_> {
                 // In memory, or in the buffer, where the hardware finds it.
                 Phase::Done(_) | Phase::Buffered(_) => break,
                 _ => {
-                    let (Op::Store { value, .. }, true) = (&code[i].op, self.has_data(next, thread, &code[i].op)) else {
+                    let (Op::Store { value, .. }, true) =
+                        (&code[i].op, self.has_data(next, thread, &code[i].op))
+                    else {
                         return None;
                     };
                     forwarded = Some((self.evaluate(next, thread, value), store_number(thread, i)));
@@ -1055,20 +1195,33 @@ impl Explorer<'_> {
     fn current(&self, next: &State, thread: usize, pa: u64) -> (u64, u8) {
         let value = self.hardware.visible_to(thread, pa);
         let mine = next.cores[thread].buffered().zip(&next.stores[thread]);
-        let newest = mine.filter(|(to, _)| *to == pa).map(|(_, &number)| number).last();
+        let newest = mine
+            .filter(|(to, _)| *to == pa)
+            .map(|(_, &number)| number)
+            .last();
         let writer = self.word(pa).map_or(0, |word| next.writers[word]);
         (value, newest.unwrap_or(writer))
     }
 
     /// Loads after this access that were performed before it have read nothing older than it does, or writes.
-    fn check_loads(&self, next: &State, thread: usize, at: usize, pa: u64, value: u64, writer: u8) -> Option<()> {
+    fn check_loads(
+        &self,
+        next: &State,
+        thread: usize,
+        at: usize,
+        pa: u64,
+        value: u64,
+        writer: u8,
+    ) -> Option<()> {
         let later = next.phases[thread].iter().enumerate().skip(at + 1);
         for (_, phase) in later {
             if let Phase::Done(Got::Value(read, source)) = phase
                 && source.pa == pa
             {
                 let own = source.writer & !BY_WALKER;
-                let newer = own != 0 && usize::from(own - 1) / 16 == thread && usize::from(own - 1) % 16 > at;
+                let newer = own != 0
+                    && usize::from(own - 1) / 16 == thread
+                    && usize::from(own - 1) % 16 > at;
                 if !newer && (*read, source.writer) != (value, writer) {
                     return None;
                 }
@@ -1092,7 +1245,15 @@ impl Explorer<'_> {
         Some(())
     }
 
-    fn change(&self, next: &mut State, thread: usize, at: usize, change: &Change, loads: bool, value: &Value) -> Option<()> {
+    fn change(
+        &self,
+        next: &mut State,
+        thread: usize,
+        at: usize,
+        change: &Change,
+        loads: bool,
+        value: &Value,
+    ) -> Option<()> {
         let pa = self.place_of(thread, at, &next.phases[thread][at])?;
         let hardware = &self.hardware;
         if self.test.x86 {
@@ -1119,7 +1280,14 @@ impl Explorer<'_> {
             next.words[word] = new;
         }
         next.phases[thread][at] = Phase::Done(if loads {
-            Got::Value(old, Source { pa, writer, by: None })
+            Got::Value(
+                old,
+                Source {
+                    pa,
+                    writer,
+                    by: None,
+                },
+            )
         } else {
             Got::Nothing
         });
@@ -1151,7 +1319,10 @@ impl Explorer<'_> {
             Step::Drain(cpu, _) => format!("{cpu}: a store becomes visible"),
             Step::Effect(cpu, _) => format!("{cpu}: an invalidation takes effect early"),
             Step::Fill(cpu, address, _) => {
-                format!("{cpu}: a speculative walk for {}", self.test.addresses[address].name)
+                format!(
+                    "{cpu}: a speculative walk for {}",
+                    self.test.addresses[address].name
+                )
             }
             Step::Interrupt(_, _, cpu) => format!("{cpu}: answers the shootdown"),
             Step::Do(thread, at, way) => {
@@ -1240,12 +1411,15 @@ impl Before {
         self.translated && self.decided
     }
 
-    fn address_known(&self, explorer: &Explorer<'_>, state: &State, thread: usize, op: &Op) -> bool {
-        let address = match op {
-            Op::Load { address, .. } | Op::Store { address, .. } | Op::Atomic { address, .. } => *address,
-            _ => None,
-        };
-        address.is_none_or(|register| explorer.is_known(state, thread, register))
+    fn address_known(
+        &self,
+        explorer: &Explorer<'_>,
+        state: &State,
+        thread: usize,
+        op: &Op,
+    ) -> bool {
+        op.address()
+            .is_none_or(|register| explorer.is_known(state, thread, register))
     }
 
     /// One more instruction comes before.
@@ -1271,7 +1445,9 @@ impl Before {
                     self.stores_buffered &= buffered;
                 }
                 match op {
-                    Op::Load { acquire: true, .. } | Op::Atomic { acquire: true, .. } => self.barred |= !done,
+                    Op::Load { acquire: true, .. } | Op::Atomic { acquire: true, .. } => {
+                        self.barred |= !done
+                    }
                     _ => {}
                 }
                 match op {
@@ -1350,7 +1526,9 @@ impl Outcome {
                 matches!(end(term), End::Value(is) if is == layout.evaluate(test, value))
             }
             Self::Completed(term) => !matches!(end(term), End::Fault(_)),
-            Self::Flag(flag, term) => matches!(end(term), End::Value(is) if flag.is_in(test.x86, is)),
+            Self::Flag(flag, term) => {
+                matches!(end(term), End::Value(is) if flag.is_in(test.x86, is))
+            }
             Self::LeadsTo(term, page) => {
                 let address = 0x0000_ffff_ffff_f000;
                 matches!(end(term), End::Value(is) if is & address == layout.page(*page))

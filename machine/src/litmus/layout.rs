@@ -39,7 +39,9 @@ pub(crate) struct Layout {
 
 /// Memory that is large enough for a test.
 pub(crate) fn memory(test: &Test) -> Memory {
-    let blocks = (0..test.data.len()).filter(|&page| in_block(test, page)).count();
+    let blocks = (0..test.data.len())
+        .filter(|&page| in_block(test, page))
+        .count();
     let aligned = (blocks + usize::from(blocks > 0)) * ENTRIES as usize;
     Memory::new(FRAMES + aligned, 12, 1 << 30)
 }
@@ -68,11 +70,14 @@ fn values(test: &Test) -> impl Iterator<Item = &Value> {
         _ => Vec::new(),
     });
     let first = test.maps.iter().map(|map| &map.value);
-    first.chain(test.inits.iter().map(|(_, value)| value)).chain(stored)
+    first
+        .chain(test.inits.iter().map(|(_, value)| value))
+        .chain(stored)
 }
 
 fn in_block(test: &Test, page: usize) -> bool {
-    values(test).any(|value| matches!(value, Value::Leaf { page: p, block: true, .. } if *p == page))
+    values(test)
+        .any(|value| matches!(value, Value::Leaf { page: p, block: true, .. } if *p == page))
 }
 
 /// Bits of an address below those that the tables with `depth` levels below them, entry and all, translate.
@@ -84,7 +89,6 @@ fn index(va: u64, depth: u8) -> u64 {
     va >> shift(depth) & (ENTRIES - 1)
 }
 
-/// A locality in a test, seen from the place where an instruction or a question names it.
 impl Layout {
     /// Builds the tables of a test in the memory of `hardware`.
     ///
@@ -146,13 +150,16 @@ impl Layout {
                 address: map.address,
                 depth,
             };
-            memory.write(layout.locate(test, &entry), layout.evaluate(test, &map.value));
+            memory.write(
+                layout.locate(test, &entry),
+                layout.evaluate(test, &map.value),
+            );
         }
         for (location, value) in &test.inits {
             memory.write(layout.locate(test, location), layout.evaluate(test, value));
         }
-        layout.shared_ids = (1..test.spaces.len())
-            .any(|b| (0..b).any(|a| test.spaces[a].id == test.spaces[b].id));
+        layout.shared_ids =
+            (1..test.spaces.len()).any(|b| (0..b).any(|a| test.spaces[a].id == test.spaces[b].id));
         layout.attach(test, hardware);
         layout.look_at(test);
         Some(layout)
@@ -183,7 +190,10 @@ impl Layout {
                 let bits = shift(table.depth + 1);
                 test.addresses[*address].va >> bits << bits
             };
-            let first = self.slots(test).find(|(t, _)| *t == number).map(|(_, a)| above(&a));
+            let first = self
+                .slots(test)
+                .find(|(t, _)| *t == number)
+                .map(|(_, a)| above(&a));
             hardware.expose(pa, table.depth, first.unwrap_or(0), self.spaces[0]);
         }
         for (&(space, depth, number), &pa) in &self.linked {
@@ -243,7 +253,11 @@ impl Layout {
         self.written.dedup();
         self.changing = self.written.clone();
         if test.hardware_access || test.x86 {
-            let tables = self.linked.iter().filter(|((_, depth, _), _)| *depth < 2).map(|(_, &table)| table);
+            let tables = self
+                .linked
+                .iter()
+                .filter(|((_, depth, _), _)| *depth < 2)
+                .map(|(_, &table)| table);
             let tables: Vec<u64> = tables.chain(self.tables.iter().copied()).collect();
             let in_table = |word: &&u64| tables.contains(&(**word & !0xfff));
             self.changing.extend(self.words.iter().filter(in_table));

@@ -3,7 +3,7 @@
 //! A test sets up a few mappings, runs a few instructions on each of a few CPUs, and asks whether an execution can end in
 //! a certain way. It is tried twice: [`explore`] goes through **all** executions of CPUs that run out of order;
 //! [`simulate`] runs it on the [machine in virtual time](crate::Machine), whose CPUs run in order, with many seeds. Both
-//! are drivers of the same model of the [hardware](crate::hardware). An outcome that the architecture forbids must come
+//! are drivers of the same model of the hardware. An outcome that the architecture forbids must come
 //! of neither; one that it allows, and that is a stale translation or a fault that need not be, is a bug for somebody to
 //! find, and the machine has to be able to show it.
 //!
@@ -16,7 +16,7 @@ mod parse;
 mod program;
 mod timed;
 
-pub use explore::{Explored, ExploreError, Reached, explore};
+pub use explore::{ExploreError, Explored, Reached, explore};
 pub use parse::{ParseError, parse};
 pub use program::{Profile, Test, Verdict};
 pub use timed::{Simulated, simulate};
@@ -25,15 +25,25 @@ pub use timed::{Simulated, simulate};
 pub const MOST_STATES: usize = 2_000_000;
 
 /// The files of tests in the crate: name and content.
-pub const FILES: [(&str, &str); 9] = [
+pub const FILES: [(&str, &str); 10] = [
     ("map.litmus", include_str!("../../litmus/map.litmus")),
     ("unmap.litmus", include_str!("../../litmus/unmap.litmus")),
-    ("shootdown.litmus", include_str!("../../litmus/shootdown.litmus")),
+    (
+        "shootdown.litmus",
+        include_str!("../../litmus/shootdown.litmus"),
+    ),
     ("break.litmus", include_str!("../../litmus/break.litmus")),
-    ("permission.litmus", include_str!("../../litmus/permission.litmus")),
+    (
+        "permission.litmus",
+        include_str!("../../litmus/permission.litmus"),
+    ),
     ("flags.litmus", include_str!("../../litmus/flags.litmus")),
     ("alias.litmus", include_str!("../../litmus/alias.litmus")),
     ("space.litmus", include_str!("../../litmus/space.litmus")),
+    (
+        "catalogue.litmus",
+        include_str!("../../litmus/catalogue.litmus"),
+    ),
     ("x86.litmus", include_str!("../../litmus/x86.litmus")),
 ];
 

@@ -68,10 +68,16 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Test>, ParseError> {
                 reader.finish(test).map_err(|what| error(test.line, what))?;
             }
             if rest.is_empty() || rest.contains(char::is_whitespace) {
-                return Err(error(number, "a test needs a name without spaces".to_owned()));
+                return Err(error(
+                    number,
+                    "a test needs a name without spaces".to_owned(),
+                ));
             }
             if tests.iter().any(|test| test.name == rest) {
-                return Err(error(number, format!("there is a test '{}' already", one_line(rest))));
+                return Err(error(
+                    number,
+                    format!("there is a test '{}' already", one_line(rest)),
+                ));
             }
             reader = Reader::default();
             tests.push(Test::empty(rest, &one_line(name), number));
@@ -131,7 +137,9 @@ impl Test {
         self.data.iter().position(|data| data.name == name)
     }
     fn address(&self, name: &str) -> Option<usize> {
-        self.addresses.iter().position(|address| address.name == name)
+        self.addresses
+            .iter()
+            .position(|address| address.name == name)
     }
     fn table(&self, name: &str) -> Option<usize> {
         self.tables.iter().position(|table| table.name == name)
@@ -220,7 +228,11 @@ impl Reader {
                 let Some(thread) = test.code.last_mut() else {
                     return Err("an instruction outside of a thread".to_owned());
                 };
-                limit(thread.code.len(), MOST_INSTRUCTIONS, "instructions in a thread")?;
+                limit(
+                    thread.code.len(),
+                    MOST_INSTRUCTIONS,
+                    "instructions in a thread",
+                )?;
                 thread.code.push(instruction);
             }
             _ => return Err(format!("'{}' is no statement", one_line(word))),
@@ -283,8 +295,8 @@ fn limit(there: usize, most: usize, what: &str) -> Parsed<()> {
 
 fn fresh(test: &Test, name: String) -> Parsed<String> {
     let reserved = [
-        "pte", "pmd", "pud", "pgd", "leaf", "block", "invalid", "table", "fault", "ok", "addr", "data", "and", "or",
-        "not", "valid", "accessed", "dirty", "page",
+        "pte", "pmd", "pud", "pgd", "leaf", "block", "invalid", "table", "fault", "ok", "addr",
+        "data", "and", "or", "not", "valid", "accessed", "dirty", "page",
     ];
     if test.is_taken(&name) {
         Err(format!("'{name}' has a meaning already"))
@@ -302,7 +314,8 @@ fn space(test: &mut Test, rest: &str) -> Parsed<()> {
     let id = tokens.number()?;
     tokens.end()?;
     limit(test.spaces.len(), 4, "spaces")?;
-    let id = u16::try_from(id).map_err(|_| format!("an identifier has 16 bits, and {id} has more"))?;
+    let id =
+        u16::try_from(id).map_err(|_| format!("an identifier has 16 bits, and {id} has more"))?;
     test.spaces.push(Space { name, id });
     Ok(())
 }
@@ -449,7 +462,12 @@ fn thread(test: &mut Test, rest: &str) -> Parsed<()> {
                     .space(name)
                     .ok_or_else(|| format!("'{}' is no space", one_line(name)))?;
             }
-            other => return Err(format!("a thread is 'user' or 'in' a space, not '{}'", one_line(other))),
+            other => {
+                return Err(format!(
+                    "a thread is 'user' or 'in' a space, not '{}'",
+                    one_line(other)
+                ));
+            }
         }
     }
     test.code.push(thread);
@@ -484,7 +502,9 @@ fn verdict(test: &mut Test, word: &str, rest: &str) -> Parsed<()> {
     if let Some(named) = named
         && !profiles.contains(&named)
     {
-        return Err(format!("the architecture of this test has no profile {named}"));
+        return Err(format!(
+            "the architecture of this test has no profile {named}"
+        ));
     }
     Ok(())
 }
@@ -512,10 +532,12 @@ fn instruction(test: &Test, line: &str) -> Parsed<Instruction> {
         arm_instruction(&name, &mut tokens, test)?
     };
     tokens.end()?;
-    if let Some(register) = op.register() {
-        if written(test).any(|other| other == register) {
-            return Err(format!("r{register} is written twice, and would have two values in the end"));
-        }
+    if let Some(register) = op.register()
+        && written(test).any(|other| other == register)
+    {
+        return Err(format!(
+            "r{register} is written twice, and would have two values in the end"
+        ));
     }
     for register in used(&op) {
         if !written(test).any(|other| other == register) {
@@ -524,7 +546,13 @@ fn instruction(test: &Test, line: &str) -> Parsed<Instruction> {
     }
     if let Op::Store { at, value, .. } | Op::Atomic { at, value, .. } = &op
         && let Place::Physical(location) = at
-        && !matches!(op, Op::Atomic { change: Change::Set | Change::Clear | Change::Add, .. })
+        && !matches!(
+            op,
+            Op::Atomic {
+                change: Change::Set | Change::Clear | Change::Add,
+                ..
+            }
+        )
     {
         check_value(location, value)?;
     }
@@ -617,7 +645,7 @@ fn arm_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<O
         }
         "MSR" => {
             let register = tokens.name("which register?")?;
-            if register.to_ascii_uppercase() != "TTBR0" {
+            if !register.eq_ignore_ascii_case("TTBR0") {
                 return Err("MSR is for TTBR0".to_owned());
             }
             tokens.symbol(",")?;
@@ -778,7 +806,10 @@ fn x86_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<O
                 address: None,
             })
         }
-        _ => Err(format!("'{}' is no instruction of x86-64 here", one_line(name))),
+        _ => Err(format!(
+            "'{}' is no instruction of x86-64 here",
+            one_line(name)
+        )),
     }
 }
 
@@ -858,7 +889,8 @@ fn bit(test: &Test, name: &str) -> Option<u64> {
 
 /// What follows the page in `leaf(page, ro user old)`.
 fn attributes(tokens: &mut Tokens<'_>, test: &Test, block: bool) -> Parsed<u64> {
-    let (mut ro, mut user, mut global, mut old, mut dbm, mut clean) = (false, false, false, false, false, None);
+    let (mut ro, mut user, mut global, mut old, mut dbm, mut clean) =
+        (false, false, false, false, false, None);
     tokens.accept(",");
     while let Some(word) = tokens.accept_name() {
         match word.as_str() {
@@ -880,7 +912,10 @@ fn attributes(tokens: &mut Tokens<'_>, test: &Test, block: bool) -> Parsed<u64> 
         tokens.accept(",");
     }
     if clean.is_some() && (ro || !(test.x86 || dbm)) {
-        return Err("'clean' and 'dirty' are for what hardware may make dirty: dbm on arm64, rw on x86-64".to_owned());
+        return Err(
+            "'clean' and 'dirty' are for what hardware may make dirty: dbm on arm64, rw on x86-64"
+                .to_owned(),
+        );
     }
     let on = |flag: bool, bit: u64| if flag { bit } else { 0 };
     Ok(if test.x86 {
@@ -982,7 +1017,9 @@ fn statement(tokens: &mut Tokens<'_>, test: &Test, depth: usize) -> Parsed<Outco
         Outcome::Completed(term)
     } else {
         match value(tokens, test)? {
-            Value::Register(_) => return Err("an outcome is compared with a value, not with a register".to_owned()),
+            Value::Register(_) => {
+                return Err("an outcome is compared with a value, not with a register".to_owned());
+            }
             value => Outcome::Equal(term, value),
         }
     };
@@ -1046,7 +1083,10 @@ impl<'l> Tokens<'l> {
             } else if "[](),:=+".contains(first) {
                 1
             } else {
-                return Err(format!("'{}' has no meaning here", one_line(&first.to_string())));
+                return Err(format!(
+                    "'{}' has no meaning here",
+                    one_line(&first.to_string())
+                ));
             };
             let (token, after) = rest.split_at(length);
             tokens.push(token);
@@ -1062,10 +1102,12 @@ impl<'l> Tokens<'l> {
         self.peek() == Some(token)
     }
     fn peek_name(&self) -> Option<&'l str> {
-        self.peek().filter(|t| t.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
+        self.peek()
+            .filter(|t| t.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
     }
     fn is_number(&self) -> bool {
-        self.peek().is_some_and(|t| t.starts_with(|c: char| c.is_ascii_digit()))
+        self.peek()
+            .is_some_and(|t| t.starts_with(|c: char| c.is_ascii_digit()))
     }
     fn skip(&mut self) {
         self.next += 1;
@@ -1086,7 +1128,9 @@ impl<'l> Tokens<'l> {
         Some(name.to_owned())
     }
     fn found(&self) -> String {
-        self.peek().map_or("the line ends".to_owned(), |t| format!("'{}' stands there", one_line(t)))
+        self.peek().map_or("the line ends".to_owned(), |t| {
+            format!("'{}' stands there", one_line(t))
+        })
     }
     fn symbol(&mut self, symbol: &str) -> Parsed<()> {
         if self.accept(symbol) {
@@ -1099,7 +1143,8 @@ impl<'l> Tokens<'l> {
         self.symbol(word)
     }
     fn name(&mut self, what: &str) -> Parsed<String> {
-        self.accept_name().ok_or_else(|| format!("{what} ({})", self.found()))
+        self.accept_name()
+            .ok_or_else(|| format!("{what} ({})", self.found()))
     }
     fn number(&mut self) -> Parsed<u64> {
         let Some(token) = self.peek().filter(|_| self.is_number()) else {
@@ -1123,19 +1168,27 @@ impl<'l> Tokens<'l> {
         let found = self.found();
         let register = self.peek_name().and_then(register_number);
         self.skip();
-        register.ok_or_else(|| format!("a register, r0 to r{}, is expected, and {found}", MOST_REGISTERS - 1))
+        register.ok_or_else(|| {
+            format!(
+                "a register, r0 to r{}, is expected, and {found}",
+                MOST_REGISTERS - 1
+            )
+        })
     }
     fn datum(&mut self, test: &Test) -> Parsed<usize> {
         let name = self.name("the name of a page is missing")?;
-        test.datum(&name).ok_or_else(|| format!("'{}' is no page: declare it with 'data'", one_line(&name)))
+        test.datum(&name)
+            .ok_or_else(|| format!("'{}' is no page: declare it with 'data'", one_line(&name)))
     }
     fn space(&mut self, test: &Test) -> Parsed<usize> {
         let name = self.name("the name of a space is missing")?;
-        test.space(&name).ok_or_else(|| format!("'{}' is no space", one_line(&name)))
+        test.space(&name)
+            .ok_or_else(|| format!("'{}' is no space", one_line(&name)))
     }
     fn address(&mut self, test: &Test) -> Parsed<usize> {
         let name = self.name("the name of an address is missing")?;
-        test.address(&name).ok_or_else(|| format!("'{}' is no address", one_line(&name)))
+        test.address(&name)
+            .ok_or_else(|| format!("'{}' is no address", one_line(&name)))
     }
     /// `name` or `space:name`.
     fn spaced(&mut self, test: &Test) -> Parsed<(usize, String)> {
@@ -1143,12 +1196,16 @@ impl<'l> Tokens<'l> {
         if !self.accept(":") {
             return Ok((0, name));
         }
-        let space = test.space(&name).ok_or_else(|| format!("'{}' is no space", one_line(&name)))?;
+        let space = test
+            .space(&name)
+            .ok_or_else(|| format!("'{}' is no space", one_line(&name)))?;
         Ok((space, self.name("the name of an address is missing")?))
     }
     fn spaced_address(&mut self, test: &Test) -> Parsed<(usize, usize)> {
         let (space, name) = self.spaced(test)?;
-        let address = test.address(&name).ok_or_else(|| format!("'{}' is no address", one_line(&name)))?;
+        let address = test
+            .address(&name)
+            .ok_or_else(|| format!("'{}' is no address", one_line(&name)))?;
         Ok((space, address))
     }
     /// A word of physical memory: `name`, `pte(x)`, `table[x]`.
@@ -1169,17 +1226,26 @@ impl<'l> Tokens<'l> {
                     self.symbol("]")?;
                     return Ok(Location::Slot { table, address });
                 }
-                return Err(format!("'{}' is neither a mapped address nor a location", one_line(&name)));
+                return Err(format!(
+                    "'{}' is neither a mapped address nor a location",
+                    one_line(&name)
+                ));
             }
         };
         self.symbol("(")?;
         let (space, address) = self.spaced_address(test)?;
         self.symbol(")")?;
         let Some(map) = test.map(space, address) else {
-            return Err(format!("'{}' has no tables in this space: map it, if only as invalid", test.addresses[address].name));
+            return Err(format!(
+                "'{}' has no tables in this space: map it, if only as invalid",
+                test.addresses[address].name
+            ));
         };
         if depth == 0 && matches!(map.value, Value::Leaf { block: true, .. }) {
-            return Err(format!("'{}' is mapped by a block and has no pte()", test.addresses[address].name));
+            return Err(format!(
+                "'{}' is mapped by a block and has no pte()",
+                test.addresses[address].name
+            ));
         }
         Ok(Location::Entry {
             space,
@@ -1224,7 +1290,9 @@ impl<'l> Tokens<'l> {
             return Ok(Term::Memory(location));
         }
         let number = self.number()?;
-        let thread = usize::try_from(number).ok().filter(|&thread| thread < test.code.len());
+        let thread = usize::try_from(number)
+            .ok()
+            .filter(|&thread| thread < test.code.len());
         let thread = thread.ok_or_else(|| format!("there is no thread {number}"))?;
         self.symbol(":")?;
         let name = self.name("a register or a label is missing")?;

@@ -352,12 +352,18 @@ impl Op {
         }
     }
 
-    pub fn writes(&self) -> bool {
-        matches!(self, Self::Store { .. } | Self::Atomic { .. })
+    /// The register that the address depends on.
+    pub fn address(&self) -> Option<usize> {
+        match self {
+            Self::Load { address, .. }
+            | Self::Store { address, .. }
+            | Self::Atomic { address, .. } => *address,
+            _ => None,
+        }
     }
 
-    pub fn reads(&self) -> bool {
-        matches!(self, Self::Load { .. } | Self::Atomic { .. })
+    pub fn writes(&self) -> bool {
+        matches!(self, Self::Store { .. } | Self::Atomic { .. })
     }
 }
 

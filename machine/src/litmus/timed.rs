@@ -83,14 +83,20 @@ fn costs() -> Costs {
         issue: Time::ns(10),
         complete: Time::ns(50),
         walk: Time::ns(10),
-        access: Time::ns(10),
+        // Long enough for others to get in between.
+        access: Time::ns(50),
         exception: Time::ns(50),
         ..Costs::default()
     }
 }
 
 /// One run: which outcomes it came to.
-fn run(test: &Test, profile: Profile, seed: u64, memory: Memory) -> Result<(Vec<bool>, Memory), RunError> {
+fn run(
+    test: &Test,
+    profile: Profile,
+    seed: u64,
+    memory: Memory,
+) -> Result<(Vec<bool>, Memory), RunError> {
     let mut setup = Setup::new(layout::architecture(test, profile), memory);
     setup.costs = costs();
     setup.scheduler.cpus = test.threads();
@@ -98,7 +104,9 @@ fn run(test: &Test, profile: Profile, seed: u64, memory: Memory) -> Result<(Vec<
     let machine = Machine::new(setup);
     machine.hardware.stop_judging();
     let Some(layout) = Layout::build(test, &machine.hardware) else {
-        return Err(RunError::NoStack("too little memory for the tables".to_owned()));
+        return Err(RunError::NoStack(
+            "too little memory for the tables".to_owned(),
+        ));
     };
     let nothing = |thread: &Thread| vec![End::Nothing; thread.code.len()];
     let run = Run {
@@ -115,9 +123,15 @@ fn run(test: &Test, profile: Profile, seed: u64, memory: Memory) -> Result<(Vec<
         machine.hardware.dice.note(address.va);
     }
     let stream = Cell::new(seed);
-    let delays: Vec<u64> = test.code.iter().map(|_| below(&stream, 2) * below(&stream, 1_000)).collect();
+    let delays: Vec<u64> = test
+        .code
+        .iter()
+        .map(|_| below(&stream, 2) * below(&stream, 1_000))
+        .collect();
     machine.run(|cpu| {
-        machine.hardware.load_root(cpu.id(), layout.spaces[test.code[cpu.id()].space]);
+        machine
+            .hardware
+            .load_root(cpu.id(), layout.spaces[test.code[cpu.id()].space]);
         cpu.spend(Time::ns(delays[cpu.id()]));
         run.thread(cpu);
     })?;
@@ -151,6 +165,7 @@ struct Run<'r> {
 impl Run<'_> {
     fn thread(&self, cpu: Cpu<'_>) {
         let thread = cpu.id();
+        let hardware = &self.machine.hardware;
         for (at, instruction) in self.test.code[thread].code.iter().enumerate() {
             self.wait(cpu);
             self.answer(cpu);
@@ -160,16 +175,20 @@ impl Run<'_> {
                 Err(fault) => {
                     cpu.spend(self.machine.costs().exception);
                     cpu.order();
-                    self.machine.hardware.synchronise(thread);
+                    hardware.synchronise(thread);
                     End::Fault(fault)
                 }
             };
             self.results.borrow_mut()[thread][at] = result;
         }
         // What is in the buffer comes out of it some time, in some order.
-        while self.machine.hardware.has_buffered(thread) {
+        while hardware.has_buffered(thread) {
             self.wait(cpu);
             self.answer(cpu);
+            let drainable = hardware.drainable(thread);
+            if let Some(&at) = drainable.get(hardware.dice.below(8) as usize) {
+                hardware.drain_one(thread, at);
+            }
         }
         self.answer(cpu);
         self.finished.update(|finished| finished | 1 << thread);
@@ -213,7 +232,11 @@ impl Run<'_> {
 
     fn request(&self, thread: usize, address: usize, write: bool) -> Request {
         let va = self.test.addresses[address].va;
-        let request = if write { Request::write(va) } else { Request::read(va) };
+        let request = if write {
+            Request::write(va)
+        } else {
+            Request::read(va)
+        };
         if self.test.code[thread].user {
             request.by_user()
         } else {
@@ -227,6 +250,10 @@ impl Run<'_> {
         if op.place().is_some() {
             cpu.order();
             self.pass_fence(thread);
+            if op.address().is_some() {
+                // Nobody could translate before the address was known.
+                hardware.synchronise(thread);
+            }
         }
         match op {
             Op::Load { at, .. } => return self.load(cpu, at).map(Some),
@@ -246,7 +273,11 @@ impl Run<'_> {
                 let old = self.change(cpu, at, change, value)?;
                 return Ok(register.map(|_| old));
             }
-            Op::Fence(Kind::Loads) | Op::Branch(_) | Op::Barrier { kind: Kind::Loads, .. } => {}
+            Op::Fence(Kind::Loads)
+            | Op::Branch(_)
+            | Op::Barrier {
+                kind: Kind::Loads, ..
+            } => {}
             Op::Fence(kind) => {
                 cpu.order();
                 match kind {
@@ -294,9 +325,13 @@ impl Run<'_> {
         let hardware = &self.machine.hardware;
         match at {
             Place::Virtual(address) => {
-                let translated = self.machine.translate(self.request(cpu.id(), *address, false))?;
+                let translated = self
+                    .machine
+                    .translate(self.request(cpu.id(), *address, false))?;
                 // A load finds what its CPU has stored to the same place.
-                if hardware.visible_to(cpu.id(), translated.pa()) != hardware.memory.read(translated.pa()) {
+                if hardware.visible_to(cpu.id(), translated.pa())
+                    != hardware.memory.read(translated.pa())
+                {
                     hardware.drain(cpu.id());
                 }
                 Ok(self.machine.do_access(translated, None))
@@ -315,7 +350,9 @@ impl Run<'_> {
         let hardware = &self.machine.hardware;
         match at {
             Place::Virtual(address) => {
-                let translated = self.machine.translate(self.request(cpu.id(), *address, true))?;
+                let translated = self
+                    .machine
+                    .translate(self.request(cpu.id(), *address, true))?;
                 // It goes past the buffer.
                 hardware.drain(cpu.id());
                 self.machine.do_access(translated, Some(value));
@@ -331,11 +368,20 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn change(&self, cpu: Cpu<'_>, at: &Place, change: &Change, value: &Value) -> Result<u64, Fault> {
+    fn change(
+        &self,
+        cpu: Cpu<'_>,
+        at: &Place,
+        change: &Change,
+        value: &Value,
+    ) -> Result<u64, Fault> {
         let hardware = &self.machine.hardware;
         let thread = cpu.id();
         let translated = match at {
-            Place::Virtual(address) => Some(self.machine.translate(self.request(thread, *address, true))?),
+            Place::Virtual(address) => Some(
+                self.machine
+                    .translate(self.request(thread, *address, true))?,
+            ),
             Place::Physical(_) => {
                 cpu.spend(self.machine.costs().exchange);
                 cpu.order();

@@ -1,84 +1,227 @@
-//! Planted bugs.
+//! Bugs, planted one at a time into programs that are right: each is caught, by the right rule, within a number of seeds,
+//! and each time that the seed is run again.
+//!
+//! The list is also the answer to whether a rule can fire at all: each does, and is the first to do so, for some bug.
+
 #[path = "../workloads/mod.rs"]
 mod workloads;
-use tablewright_machine::Rule;
-use workloads::{Bug, Run, Workload, run};
 
-fn env(name: &str) -> Option<u64> { std::env::var(name).ok().and_then(|n| n.parse().ok()) }
+use std::collections::BTreeSet;
+
+use tablewright_machine::Rule::{self, *};
+use workloads::Bug::{self, *};
+use workloads::Workload::{self, *};
+use workloads::{Run, run};
+
+/// So many seeds are tried.
+const SEEDS: u64 = 2000;
+
+/// A bug, where it is planted, and the rules that it breaks. More than one where it depends on the seed what is
+/// done next with what the bug has left behind.
+const PLANTED: &[(Bug, Workload, &[Rule])] = &[
+    // The platform under the engine.
+    (NoBarrier, Edits, &[Invalidation]),
+    (NoBarrierBeforeInvalidation, Edits, &[Invalidation]),
+    (NoBarrierAfterMap, Edits, &[NoProgress]),
+    (NoWait, Edits, &[FreedEarly]),
+    (NoWaitInBreak, Edits, &[BreakBeforeMake]),
+    (NoWaitInFlush, Edits, &[FreedEarly]),
+    (NoInvalidation, Edits, &[FreedEarly]),
+    (NoInvalidationInBreak, Edits, &[BreakBeforeMake]),
+    (OnlyLocal, Edits, &[FreedEarly]),
+    (HintOfAnotherLevel, Edits, &[Invalidation]),
+    (HintWhereThereIsNone, Edits, &[Invalidation]),
+    (TablesForgotten, Edits, &[Invalidation]),
+    (RangeTooShort, Edits, &[FreedEarly]),
+    (OnlyFirstPage, Edits, &[FreedEarly]),
+    (AnotherIdentifier, Edits, &[Invalidation]),
+    (FlushHoldsOne, Edits, &[FreedEarly]),
+    (BreakLevelTooHigh, Edits, &[BreakBeforeMake]),
+    (HardwareAccessUnknown, Edits, &[FlagLost, BreakBeforeMake]),
+    (HardwareDirtyUnknown, Edits, &[FlagLost]),
+    (LinkedByPlainStore, Edits, &[LinkedEarly]),
+    (NotZeroed, Edits, &[LinkedEarly]),
+    (ExchangeInTwoSteps, Edits, &[FlagLost]),
+    (HiddenStore, Edits, &[StaleUse]),
+    // The program around it.
+    (FreedBeforeCompletion, Edits, &[FreedEarly]),
+    (FreedWhileMapped, Edits, &[FreedEarly]),
+    (ReusedBeforeCompletion, Edits, &[BreakBeforeMake]),
+    (EditedTwice, Edits, &[BreakBeforeMake]),
+    (FlushDropped, Edits, &[Program]),
+    (LastFlushDropped, Edits, &[NeverInvalidated]),
+    (NotCleaned, Edits, &[CacheMaintenance]),
+    (CodeNotCleaned, Edits, &[CacheMaintenance]),
+    (CodeNotRefetched, Edits, &[CacheMaintenance]),
+    // Windows, and the linear map.
+    (NoWaitInBreak, Windows, &[WindowStale, BreakBeforeMake]),
+    (
+        NoInvalidationInBreak,
+        Windows,
+        &[WindowStale, BreakBeforeMake],
+    ),
+    (ReservedMemoryMapped, Windows, &[ForbiddenMemory]),
+    (WholeBlocksMapped, Windows, &[ForbiddenMemory]),
+    // Identifiers.
+    (IdentifierNotInvalidated, Identifiers, &[IdentifierReused]),
+    (WrongIdentifierInvalidated, Identifiers, &[FreedEarly]),
+    (IdentifiersInvalidatedHere, Identifiers, &[FreedEarly]),
+    (SameIdentifierTwice, Identifiers, &[IdentifierReused]),
+    (UserPagesGlobal, Identifiers, &[Conflict, Program]),
+    // Faults of published crates, and others that are known.
+    (LinkedBeforeZeroed, Baseline, &[LinkedEarly]),
+    (NoBarrierBeforeTlbi, Baseline, &[Invalidation]),
+    (AllOnlyLocal, Baseline, &[FreedEarly]),
+    (TableFreedUnforgotten, Baseline, &[FreedEarly]),
+    (TableFreedAfterLeaves, Baseline, &[Invalidation]),
+    (ProtectedByStore, Baseline, &[FlagLost]),
+    (SplitInOneStore, Baseline, &[BreakBeforeMake]),
+    (FlushIsEmpty, Baseline, &[FreedEarly]),
+    (TlbiIsLocal, Baseline, &[FreedEarly]),
+    (InvalidatedBeforeStore, Baseline, &[FreedEarly]),
+    (EmptyByFirstEntry, Baseline, &[NoProgress]),
+    (MappedOverTable, Baseline, &[BreakBeforeMake]),
+    (FreedTableLinkedAgain, Baseline, &[WalkAstray]),
+    (PageWrittenAsBlock, Baseline, &[Reserved]),
+    (PartOfRunUnmapped, Baseline, &[BrokenRun]),
+    (HalfARun, Baseline, &[BrokenRun]),
+    // Concurrent edits.
+    (
+        NotClaimed,
+        Concurrent,
+        &[BreakBeforeMake, StaleUse, Program],
+    ),
+    (EntryLeftToOthersEarly, Concurrent, &[BreakBeforeMake]),
+    (FrozenByStore, Concurrent, &[FlagLost, FreedEarly]),
+    (PageFreedBeforeInvalidation, Concurrent, &[FreedEarly]),
+    (TableFreedUnderOthers, Concurrent, &[FreedEarly]),
+    (NotCleaned, Concurrent, &[CacheMaintenance]),
+    (CodeNotCleaned, Concurrent, &[CacheMaintenance]),
+    (CodeNotRefetched, Concurrent, &[CacheMaintenance]),
+];
+
+const RULES: [Rule; 17] = [
+    BreakBeforeMake,
+    Invalidation,
+    NeverInvalidated,
+    StaleUse,
+    FreedEarly,
+    WalkAstray,
+    LinkedEarly,
+    BrokenRun,
+    Conflict,
+    IdentifierReused,
+    FlagLost,
+    ForbiddenMemory,
+    WindowStale,
+    CacheMaintenance,
+    Reserved,
+    NoProgress,
+    Program,
+];
+
+/// The first seed that catches the bug, and what it says.
+fn first_caught(bug: Bug, workload: Workload) -> Option<(u64, Run)> {
+    (1..=SEEDS)
+        .map(|seed| (seed, run(workload, seed, Some(bug), None)))
+        .find(|(_, run)| !run.is_good())
+}
+
 #[test]
-fn quick() {
-    let n: u64 = env("N").unwrap_or(300);
-    let from: u64 = env("FROM").unwrap_or(1);
-    let w = Workload::ALL[env("W").unwrap_or(0) as usize];
-    for seed in from..from+n {
-        let start = std::time::Instant::now();
-        let sink: Option<tablewright_machine::trace::Sink> = std::env::var("TRACE").ok().map(|path| {
-            use std::io::Write;
-            let mut file = std::io::BufWriter::new(std::fs::File::create(path).unwrap());
-            Box::new(move |line: &str| writeln!(file, "{}", line.trim_end()).unwrap()) as _
-        });
-        let run = run(w, seed, None, sink);
-        let t = start.elapsed().as_micros();
-        if !run.is_good() || t > 9000 {
-            println!("{seed}: {t} us acc {} entries {} {:?}", run.counts.accesses, run.counts.entries, run.outcome.as_ref().err());
-            for v in run.violations.iter().take(2) { println!("  {v}"); }
+fn each_planted_bug_is_caught_by_the_right_rule() {
+    let mut failures = Vec::new();
+    for &(bug, workload, rules) in PLANTED {
+        let name = format!("{bug:?} in {workload}");
+        let Some((seed, caught)) = first_caught(bug, workload) else {
+            failures.push(format!("{name}: not caught within {SEEDS} seeds"));
+            continue;
+        };
+        let Some(violation) = caught.violations.first() else {
+            failures.push(format!("{name}: seed {seed}: {:?}", caught.outcome));
+            continue;
+        };
+        println!("{name}: {} after {seed} seeds", violation.rule);
+        if !rules.contains(&violation.rule) {
+            failures.push(format!("{name}: another rule: {violation}"));
+        }
+        if violation.seed != seed || run(workload, seed, Some(bug), None) != caught {
+            failures.push(format!("{name}: seed {seed} is not the same again"));
+        }
+        for seed in 1..=seed {
+            let right = run(workload, seed, None, None);
+            if !right.is_good() {
+                let first = right.violations.first();
+                failures.push(format!(
+                    "{workload} without a bug: {first:?}, {:?}",
+                    right.outcome
+                ));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Which rule comes first depends on the seed where several are broken, so all that a bug may break are looked for.
+#[test]
+fn each_rule_is_the_first_that_some_bug_breaks() {
+    let mut fired = BTreeSet::new();
+    for rule in RULES {
+        if fired.contains(&rule) {
+            continue;
+        }
+        for &(bug, workload, rules) in PLANTED {
+            if !rules.contains(&rule) {
+                continue;
+            }
+            let found = (1..=SEEDS).any(|seed| {
+                let run = run(workload, seed, Some(bug), None);
+                run.violations
+                    .first()
+                    .is_some_and(|first| first.rule == rule)
+            });
+            if found {
+                fired.insert(rule);
+                break;
+            }
+        }
+    }
+    let silent: Vec<_> = RULES.iter().filter(|rule| !fired.contains(rule)).collect();
+    assert!(silent.is_empty(), "no bug breaks {silent:?}");
+}
+
+#[test]
+fn right_programs_break_no_rule_and_do_the_same_each_time() {
+    for workload in Workload::ALL {
+        for seed in 1..=300 {
+            let first = run(workload, seed, None, None);
+            assert!(first.is_good(), "{workload}: {first:?}");
+            // In another order, and so on memory that has been used for something else.
+            if seed % 4 == 0 {
+                assert_eq!(
+                    run(workload, seed, None, None),
+                    first,
+                    "{workload}, seed {seed}"
+                );
+            }
         }
     }
 }
 
-use Bug::*;
-use Rule::*;
-const TABLE: &[(Bug, Workload, &[Rule])] = &[
-    (NoBarrier, Workload::Edits, &[Invalidation]),
-    (NoBarrierBeforeInvalidation, Workload::Edits, &[Invalidation]),
-    (NoBarrierAfterMap, Workload::Edits, &[NoProgress]),
-    (NoWait, Workload::Edits, &[FreedEarly]),
-    (NoWaitInBreak, Workload::Edits, &[BreakBeforeMake]),
-    (NoWaitInFlush, Workload::Edits, &[FreedEarly]),
-    (NoInvalidation, Workload::Edits, &[FreedEarly]),
-    (NoInvalidationInBreak, Workload::Edits, &[BreakBeforeMake]),
-    (OnlyLocal, Workload::Edits, &[FreedEarly]),
-    (HintOfAnotherLevel, Workload::Edits, &[Invalidation]),
-    (HintWhereThereIsNone, Workload::Edits, &[Invalidation]),
-    (TablesForgotten, Workload::Edits, &[Invalidation]),
-    (RangeTooShort, Workload::Edits, &[FreedEarly]),
-    (OnlyFirstPage, Workload::Edits, &[FreedEarly]),
-    (AnotherIdentifier, Workload::Edits, &[Invalidation]),
-    (FlushHoldsOne, Workload::Edits, &[FreedEarly]),
-    (BreakLevelTooHigh, Workload::Edits, &[BreakBeforeMake]),
-    (HardwareAccessUnknown, Workload::Edits, &[BreakBeforeMake]),
-    (HardwareDirtyUnknown, Workload::Edits, &[FlagLost]),
-    (LinkedByPlainStore, Workload::Edits, &[LinkedEarly]),
-    (NotZeroed, Workload::Edits, &[LinkedEarly]),
-    (ExchangeInTwoSteps, Workload::Edits, &[FlagLost]),
-    (HiddenStore, Workload::Edits, &[StaleUse]),
-    (FreedBeforeCompletion, Workload::Edits, &[FreedEarly]),
-    (FreedWhileMapped, Workload::Edits, &[FreedEarly]),
-    (ReusedBeforeCompletion, Workload::Edits, &[BreakBeforeMake]),
-    (EditedTwice, Workload::Edits, &[BreakBeforeMake]),
-    (FlushDropped, Workload::Edits, &[NeverInvalidated]),
-    (NotCleaned, Workload::Edits, &[CacheMaintenance]),
-    (CodeNotCleaned, Workload::Edits, &[CacheMaintenance]),
-    (CodeNotRefetched, Workload::Edits, &[CacheMaintenance]),
-];
 #[test]
-fn table() {
-    for &(bug, workload, rules) in TABLE {
-        let mut hits: std::collections::BTreeMap<String, (u64, u64)> = Default::default();
-        let mut first = None;
-        let mut example = String::new();
-        for seed in 1..=500 {
-            let run: Run = run(workload, seed, Some(bug), None);
-            if let Some(v) = run.violations.first() {
-                let e = hits.entry(format!("{:?}", v.rule)).or_insert((0, seed));
-                e.0 += 1;
-                if !rules.contains(&v.rule) && example.is_empty() { example = v.to_string(); }
-                first.get_or_insert((seed, rules.contains(&v.rule)));
-            } else if run.outcome.is_err() {
-                let e = hits.entry(format!("{:?}", run.outcome.err())).or_insert((0, seed));
-                e.0 += 1;
-            }
-        }
-        println!("{bug:?}: {first:?} {hits:?} {}", &example[..example.len().min(230)]);
+fn a_run_does_not_depend_on_the_thread() {
+    for workload in Workload::ALL {
+        let here: Vec<Run> = (1..=20)
+            .map(|seed| run(workload, seed, None, None))
+            .collect();
+        let there = std::thread::spawn(move || {
+            let mut runs: Vec<Run> = (1..=20)
+                .rev()
+                .map(|seed| run(workload, seed, None, None))
+                .collect();
+            runs.reverse();
+            runs
+        });
+        let there = there.join().expect("no panic");
+        assert!(here == there, "{workload}");
     }
 }

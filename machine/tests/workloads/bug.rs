@@ -61,8 +61,10 @@ pub enum Bug {
     ReusedBeforeCompletion,
     /// An address is edited again before that, where what it said before decides how it may be edited.
     EditedTwice,
-    /// A flush is dropped.
+    /// Flushes are dropped.
     FlushDropped,
+    /// The last flush is dropped.
+    LastFlushDropped,
     /// A page is mapped uncached without having been cleaned.
     NotCleaned,
     /// Code is executed that was not cleaned.
@@ -85,4 +87,50 @@ pub enum Bug {
     SameIdentifierTwice,
     /// The pages of one space are said to be those of all.
     UserPagesGlobal,
+
+    // Tables by hand, on one CPU: what published crates do, and what is known of others.
+    /// `x86_64`: a new table is linked, and then zeroed.
+    LinkedBeforeZeroed,
+    /// `page_table_multiarch`: no barrier between the store and the invalidation.
+    NoBarrierBeforeTlbi,
+    /// `page_table_multiarch`: more than 32 pages are invalidated on this CPU only.
+    AllOnlyLocal,
+    /// `page-table-generic`: leaves are invalidated, then their table is cut off and freed.
+    TableFreedUnforgotten,
+    /// The same in one step: a table is cut off, and its leaves are invalidated.
+    TableFreedAfterLeaves,
+    /// `ostd`: attributes are loaded, worked out, and stored.
+    ProtectedByStore,
+    /// `ostd`, on arm64: a block becomes a table in one store.
+    SplitInOneStore,
+    /// `hvisor`: the function that invalidates is empty.
+    FlushIsEmpty,
+    /// `patina_paging`: invalidations are for this CPU only.
+    TlbiIsLocal,
+    /// The invalidation comes before the store.
+    InvalidatedBeforeStore,
+    /// A table is empty if its first entry is.
+    EmptyByFirstEntry,
+    /// A block is mapped over a table.
+    MappedOverTable,
+    /// A table that was freed is linked again.
+    FreedTableLinkedAgain,
+    /// A page has the form of a block.
+    PageWrittenAsBlock,
+    /// Some pages of a contiguous run are unmapped.
+    PartOfRunUnmapped,
+    /// A contiguous run of which only half is there.
+    HalfARun,
+
+    // Tables by hand, on all CPUs at once.
+    /// Nobody claims an entry before writing it.
+    NotClaimed,
+    /// An entry is left to others before it is forgotten.
+    EntryLeftToOthersEarly,
+    /// A leaf is taken out by a load and a store.
+    FrozenByStore,
+    /// A page goes back before its invalidation.
+    PageFreedBeforeInvalidation,
+    /// A table goes back while others may be in it.
+    TableFreedUnderOthers,
 }

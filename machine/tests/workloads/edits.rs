@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 
 use tablewright::flush::Held;
 use tablewright::{
-    AddressSpace, Attrs, Change, EditError, Flush, Format, Leaf, Level, Liveness, Mapping, Memory, Pa, Perms,
-    Progress, Span, Va,
+    AddressSpace, Attrs, Change, EditError, Flush, Format, Leaf, Level, Liveness, Mapping, Memory,
+    Pa, Perms, Progress, Span, Va,
 };
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
 
@@ -50,8 +50,20 @@ impl Layout {
 
     /// Where an edit of the second region may begin or end.
     fn cuts(&self) -> [u64; 9] {
-        let Self { page, block, run, .. } = *self;
-        [0, page, run, 2 * run, block - run, block, block + page, block + run, 2 * block]
+        let Self {
+            page, block, run, ..
+        } = *self;
+        [
+            0,
+            page,
+            run,
+            2 * run,
+            block - run,
+            block,
+            block + page,
+            block + run,
+            2 * block,
+        ]
     }
 
     fn spots(&self) -> impl Iterator<Item = u64> {
@@ -157,6 +169,9 @@ pub fn run<F: Format<Input = Va>>(
             for _ in 0..edits {
                 editor.edit(cpu);
             }
+            if fault.is(Bug::LastFlushDropped) && editor.held.is_empty() {
+                editor.flush = None;
+            }
             editor.complete();
             done.set(true);
             return;
@@ -170,7 +185,7 @@ pub fn run<F: Format<Input = Va>>(
         }
     })?;
     between(machine.digest());
-    if !machine.violations().is_empty() {
+    if !machine.violations().is_empty() || fault.is(Bug::LastFlushDropped) {
         return Ok(outcome);
     }
     machine.calm();
@@ -189,7 +204,12 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             9 => self.unmap_large(),
             10..=11 => self.protect_large(),
             12 => self.split(),
-            13 => self.collapse(),
+            13 => {
+                self.collapse();
+                if self.dice.once_in(2) {
+                    self.split();
+                }
+            }
             _ => self.look(),
         }
         if self.dice.once_in(4) {
@@ -234,7 +254,11 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             .inside(low, high)
             .map(|spot| {
                 let page = spot.page();
-                let new = if inside(spot) { page.and_then(&becomes) } else { page };
+                let new = if inside(spot) {
+                    page.and_then(&becomes)
+                } else {
+                    page
+                };
                 let before = spot.begin(if merges { new.map(Page::merged) } else { new });
                 (spot, if merges { before.merged() } else { before })
             })
@@ -258,7 +282,9 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         match done {
             Ok(()) | Err(EditError::OutOfTables | EditError::AlreadyMapped(_)) => {}
             Err(EditError::NeedsBreak(_)) if own => {}
-            Err(error) => self.machine.report(Rule::Program, format!("refused: {error}")),
+            Err(error) => self
+                .machine
+                .report(Rule::Program, format!("refused: {error}")),
         }
     }
 
@@ -268,7 +294,10 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     /// until the flush is complete, must not matter any more.
     fn forget_before(&mut self, first: u64, last: u64, maps: bool) {
         let (first, last) = self.extent(first, last);
-        let touched = self.touched.iter().any(|&(from, to)| from <= last && first <= to);
+        let touched = self
+            .touched
+            .iter()
+            .any(|&(from, to)| from <= last && first <= to);
         let spared = if maps {
             self.is(Bug::ReusedBeforeCompletion)
         } else {
@@ -294,7 +323,9 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             dirty: self.dice.once_in(2),
             accessed: !self.dice.once_in(4),
             software: self.dice.below(8) as u8,
-            memory: self.dice.pick(&[Memory::Normal, Memory::Normal, Memory::WriteThrough]),
+            memory: self
+                .dice
+                .pick(&[Memory::Normal, Memory::Normal, Memory::WriteThrough]),
             ..self.dice.pick(of)
         }
     }
@@ -408,8 +439,10 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             self.complete();
             return;
         }
-        let change = self.some_change();
-        self.protect(first, last, change);
+        for _ in 0..1 + self.dice.below(3) {
+            let change = self.some_change();
+            self.protect(first, last, change);
+        }
     }
 
     /// A page that others may have written becomes code.
@@ -423,12 +456,16 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         if page.attrs.memory == Memory::NonCacheable {
             return;
         }
-        self.protect(va, last, Change::new().perms(Perms::READ | Perms::USER_READ));
+        self.protect(
+            va,
+            last,
+            Change::new().perms(Perms::READ | Perms::USER_READ),
+        );
         self.complete();
         let spot = self.oracle.inside(va, last).next();
-        let writable = spot.and_then(Spot::page).is_none_or(|page| {
-            page.attrs.perms.intersects(Perms::ANY_WRITE)
-        });
+        let writable = spot
+            .and_then(Spot::page)
+            .is_none_or(|page| page.attrs.perms.intersects(Perms::ANY_WRITE));
         if writable {
             return;
         }
@@ -526,7 +563,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         let change = Change::new();
         let data = Perms::READ | Perms::WRITE;
         let user = data | Perms::USER_READ | Perms::USER_WRITE;
-        match self.dice.below(12) {
+        match self.dice.below(13) {
             0..=1 => change.write_protect(),
             2..=3 => change.perms(user),
             4 => change.perms(data),
@@ -536,6 +573,9 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             8 => change.accessed(false).dirty(false),
             9 => change.memory(self.dice.pick(&[Memory::Normal, Memory::WriteThrough])),
             10 => change.global(self.dice.once_in(2)),
+            11 => change
+                .memory(self.dice.pick(&[Memory::Normal, Memory::WriteThrough]))
+                .accessed(true),
             _ => change.software(self.dice.below(8) as u8),
         }
     }
@@ -554,30 +594,35 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             let room = 1 + self.dice.below(24) as usize;
             let mut stopped = None;
             let early = self.is(Bug::FreedBeforeCompletion);
-            self.change((first, last), |_| None, &Change::new(), |this| {
-                let mut held = std::mem::take(&mut this.held);
-                let (machine, oracle) = (this.machine, this.oracle);
-                let progress = this.with_flush(|space, flush| {
-                    space.unmap(span(first, last), flush, |leaf| {
-                        if early {
-                            // SAFETY: what it names is reused too early, which is the bug.
-                            give_back(machine, oracle, &unsafe { leaf.assume_complete() });
-                        } else {
-                            held.push(leaf);
-                        }
-                        if held.len() >= room {
-                            ControlFlow::Break(())
-                        } else {
-                            ControlFlow::Continue(())
-                        }
-                    })
-                });
-                this.held = held;
-                if let Progress::Stopped(at) = progress? {
-                    stopped = Some(at.get());
-                }
-                Ok(())
-            });
+            self.change(
+                (first, last),
+                |_| None,
+                &Change::new(),
+                |this| {
+                    let mut held = std::mem::take(&mut this.held);
+                    let (machine, oracle) = (this.machine, this.oracle);
+                    let progress = this.with_flush(|space, flush| {
+                        space.unmap(span(first, last), flush, |leaf| {
+                            if early {
+                                // SAFETY: what it names is reused too early, which is the bug.
+                                give_back(machine, oracle, &unsafe { leaf.assume_complete() });
+                            } else {
+                                held.push(leaf);
+                            }
+                            if held.len() >= room {
+                                ControlFlow::Break(())
+                            } else {
+                                ControlFlow::Continue(())
+                            }
+                        })
+                    });
+                    this.held = held;
+                    if let Progress::Stopped(at) = progress? {
+                        stopped = Some(at.get());
+                    }
+                    Ok(())
+                },
+            );
             if let Some(at) = stopped {
                 // Complete is what lies below.
                 self.pending.retain(|spot| !(at..=last).contains(&spot.va));
@@ -598,7 +643,10 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         });
         let known = spot.page().map(|page| (page.pa, page.attrs.perms));
         self.machine.check(found == known, || {
-            format!("{:#x} is {known:x?}, and the engine says {found:x?}", spot.va)
+            format!(
+                "{:#x} is {known:x?}, and the engine says {found:x?}",
+                spot.va
+            )
         });
         let said = leaf.is_some_and(|leaf| leaf.attrs().dirty);
         if spot.is_steady() && spot.is_written() && !said {
@@ -662,7 +710,10 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             let last = first + (size - 1);
             self.unmap(first, last);
             self.complete();
-            let left = self.oracle.inside(first, last).find(|spot| spot.page().is_some());
+            let left = self
+                .oracle
+                .inside(first, last)
+                .find(|spot| spot.page().is_some());
             if let Some(spot) = left {
                 let what = format!("{:#x} cannot be unmapped", spot.va);
                 self.machine.report(Rule::NoProgress, what);
@@ -703,7 +754,9 @@ pub(super) fn destroy<F: Format<Input = Va>, P: tablewright::Platform + Clone>(
     unsafe { space.make_dead() };
     let mut left = 0;
     let destroyed = space.destroy(|_| left += 1);
-    machine.check(destroyed.is_ok() && left == 0, || format!("{left} leaves are left"));
+    machine.check(destroyed.is_ok() && left == 0, || {
+        format!("{left} leaves are left")
+    });
     let used = machine.memory().used();
     machine.check(used == 0, || format!("{used} frames are left"));
 }

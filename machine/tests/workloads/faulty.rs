@@ -3,9 +3,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use tablewright::{
-    Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink, What,
-};
+use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink, What};
 use tablewright_machine::{Machine, Mapper, Tlbi};
 
 use super::Bug;
@@ -221,7 +219,7 @@ unsafe impl Platform for Faulty<'_> {
         unsafe {
             if self.is(Bug::ExchangeInTwoSteps) {
                 let old = Platform::load(&self.mapper, entry);
-                self.mapper.store(entry, bits);
+                self.mapper.link(entry, bits);
                 return old;
             }
             if self.is(Bug::HiddenStore) && self.fault.stage.get() == Stage::Unmapping {
@@ -244,7 +242,7 @@ unsafe impl Platform for Faulty<'_> {
                 if old != current {
                     return Err(old);
                 }
-                self.mapper.store(entry, new);
+                self.mapper.link(entry, new);
                 return Ok(());
             }
             self.mapper.compare_exchange(entry, current, new)

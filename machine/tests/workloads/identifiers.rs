@@ -174,12 +174,17 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
         if !whole {
             // No memory: it never was.
             let _ = process.space.destroy(|_| ());
-            process.pages.into_iter().for_each(|page| self.machine.give_page(page));
+            process
+                .pages
+                .into_iter()
+                .for_each(|page| self.machine.give_page(page));
             return;
         }
         self.free.retain(|&free| free != id);
         process.space.make_live();
-        platform.mapper.attach(process.space.root(), Half::Lower, id);
+        platform
+            .mapper
+            .attach(process.space.root(), Half::Lower, id);
         platform.mapper.load();
         self.last += 1;
         for number in 0..PAGES {
@@ -214,7 +219,9 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
     fn roll_over(&mut self) {
         let used = |process: &Option<Process<'_, F>>| process.as_ref().map(|p| p.space.id());
         let in_use: Vec<u16> = self.processes.iter().filter_map(used).collect();
-        self.free = (1..=IDENTIFIERS).filter(|id| !in_use.contains(id)).collect();
+        self.free = (1..=IDENTIFIERS)
+            .filter(|id| !in_use.contains(id))
+            .collect();
         if self.fault.is(Bug::IdentifierNotInvalidated) {
             return;
         }
@@ -232,8 +239,12 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
             // SAFETY: no processor has the root loaded, and everything is forgotten.
             unsafe { process.space.make_dead() };
             let destroyed = process.space.destroy(|_| ());
-            self.machine.check(destroyed.is_ok(), || "a dead space is not".to_owned());
-            process.pages.into_iter().for_each(|page| self.machine.give_page(page));
+            self.machine
+                .check(destroyed.is_ok(), || "a dead space is not".to_owned());
+            process
+                .pages
+                .into_iter()
+                .for_each(|page| self.machine.give_page(page));
         }
     }
 }

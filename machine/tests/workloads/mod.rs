@@ -96,7 +96,9 @@ pub(crate) struct Dice(Cell<u64>);
 
 impl Dice {
     pub fn new(seed: u64, stream: u64) -> Self {
-        let dice = Self(Cell::new(seed.wrapping_mul(0xd134_2543_de82_ef95) ^ stream << 32));
+        let dice = Self(Cell::new(
+            seed.wrapping_mul(0xd134_2543_de82_ef95) ^ stream << 32,
+        ));
         dice.next();
         dice
     }
@@ -276,7 +278,10 @@ thread_local! {
 
 fn memory(page_shift: u32) -> Memory {
     MEMORIES.with_borrow_mut(|memories| {
-        match memories.iter().position(|memory| memory.page_shift() == page_shift) {
+        match memories
+            .iter()
+            .position(|memory| memory.page_shift() == page_shift)
+        {
             Some(at) => memories.swap_remove(at),
             None => Memory::new(FRAMES, page_shift, MEMORY),
         }
@@ -298,12 +303,7 @@ fn machine(kind: Kind, dice: &Dice, seed: u64, cpus: usize) -> Machine {
 }
 
 /// Runs a workload, with a bug in it or without, and with every step written to `trace` if there is one.
-pub fn run(
-    workload: Workload,
-    seed: u64,
-    bug: Option<Bug>,
-    trace: Option<Sink>,
-) -> Run {
+pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>) -> Run {
     let dice = Dice::new(seed, workload as u64);
     let kind = Kind::of(&dice);
     let cpus = match workload {

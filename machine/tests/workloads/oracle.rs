@@ -48,15 +48,29 @@ impl Page {
         let new = Self::new(self.pa, change.apply(self.attrs));
         let (accessed, dirty) = sets(change);
         Self {
-            accessed: if accessed.is_some() { new.accessed } else { self.accessed },
-            dirty: if dirty.is_some() { new.dirty } else { self.dirty },
+            accessed: if accessed.is_some() {
+                new.accessed
+            } else {
+                self.accessed
+            },
+            dirty: if dirty.is_some() {
+                new.dirty
+            } else {
+                self.dirty
+            },
             ..new
         }
     }
 
     /// After it may have been one with others.
     pub fn merged(self) -> Self {
-        let either = |flag| if flag == Flag::Clear { Flag::Either } else { flag };
+        let either = |flag| {
+            if flag == Flag::Clear {
+                Flag::Either
+            } else {
+                flag
+            }
+        };
         Self {
             accessed: either(self.accessed),
             dirty: either(self.dirty),
@@ -233,7 +247,13 @@ impl<'m> Oracle<'m> {
     /// One access to one of the spots, of any kind.
     pub fn try_one(&self, cpu: Cpu<'_>, dice: &Dice) {
         let spot = &self.spots[dice.below(self.spots.len() as u64) as usize];
-        let want = dice.pick(&[Want::Read, Want::Read, Want::Write, Want::Write, Want::Execute]);
+        let want = dice.pick(&[
+            Want::Read,
+            Want::Read,
+            Want::Write,
+            Want::Write,
+            Want::Execute,
+        ]);
         let user = dice.once_in(3);
         self.try_spot(cpu, spot, want, user, dice.below(1 << 40) + 1);
     }
@@ -316,15 +336,31 @@ impl<'m> Oracle<'m> {
             && !request.user
             && page.attrs.perms.intersects(Perms::ANY_USER);
         // What it comes to: a flag that hardware does not set is as it stands.
-        let accessed = if architecture.hardware_access { Flag::Set } else { page.accessed };
-        let dirty = if write && !architecture.hardware_dirty { page.dirty } else { Flag::Set };
+        let accessed = if architecture.hardware_access {
+            Flag::Set
+        } else {
+            page.accessed
+        };
+        let dirty = if write && !architecture.hardware_dirty {
+            page.dirty
+        } else {
+            Flag::Set
+        };
         let flags = [accessed, dirty];
         let must = page.allows(request) && flags == [Flag::Set; 2];
         let may = page.allows(request) && !flags.contains(&Flag::Clear);
-        let what = || format!("{:?} of {:#x}, mapped with {page:?}", request.want, request.va);
+        let what = || {
+            format!(
+                "{:?} of {:#x}, mapped with {page:?}",
+                request.want, request.va
+            )
+        };
         match seen.result {
             Err(fault) if must && !user_code => {
-                machine.report(Rule::NoProgress, format!("{}, takes {fault:?} twice", what()));
+                machine.report(
+                    Rule::NoProgress,
+                    format!("{}, takes {fault:?} twice", what()),
+                );
             }
             Ok(()) if !may && !user_code => {
                 machine.report(Rule::Program, format!("{}, succeeds", what()));
@@ -341,7 +377,10 @@ impl<'m> Oracle<'m> {
         {
             let written = self.data.borrow().get(&at).copied().unwrap_or(Some(0));
             machine.check(written.is_none_or(|written| value == written), || {
-                format!("{}, gives {value:#x} where {written:x?} was written", what())
+                format!(
+                    "{}, gives {value:#x} where {written:x?} was written",
+                    what()
+                )
             });
         }
     }

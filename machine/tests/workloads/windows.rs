@@ -13,7 +13,8 @@ use super::faulty::{Fault, Faulty, Stage};
 use super::oracle::{Oracle, Page};
 use super::{Bug, Dice, FRAMES, Kind, MEMORY, raw};
 
-const SLOTS: usize = 8;
+/// Enough for the walk that makes the coarse map grow, and for the edit of the coarse map inside of it.
+const SLOTS: usize = 16;
 type Spans = Vec<Span<Pa>>;
 
 /// What there is, and what of it must not be mapped.
@@ -47,7 +48,11 @@ pub fn run<F: Format<Input = Va>>(
     }
     let memory = MemoryMap {
         ram: &ram,
-        reserved: if fault.is(Bug::ReservedMemoryMapped) { &[] } else { &reserved },
+        reserved: if fault.is(Bug::ReservedMemoryMapped) {
+            &[]
+        } else {
+            &reserved
+        },
         special: &[],
     };
 
@@ -69,7 +74,10 @@ pub fn run<F: Format<Input = Va>>(
     let behind = Span::new(Va::new(slots_at + SLOTS as u64 * page), page).expect("a page");
     let mut flush = boot.flush();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    while boot.map(behind, Pa::new(1 << 40), mapping, &mut flush).is_err() {}
+    while boot
+        .map(behind, Pa::new(1 << 40), mapping, &mut flush)
+        .is_err()
+    {}
     flush.finish(|_| ());
     boot.make_live();
     platform.mapper.attach(boot.root(), boot_half, 1);
@@ -86,23 +94,40 @@ pub fn run<F: Format<Input = Va>>(
         unreachable!("every format has kernel data");
     };
 
+    let end = MEMORY + FRAMES as u64 * page;
+    // A coarse map has the lower half; kernels have the linear map in the upper.
+    let coarse = !x86 && dice.once_in(2);
+    let (half, offset) = if coarse {
+        (Half::Upper, slots_at + (1 << 41))
+    } else {
+        (Half::Lower, 0)
+    };
     let program = Program {
         machine,
         fault,
         dice,
         memory,
         platform: &platform,
+        half,
+        offset,
     };
-    let end = MEMORY + FRAMES as u64 * page;
     let spots: Vec<u64> = ram
         .iter()
         .chain(&reserved)
-        .flat_map(|span| [span.start(), span.last(), Pa::new(end), Pa::new(end + 7 * page)])
+        .flat_map(|span| {
+            [
+                span.start(),
+                span.last(),
+                Pa::new(end),
+                Pa::new(end + 7 * page),
+            ]
+        })
         .map(|pa| pa.get() & !(page - 1))
         .filter(|pa| !(MEMORY..end).contains(pa))
+        .map(|pa| offset + pa)
         .collect();
     let oracle = Oracle::new(machine, spots);
-    let outcome = if !x86 && dice.once_in(2) {
+    let outcome = if coarse {
         program.through_coarse::<F, _>(&slots, &oracle, between)
     } else {
         program.build::<F, _>(&slots, &oracle, between)
@@ -117,7 +142,7 @@ pub fn run<F: Format<Input = Va>>(
     let all = Span::inclusive(Va::new(slots_at), behind.last()).expect("pages");
     let unmapped = boot.unmap(all, &mut flush, |_| ControlFlow::Continue(()));
     machine.check(unmapped.is_ok(), || format!("{unmapped:?}"));
-    flush.finish(|_| ());
+    fault.during(Stage::Flushing, || flush.finish(|_| ()));
     super::edits::destroy(machine, boot, &platform.mapper);
     Ok(outcome)
 }
@@ -128,6 +153,9 @@ struct Program<'a, 'm> {
     dice: &'a Dice,
     memory: MemoryMap<'a>,
     platform: &'a Faulty<'m>,
+    /// Where the linear map goes.
+    half: Half,
+    offset: u64,
 }
 
 impl<'m> Program<'_, 'm> {
@@ -161,7 +189,8 @@ impl<'m> Program<'_, 'm> {
         platform.mapper.detach();
         let reach = Windowed::new(self.platform, slots);
         // SAFETY: no processor has the root loaded; the frames are those of the machine.
-        unsafe { coarse.finish(reach) };
+        self.fault
+            .during(Stage::Flushing, || unsafe { coarse.finish(reach) });
         result
     }
 
@@ -195,7 +224,7 @@ impl<'m> Program<'_, 'm> {
         if dice.once_in(2) {
             mapping = mapping.pages_only();
         }
-        let linear = LinearMap::new(Va::new(0), mapping);
+        let linear = LinearMap::new(Va::new(self.offset), mapping);
         let built = RefCell::new(None);
         let (ready, done) = (Cell::new(false), Cell::new(false));
         let seed = dice.below(1 << 48);
@@ -222,14 +251,14 @@ impl<'m> Program<'_, 'm> {
             for _ in 0..200 {
                 let root = match space.take() {
                     Some(space) => Some(space),
-                    None => AddressSpace::<F, _>::new(windowed),
+                    None => AddressSpace::<F, _>::new_in(windowed, self.half),
                 };
                 let Some(mut root) = root.map(|root| root.with_id(3)) else {
                     continue;
                 };
                 let mut flush = root.flush();
                 let made = linear.build(&mut root, &self.memory, &mut flush);
-                flush.finish(|_| ());
+                fault.during(Stage::Flushing, || flush.finish(|_| ()));
                 space = Some(root);
                 if made.is_ok() {
                     break;
@@ -240,7 +269,7 @@ impl<'m> Program<'_, 'm> {
                 return;
             };
             window.end_batch();
-            own.mapper.attach(space.root(), Half::Lower, 3);
+            own.mapper.attach(space.root(), self.half, 3);
             space.make_live();
             self.announce::<F, _>(oracle, &space);
             ready.set(true);
@@ -278,7 +307,7 @@ impl<'m> Program<'_, 'm> {
     ) {
         super::edits::announce(self.machine);
         for spot in &oracle.spots {
-            let at = Pa::new(spot.va);
+            let at = Pa::new(spot.va - self.offset);
             let inside = |spans: &[Span<Pa>]| spans.iter().any(|span| span.contains(at));
             let mapped = inside(self.memory.ram) && !inside(self.memory.reserved);
             if space.query(Va::new(spot.va)).is_some() != mapped {
@@ -286,7 +315,7 @@ impl<'m> Program<'_, 'm> {
                 self.machine.report(Rule::Program, what);
             }
             if mapped {
-                spot.begin(Some(Page::new(spot.va, Attrs::KERNEL_DATA)));
+                spot.begin(Some(Page::new(at.get(), Attrs::KERNEL_DATA)));
                 spot.end();
             }
         }
@@ -326,7 +355,8 @@ impl<'m> Program<'_, 'm> {
         if let Err(error) = done
             && error != EditError::OutOfTables
         {
-            self.machine.report(Rule::Program, format!("refused: {error}"));
+            self.machine
+                .report(Rule::Program, format!("refused: {error}"));
         }
         for (other, before) in before {
             if done.is_ok() && other.va == spot.va {

@@ -1,0 +1,375 @@
+//! `litmus`: small programs around page tables, over all their executions, and the verdict of the architecture on each.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use tablewright_machine::litmus::{
+    self, MOST_STATES, Profile, Test, Verdict, explore, parse, simulate,
+};
+
+use crate::error::Error;
+use crate::file;
+use crate::report::{self, Report};
+
+/// What `litmus` can be asked.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tablewright litmus                          every test that comes with the program
+  tablewright litmus --list                   what they are, and where they are from
+  tablewright litmus --only ROT --witness     tests by name, and an execution for each outcome that is reached
+  tablewright litmus mine.litmus --profile ets2
+  tablewright litmus --seeds 2000             the machine in virtual time as well
+
+The format of a test is described in docs/litmus.md. The exit status is 1 if a verdict does not hold.")]
+pub struct Arguments {
+    /// Files of tests, or directories with files *.litmus [default: those that come with the program]
+    #[arg(value_name = "FILE|DIR")]
+    paths: Vec<PathBuf>,
+    /// The rules that hold [default: all that a test can be run under]
+    #[arg(long, value_enum)]
+    profile: Option<ProfileName>,
+    /// Tests with this in their name
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Run each test on the machine in virtual time too, with so many seeds
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    seeds: u64,
+    /// Print an execution, step by step, for each outcome that is reached
+    #[arg(long)]
+    witness: bool,
+    /// Print the tests and try none
+    #[arg(long, conflicts_with_all = ["seeds", "witness"])]
+    list: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The profiles, as one types them.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ProfileName {
+    /// Armv8-A
+    Base,
+    /// Armv8-A with FEAT_ETS2
+    Ets2,
+    /// x86-64
+    X86,
+}
+
+impl From<ProfileName> for Profile {
+    fn from(name: ProfileName) -> Self {
+        match name {
+            ProfileName::Base => Self::Base,
+            ProfileName::Ets2 => Self::Ets2,
+            ProfileName::X86 => Self::X86,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Parameters {
+    files: Vec<String>,
+    profile: Option<String>,
+    only: Option<String>,
+    seeds: u64,
+}
+
+/// One outcome of one test in one profile.
+#[derive(Serialize)]
+struct Row {
+    test: String,
+    source: String,
+    about: String,
+    file: String,
+    line: usize,
+    profile: String,
+    outcome: String,
+    expected: Option<String>,
+    /// Some execution ends so; all do.
+    reached: bool,
+    always: bool,
+    states: usize,
+    /// The first seed with which the machine in virtual time ends so.
+    seed: Option<u64>,
+    verdict: &'static str,
+    /// Why an allowed outcome is not shown.
+    note: Option<String>,
+    witness: Option<Vec<String>>,
+}
+
+const HOLDS: &str = "ok";
+const FAILS: &str = "FAILS";
+const SILENT: &str = "not shown";
+const NONE: &str = "-";
+
+/// Tries the tests, and prints what came of it.
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    let mut tests = load(&arguments.paths)?;
+    if let Some(only) = &arguments.only {
+        tests.retain(|test| test.name.contains(only.as_str()));
+    }
+    let profile = arguments.profile.map(Profile::from);
+    tests.retain(|test| profile.is_none_or(|profile| test.profiles().contains(&profile)));
+    if tests.is_empty() {
+        return Err(Error::Usage(
+            "no test has this name and this profile".to_owned(),
+        ));
+    }
+    if arguments.list {
+        return list(&tests, arguments.json);
+    }
+    let mut rows = Vec::new();
+    for test in &tests {
+        let profiles = test.profiles().iter().copied();
+        for profile in profiles.filter(|&p| profile.is_none_or(|wanted| wanted == p)) {
+            rows.extend(try_one(test, profile, arguments)?);
+        }
+    }
+    let failed = rows.iter().filter(|row| row.verdict == FAILS).count();
+    let total = rows.len();
+    let silent = rows.iter().filter(|row| row.verdict == SILENT);
+    let warnings = silent
+        .map(|row| {
+            let why = row.note.as_deref().unwrap_or_default();
+            format!(
+                "{} ({}): allowed, and not shown: {why}",
+                row.test, row.profile
+            )
+        })
+        .collect();
+    let report = Report {
+        experiment: "litmus",
+        parameters: Parameters {
+            files: arguments
+                .paths
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect(),
+            profile: profile.map(|profile| profile.to_string()),
+            only: arguments.only.clone(),
+            seeds: arguments.seeds,
+        },
+        rows,
+        warnings,
+    };
+    report.print(arguments.json, text)?;
+    if failed > 0 {
+        return Err(Error::Verdicts { failed, total });
+    }
+    Ok(())
+}
+
+/// The tests in files and directories, or those of the program.
+fn load(paths: &[PathBuf]) -> Result<Vec<Test>, Error> {
+    if paths.is_empty() {
+        return Ok(litmus::built_in()?);
+    }
+    let mut tests = Vec::new();
+    for path in paths {
+        let named = |error| Error::Read {
+            path: path.clone(),
+            error,
+        };
+        if !path.is_dir() {
+            tests.extend(load_file(path)?);
+            continue;
+        }
+        let mut files = Vec::new();
+        for entry in fs::read_dir(path).map_err(named)? {
+            let file = entry.map_err(named)?.path();
+            if file
+                .extension()
+                .is_some_and(|extension| extension == "litmus")
+            {
+                files.push(file);
+            }
+        }
+        if files.is_empty() {
+            return Err(named(io::Error::other(
+                "no file *.litmus in this directory",
+            )));
+        }
+        files.sort();
+        for file in files {
+            tests.extend(load_file(&file)?);
+        }
+    }
+    Ok(tests)
+}
+
+fn load_file(path: &Path) -> Result<Vec<Test>, Error> {
+    let bytes = file::read(path, "file of litmus tests")?;
+    let text = String::from_utf8(bytes).map_err(|_| Error::Read {
+        path: path.to_owned(),
+        error: io::Error::other("not a text in UTF-8"),
+    })?;
+    Ok(parse(&path.display().to_string(), &text)?)
+}
+
+/// All outcomes of a test in one profile.
+fn try_one(test: &Test, profile: Profile, arguments: &Arguments) -> Result<Vec<Row>, Error> {
+    let trouble = |step, problem: String| Error::Machine {
+        machine: profile.to_string(),
+        step,
+        problem: format!("{}: {problem}", test.name),
+    };
+    let explored = explore(test, profile, MOST_STATES)
+        .map_err(|error| trouble("litmus", error.to_string()))?;
+    let simulated = simulate(test, profile, arguments.seeds)
+        .map_err(|error| trouble("litmus --seeds", error.to_string()))?;
+    let rows = test.outcomes().zip(explored.outcomes).enumerate();
+    Ok(rows
+        .map(|(ask, (outcome, reached))| {
+            let expected = test.expected(ask, profile);
+            let (seed, always) = simulated.outcomes[ask];
+            let on_machine = match expected {
+                _ if arguments.seeds == 0 => true,
+                Some(Verdict::Forbidden) => seed.is_none(),
+                Some(Verdict::Required) => always,
+                // What is allowed need not come.
+                Some(Verdict::Allowed) | None => true,
+            };
+            let note = test.never_shown(ask).or_else(|| test.only_explored(ask));
+            let verdict = match expected {
+                None => NONE,
+                Some(expected) if reached.agrees(expected) && on_machine => HOLDS,
+                Some(Verdict::Allowed) if test.never_shown(ask).is_some() => SILENT,
+                Some(_) => FAILS,
+            };
+            Row {
+                test: test.name.clone(),
+                source: test.source.clone(),
+                about: test.about.clone(),
+                file: test.file.clone(),
+                line: test.line,
+                profile: profile.to_string(),
+                outcome: outcome.to_owned(),
+                expected: expected.map(|verdict| verdict.to_string()),
+                reached: reached.witness.is_some(),
+                always: reached.always,
+                states: explored.states,
+                seed,
+                verdict,
+                note: note.map(str::to_owned),
+                witness: reached.witness.filter(|_| arguments.witness),
+            }
+        })
+        .collect())
+}
+
+fn text(report: &Report<Parameters, Row>) -> String {
+    let table = report::table(
+        [
+            "test", "source", "profile", "outcome", "expected", "reached", "verdict", "states",
+        ],
+        7,
+        report
+            .rows
+            .iter()
+            .map(|row| {
+                let reached = match (row.reached, row.always) {
+                    (_, true) => "always",
+                    (true, false) => "yes",
+                    (false, false) => "no",
+                };
+                let seed = row
+                    .seed
+                    .map_or(String::new(), |seed| format!(", seed {seed}"));
+                [
+                    row.test.clone(),
+                    short(&row.source, 40),
+                    row.profile.clone(),
+                    short(&row.outcome, 56),
+                    row.expected.clone().unwrap_or_else(|| NONE.to_owned()),
+                    format!("{reached}{seed}"),
+                    row.verdict.to_owned(),
+                    row.states.to_string(),
+                ]
+            })
+            .collect(),
+    );
+    let mut text = table;
+    for row in &report.rows {
+        let Some(witness) = &row.witness else {
+            continue;
+        };
+        text += &format!("\n{} ({}): {}\n", row.test, row.profile, row.outcome);
+        for step in witness {
+            text += &format!("    {step}\n");
+        }
+    }
+    // The outcomes of a test share its states.
+    let mut explorations: Vec<_> = report
+        .rows
+        .iter()
+        .map(|row| (&row.test, &row.profile, row.states))
+        .collect();
+    explorations.dedup();
+    let states: usize = explorations.iter().map(|exploration| exploration.2).sum();
+    let failed = report
+        .rows
+        .iter()
+        .filter(|row| row.verdict == FAILS)
+        .count();
+    text + &format!(
+        "\n{} outcomes, {states} states, {failed} verdicts that do not hold\n",
+        report.rows.len()
+    )
+}
+
+fn short(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let head: String = text.chars().take(most - 1).collect();
+    head + "…"
+}
+
+/// A test, and what it asks.
+#[derive(Serialize)]
+struct Listed {
+    test: String,
+    source: String,
+    about: String,
+    file: String,
+    line: usize,
+    threads: usize,
+    outcomes: Vec<String>,
+}
+
+fn list(tests: &[Test], json: bool) -> Result<(), Error> {
+    let listed: Vec<Listed> = tests
+        .iter()
+        .map(|test| Listed {
+            test: test.name.clone(),
+            source: test.source.clone(),
+            about: test.about.clone(),
+            file: test.file.clone(),
+            line: test.line,
+            threads: test.threads(),
+            outcomes: test.outcomes().map(str::to_owned).collect(),
+        })
+        .collect();
+    if json {
+        return report::print_json(&listed);
+    }
+    let rows = listed.into_iter().map(|test| {
+        let place = format!("{}:{}", test.file, test.line);
+        [
+            test.test,
+            short(&test.source, 48),
+            test.about,
+            place,
+            test.threads.to_string(),
+        ]
+    });
+    report::print(&report::table(
+        ["test", "source", "about", "file", "CPUs"],
+        4,
+        rows.collect(),
+    ))
+}
