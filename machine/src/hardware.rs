@@ -58,6 +58,8 @@ const CLEAN: u8 = 64;
 // Flags of an arm64 leaf that hardware manages (DDI 0487 D8.3.1): accessed, and AP\[2\], clear when dirty.
 const ARM_AF: u64 = 1 << 10;
 const ARM_READ_ONLY: u64 = 1 << 7;
+/// The same of an x86-64 leaf: accessed and dirty (SDM vol. 3A 5.8).
+const X86_FLAGS: u64 = 0x60;
 
 /// An access that a program makes.
 ///
@@ -209,6 +211,8 @@ struct Early {
 pub(crate) struct Buffered {
     pub pa: u64,
     pub value: u64,
+    /// What was there for the program that stored, if rules are checked.
+    before: u64,
     /// Stores of an earlier group leave first.
     group: u32,
 }
@@ -920,6 +924,7 @@ impl Hardware {
                 core.buffer.borrow_mut().push(Buffered {
                     pa,
                     value,
+                    before: if self.judging.get() { before } else { 0 },
                     group: core.group.get(),
                 });
                 if core.buffer.borrow().len() > MOST_BUFFERED {
@@ -1332,7 +1337,25 @@ impl Hardware {
         self.trace(cpu, || Event::Visible { pa, value });
         // What hardware has set between the store and now is overwritten.
         self.check_flags(cpu, pa, value);
+        self.check_race(cpu, &stored);
         self.memory.write(pa, value);
+    }
+
+    /// What another CPU has stored between the store and now is overwritten: that is the change that walkers see.
+    fn check_race(&self, cpu: usize, stored: &Buffered) {
+        let now = self.memory.read(stored.pa);
+        let flags = if self.architecture.is_x86() {
+            X86_FLAGS
+        } else {
+            ARM_AF | ARM_READ_ONLY
+        };
+        if self.judging.get()
+            && (now ^ stored.before) & !flags != 0
+            && let Some(frame) = self.memory.frame_at(stored.pa)
+            && self.memory.meta(frame).state.get() == State::Live
+        {
+            self.changed(cpu, stored.pa, frame, now, stored.value, How::Plain);
+        }
     }
 
     /// All of them do.
@@ -1723,7 +1746,7 @@ impl Hardware {
         let Some(root) = self.cores[cpu].roots[self.half(request.va)].get() else {
             return Look::Fault(Fault::Address);
         };
-        let skip = self.dice.is_on() && self.dice.once_in(16);
+        let skip = self.dice.is_on() && self.dice.once_in(8);
         let found = self.cores[cpu]
             .tlb
             .find(cpu, request.va, root.id, &self.invalidations);

@@ -190,6 +190,11 @@ impl Hardware {
         self.judging.set(false);
     }
 
+    /// Whether a CPU has invalidations to wait for.
+    pub(crate) fn has_pending(&self, cpu: usize) -> bool {
+        !self.cores[cpu].pending.borrow().is_empty()
+    }
+
     /// Loads a root, and does not synchronise.
     pub(crate) fn switch_root(&self, cpu: usize, space: u16) {
         let early = self.cores[cpu].early.take();
@@ -208,7 +213,12 @@ impl Hardware {
     pub(crate) fn buffer_store(&self, cpu: usize, pa: u64, value: u64) {
         let core = &self.cores[cpu];
         let group = core.group.get();
-        core.buffer.borrow_mut().push(Buffered { pa, value, group });
+        core.buffer.borrow_mut().push(Buffered {
+            pa,
+            value,
+            before: 0,
+            group,
+        });
     }
 
     /// A walk that was under way when it was saved goes on from here, unless it was overtaken meanwhile.

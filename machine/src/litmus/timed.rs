@@ -9,7 +9,7 @@ use crate::costs::Costs;
 use crate::hardware::{Fault, How, Request};
 use crate::machine::{Machine, Setup};
 use crate::memory::Memory;
-use crate::perturb::below;
+use crate::perturb::{Perturbation, below};
 use crate::sched::{Cpu, RunError};
 use crate::time::Time;
 
@@ -81,10 +81,9 @@ fn costs() -> Costs {
         exchange: Time::ns(20),
         publish: Time::ns(20),
         issue: Time::ns(10),
-        complete: Time::ns(50),
+        complete: Time::ns(300),
         walk: Time::ns(10),
-        // Long enough for others to get in between.
-        access: Time::ns(50),
+        access: Time::ns(10),
         exception: Time::ns(50),
         ..Costs::default()
     }
@@ -100,7 +99,13 @@ fn run(
     let mut setup = Setup::new(layout::architecture(test, profile), memory);
     setup.costs = costs();
     setup.scheduler.cpus = test.threads();
-    setup.scheduler.perturbation.seed = seed;
+    // So many that others get in between any two steps.
+    setup.scheduler.perturbation = Perturbation {
+        seed,
+        pause_once_in: 16,
+        pause: Time::us(1),
+        ..Perturbation::default()
+    };
     let machine = Machine::new(setup);
     machine.hardware.stop_judging();
     let Some(layout) = Layout::build(test, &machine.hardware) else {
@@ -286,13 +291,17 @@ impl Run<'_> {
                 }
             }
             Op::Barrier {
+                kind: Kind::All,
+                shared: true,
+            } if hardware.has_pending(thread) => machine.wait_for_completion(),
+            Op::Barrier {
                 kind: Kind::Stores, ..
-            } => {
+            }
+            | Op::Barrier { shared: true, .. } => {
                 cpu.spend(machine.costs().publish);
                 cpu.order();
                 hardware.publish(thread);
             }
-            Op::Barrier { shared: true, .. } => machine.wait_for_completion(),
             Op::Barrier { .. } => {
                 cpu.spend(machine.costs().complete);
                 cpu.order();

@@ -45,7 +45,7 @@ pub enum Bug {
     HardwareDirtyUnknown,
     /// A table is linked by a plain store.
     LinkedByPlainStore,
-    /// A table is linked, and its end has not been zeroed.
+    /// A table is linked, and one of its entries has not been zeroed.
     NotZeroed,
     /// An exchange is a load and a store.
     ExchangeInTwoSteps,
