@@ -12,6 +12,7 @@
 //!
 //! Exit status: 0 if no rule was broken, 1 if one was, 2 if the arguments or the file are no good.
 
+#[allow(dead_code)] // What only the tests of planted bugs use.
 #[path = "../tests/workloads/mod.rs"]
 mod workloads;
 
