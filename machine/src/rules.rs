@@ -158,6 +158,8 @@ pub(crate) struct Obligation {
     pub raw: u64,
     /// Who changed it.
     pub writer: u16,
+    /// Who cut off the table that it stands in, before the change was visible.
+    pub cutter: Option<u16>,
     /// The change is visible to walkers.
     pub published: bool,
     /// What an old copy allows, the new descriptor allows too: at worst a spurious fault.
@@ -238,6 +240,7 @@ impl Obligations {
                     )
                     && (o.writer, o.published, o.harmless)
                         == (new.writer, new.published, new.harmless)
+                    && o.cutter.is_none()
                     && o.issued.is_empty()
                     && o.local.is_empty()
                     && o.claimed.is_none()
@@ -253,7 +256,8 @@ impl Obligations {
     /// What `cpu` has changed is visible.
     pub fn publish(&mut self, cpu: usize) {
         for obligation in &mut self.0 {
-            obligation.published |= usize::from(obligation.writer) == cpu;
+            let cut = obligation.cutter == Some(cpu as u16);
+            obligation.published |= usize::from(obligation.writer) == cpu || cut;
         }
     }
 
@@ -262,7 +266,7 @@ impl Obligations {
     pub fn cut_off(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
         for o in &mut self.0 {
             if !o.published && o.space == space && o.depth < depth && o.overlaps(span) {
-                o.writer = cpu as u16;
+                o.cutter = Some(cpu as u16);
             }
         }
     }

@@ -1,0 +1,238 @@
+//! What a change of a reachable entry breaks, and what it owes.
+
+use crate::architecture::Ordering;
+use crate::rules::{Obligation, Rule, is_harmless, may_be_remembered, needs_break};
+use tablewright_walker::{Denied, Descriptor, Leaf};
+
+use super::{Hardware, How};
+
+impl Hardware {
+    /// A reachable entry changes from what this CPU saw to `new`.
+    pub(super) fn changed(
+        &self,
+        cpu: usize,
+        pa: u64,
+        frame: usize,
+        before: u64,
+        new: u64,
+        how: How,
+    ) {
+        if before & 1 == 0 && new & 1 == 0 || before == new {
+            return;
+        }
+        let meta = self.memory.meta(frame);
+        let (depth, space) = (meta.depth.get(), meta.space.get());
+        let first = self.place(frame, pa);
+        let span = (first, first + ((1u64 << self.shift(depth)) - 1));
+        let was = self.decode(depth, first, Denied::default(), before);
+        let is = self.decode(depth, first, Denied::default(), new);
+        if let Descriptor::Reserved(why) = is {
+            self.violate(
+                Rule::Reserved,
+                cpu,
+                format!("{new:#x} is stored for {first:#x}: {why}"),
+            );
+        }
+        self.check_break(cpu, space, span, depth, &was, &is);
+        let leaf_of = |d: &Descriptor| match d {
+            Descriptor::Leaf(leaf) => Some(*leaf),
+            _ => None,
+        };
+        if let Some(leaf) = leaf_of(&is) {
+            self.check_allowed(cpu, leaf.pa, leaf.size);
+        }
+        // Links change before obligations, so that a table which moves is never nowhere.
+        let table_of = |d: &Descriptor| match d {
+            Descriptor::Table { pa, .. } => Some(*pa),
+            _ => None,
+        };
+        let (from, to) = (table_of(&was), table_of(&is));
+        let number = self.obligations.borrow_mut().number();
+        if from != to {
+            if let Some(table) = from {
+                self.make_detached(table, depth - 1, number);
+                let mut obligations = self.obligations.borrow_mut();
+                obligations.cut_off(cpu, space, span, depth);
+            }
+            if let Some(table) = to {
+                self.make_live(cpu, table, first, depth - 1, space, how);
+            }
+        }
+        let run = leaf_of(&was).is_some_and(|leaf| leaf.contiguous);
+        if self.dice.is_on() && (run || leaf_of(&is).is_some_and(|leaf| leaf.contiguous)) {
+            self.cores[cpu].touch_run(space, self.run_around(span.0, depth), depth);
+        }
+        if !may_be_remembered(&self.architecture, &was, run) {
+            return;
+        }
+        let harmless = match (leaf_of(&was), leaf_of(&is)) {
+            (Some(was), Some(is)) => is_harmless(&was, &is),
+            _ => from.is_some() && from == to,
+        };
+        // Bits that mean nothing to the hardware.
+        if harmless && self.says_the_same(&was, &is) {
+            return;
+        }
+        let id = self.spaces.borrow()[usize::from(space)].id;
+        let (global, contiguous, old) = match leaf_of(&was) {
+            Some(leaf) => (leaf.global, leaf.contiguous, leaf.pa),
+            None => (false, false, from.unwrap_or(0)),
+        };
+        self.obligations.borrow_mut().add(Obligation {
+            number,
+            space,
+            id,
+            global,
+            span,
+            depth,
+            table: from.is_some(),
+            contiguous,
+            pa: old,
+            raw: before,
+            writer: cpu as u16,
+            cutter: None,
+            published: self.architecture.ordering == Ordering::X86,
+            harmless,
+            issued: Vec::new(),
+            local: Vec::new(),
+            claimed: None,
+        });
+    }
+
+    pub(super) fn says_the_same(&self, was: &Descriptor, is: &Descriptor) -> bool {
+        match (was, is) {
+            (Descriptor::Leaf(was), Descriptor::Leaf(is)) => {
+                was.access == is.access && was.accessed == is.accessed && was.dirty == is.dirty
+            }
+            (
+                Descriptor::Table { pa, denied },
+                Descriptor::Table {
+                    pa: other,
+                    denied: more,
+                },
+            ) => pa == other && denied == more,
+            _ => false,
+        }
+    }
+
+    pub(super) fn check_break(
+        &self,
+        cpu: usize,
+        space: u16,
+        span: (u64, u64),
+        depth: u8,
+        was: &Descriptor,
+        is: &Descriptor,
+    ) {
+        let architecture = &self.architecture;
+        let run = |d: &Descriptor| matches!(d, Descriptor::Leaf(leaf) if leaf.contiguous);
+        if !may_be_remembered(architecture, is, run(is)) {
+            return;
+        }
+        let alike = |a: u64, b: u64| {
+            let alike = self.alike.borrow();
+            alike.contains(&(a, b)) || alike.contains(&(b, a))
+        };
+        if may_be_remembered(architecture, was, run(was)) {
+            let same = || self.translate_alike(depth, span.0, was, is);
+            if let Some(why) = needs_break(architecture, was, is, depth, alike, same) {
+                self.violate(
+                    Rule::BreakBeforeMake,
+                    cpu,
+                    format!(
+                        "the entry for {:#x} at level {} was changed without a break: {why}",
+                        span.0,
+                        self.level(depth)
+                    ),
+                );
+            }
+            return;
+        }
+        // Made after a break: which has to be complete.
+        let obligations = self.obligations.borrow();
+        let mut wrong = None;
+        for obligation in obligations.about(space, span) {
+            // What a table that was cut off led to may be anything.
+            let raw = obligation.raw;
+            let old = self.decode(obligation.depth, obligation.span.0, Denied::default(), raw);
+            // A leaf as it would be if it began where this entry does.
+            let old = match old {
+                Descriptor::Leaf(leaf) => Descriptor::Leaf(Leaf {
+                    pa: leaf.pa.wrapping_add(span.0.wrapping_sub(obligation.span.0)),
+                    ..leaf
+                }),
+                other => other,
+            };
+            let same = || self.translate_alike(depth, span.0, &old, is);
+            let contradicts = || needs_break(architecture, &old, is, depth, alike, same);
+            let why = if obligation.table && obligation.depth > depth {
+                Some("what was cut off above it may still be remembered")
+            } else if obligation.depth == depth {
+                contradicts()
+            } else {
+                match is {
+                    Descriptor::Leaf(_) if obligation.table => Some("another size"),
+                    _ if architecture.is_x86() => None,
+                    _ if architecture.bbm < 2 => Some("another size"),
+                    Descriptor::Leaf(_) => contradicts(),
+                    _ => None,
+                }
+            };
+            if let Some(why) = why.filter(|_| !obligation.harmless) {
+                wrong = Some(why);
+                break;
+            }
+        }
+        drop(obligations);
+        if let Some(why) = wrong.filter(|_| !architecture.is_x86()) {
+            self.violate(
+                Rule::BreakBeforeMake,
+                cpu,
+                format!(
+                    "the entry for {:#x} at level {} is made before the break of what was there is complete: {why}",
+                    span.0,
+                    self.level(depth)
+                ),
+            );
+        }
+    }
+
+    /// Whether a table and a leaf translate alike.
+    pub(super) fn translate_alike(
+        &self,
+        depth: u8,
+        first: u64,
+        a: &Descriptor,
+        b: &Descriptor,
+    ) -> bool {
+        let (table, leaf) = match (a, b) {
+            (Descriptor::Table { pa, .. }, Descriptor::Leaf(leaf))
+            | (Descriptor::Leaf(leaf), Descriptor::Table { pa, .. }) => (*pa, leaf),
+            _ => return true,
+        };
+        let Some(below) = depth.checked_sub(1) else {
+            return false;
+        };
+        let size = 1u64 << self.shift(below);
+        (0..self.memory.entries() as u64).all(|index| {
+            let entry = self.memory.read(table + index * 8);
+            let va = first + index * size;
+            let part = Leaf {
+                pa: leaf.pa + index * size,
+                ..*leaf
+            };
+            match self.decode(below, va, Denied::default(), entry) {
+                Descriptor::Leaf(small) => {
+                    small.pa == part.pa
+                        && small.memory == part.memory
+                        && small.shareability == part.shareability
+                }
+                other @ Descriptor::Table { .. } => {
+                    let part = Descriptor::Leaf(part);
+                    self.translate_alike(below, va, &other, &part)
+                }
+                _ => false,
+            }
+        })
+    }
+}

@@ -1,0 +1,180 @@
+//! Telling CPUs to forget, and waiting until they have.
+
+use crate::architecture::Ordering;
+use crate::rules::{Obligation, Rule};
+use crate::time::Time;
+use crate::tlb::Tlbi;
+use crate::trace::Event;
+use tablewright_walker::{Denied, Leaf};
+
+use super::{CLEAN, Early, Hardware};
+
+impl Hardware {
+    /// An invalidation is issued. It takes effect between now and its completion.
+    pub(crate) fn invalidate(&self, cpu: usize, tlbi: Tlbi) {
+        self.trace(cpu, || Event::Invalidate { tlbi });
+        if self.architecture.ordering == Ordering::X86 {
+            // INVLPG, and an interrupt, are serialising (SDM vol. 3A 9.3).
+            self.drain(cpu);
+        }
+        let early = self.dice.is_on() && self.dice.once_in(2);
+        if early {
+            self.invalidations.take_effect(tlbi, cpu);
+        }
+        self.cores[cpu].pending.borrow_mut().push((tlbi, early));
+        if !self.obligations.borrow().is_empty() {
+            self.obligations.borrow_mut().issue(cpu, &tlbi);
+        }
+        if self.wary.get() {
+            self.disturb(cpu, None);
+        }
+    }
+
+    /// The program relies on an invalidation to be about all of `range` in a space.
+    pub(crate) fn claim(&self, cpu: usize, space: u16, range: (u64, u64), tlbi: &Tlbi) {
+        if !self.obligations.borrow().is_empty() {
+            let mut obligations = self.obligations.borrow_mut();
+            obligations.claim(cpu, space, range, tlbi);
+        }
+    }
+
+    /// Whether accesses by other CPUs are under way that a completion has to wait for, and until when.
+    pub(crate) fn under_way(&self, cpu: usize) -> Option<Time> {
+        let pending = self.cores[cpu].pending.borrow();
+        let others = self.cores.iter().enumerate().filter(|&(c, _)| c != cpu);
+        others
+            .filter_map(|(_, core)| core.under_way.get())
+            .filter(|(access, _)| {
+                let covers = |tlbi: &Tlbi| tlbi.broadcast && access.is_covered(tlbi);
+                pending.iter().any(|(tlbi, _)| covers(tlbi))
+            })
+            .map(|(_, until)| until)
+            .max()
+    }
+
+    /// What was issued takes effect now, if it has not yet.
+    pub(crate) fn take_effect(&self, cpu: usize) {
+        self.drain(cpu);
+        for (tlbi, done) in self.cores[cpu].pending.borrow_mut().iter_mut() {
+            if !*done {
+                self.invalidations.take_effect(*tlbi, cpu);
+                *done = true;
+            }
+        }
+    }
+
+    /// DSB after invalidations: every CPU has forgotten what they cover.
+    pub(crate) fn complete(&self, cpu: usize) {
+        self.trace(cpu, || Event::Complete);
+        self.take_effect(cpu);
+        self.hold_walks(cpu);
+        let core = &self.cores[cpu];
+        core.epoch.update(|epoch| epoch.wrapping_add(1));
+        for (tlbi, _) in core.pending.borrow_mut().drain(..) {
+            if !tlbi.broadcast {
+                continue;
+            }
+            // Accesses of others through the old translation are over, or will be made anew. Our own may have been
+            // translated early: that is what the context synchronisation is for.
+            for (other, its) in self.cores.iter().enumerate() {
+                if other != cpu && !its.early.borrow().is_empty() {
+                    let spared = |e: &Early| e.result.is_ok_and(|t| !t.is_covered(&tlbi));
+                    its.early.borrow_mut().retain(spared);
+                }
+            }
+        }
+        if self.obligations.borrow().is_empty() {
+            return;
+        }
+        self.obligations.borrow_mut().publish(cpu);
+        let (discharged, wrong) = {
+            let spaces = self.spaces.borrow();
+            let all_told = |space: u16, told: &[(u16, bool)]| {
+                let holders = &spaces[usize::from(space)];
+                (0..self.cores.len() as u16)
+                    .filter(|&c| holders.has(c))
+                    .all(|c| told.contains(&(c, true)))
+            };
+            self.obligations.borrow_mut().complete(cpu, all_told)
+        };
+        for obligation in wrong {
+            let why = obligation.claimed.map_or("", |(_, why)| why);
+            self.violate(
+                Rule::Invalidation,
+                cpu,
+                format!(
+                    "the {} of {:#x}..={:#x} at level {} is said to be invalidated, and is not: {why}",
+                    if obligation.table { "table" } else { "translation" },
+                    obligation.span.0,
+                    obligation.span.1,
+                    self.level(obligation.depth),
+                ),
+            );
+        }
+        for obligation in discharged {
+            if obligation.contiguous {
+                let Obligation {
+                    space, span, depth, ..
+                } = obligation;
+                let mut at = self.run_around(span.0, depth).0;
+                while at <= span.1 {
+                    let run = self.run_around(at, depth);
+                    self.check_run(cpu, space, run, depth);
+                    match run.1.checked_add(1) {
+                        Some(next) => at = next,
+                        None => break,
+                    }
+                }
+            }
+        }
+        self.look_around();
+    }
+
+    /// The addresses of the contiguous run around `va`, or of what would be one.
+    pub(super) fn run_around(&self, va: u64, depth: u8) -> (u64, u64) {
+        let regime = self.architecture.regime;
+        let members = regime.run_entries(self.level(depth)) as u64;
+        let low = (members << self.shift(depth)) - 1;
+        (va & !low, va | low)
+    }
+
+    /// Members of a run were changed, and that is visible or complete: what is left of the run has to be whole.
+    pub(super) fn check_run(&self, cpu: usize, space: u16, (first, last): (u64, u64), depth: u8) {
+        let size = 1usize << self.shift(depth);
+        let found: Vec<_> = (first..=last)
+            .step_by(size)
+            .map(|at| self.leaf_at(space, at))
+            .collect();
+        let contiguous = |leaf: &&Leaf| leaf.contiguous;
+        let hinted = found.iter().flatten().filter(contiguous).count();
+        // Hardware may make one member dirty.
+        let access = |leaf: &Leaf| self.rights(leaf, depth, Denied::default()) & !CLEAN;
+        let alike = |a: &Leaf, b: &Leaf| {
+            access(a) == access(b)
+                && a.memory == b.memory
+                && a.pa.wrapping_sub(a.va) == b.pa.wrapping_sub(b.va)
+        };
+        let whole = hinted == found.len()
+            && found.windows(2).all(|pair| match (pair[0], pair[1]) {
+                (Some(a), Some(b)) => alike(&a, &b),
+                _ => false,
+            });
+        if hinted > 0 && !whole {
+            self.violate(
+                Rule::BrokenRun,
+                cpu,
+                format!(
+                    "of the {} members of the run at {first:#x}, {hinted} have the contiguous bit or they differ",
+                    found.len()
+                ),
+            );
+        }
+    }
+
+    /// The leaf that translates an address, as memory says now, without walking like a CPU does.
+    pub(crate) fn leaf_at(&self, space: u16, va: u64) -> Option<Leaf> {
+        let (root, _) = self.spaces.borrow()[usize::from(space)].root?;
+        let mut read = |table: u64, index: usize| self.memory.read(table + index as u64 * 8);
+        tablewright_walker::translate(self.architecture.regime, root, va, &mut read).ok()
+    }
+}

@@ -1,0 +1,411 @@
+//! What software does to entries, and when it becomes visible.
+
+use crate::architecture::Ordering;
+use crate::memory::State;
+use crate::rules::Rule;
+use crate::trace::Event;
+
+use super::{
+    ACCESSED, ARM_AF, ARM_READ_ONLY, Buffered, DIRTY, Hardware, How, MOST_BUFFERED, Spot, X86_FLAGS,
+};
+
+impl Hardware {
+    /// Where in memory an entry is. `None`: not in this memory, but the program's own.
+    #[inline(always)]
+    pub(crate) fn spot(&self, entry: *const u64) -> Option<Spot<'_>> {
+        let pa = self.memory.address_of(entry)?;
+        let frame = self.memory.frame_at(pa)?;
+        let meta = self.memory.meta(frame);
+        Some(Spot {
+            pa,
+            frame,
+            meta,
+            state: meta.state.get(),
+        })
+    }
+
+    /// A store by software to an entry of a private table.
+    ///
+    /// # Safety
+    /// 1. `entry` is valid for writes, and lies at `spot`.
+    #[inline(always)]
+    pub(crate) unsafe fn store_private(
+        &self,
+        cpu: usize,
+        spot: &Spot<'_>,
+        entry: *mut u64,
+        value: u64,
+    ) {
+        spot.meta.writer.set(cpu as u16);
+        spot.meta.epoch.set(self.cores[cpu].epoch.get());
+        // SAFETY: valid by (1.).
+        unsafe { entry.write(value) };
+    }
+
+    /// A store by software to an entry of a table that is not private.
+    ///
+    /// # Safety
+    /// 1. `entry` is valid for writes, and lies at `spot`.
+    #[inline(always)]
+    pub(crate) unsafe fn store(
+        &self,
+        cpu: usize,
+        spot: &Spot<'_>,
+        entry: *mut u64,
+        value: u64,
+        how: How,
+    ) {
+        if spot.meta.state.get() == State::Live
+            && !self.wary.get()
+            && spot.meta.depth.get() == 0
+            && let Some(mask) = self.address_mask
+        {
+            // SAFETY: valid by (1.).
+            let old = unsafe { entry.read() };
+            if old & 1 == 0 {
+                if value & 1 != 0 {
+                    self.check_allowed(cpu, value & mask, 1 << self.memory.page_shift());
+                }
+                // SAFETY: valid by (1.).
+                unsafe { entry.write(value) };
+                return;
+            }
+        }
+        self.store_slowly(cpu, spot.pa, spot.frame, value, how);
+    }
+
+    #[inline(never)]
+    pub(super) fn store_slowly(&self, cpu: usize, pa: u64, frame: usize, value: u64, how: How) {
+        // Nothing comes between the two halves of an atomic access.
+        if how != How::Atomic {
+            self.disturb(cpu, Some(pa));
+        }
+        let meta = self.memory.meta(frame);
+        if meta.state.get() == State::Private {
+            // Another CPU's step has freed and taken it again: only a program that is wrong gets here.
+            self.memory.write(pa, value);
+            return;
+        }
+        let before = self.visible_to(cpu, pa);
+        self.trace(cpu, || Event::Store {
+            pa,
+            value,
+            before,
+            how: match how {
+                How::Plain => "store",
+                How::Release => "release",
+                How::Atomic => "exchange",
+            },
+        });
+        if how != How::Atomic {
+            self.check_flags(cpu, pa, value);
+        }
+        match meta.state.get() {
+            State::Live => self.changed(cpu, pa, frame, before, value, how),
+            State::Free => self.violate(
+                Rule::FreedEarly,
+                cpu,
+                format!("a store to {pa:#x}, in a frame that was given back"),
+            ),
+            _ => {}
+        }
+        let core = &self.cores[cpu];
+        match how {
+            How::Atomic => {
+                self.drain(cpu);
+                self.memory.write(pa, value);
+            }
+            _ if !self.buffering.get() => self.memory.write(pa, value),
+            _ => {
+                if how == How::Release {
+                    core.group.update(|group| group + 1);
+                }
+                core.buffer.borrow_mut().push(Buffered {
+                    pa,
+                    value,
+                    before: if self.judging.get() { before } else { 0 },
+                    group: core.group.get(),
+                });
+                if core.buffer.borrow().len() > MOST_BUFFERED {
+                    self.drain_one(cpu, 0);
+                }
+            }
+        }
+        self.look_around();
+    }
+
+    /// Software overwrites an entry: flags that hardware has set there are lost if nobody has seen them.
+    pub(super) fn check_flags(&self, cpu: usize, pa: u64, value: u64) {
+        let Some(flags) = self.unseen.borrow_mut().remove(&pa) else {
+            return;
+        };
+        let kept = self.flags(value);
+        if flags & !kept != 0 {
+            self.violate(
+                Rule::FlagLost,
+                cpu,
+                format!(
+                    "the entry at {pa:#x} is overwritten with {value:#x}, and its {} was set since it was last read",
+                    if flags & !kept & DIRTY != 0 { "dirty state" } else { "accessed flag" }
+                ),
+            );
+        }
+    }
+
+    /// Accessed and dirty in a leaf, in one form for all formats.
+    pub(super) fn flags(&self, entry: u64) -> u64 {
+        if entry & 1 == 0 {
+            return 0;
+        }
+        let (accessed, dirty) = if self.architecture.is_x86() {
+            (entry >> 5 & 1, entry >> 6 & 1)
+        } else {
+            (entry >> 10 & 1, !entry >> 7 & 1)
+        };
+        (accessed * ACCESSED) | (dirty * DIRTY)
+    }
+
+    /// A load by software.
+    ///
+    /// # Safety
+    /// 1. `entry` is valid for reads, and lies at `spot`.
+    #[inline(always)]
+    pub(crate) unsafe fn load(&self, cpu: usize, spot: &Spot<'_>, entry: *const u64) -> u64 {
+        if self.wary.get() {
+            return self.load_slowly(cpu, spot.pa);
+        }
+        // SAFETY: valid by (1.).
+        unsafe { entry.read() }
+    }
+
+    #[inline(never)]
+    pub(super) fn load_slowly(&self, cpu: usize, pa: u64) -> u64 {
+        self.disturb(cpu, Some(pa));
+        self.check_taken(cpu, pa);
+        let value = self.visible_to(cpu, pa);
+        self.see(cpu, pa);
+        self.trace(cpu, || Event::Load { pa, value });
+        value
+    }
+
+    /// Software looks into a table: it has to be somebody's.
+    pub(super) fn check_taken(&self, cpu: usize, pa: u64) {
+        let given_back = self
+            .memory
+            .frame_at(pa)
+            .is_some_and(|frame| self.memory.meta(frame).state.get() == State::Free);
+        if given_back {
+            self.violate(
+                Rule::FreedEarly,
+                cpu,
+                format!("a load from {pa:#x}, in a frame that was given back"),
+            );
+        }
+    }
+
+    /// Software has seen what is at `pa`.
+    pub(super) fn see(&self, cpu: usize, pa: u64) {
+        if !self.unseen.borrow().is_empty() {
+            self.unseen.borrow_mut().remove(&pa);
+        }
+        if !self.obligations.borrow().is_empty()
+            && let Some(frame) = self.memory.frame_at(pa)
+        {
+            let meta = self.memory.meta(frame);
+            if meta.state.get() == State::Live {
+                let (at, depth) = (self.place(frame, pa), meta.depth.get());
+                let mut obligations = self.obligations.borrow_mut();
+                obligations.observe(cpu, meta.space.get(), at, depth);
+            }
+        }
+    }
+
+    /// The first address that the entry at `pa` translates.
+    pub(super) fn place(&self, frame: usize, pa: u64) -> u64 {
+        let meta = self.memory.meta(frame);
+        let index = (pa - self.memory.address(frame)) >> 3;
+        let first = meta.first.get();
+        self.canonical(first.wrapping_add(index << self.shift(meta.depth.get())))
+    }
+
+    /// What a load by this CPU returns: its own stores first.
+    pub(crate) fn visible_to(&self, cpu: usize, pa: u64) -> u64 {
+        if self.buffering.get()
+            && let Some(own) = self.cores[cpu]
+                .buffer
+                .borrow()
+                .iter()
+                .rev()
+                .find(|b| b.pa == pa)
+        {
+            return own.value;
+        }
+        self.memory.read(pa)
+    }
+
+    /// An atomic exchange by software: gives what was there.
+    pub(crate) fn exchange(&self, cpu: usize, spot: &Spot<'_>, value: u64) -> u64 {
+        self.disturb(cpu, Some(spot.pa));
+        self.drain(cpu);
+        let old = self.memory.read(spot.pa);
+        self.see(cpu, spot.pa);
+        self.store_slowly(cpu, spot.pa, spot.frame, value, How::Atomic);
+        old
+    }
+
+    /// A compare-exchange by software.
+    pub(crate) fn compare_exchange(
+        &self,
+        cpu: usize,
+        spot: &Spot<'_>,
+        current: u64,
+        value: u64,
+    ) -> Result<(), u64> {
+        self.disturb(cpu, Some(spot.pa));
+        self.drain(cpu);
+        self.see(cpu, spot.pa);
+        let old = self.memory.read(spot.pa);
+        if old != current {
+            self.check_taken(cpu, spot.pa);
+            return Err(old);
+        }
+        self.store_slowly(cpu, spot.pa, spot.frame, value, How::Atomic);
+        Ok(())
+    }
+
+    /// Stores to `count` entries of a private table from `first` on: `value`, `value + step`, and so on.
+    ///
+    /// # Safety
+    /// 1. The entries are valid for writes, and the first lies at `spot`.
+    #[inline(always)]
+    pub(crate) unsafe fn fill_private(
+        &self,
+        cpu: usize,
+        spot: &Spot<'_>,
+        first: *mut u64,
+        count: usize,
+        value: u64,
+        step: u64,
+    ) {
+        spot.meta.writer.set(cpu as u16);
+        spot.meta.epoch.set(self.cores[cpu].epoch.get());
+        let mut value = value;
+        for index in 0..count {
+            // SAFETY: valid by (1.).
+            unsafe { first.add(index).write(value) };
+            value = value.wrapping_add(step);
+        }
+    }
+
+    /// The stores of a CPU that may leave its buffer next.
+    pub(crate) fn drainable(&self, cpu: usize) -> Vec<usize> {
+        let buffer = self.cores[cpu].buffer.borrow();
+        let in_order = self.architecture.ordering == Ordering::X86;
+        (0..buffer.len())
+            .filter(|&at| {
+                let this = &buffer[at];
+                buffer[..at]
+                    .iter()
+                    .all(|before| !in_order && before.pa != this.pa && before.group == this.group)
+            })
+            .collect()
+    }
+
+    /// One store leaves the buffer.
+    pub(crate) fn drain_one(&self, cpu: usize, at: usize) {
+        let stored = self.cores[cpu].buffer.borrow_mut().remove(at);
+        let Buffered { pa, value, .. } = stored;
+        self.trace(cpu, || Event::Visible { pa, value });
+        // What hardware has set between the store and now is overwritten.
+        self.check_flags(cpu, pa, value);
+        self.check_race(cpu, &stored);
+        self.memory.write(pa, value);
+    }
+
+    /// What another CPU has stored between the store and now is overwritten: that is the change that walkers see.
+    pub(super) fn check_race(&self, cpu: usize, stored: &Buffered) {
+        let now = self.memory.read(stored.pa);
+        let flags = if self.architecture.is_x86() {
+            X86_FLAGS
+        } else {
+            ARM_AF | ARM_READ_ONLY
+        };
+        if self.judging.get()
+            && (now ^ stored.before) & !flags != 0
+            && let Some(frame) = self.memory.frame_at(stored.pa)
+            && self.memory.meta(frame).state.get() == State::Live
+        {
+            self.changed(cpu, stored.pa, frame, now, stored.value, How::Plain);
+        }
+    }
+
+    /// All of them do.
+    pub(crate) fn drain(&self, cpu: usize) {
+        while !self.cores[cpu].buffer.borrow().is_empty() {
+            self.drain_one(cpu, 0);
+        }
+    }
+
+    pub(crate) fn has_buffered(&self, cpu: usize) -> bool {
+        !self.cores[cpu].buffer.borrow().is_empty()
+    }
+
+    /// Whether a fault now would be that of a walk which did not see what this CPU stored before, where the
+    /// architecture rules that out.
+    pub(crate) fn fault_is_early(&self, cpu: usize) -> bool {
+        self.architecture.ordering != Ordering::Base && self.has_buffered(cpu)
+    }
+
+    /// Stores before it leave before stores after it.
+    pub(crate) fn order_stores(&self, cpu: usize) {
+        self.cores[cpu].group.update(|group| group + 1);
+    }
+
+    /// DSB: what this CPU stored is visible to all walkers.
+    #[inline(always)]
+    pub(crate) fn publish(&self, cpu: usize) {
+        self.cores[cpu].epoch.update(|epoch| epoch.wrapping_add(1));
+        if self.wary.get() {
+            self.publish_slowly(cpu);
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn publish_slowly(&self, cpu: usize) {
+        self.trace(cpu, || Event::Publish);
+        // On x86 nothing is executed: stores leave their buffer in order, when they do.
+        if self.architecture.ordering != Ordering::X86 {
+            self.drain(cpu);
+        }
+        self.hold_walks(cpu);
+        self.obligations.borrow_mut().publish(cpu);
+        for (space, run, depth) in self.cores[cpu].runs.take() {
+            self.check_run(cpu, space, run, depth);
+        }
+        self.disturb(cpu, None);
+    }
+
+    /// With FEAT_ETS2 a DSB orders the walks after it (the model of Arm, `DSB-ob`).
+    pub(super) fn hold_walks(&self, cpu: usize) {
+        if self.architecture.ordering == Ordering::Ets2 {
+            self.cores[cpu].early.borrow_mut().clear();
+        }
+    }
+
+    /// What this CPU stored is seen by whoever takes over from it: the release of a lock.
+    pub(crate) fn hand_over(&self, cpu: usize) {
+        if self.wary.get() {
+            self.drain(cpu);
+            self.obligations.borrow_mut().publish(cpu);
+        }
+    }
+
+    /// ISB: nothing translated before is used after.
+    #[inline(always)]
+    pub(crate) fn synchronise(&self, cpu: usize) {
+        if self.wary.get() {
+            self.trace(cpu, || Event::Synchronise);
+            self.cores[cpu].early.borrow_mut().clear();
+        }
+    }
+}
