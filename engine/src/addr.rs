@@ -228,6 +228,14 @@ impl<A: Address> Span<A> {
         Self::new(start, size.checked_add(1).ok_or(AddressError::Wraps)?)
     }
 
+    /// All addresses of so many bits, fewer than 64 and at least 12.
+    pub(crate) fn of_bits(bits: u32) -> Self {
+        Self {
+            start: A::from_bits(0),
+            size: 1 << bits,
+        }
+    }
+
     /// The first address.
     #[inline]
     pub fn start(self) -> A {

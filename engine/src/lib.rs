@@ -26,6 +26,7 @@ mod edit;
 mod entry;
 pub mod flush;
 pub mod format;
+pub mod guest;
 #[cfg(feature = "hosted")]
 pub mod hosted;
 pub mod linear;

@@ -173,6 +173,30 @@ unsafe impl Platform for Threads {
         self.lock().push(number);
     }
 
+    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
+        if tables == 1 {
+            return self.alloc_table(level);
+        }
+        let tables = tables as u64;
+        // Out of what was never handed out; frames that are passed over can be had one by one.
+        let more = |fresh: u64| {
+            let end = fresh.next_multiple_of(tables) + tables;
+            (end <= self.links.len() as u64).then_some(end)
+        };
+        let before = self
+            .fresh
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .ok()?;
+        let first = before.next_multiple_of(tables);
+        self.lock().extend(before..first);
+        Some(Pa::new(Self::BASE.get() + (first << self.page_shift)))
+    }
+
+    unsafe fn free_root(&self, root: Pa, _: Level, tables: usize) {
+        let first = (root.get() - Self::BASE.get()) >> self.page_shift;
+        self.lock().extend(first..first + tables as u64);
+    }
+
     #[inline(always)]
     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         let offset = (frame.get() - Self::BASE.get()) as usize / size_of::<Entry>();

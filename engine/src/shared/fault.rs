@@ -75,6 +75,17 @@ impl<F: Format> NewLeaf<F> {
         1 << F::shift(self.level)
     }
 
+    /// The memory behind an address inside of it.
+    fn memory(&self, at: u64) -> u64 {
+        self.frame.get() + (at - self.input)
+    }
+
+    /// Whether a leaf at `at` maps the same memory in the same way, so that it need not be cleaned once more.
+    fn is_cleaned_by(&self, entry: u64, level: Level, at: u64) -> bool {
+        F::address(entry, level).get() == self.memory(at)
+            && F::decode(entry, level).memory == self.attrs.memory
+    }
+
     fn slice(&self) -> Slice {
         Slice {
             first: self.input,
@@ -166,6 +177,79 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Err(Refused::Retry)
     }
 
+    /// The level at which the walk for `input` ends.
+    pub(crate) fn level_of(&self, input: F::Input) -> Level {
+        let _walk = self.platform.enter();
+        // SAFETY: a walk is entered.
+        unsafe { self.find(input.bits(), Level::PAGE) }.level
+    }
+
+    /// The largest level up to `top` at which mapping the leaf takes no more than `most` bytes to be cleaned, or that of
+    /// pages. The caller has entered a walk.
+    pub(crate) fn affordable(
+        &self,
+        top: Level,
+        most: u64,
+        leaf_at: impl Fn(Level) -> Result<NewLeaf<F>, EditError<F::Input>>,
+    ) -> Result<Level, EditError<F::Input>> {
+        let mut level = top;
+        loop {
+            let leaf = leaf_at(level)?;
+            let cleans = leaf.size() > most && self.upkeep(&leaf.attrs, Perms::empty()).0;
+            if !cleans || self.lacks_little(&leaf, most) {
+                return Ok(level);
+            }
+            loop {
+                level = level.down().unwrap_or(Level::PAGE);
+                if F::is_leaf_level(level) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Whether all but `most` bytes of the leaf's memory are mapped where it belongs.
+    fn lacks_little(&self, leaf: &NewLeaf<F>, most: u64) -> bool {
+        // SAFETY: a walk is entered, by the caller.
+        let found = unsafe { self.find(leaf.input, leaf.level) };
+        match (F::kind(found.entry, found.level), leaf.level.down()) {
+            (Kind::Leaf, _) => true,
+            (Kind::Table, Some(below)) => {
+                let mut left = most;
+                let child = F::address(found.entry, found.level);
+                self.has(leaf, child, below, leaf.slice(), &mut left)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a table holds the memory of `leaf`, but for what is taken off `left`.
+    fn has(
+        &self,
+        leaf: &NewLeaf<F>,
+        frame: Pa,
+        level: Level,
+        slice: Slice,
+        left: &mut u64,
+    ) -> bool {
+        // SAFETY: a table of the tree, in a walk.
+        let table = unsafe { Table::open(&self.platform, frame, level) };
+        let size = 1u64 << F::shift(level);
+        (0..1usize << F::INDEX_BITS).all(|index| {
+            let first = slice.first + index as u64 * size;
+            let entry = table.follow(index);
+            match (F::kind(entry, level), level.down()) {
+                (Kind::Table, Some(below)) => {
+                    let last = first + (size - 1);
+                    let part = Slice { first, last };
+                    self.has(leaf, F::address(entry, level), below, part, left)
+                }
+                (Kind::Leaf, _) if leaf.is_cleaned_by(entry, level, first) => true,
+                _ => left.checked_sub(size).map(|now| *left = now).is_some(),
+            }
+        })
+    }
+
     /// Links a chain of empty tables from `found` down to the level of the leaf.
     #[inline(never)]
     fn link_tables(
@@ -245,7 +329,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     ) -> Result<Mapped<F>, Refused<F::Input>> {
         let (clean, instructions) = self.upkeep(&leaf.attrs, Perms::empty());
         let installed = if clean || instructions {
-            self.claim_and(found, found.entry, leaf.bits, |space| {
+            self.claim_and(found, found.entry, F::FROZEN, leaf.bits, |space| {
                 space.maintain(leaf.frame, leaf.size(), clean, instructions);
             })
         } else {
@@ -276,7 +360,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             && (attrs.accessed || self.caps().hardware_access || !leaf.attrs.accessed)
     }
 
-    /// Claims an entry, does something, and puts `new` there.
+    /// Claims an entry by putting `claim` there, does something, and puts `new` there.
     ///
     /// # Errors
     /// What was found there instead of what was expected.
@@ -284,10 +368,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         &self,
         found: &Found<'_, P>,
         expected: u64,
+        claim: u64,
         new: u64,
         work: impl FnOnce(&Self),
     ) -> Result<(), u64> {
-        found.replace(expected, F::FROZEN)?;
+        found.replace(expected, claim)?;
         work(self);
         found.lift(new);
         Ok(())
@@ -385,7 +470,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             let old = State::of::<F>(entry, level);
             let how = transition(F::RULE, &old, &new, level, &caps, Contents::Different);
             let done = if how == Transition::Break || clean || instructions {
-                self.claim_and(found, entry, leaf.bits, |space| {
+                self.claim_and(found, entry, F::FROZEN, leaf.bits, |space| {
                     ranges.run::<F, P>(&space.platform, space.id);
                     space.maintain(leaf.frame, leaf.size(), clean, instructions);
                 })
@@ -458,11 +543,14 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             accessed: leaf.attrs.accessed,
             dirty: leaf.attrs.dirty,
         };
-        self.sum(leaf, child, below, leaf.slice(), clean, &mut sum);
-        if instructions {
-            self.platform
-                .invalidate_instructions(leaf.frame, leaf.size());
-        }
+        self.sum(
+            leaf,
+            child,
+            below,
+            leaf.slice(),
+            (clean, instructions),
+            &mut sum,
+        );
         let attrs = Attrs {
             accessed: sum.accessed,
             dirty: sum.dirty,
@@ -477,14 +565,15 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Ok(Mapped::Coalesced)
     }
 
-    /// Adds up what a table that was cut off held for the memory of `leaf`, and cleans what it did not hold.
+    /// Adds up what a table that was cut off held for the memory of `leaf`, and does the upkeep of what it did not hold:
+    /// whether to clean, and to invalidate instructions.
     fn sum(
         &self,
         leaf: &NewLeaf<F>,
         frame: Pa,
         level: Level,
         slice: Slice,
-        clean: bool,
+        upkeep: (bool, bool),
         sum: &mut Below,
     ) {
         // SAFETY: a table of the tree, which is not freed before this walk is over.
@@ -492,31 +581,28 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let size = 1u64 << F::shift(level);
         for index in 0..1usize << F::INDEX_BITS {
             let first = slice.first + index as u64 * size;
-            let memory = leaf.frame.get() + (first - leaf.input);
             let entry = table.follow(index);
+            let (mut clean, mut instructions) = upkeep;
             match (F::kind(entry, level), level.down()) {
                 (Kind::Table, Some(below)) => {
                     let last = first + (size - 1);
                     let part = Slice { first, last };
-                    self.sum(leaf, F::address(entry, level), below, part, clean, sum);
+                    self.sum(leaf, F::address(entry, level), below, part, upkeep, sum);
                     continue;
                 }
                 (Kind::Leaf, _) => {
                     let attrs = F::decode(entry, level);
                     sum.accessed |= attrs.accessed;
-                    // What was written is written, whichever page it was.
-                    if F::address(entry, level).get() == memory {
+                    // What was written to other memory does not concern this.
+                    if F::address(entry, level).get() == leaf.memory(first) {
                         sum.dirty |= attrs.dirty;
-                        if attrs.memory == leaf.attrs.memory {
-                            continue;
-                        }
+                        clean &= !leaf.is_cleaned_by(entry, level, first);
+                        instructions &= !attrs.perms.intersects(Perms::ANY_EXEC);
                     }
                 }
                 _ => {}
             }
-            if clean {
-                self.platform.clean(Pa::new(memory), size);
-            }
+            self.maintain(Pa::new(leaf.memory(first)), size, clean, instructions);
         }
     }
 

@@ -32,7 +32,7 @@ mod tables;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
 pub use quiet::{Epochs, Moment, Slot, Walking};
-pub use range::{Cut, SharedFlush, SharedIssued, Taken, TakenIssued};
+pub use range::{Cut, Protected, SharedFlush, SharedIssued, Taken, TakenIssued};
 pub use tables::TableCache;
 
 use core::fmt;
@@ -76,7 +76,7 @@ impl Upkeep {
 ///
 /// # Safety
 /// 1. While what [`enter`](SharedPlatform::enter) returned lives, no [`Moment`] that was taken after it is past.
-/// 2. A walk that is entered after a `Moment` was taken reads descriptors as they were then, or later.
+/// 2. A walk that is entered after a `Moment` was taken reads descriptors, and whatever else, as they were then, or later.
 pub unsafe trait SharedPlatform: Platform {
     /// A walk under way.
     type Walk<'a>
@@ -126,6 +126,8 @@ pub enum Refused<A> {
     NeedsTables(u8),
     /// A larger leaf translates this address; its level. It allows less than was asked for.
     Larger(Level),
+    /// The memory is not there for such an access.
+    Denied,
     /// The edit makes no sense.
     Edit(EditError<A>),
 }
@@ -143,6 +145,7 @@ impl<A: Address> fmt::Display for Refused<A> {
             Self::Retry => write!(f, "something changed meanwhile"),
             Self::NeedsTables(count) => write!(f, "{count} tables are needed"),
             Self::Larger(level) => write!(f, "a leaf {} levels up is in the way", level.height()),
+            Self::Denied => write!(f, "the memory does not allow this access"),
             Self::Edit(error) => write!(f, "{error}"),
         }
     }

@@ -183,6 +183,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             held,
             stop: false,
             mark,
+            kept: false,
         };
         let last = match self.visit(slice, &mut unmap) {
             ControlFlow::Continue(()) => None,
@@ -194,13 +195,13 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             slice,
             mark,
             stopped: last,
+            kept: unmap.kept,
             _walk: walk,
         })
     }
 
     /// Changes the attributes of everything mapped in `span`, as far as that needs no break: permissions, accessed, dirty.
-    /// Leaves that reach over an end are changed whole. Claims of others are passed over. Returns whether anything was
-    /// changed.
+    /// Leaves that reach over an end are changed whole. Claims of others are passed over.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`], [`EditError::Inexpressible`];
@@ -210,17 +211,60 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         span: Span<F::Input>,
         change: Change,
         flush: &mut SharedFlush<F, P>,
-    ) -> Result<bool, EditError<F::Input>> {
+    ) -> Result<Protected, EditError<F::Input>> {
+        self.change_each(span, change, |_| (), flush)
+    }
+
+    /// Clears the accessed flag of each leaf in `span` that has it, and hands the leaf, as it was, to `young`. Leaves that
+    /// reach over an end count as well.
+    ///
+    /// A processor that still remembers a leaf does not set the flag again. Who can live with that, as the usual
+    /// clock algorithms can, leaves the flush to the next edit.
+    ///
+    /// # Errors
+    /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64, hosted::Threads};
+    /// # use tablewright::shared::SharedSpace;
+    /// # let platform = Threads::new(64, 12, 1);
+    /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap());
+    /// let span = Span::new(Va::new(0), 1 << 20)?;
+    /// space.map_range(span, Pa::new(0), Mapping::new(Attrs::USER_DATA)).unwrap();
+    /// let (mut young, mut flush) = (0, space.flush());
+    /// space.age(span, |_| young += 1, &mut flush).unwrap();
+    /// space.age(span, |_| young += 1, &mut flush).unwrap();
+    /// assert_eq!(young, 256); // the second time nobody has used them
+    /// assert!(flush.finish(|_| ()).is_ok());
+    /// # Ok::<(), tablewright::AddressError>(())
+    /// ```
+    pub fn age(
+        &self,
+        span: Span<F::Input>,
+        young: impl FnMut(Leaf<F>),
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Protected, EditError<F::Input>> {
+        self.change_each(span, Change::new().accessed(false), young, flush)
+    }
+
+    fn change_each(
+        &self,
+        span: Span<F::Input>,
+        change: Change,
+        changed: impl FnMut(Leaf<F>),
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Protected, EditError<F::Input>> {
         let slice = self.check(span)?;
         let _walk = self.platform.enter();
         let mut protect = Protect {
             change,
             caps: self.caps(),
             flush: &mut flush.flush,
-            any: false,
+            changed,
+            sum: Protected::default(),
         };
         match self.visit(slice, &mut protect) {
-            ControlFlow::Continue(()) => Ok(protect.any),
+            ControlFlow::Continue(()) => Ok(protect.sum),
             ControlFlow::Break(error) => Err(error),
         }
     }
@@ -280,7 +324,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             let swapped = if how == Transition::Break {
                 let mut ranges = Ranges::new();
                 ranges.add(slice, Some(at), false);
-                self.claim_and(&found, entry, link, |space| {
+                self.claim_and(&found, entry, F::frozen(KEPT), link, |space| {
                     ranges.run::<F, P>(&space.platform, space.id);
                 })
             } else {
@@ -351,6 +395,24 @@ fn extent<F: Format>(at: u64, level: Level) -> Slice {
     }
 }
 
+/// The claim of somebody who will put back what was there, in another form; see [`Taken::passed_over`].
+const KEPT: u32 = 1;
+
+/// Whether an entry is such a claim.
+#[inline(always)]
+fn is_kept<F: Format>(entry: u64) -> bool {
+    F::RULE == Rule::Arm && entry == F::frozen(KEPT)
+}
+
+/// What a [`protect`](SharedSpace::protect) has come across.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Protected {
+    /// Something was changed.
+    pub changed: bool,
+    /// Something was not changed, as [`Taken::passed_over`].
+    pub passed_over: bool,
+}
+
 /// What was taken away: walkers may still remember it, and until they do not, it stays frozen where a break is demanded.
 #[must_use = "what was taken stays frozen, and leaks, until it is complete"]
 pub struct Taken<'s, F: Format, P: SharedPlatform + Clone> {
@@ -359,11 +421,18 @@ pub struct Taken<'s, F: Format, P: SharedPlatform + Clone> {
     slice: Slice,
     mark: u64,
     stopped: Option<u64>,
+    kept: bool,
     /// Who waits for the walks before him waits for this.
     _walk: P::Walk<'s>,
 }
 
 impl<'s, F: Format, P: SharedPlatform + Clone> Taken<'s, F, P> {
+    /// Whether something was not taken: a leaf that another processor is splitting by a break. It will be there again, in
+    /// smaller leaves, when the walks of this moment are over.
+    pub fn passed_over(&self) -> bool {
+        self.kept
+    }
+
     /// Whether all of it was taken, and from where to go on if not.
     pub fn progress(&self) -> Progress<F::Input> {
         match self.stopped {
@@ -462,7 +531,9 @@ struct Unmap<F: Format, P: Platform, V> {
     stop: bool,
     /// What is left in the place of what was taken.
     mark: u64,
+    kept: bool,
 }
+
 impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Unmap<F, P, V> {
     /// A leaf was taken out of an entry.
     #[inline(always)]
@@ -492,6 +563,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
             let child = F::address(entry, level);
             match (kind, level.down()) {
                 (Kind::Invalid, _) | (Kind::Table, None) => {
+                    self.kept |= is_kept::<F>(entry);
                     pass_over(&mut self.flush, entry, slice);
                     return ControlFlow::Continue(Step::Next);
                 }
@@ -559,14 +631,16 @@ fn pass_over<F: Format, P: Platform>(flush: &mut Flush<F, P>, entry: u64, slice:
     }
 }
 
-struct Protect<'a, F: Format, P: Platform> {
+struct Protect<'a, F: Format, P: Platform, V> {
     change: Change,
     caps: Caps,
     flush: &'a mut Flush<F, P>,
-    any: bool,
+    /// Is told of each leaf that was changed.
+    changed: V,
+    sum: Protected,
 }
 
-impl<F: Format, P: Platform> Protect<'_, F, P> {
+impl<F: Format, P: Platform, V: FnMut(Leaf<F>)> Protect<'_, F, P, V> {
     fn one(
         &mut self,
         table: &Table<'_, P>,
@@ -578,6 +652,7 @@ impl<F: Format, P: Platform> Protect<'_, F, P> {
         loop {
             if F::kind(entry, level) != Kind::Leaf {
                 if F::kind(entry, level) == Kind::Invalid {
+                    self.sum.passed_over |= is_kept::<F>(entry);
                     pass_over(self.flush, entry, extent::<F>(at, level));
                 }
                 return ControlFlow::Continue(());
@@ -598,7 +673,9 @@ impl<F: Format, P: Platform> Protect<'_, F, P> {
             }
             match table.compare_exchange(index, entry, new) {
                 Ok(()) => {
-                    self.any = true;
+                    self.sum.changed = true;
+                    let first = extent::<F>(at, level).first;
+                    (self.changed)(Leaf::new(first, entry, level, Perms::empty()));
                     if how == Transition::Invalidate {
                         self.flush.add(extent::<F>(at, level), Some(level), false);
                     }
@@ -611,7 +688,7 @@ impl<F: Format, P: Platform> Protect<'_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Visit<F, P> for Protect<'_, F, P> {
+impl<F: Format, P: Platform, V: FnMut(Leaf<F>)> Visit<F, P> for Protect<'_, F, P, V> {
     type Stop = EditError<F::Input>;
 
     fn entry(

@@ -179,7 +179,8 @@ fn a_shared_change_loses_no_flag() {
             let walks = walk(&space, walkers);
             let mut flush = space.flush();
             let change = Change::new().write_protect();
-            assert!(space.protect(span(PAGE, PAGE), change, &mut flush).unwrap());
+            let protected = space.protect(span(PAGE, PAGE), change, &mut flush);
+            assert!(protected.unwrap().changed);
             assert!(flush.finish(|_| ()).is_ok());
             let walks = join(walks);
             let attrs = space.query(Va::new(PAGE)).unwrap().attrs();

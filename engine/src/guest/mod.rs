@@ -1,0 +1,416 @@
+//! Guest memory: what a hypervisor does with a fault, and with memory that it takes back.
+//!
+//! A guest's memory is described by [slots](Slot): ranges of guest addresses, each with what backs it. What is mapped is
+//! a cache of that description, filled by faults on all virtual CPUs at once and thrown away at will. A fault is handled
+//! in parts, so that the embedder can do its own between them, outside of every walk and every lock of the engine:
+//!
+//! | part | | what may come of it |
+//! |---|---|---|
+//! | classify | [`Fault::arm64`], [`Fault::ept`], [`Fault::nested`] | not a fault of translation |
+//! | look up | [`Guest::request`] | no slot: a device of the embedder's; not allowed: the guest's own fault |
+//! | prepare | [`TableCache::top_up`] with [`Request::tables`] | no memory: the embedder's decision |
+//! | find the page | the embedder, who may sleep | |
+//! | map | [`Guest::map`] | done; *busy*: let the guest go on; *retry*: look up again |
+//!
+//! # The world changes while a page is looked up
+//!
+//! Slots change, and the host takes pages back, while faults are between their look-up and their map. One number, the
+//! **version**, tells: whatever makes the answer of a look-up wrong counts it up, and a fault maps only if the version is
+//! the one that it looked up under. The check and the map are in one walk. So once every walk is over that was entered
+//! before the version moved on, nothing will be mapped any more of what was looked up before; *then* one pass over the
+//! tables takes it all. [`Sweep`] is that order made into a type: move the version on, wait until it is quiet, edit. It
+//! needs a second pass only for a leaf that is being split by a break just then, which comes back in smaller leaves.
+//!
+//! No fault waits for a sweep, and no sweep for a page look-up: only for walks, which are short.
+//!
+//! Slots are read without a lock, between two looks at the version: odd while they are being changed, and then a fault is
+//! told that somebody is [busy](Declined::Busy).
+//!
+//! # How large a leaf
+//!
+//! As large as the page behind it, if the page and the guest's address agree in their low bits, the slot holds all of it, and
+//! writes to the slot are not logged. Where memory has to be cleaned before a guest may see it, one fault cleans at most
+//! [`CLAIM`] bytes, so that nobody waits for more: the choice is *the largest leaf for which no more than that has yet
+//! to be cleaned*. A gigabyte is so mapped by 512 faults, on as many CPUs as there are, and the last of them, which
+//! finds the table full but for its own entry, puts the one large leaf in its place.
+//!
+//! # Everything at once
+//!
+//! A [`Sweep`] of all of the guest's memory exchanges the entries of the root, at most 16 tables, invalidates once, and
+//! leaves everything below to be settled when there is time. A new root would cost the same and every virtual CPU an
+//! exit, to load it.
+
+mod fault;
+mod slots;
+mod sweep;
+
+pub use fault::{Access, Cause, Fault};
+pub use slots::{Slot, SlotCell, SlotError};
+pub use sweep::{Pass, Sweep};
+
+use core::fmt;
+
+use crate::addr::{Ipa, Level, Pa, Span};
+use crate::format::{Attrs, Format, Perms};
+use crate::shared::{
+    Mapped, NewLeaf, Refused, Relaxed, SharedFlush, SharedPlatform, SharedSpace, TableCache,
+};
+use crate::walk::MAX_LEVELS;
+
+use slots::Slots;
+
+/// The most bytes that are cleaned by one fault: 2 MiB, which takes a quarter of a millisecond where cleaning is slow.
+pub const CLAIM: u64 = 2 << 20;
+
+/// A guest's memory.
+///
+/// ```
+/// use tablewright::format::Stage2K4;
+/// use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
+/// use tablewright::hosted::Threads;
+/// use tablewright::shared::{Mapped, SharedSpace, TableCache};
+/// use tablewright::{AddressSpace, Ipa, Pa, Span};
+///
+/// type K4 = Stage2K4<40, false>; // 1 TiB of guest addresses
+/// let platform = Threads::new(64, 12, 1);
+/// let cells = [const { SlotCell::new() }; 8];
+/// let space = SharedSpace::new(AddressSpace::<K4, _>::new(&platform).unwrap());
+/// let guest = Guest::new(space, &cells);
+/// let ram = Span::new(Ipa::new(0x4000_0000), 1 << 30)?;
+/// guest.insert(Slot::memory(ram, 0x7f00_0000_0000)).unwrap();
+///
+/// let (mut tables, mut flush) = (TableCache::new(), guest.space().flush());
+/// let fault = Fault::new(Ipa::new(0x4020_1234), Access::Write);
+/// let request = guest.request(&fault).unwrap();
+/// assert_eq!(request.host(), 0x7f00_0020_1234);
+/// assert!(tables.top_up::<K4, _>(&platform, request.tables()));
+/// let page = Backing::new(Pa::new(0x8020_1234), 2 << 20); // it lies in a large page
+/// assert_eq!(guest.map(&request, &page, &mut tables, &mut flush), Ok(Mapped::Installed));
+/// assert_eq!(guest.space().query(Ipa::new(0x4020_0000)).unwrap().size(), 2 << 20);
+/// # tables.release(&platform); let _done = flush.finish(|_| ());
+/// # Ok::<(), tablewright::AddressError>(())
+/// ```
+pub struct Guest<'s, F: Format<Input = Ipa>, P: SharedPlatform> {
+    space: SharedSpace<F, P>,
+    slots: Slots<'s>,
+}
+
+/// Why a fault is not one to be mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Declined {
+    /// No slot holds the address: a device of the embedder's, or nothing.
+    NoSlot,
+    /// The slot does not allow this access. The guest gets a fault of its own, or the embedder emulates it.
+    Denied(Slot),
+    /// The slots are being changed. Let the guest go on: it will fault again.
+    Busy,
+}
+
+impl fmt::Display for Declined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSlot => write!(f, "no slot holds the address"),
+            Self::Denied(slot) => write!(f, "slot {} does not allow this", slot.id),
+            Self::Busy => write!(f, "the slots are being changed"),
+        }
+    }
+}
+
+impl core::error::Error for Declined {}
+
+/// A fault that wants memory, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "the guest waits for its memory"]
+pub struct Request {
+    at: u64,
+    access: Access,
+    slot: Slot,
+    version: u64,
+    tables: u8,
+}
+
+impl Request {
+    /// The slot.
+    pub fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    /// The access.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// What backs the address, in the embedder's own numbers: [`Slot::host`] and the distance from the slot's start.
+    pub fn host(&self) -> u64 {
+        let distance = self.at - self.slot.guest.start().get();
+        self.slot.host.wrapping_add(distance)
+    }
+
+    /// How many tables this is likely to take. It is a guess: the tree may change, and the page may be of another size
+    /// than the slot says. If it was too low, the map says how many it takes.
+    pub fn tables(&self) -> u8 {
+        self.tables
+    }
+
+    /// Whether the page has to be marked in the dirty log, once it is mapped.
+    pub fn is_logged_write(&self) -> bool {
+        self.slot.log && self.access == Access::Write
+    }
+}
+
+/// The page behind an address, as the embedder has found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// The physical address of what the guest wants: any byte of its page.
+    pub frame: Pa,
+    /// The size of the host's page around it, a power of two, to which it is aligned.
+    pub size: u64,
+    /// What the host allows. The guest gets no more than this and its slot allow together.
+    pub perms: Perms,
+}
+
+impl Backing {
+    /// A page of which the host allows everything.
+    pub const fn new(frame: Pa, size: u64) -> Self {
+        Self {
+            frame,
+            size,
+            perms: Perms::all(),
+        }
+    }
+
+    /// A page of which the host allows this.
+    #[must_use]
+    pub const fn with_perms(mut self, perms: Perms) -> Self {
+        self.perms = perms;
+        self
+    }
+}
+
+impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
+    /// A guest without slots, which can have as many as there are cells.
+    pub fn new(space: SharedSpace<F, P>, cells: &'s [SlotCell]) -> Self {
+        Self {
+            space,
+            slots: Slots::new(cells),
+        }
+    }
+
+    /// The tables, for edits that need no slot.
+    pub fn space(&self) -> &SharedSpace<F, P> {
+        &self.space
+    }
+
+    /// Takes a guest apart that nobody uses any more.
+    pub fn into_space(self) -> SharedSpace<F, P> {
+        self.space
+    }
+
+    // ---- Slots ----
+
+    /// Adds a slot. Faults that found none before map nothing.
+    ///
+    /// # Errors
+    /// [`SlotError::Full`], [`SlotError::Overlap`], [`SlotError::Misaligned`], [`SlotError::OutOfRange`],
+    /// [`SlotError::Busy`]; nothing has changed.
+    pub fn insert(&self, slot: Slot) -> Result<(), SlotError> {
+        self.fits(&slot)?;
+        self.slots.change(|slots| slots.insert(slot))
+    }
+
+    /// Takes a slot out. What is mapped of it is still there: sweep it.
+    ///
+    /// # Errors
+    /// [`SlotError::Unknown`], [`SlotError::Busy`].
+    pub fn remove(&self, id: u16) -> Result<Sweep<'_, 's, F, P>, SlotError> {
+        let slot = self.slots.change(|slots| slots.remove(id))?;
+        Ok(Sweep::new(self, slot.guest))
+    }
+
+    /// Puts a slot in the place of the one of the same number: with another backing, other permissions, at another
+    /// address, logged or not. Faults see the one or the other. What is mapped of the old one is still there: sweep it,
+    /// to unmap it or to change what it allows.
+    ///
+    /// # Errors
+    /// As [`insert`](Guest::insert), and [`SlotError::Unknown`]; nothing has changed.
+    pub fn replace(&self, slot: Slot) -> Result<Sweep<'_, 's, F, P>, SlotError> {
+        self.fits(&slot)?;
+        let old = self.slots.change(|slots| {
+            let old = slots.remove(slot.id)?;
+            // There is room: one was taken out.
+            slots
+                .insert(slot)
+                .or_else(|why| slots.insert(old).and(Err(why)))?;
+            Ok(old)
+        })?;
+        Ok(Sweep::new(self, old.guest))
+    }
+
+    /// The slot that holds an address.
+    ///
+    /// # Errors
+    /// [`SlotError::Unknown`], [`SlotError::Busy`].
+    pub fn slot(&self, at: Ipa) -> Result<Slot, SlotError> {
+        self.slots.find(at.get())?.0.ok_or(SlotError::Unknown)
+    }
+
+    fn fits(&self, slot: &Slot) -> Result<(), SlotError> {
+        if !slot.guest.is_aligned(F::PAGE_SHIFT) {
+            return Err(SlotError::Misaligned);
+        }
+        if !F::is_canonical(slot.guest.last().get()) {
+            return Err(SlotError::OutOfRange);
+        }
+        Ok(())
+    }
+
+    // ---- Faults ----
+
+    /// Looks the fault up in the slots.
+    ///
+    /// # Errors
+    /// Why there is nothing to map.
+    pub fn request(&self, fault: &Fault) -> Result<Request, Declined> {
+        let at = fault.at.get();
+        let (slot, version) = self.slots.find(at).map_err(|_| Declined::Busy)?;
+        let slot = slot.ok_or(Declined::NoSlot)?;
+        if !slot.perms.contains(fault.access.perms()) {
+            return Err(Declined::Denied(slot));
+        }
+        Ok(Request {
+            at,
+            access: fault.access,
+            slot,
+            version,
+            tables: self.guess(fault, &slot),
+        })
+    }
+
+    /// How many tables are missing between where the walk ended and where the leaf will be.
+    fn guess(&self, fault: &Fault, slot: &Slot) -> u8 {
+        let leaf = match slot.log {
+            true => Level::PAGE,
+            false => self.fitting(fault.at.get(), fault.at.get(), slot, slot.page),
+        };
+        match fault.cause {
+            // It has a leaf. A large one is taken apart where writes are logged.
+            Cause::AccessFlag => 0,
+            Cause::Permission if !slot.log => 0,
+            Cause::Permission | Cause::Translation => {
+                let level = fault.level.unwrap_or_else(|| self.space.level_of(fault.at));
+                level.height().saturating_sub(leaf.height())
+            }
+        }
+    }
+
+    /// The largest leaf around `at` that a page of `size` bytes at `frame` and the slot allow.
+    fn fitting(&self, at: u64, frame: u64, slot: &Slot, size: u64) -> Level {
+        let mut best = Level::PAGE;
+        let mut level = Level::PAGE.up();
+        while level < F::root_level().up() && 1u64 << F::shift(level) <= size {
+            let low = (1u64 << F::shift(level)) - 1;
+            let (first, last) = (at & !low, at | low);
+            let inside = slot.guest.start().get() <= first && last <= slot.guest.last().get();
+            if !inside || (at ^ frame) & low & !((1 << F::PAGE_SHIFT) - 1) != 0 {
+                break;
+            }
+            if F::is_leaf_level(level) {
+                best = level;
+            }
+            level = level.up();
+        }
+        best
+    }
+
+    /// Maps the page that was found for a request, in the largest leaf that fits, splitting a larger one that is in the way.
+    /// A leaf that is there and allows less is made to allow more, or replaced if the page is another one now. Cleans
+    /// what has to be cleaned, at most [`CLAIM`] bytes.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`]: let the guest go on. [`Refused::Retry`]: something has changed, start again with
+    /// [`request`](Guest::request) (and finish the flush, which may be full). [`Refused::NeedsTables`]: top up the cache
+    /// and map again. [`Refused::Denied`]: the host does not allow this access. [`Refused::Edit`]: the page lies where the
+    /// format does not reach.
+    pub fn map(
+        &self,
+        request: &Request,
+        page: &Backing,
+        tables: &mut TableCache,
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Mapped<F>, Refused<Ipa>> {
+        let attrs = self.attrs(request, page)?;
+        let top = match request.slot.log {
+            true => Level::PAGE,
+            false => self.fitting(request.at, page.frame.get(), &request.slot, page.size),
+        };
+        let leaf_at = |level| {
+            let frame = page.frame.get() & !((1u64 << F::shift(level)) - 1);
+            NewLeaf::new(Ipa::new(request.at), Pa::new(frame), level, attrs)
+        };
+        // From here to the end nothing is swept that was looked up before.
+        let _walk = self.space.platform().enter();
+        if !self.slots.is_current(request.version) {
+            return Err(Refused::Retry);
+        }
+        let mut level = self.space.affordable(top, CLAIM, leaf_at)?;
+        // A leaf that is in the way is split one level at a time.
+        for _ in 0..MAX_LEVELS {
+            let mapped = self.space.map(&leaf_at(level)?, tables, flush);
+            match mapped {
+                Err(Refused::Larger(larger)) if larger <= top => level = larger,
+                Err(Refused::Larger(larger)) => {
+                    let below = larger.down().unwrap_or(Level::PAGE);
+                    self.space
+                        .split(Ipa::new(request.at), below, tables, flush)?;
+                }
+                other => return other,
+            }
+        }
+        Err(Refused::Retry)
+    }
+
+    fn attrs(&self, request: &Request, page: &Backing) -> Result<Attrs, Refused<Ipa>> {
+        let Request { slot, access, .. } = request;
+        let mut perms = slot.perms & page.perms;
+        if !perms.contains(access.perms()) {
+            return Err(Refused::Denied);
+        }
+        if slot.log && *access != Access::Write {
+            perms -= Perms::ANY_WRITE;
+        }
+        let base = match slot.memory.is_device() {
+            true => Attrs::GUEST_DEVICE,
+            false => Attrs::GUEST_MEMORY,
+        };
+        let writes = perms.intersects(Perms::ANY_WRITE);
+        Ok(Attrs {
+            perms: perms.and_user(),
+            memory: slot.memory,
+            accessed: true,
+            // Where hardware marks what is written, it says so itself.
+            dirty: writes && (*access == Access::Write || !self.space.caps().hardware_dirty),
+            ..base
+        })
+    }
+
+    /// Sets the accessed flag of the leaf that a fault was about, when that was all it was about.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`], [`Refused::Retry`].
+    pub fn touch(&self, fault: &Fault) -> Result<Relaxed, Refused<Ipa>> {
+        self.space.relax(fault.at, Perms::empty(), false)
+    }
+
+    // ---- What is taken back ----
+
+    /// Takes back, or changes, what is mapped in `span`. The embedder's own look-up gives the new answer already.
+    pub fn sweep(&self, span: Span<Ipa>) -> Sweep<'_, 's, F, P> {
+        self.slots.outdate();
+        Sweep::new(self, span)
+    }
+
+    /// The same for all of the guest's memory.
+    pub fn sweep_all(&self) -> Sweep<'_, 's, F, P> {
+        self.sweep(Span::of_bits(F::INPUT_BITS))
+    }
+}

@@ -1,0 +1,330 @@
+//! The slots, read by every fault and changed seldom.
+//!
+//! They stand in order of their addresses in memory that the embedder gives, so that a look-up is a binary search and
+//! nothing is allocated. A reader takes no lock: it reads the version, the slots, and the version again. The version is odd
+//! while somebody changes the slots, and another one afterwards; then what was read may be half of one slot and half of
+//! another, and is thrown away. Each word is an atomic of its own, so that reading in the middle of a change is no worse.
+//!
+//! # Orderings
+//!
+//! The writer makes the version odd, then a release fence, then the slots, and stores the even version with release. A
+//! reader loads the version with acquire, then the slots, then an acquire fence, then the version. If it has read any word
+//! of a change, the two fences order the odd version before its second load, which differs from the first.
+
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+
+use core::fmt;
+
+use crate::addr::{Ipa, Span};
+use crate::format::{Memory, Perms};
+
+/// A range of guest addresses with what backs it.
+///
+/// ```
+/// use tablewright::guest::Slot;
+/// use tablewright::{Ipa, Perms, Span};
+/// let rom = Span::new(Ipa::new(0), 16 << 20)?;
+/// let slot = Slot::memory(rom, 0x7f12_0000_0000)
+///     .with_id(3)
+///     .with_perms(Perms::READ | Perms::EXEC);
+/// assert!(!slot.log);
+/// # Ok::<(), tablewright::AddressError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Names it; no two slots have the same.
+    pub id: u16,
+    /// The guest's addresses.
+    pub guest: Span<Ipa>,
+    /// What backs the first of them, in the embedder's own numbers.
+    pub host: u64,
+    /// What the guest may do: [`Perms::READ`], [`Perms::WRITE`], [`Perms::EXEC`].
+    pub perms: Perms,
+    /// What kind of memory it is.
+    pub memory: Memory,
+    /// The size of the pages that most likely back it, a power of two. A hint.
+    pub page: u64,
+    /// Writes are logged: leaves are pages, and not writable before they are written.
+    pub log: bool,
+}
+
+impl Slot {
+    /// Memory of which the guest may do everything, backed from `host` on by pages of 2 MiB if all goes well, with number 0.
+    pub const fn memory(guest: Span<Ipa>, host: u64) -> Self {
+        Self {
+            id: 0,
+            guest,
+            host,
+            perms: Perms::READ.union(Perms::WRITE).union(Perms::EXEC),
+            memory: Memory::Normal,
+            page: 2 << 20,
+            log: false,
+        }
+    }
+
+    /// The same with another number.
+    #[must_use]
+    pub const fn with_id(mut self, id: u16) -> Self {
+        self.id = id;
+        self
+    }
+
+    /// The same with other permissions.
+    #[must_use]
+    pub const fn with_perms(mut self, perms: Perms) -> Self {
+        self.perms = perms;
+        self
+    }
+
+    /// The same with writes logged, or not.
+    #[must_use]
+    pub const fn with_log(mut self, log: bool) -> Self {
+        self.log = log;
+        self
+    }
+}
+
+/// Why a slot was not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotError {
+    /// There are as many slots as there are cells.
+    Full,
+    /// It overlaps the slot of this number, or has its number.
+    Overlap(u16),
+    /// It does not begin or end with a page of the format.
+    Misaligned,
+    /// It ends beyond the addresses that the format translates.
+    OutOfRange,
+    /// There is no such slot.
+    Unknown,
+    /// Somebody else is changing the slots.
+    Busy,
+}
+
+impl fmt::Display for SlotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => write!(f, "there is no cell left for a slot"),
+            Self::Overlap(id) => write!(f, "it overlaps slot {id}"),
+            Self::Misaligned => write!(f, "it does not begin or end with a page"),
+            Self::OutOfRange => write!(f, "it ends beyond what the format translates"),
+            Self::Unknown => write!(f, "there is no such slot"),
+            Self::Busy => write!(f, "somebody else is changing the slots"),
+        }
+    }
+}
+
+impl core::error::Error for SlotError {}
+
+/// Room for one slot.
+///
+/// ```
+/// use tablewright::guest::SlotCell;
+/// static CELLS: [SlotCell; 32] = [const { SlotCell::new() }; 32];
+/// # let _ = &CELLS;
+/// ```
+#[derive(Debug)]
+pub struct SlotCell {
+    first: AtomicU64,
+    /// 0: no slot, here and in all cells after it.
+    size: AtomicU64,
+    host: AtomicU64,
+    rest: AtomicU64,
+}
+
+impl SlotCell {
+    /// An empty one.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self {
+            first: AtomicU64::new(0),
+            size: AtomicU64::new(0),
+            host: AtomicU64::new(0),
+            rest: AtomicU64::new(0),
+        }
+    }
+
+    /// An empty one.
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        Self {
+            first: AtomicU64::new(0),
+            size: AtomicU64::new(0),
+            host: AtomicU64::new(0),
+            rest: AtomicU64::new(0),
+        }
+    }
+
+    /// What it holds; whether that is one slot or pieces of two, the version tells.
+    fn load(&self) -> Option<Slot> {
+        let first = Ipa::new(self.first.load(Ordering::Relaxed));
+        let guest = Span::new(first, self.size.load(Ordering::Relaxed)).ok()?;
+        let rest = self.rest.load(Ordering::Relaxed);
+        Some(Slot {
+            id: rest as u16,
+            guest,
+            host: self.host.load(Ordering::Relaxed),
+            perms: Perms::from_bits_truncate((rest >> 16) as u8),
+            memory: MEMORY[(rest >> 24 & 7) as usize % MEMORY.len()],
+            page: 1 << (rest >> 32 & 63),
+            log: rest >> 27 & 1 != 0,
+        })
+    }
+
+    fn store(&self, slot: Option<Slot>) {
+        let (first, size, host, rest) = slot.map_or((0, 0, 0, 0), |slot| {
+            let memory = MEMORY.iter().position(|&kind| kind == slot.memory);
+            let rest = u64::from(slot.id)
+                | u64::from(slot.perms.bits()) << 16
+                | (memory.unwrap_or(0) as u64) << 24
+                | u64::from(slot.log) << 27
+                | u64::from(slot.page.max(1).ilog2()) << 32;
+            (slot.guest.start().get(), slot.guest.size(), slot.host, rest)
+        });
+        self.first.store(first, Ordering::Relaxed);
+        self.size.store(size, Ordering::Relaxed);
+        self.host.store(host, Ordering::Relaxed);
+        self.rest.store(rest, Ordering::Relaxed);
+    }
+}
+
+impl Default for SlotCell {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// In the order of the numbers that stand for them.
+const MEMORY: [Memory; 6] = [
+    Memory::Normal,
+    Memory::WriteThrough,
+    Memory::NonCacheable,
+    Memory::Device,
+    Memory::DeviceStrict,
+    Memory::Tagged,
+];
+
+/// All slots of a guest, and the version of what faults look up.
+pub(super) struct Slots<'s> {
+    cells: &'s [SlotCell],
+    version: AtomicU64,
+}
+
+impl<'s> Slots<'s> {
+    pub fn new(cells: &'s [SlotCell]) -> Self {
+        for cell in cells {
+            cell.store(None);
+        }
+        Self {
+            cells,
+            version: AtomicU64::new(0),
+        }
+    }
+
+    /// The slot that holds an address, if any, and the version under which that is so.
+    pub fn find(&self, at: u64) -> Result<(Option<Slot>, u64), SlotError> {
+        let version = self.version.load(Ordering::Acquire);
+        if version & 1 != 0 {
+            return Err(SlotError::Busy);
+        }
+        // Cells without a slot come last. Half-written cells make the search end anywhere, but it ends.
+        let after = self.cells.partition_point(|cell| {
+            cell.size.load(Ordering::Relaxed) != 0 && cell.first.load(Ordering::Relaxed) <= at
+        });
+        let slot = after
+            .checked_sub(1)
+            .and_then(|index| self.cells[index].load())
+            .filter(|slot| slot.guest.contains(Ipa::new(at)));
+        fence(Ordering::Acquire);
+        if self.version.load(Ordering::Relaxed) != version {
+            return Err(SlotError::Busy);
+        }
+        Ok((slot, version))
+    }
+
+    /// Whether nothing has changed since. Asked in a walk: whoever changes something waits for the walks before.
+    #[inline(always)]
+    pub fn is_current(&self, version: u64) -> bool {
+        self.version.load(Ordering::Acquire) == version
+    }
+
+    /// What was looked up before is out of date, though the slots are what they were.
+    pub fn outdate(&self) {
+        // Two, so that it stays odd for whoever is changing the slots.
+        self.version.fetch_add(2, Ordering::AcqRel);
+    }
+
+    /// Changes the slots.
+    pub fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Change<'_>) -> Result<T, SlotError>,
+    ) -> Result<T, SlotError> {
+        let version = self.version.load(Ordering::Relaxed);
+        if version & 1 != 0
+            || self
+                .version
+                .compare_exchange(version, version + 1, Ordering::Acquire, Ordering::Relaxed)
+                .is_err()
+        {
+            return Err(SlotError::Busy);
+        }
+        fence(Ordering::Release);
+        let used = |cell: &&SlotCell| cell.size.load(Ordering::Relaxed) != 0;
+        let done = change(&mut Change {
+            cells: self.cells,
+            used: self.cells.iter().take_while(used).count(),
+        });
+        // Not a store: somebody may have outdated it meanwhile.
+        self.version.fetch_add(1, Ordering::Release);
+        done
+    }
+}
+
+/// The slots, while they are being changed.
+pub(super) struct Change<'a> {
+    cells: &'a [SlotCell],
+    used: usize,
+}
+
+impl Change<'_> {
+    fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.cells[..self.used].iter().filter_map(SlotCell::load)
+    }
+
+    pub fn insert(&mut self, slot: Slot) -> Result<(), SlotError> {
+        let alike =
+            |other: &Slot| other.id == slot.id || other.guest.intersect(slot.guest).is_some();
+        if let Some(other) = self.slots().find(alike) {
+            return Err(SlotError::Overlap(other.id));
+        }
+        if self.used == self.cells.len() {
+            return Err(SlotError::Full);
+        }
+        let place = self
+            .slots()
+            .position(|other| other.guest.start() > slot.guest.start())
+            .unwrap_or(self.used);
+        for index in (place..self.used).rev() {
+            self.cells[index + 1].store(self.cells[index].load());
+        }
+        self.cells[place].store(Some(slot));
+        self.used += 1;
+        Ok(())
+    }
+
+    pub fn remove(&mut self, id: u16) -> Result<Slot, SlotError> {
+        let place = self.slots().position(|slot| slot.id == id);
+        let (Some(place), Some(slot)) = (place, self.slots().find(|slot| slot.id == id)) else {
+            return Err(SlotError::Unknown);
+        };
+        for index in place..self.used {
+            let next = self.cells.get(index + 1).and_then(SlotCell::load);
+            self.cells[index].store(next);
+        }
+        self.used -= 1;
+        Ok(slot)
+    }
+}

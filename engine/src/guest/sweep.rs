@@ -1,0 +1,160 @@
+//! Taking back, and changing, what is mapped: in an order that no fault can slip through.
+
+use core::ops::ControlFlow;
+
+use crate::addr::{Ipa, Span};
+use crate::edit::Change;
+use crate::flush::{Held, Leaf, Progress};
+use crate::format::Format;
+use crate::shared::{Moment, SharedFlush, SharedPlatform, Taken};
+use crate::space::EditError;
+
+use super::Guest;
+
+/// An edit of what is mapped in a range, for good.
+///
+/// When it was made, what faults had looked up before was out of date. It waits until their walks are over, and then one
+/// pass finds all that they have left. A pass that met a leaf in the middle of being split by a break is followed by
+/// another.
+///
+/// The embedder drives it, and decides what to do while it waits:
+///
+/// ```
+/// # use core::ops::ControlFlow;
+/// # use tablewright::format::Ept;
+/// # use tablewright::guest::{Guest, Pass, SlotCell};
+/// # use tablewright::hosted::Threads;
+/// # use tablewright::shared::SharedSpace;
+/// # use tablewright::{AddressSpace, Attrs, Ipa, Mapping, Pa, Span};
+/// # let platform = Threads::new(64, 12, 1);
+/// # let cells = [const { SlotCell::new() }; 8];
+/// # let guest = Guest::new(SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap()), &cells);
+/// let page = Span::new(Ipa::new(0x7000), 0x1000)?;
+/// # guest.space().map_range(page, Pa::new(0x5000), Mapping::new(Attrs::GUEST_MEMORY)).unwrap();
+/// let mut held = None;
+/// let mut sweep = guest.sweep(page);
+/// loop {
+///     let taken = match sweep.unmap(|leaf| {
+///         held = Some(leaf);
+///         ControlFlow::Continue(())
+///     })? {
+///         Pass::Waiting => continue, // or do something else
+///         Pass::Over => break,
+///         Pass::Went(taken) => taken,
+///     };
+///     let cut = taken.issue().complete();
+///     // No processor can reach the page now.
+///     if let Some(leaf) = held.take().and_then(|leaf| cut.release(leaf).ok()) {
+///         assert_eq!(leaf.frame(), Pa::new(0x5000));
+///     }
+///     if let Ok(completed) = cut.quiet() {
+///         completed.finish(|_| ());
+///     }
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "nothing is taken back before it is driven to its end"]
+pub struct Sweep<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform> {
+    guest: &'g Guest<'s, F, P>,
+    span: Span<Ipa>,
+    state: State,
+    /// A part was passed over since the last moment.
+    again: bool,
+}
+
+enum State {
+    /// Walks that started before this have to be over; then the first pass begins.
+    Wait(Moment),
+    /// A pass goes on from here.
+    From(Ipa),
+    Over,
+}
+
+/// What a step of a [`Sweep`] has come to.
+#[derive(Debug)]
+pub enum Pass<T> {
+    /// Walks of others are not over. They take microseconds, or as long as it takes to clean 2 MiB.
+    Waiting,
+    /// A part was edited: this is to be completed. Then go on.
+    Went(T),
+    /// All of it is done, and will stay so.
+    Over,
+}
+
+impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F, P> {
+    pub(super) fn new(guest: &'g Guest<'s, F, P>, span: Span<Ipa>) -> Self {
+        Self {
+            guest,
+            span,
+            // After the version has moved on: a walk that starts later sees that it has.
+            state: State::Wait(guest.space.moment()),
+            again: false,
+        }
+    }
+
+    /// What it is about.
+    pub fn span(&self) -> Span<Ipa> {
+        self.span
+    }
+
+    /// Where to go on, or what to say instead.
+    fn begin<T>(&mut self) -> Result<Span<Ipa>, Pass<T>> {
+        match self.state {
+            State::Wait(moment) if !self.guest.space.is_quiet(moment) => Err(Pass::Waiting),
+            State::Wait(_) => Ok(self.span),
+            // A stop lies inside of the range.
+            State::From(at) => Span::inclusive(at, self.span.last()).map_err(|_| Pass::Over),
+            State::Over => Err(Pass::Over),
+        }
+    }
+
+    /// A part was done, up to there.
+    fn end(&mut self, progress: Progress<Ipa>, passed_over: bool) {
+        self.again |= passed_over;
+        self.state = match progress {
+            Progress::Stopped(at) => State::From(at),
+            // Who was passed over is in a walk that has started.
+            Progress::Done if self.again => State::Wait(self.guest.space.moment()),
+            Progress::Done => State::Over,
+        };
+        if matches!(self.state, State::Wait(_)) {
+            self.again = false;
+        }
+    }
+
+    /// Takes away what is mapped, as [`SharedSpace::unmap`](crate::shared::SharedSpace::unmap) does.
+    ///
+    /// # Errors
+    /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
+    pub fn unmap(
+        &mut self,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    ) -> Result<Pass<Taken<'g, F, P>>, EditError<Ipa>> {
+        let span = match self.begin() {
+            Ok(span) => span,
+            Err(pass) => return Ok(pass),
+        };
+        let taken = self.guest.space.unmap(span, held)?;
+        self.end(taken.progress(), taken.passed_over());
+        Ok(Pass::Went(taken))
+    }
+
+    /// Changes what is mapped, as [`SharedSpace::protect`](crate::shared::SharedSpace::protect) does; the flush is to be
+    /// completed before the change can be relied on.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn protect(
+        &mut self,
+        change: Change,
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Pass<()>, EditError<Ipa>> {
+        let span = match self.begin() {
+            Ok(span) => span,
+            Err(pass) => return Ok(pass),
+        };
+        let protected = self.guest.space.protect(span, change, flush)?;
+        self.end(Progress::Done, protected.passed_over);
+        Ok(Pass::Went(()))
+    }
+}

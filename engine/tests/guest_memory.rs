@@ -1,0 +1,536 @@
+//! Guest memory: slots, faults and what they map, sweeps.
+
+use std::ops::ControlFlow;
+
+use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16, Stage2K64};
+use tablewright::guest::{
+    Access, Backing, CLAIM, Cause, Declined, Fault, Guest, Pass, Slot, SlotCell, SlotError, Sweep,
+};
+use tablewright::hosted::Threads;
+use tablewright::shared::{Mapped, Refused, SharedPlatform, SharedSpace, TableCache, Upkeep};
+use tablewright::{AddressSpace, Change, Format, Ipa, Level, Memory, Pa, Perms, Span};
+
+type K4 = Stage2K4<40, false>;
+type K16 = Stage2K16<40, false>;
+type K64 = Stage2K64<40, false>;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn span(first: u64, size: u64) -> Span<Ipa> {
+    Span::new(Ipa::new(first), size).unwrap()
+}
+
+fn cells<const N: usize>() -> [SlotCell; N] {
+    [const { SlotCell::new() }; N]
+}
+
+/// A guest, and what a virtual CPU has of its own.
+struct Vm<'s, F: Format<Input = Ipa>> {
+    guest: Guest<'s, F, &'s Threads>,
+    platform: &'s Threads,
+    tables: TableCache,
+    top_ups: u32,
+}
+
+fn platform<F: Format>(clean: bool) -> Threads {
+    Threads::new(700, F::PAGE_SHIFT, 2).with_upkeep(Upkeep {
+        clean,
+        ..Upkeep::NONE
+    })
+}
+
+impl<'s, F: Format<Input = Ipa>> Vm<'s, F> {
+    fn new(platform: &'s Threads, cells: &'s [SlotCell]) -> Self {
+        let space = SharedSpace::new(AddressSpace::new(platform).unwrap());
+        Self {
+            guest: Guest::new(space, cells),
+            platform,
+            tables: TableCache::new(),
+            top_ups: 0,
+        }
+    }
+
+    /// Handles a fault on memory that lies in pages of `size` bytes, at guest address + 1 TiB / 16.
+    fn fault(&mut self, fault: Fault, size: u64) -> Result<Mapped<F>, Refused<Ipa>> {
+        self.fault_on(
+            fault,
+            Backing::new(Pa::new(fault.at.get() + (1 << 36)), size),
+        )
+    }
+
+    fn fault_on(&mut self, fault: Fault, page: Backing) -> Result<Mapped<F>, Refused<Ipa>> {
+        let request = self.guest.request(&fault).expect("a slot");
+        let mut flush = self.guest.space().flush();
+        self.tables = {
+            let mut tables = std::mem::take(&mut self.tables);
+            assert!(tables.top_up::<F, _>(&self.platform, request.tables()));
+            tables
+        };
+        let mut mapped = Err(Refused::Retry);
+        for _ in 0..4 {
+            mapped = self
+                .guest
+                .map(&request, &page, &mut self.tables, &mut flush);
+            let Err(Refused::NeedsTables(count)) = mapped else {
+                break;
+            };
+            self.top_ups += 1;
+            assert!(self.tables.top_up::<F, _>(&self.platform, count));
+        }
+        let cut = flush.issue().complete();
+        cut.quiet().ok().expect("nobody else walks").finish(|_| ());
+        mapped
+    }
+
+    fn size(&self, at: u64) -> Option<u64> {
+        let leaf = self.guest.space().query(Ipa::new(at))?;
+        assert_eq!(leaf.frame().get(), leaf.input().get() + (1 << 36));
+        Some(leaf.size())
+    }
+}
+
+impl<F: Format<Input = Ipa>> Drop for Vm<'_, F> {
+    fn drop(&mut self) {
+        std::mem::take(&mut self.tables).release(&self.platform);
+    }
+}
+
+fn write(at: u64) -> Fault {
+    Fault::new(Ipa::new(at), Access::Write)
+}
+
+fn read(at: u64) -> Fault {
+    Fault::new(Ipa::new(at), Access::Read)
+}
+
+#[test]
+fn slots_are_found_by_their_addresses_and_do_not_overlap() {
+    let (platform, cells) = (platform::<K4>(false), cells::<3>());
+    let vm = Vm::<K4>::new(&platform, &cells);
+    let slot = |id, first, size| Slot::memory(span(first, size), u64::from(id) << 40).with_id(id);
+    let guest = &vm.guest;
+    assert_eq!(guest.insert(slot(1, 4 * GIB, GIB)), Ok(()));
+    assert_eq!(guest.insert(slot(2, 0, MIB)), Ok(()));
+    assert_eq!(
+        guest.insert(slot(3, 4 * GIB + GIB - 0x1000, 0x2000)),
+        Err(SlotError::Overlap(1))
+    );
+    assert_eq!(guest.insert(slot(2, GIB, MIB)), Err(SlotError::Overlap(2)));
+    assert_eq!(
+        guest.insert(slot(3, 1 << 40, MIB)),
+        Err(SlotError::OutOfRange)
+    );
+    assert_eq!(guest.insert(slot(3, MIB, MIB)), Ok(()));
+    assert_eq!(guest.insert(slot(4, GIB, MIB)), Err(SlotError::Full));
+    let found = |at| guest.slot(Ipa::new(at)).map(|slot| slot.id);
+    assert_eq!(found(0), Ok(2));
+    assert_eq!(found(MIB - 1), Ok(2));
+    assert_eq!(found(MIB), Ok(3));
+    assert_eq!(found(2 * MIB), Err(SlotError::Unknown));
+    assert_eq!(found(5 * GIB - 1), Ok(1));
+    assert_eq!(found(5 * GIB), Err(SlotError::Unknown));
+    assert!(guest.remove(7).is_err());
+    assert!(guest.remove(3).is_ok());
+    assert_eq!(found(MIB), Err(SlotError::Unknown));
+    assert_eq!(found(4 * GIB), Ok(1));
+    // One that does not fit leaves the old one.
+    assert_eq!(
+        guest.replace(slot(1, 0, MIB)).err(),
+        Some(SlotError::Overlap(2))
+    );
+    assert_eq!(found(4 * GIB), Ok(1));
+    assert!(guest.replace(slot(1, GIB, GIB)).is_ok());
+    assert_eq!(found(GIB), Ok(1));
+    assert_eq!(found(4 * GIB), Err(SlotError::Unknown));
+    // The words of a slot survive.
+    let device = Slot {
+        memory: Memory::Device,
+        page: 1 << 30,
+        ..slot(9, 8 * GIB, GIB).with_log(true).with_perms(Perms::READ)
+    };
+    assert_eq!(guest.insert(device), Ok(()));
+    assert_eq!(guest.slot(Ipa::new(8 * GIB)), Ok(device));
+    let askew = Slot::memory(span(0x1000, 0x1000), 0);
+    let (platform, cells) = (self::platform::<K64>(false), self::cells::<1>());
+    let vm = Vm::<K64>::new(&platform, &cells);
+    assert_eq!(vm.guest.insert(askew), Err(SlotError::Misaligned));
+}
+
+#[test]
+fn a_fault_is_declined_where_nothing_is_or_nothing_is_allowed() {
+    let (platform, cells) = (platform::<K4>(false), cells::<2>());
+    let vm = Vm::<K4>::new(&platform, &cells);
+    let rom = Slot::memory(span(0, MIB), 0x5000).with_perms(Perms::READ | Perms::EXEC);
+    vm.guest.insert(rom).unwrap();
+    let asked = |fault: Fault| vm.guest.request(&fault).map(|request| request.host());
+    assert_eq!(asked(read(0x123)), Ok(0x5123));
+    assert_eq!(asked(write(0x123)), Err(Declined::Denied(rom)));
+    assert_eq!(asked(read(MIB)), Err(Declined::NoSlot));
+}
+
+#[test]
+fn an_arm64_syndrome_is_classified() {
+    let fault = |class: u64, iss: u64| Fault::arm64(class << 26 | iss, 0xabcd_1230, 0x7_7fff);
+    let (data, instruction) = (0x24, 0x20);
+    let page = 0xab_cd12_3000;
+    let got = fault(data, 0b000100).unwrap();
+    assert_eq!(got.at, Ipa::new(page | 0xfff));
+    assert_eq!(
+        (got.access, got.cause, got.level),
+        (Access::Read, Cause::Translation, Some(Level::new(3)))
+    );
+    let got = fault(data, 1 << 6 | 0b001111).unwrap();
+    assert_eq!(
+        (got.access, got.cause, got.level),
+        (Access::Write, Cause::Permission, Some(Level::PAGE))
+    );
+    let got = fault(instruction, 0b001010).unwrap();
+    assert_eq!(
+        (got.access, got.cause, got.level),
+        (Access::Execute, Cause::AccessFlag, Some(Level::new(1)))
+    );
+    // With the root one level higher.
+    assert_eq!(fault(data, 0b101011).unwrap().level, Some(Level::new(4)));
+    // In a walk of stage 1: a read, unless it was a flag that could not be written.
+    let got = fault(data, 1 << 7 | 1 << 6 | 0b000111).unwrap();
+    assert_eq!((got.at, got.access), (Ipa::new(page), Access::Read));
+    assert_eq!(
+        fault(data, 1 << 7 | 0b001111).unwrap().access,
+        Access::Write
+    );
+    assert_eq!(
+        fault(instruction, 1 << 7 | 0b000111).unwrap().access,
+        Access::Read
+    );
+    // Cache maintenance.
+    assert_eq!(
+        fault(data, 1 << 8 | 1 << 6 | 0b000111).unwrap().access,
+        Access::Read
+    );
+    // An external abort, an alignment fault, a TLB conflict, and an abort from the same level.
+    for (class, iss) in [
+        (data, 0b010000),
+        (data, 0b100001),
+        (data, 0b110000),
+        (0x25, 0b000111),
+    ] {
+        assert_eq!(fault(class, iss), None);
+    }
+}
+
+#[test]
+fn the_exits_of_x86_are_classified() {
+    let got = Fault::ept(0b000_010, 0x1234);
+    assert_eq!(
+        (got.at, got.access, got.cause),
+        (Ipa::new(0x1234), Access::Write, Cause::Translation)
+    );
+    let got = Fault::ept(0b101_010, 0);
+    assert_eq!((got.access, got.cause), (Access::Write, Cause::Permission));
+    let got = Fault::ept(0b001_100, 0);
+    assert_eq!(
+        (got.access, got.cause),
+        (Access::Execute, Cause::Permission)
+    );
+    assert_eq!(Fault::ept(0b000_001, 0).access, Access::Read);
+    // Only the guest's user may fetch.
+    assert_eq!(Fault::ept(1 << 6 | 0b100, 0).cause, Cause::Permission);
+    let got = Fault::nested(1 << 32 | 0b110, 0x5000).unwrap();
+    assert_eq!((got.access, got.cause), (Access::Write, Cause::Translation));
+    let got = Fault::nested(0b1_0101, 0).unwrap();
+    assert_eq!(
+        (got.access, got.cause),
+        (Access::Execute, Cause::Permission)
+    );
+    assert_eq!(Fault::nested(0b1000, 0), None);
+}
+
+/// Faults on memory of every size: how large the leaf is that comes.
+fn sizes<F: Format<Input = Ipa> + PartialEq>(clean: bool) {
+    let (platform, cells) = (platform::<F>(clean), cells::<2>());
+    let mut vm = Vm::<F>::new(&platform, &cells);
+    let page = 1 << F::PAGE_SHIFT;
+    let block = 1u64 << F::shift(Level::new(1));
+    let ram = Slot {
+        page: block,
+        ..Slot::memory(span(0, 8 * GIB), 0)
+    };
+    vm.guest.insert(ram).unwrap();
+    let large = if clean && block > CLAIM { page } else { block };
+    assert_eq!(vm.fault(write(block + 5), page), Ok(Mapped::Installed));
+    assert_eq!(vm.size(block), Some(page));
+    assert_eq!(vm.top_ups, 1);
+    assert_eq!(
+        vm.fault(write(3 * block + page), block),
+        Ok(Mapped::Installed)
+    );
+    assert_eq!(vm.size(3 * block + page), Some(large));
+    // Two pages of the host: smaller than a block.
+    assert_eq!(vm.fault(write(4 * block), 2 * page), Ok(Mapped::Installed));
+    assert_eq!(vm.size(4 * block), Some(page));
+    // The page lies in a block, but not where the guest has it.
+    let shifted = Backing::new(Pa::new((1 << 36) + page), block);
+    assert_eq!(
+        vm.fault_on(write(6 * block), shifted),
+        Ok(Mapped::Installed)
+    );
+    assert_eq!(
+        vm.guest.space().query(Ipa::new(6 * block)).unwrap().size(),
+        page
+    );
+    if clean {
+        // One that is there is not cleaned again, nor by another fault.
+        let before = platform.cleaned();
+        assert_eq!(
+            vm.fault(write(3 * block + page), block),
+            Ok(Mapped::Already)
+        );
+        assert_eq!(platform.cleaned(), before);
+    } else {
+        assert_eq!(platform.cleaned(), 0);
+    }
+}
+
+#[test]
+fn a_leaf_is_as_large_as_the_page_behind_it_and_where_it_lies_allow() {
+    for clean in [false, true] {
+        sizes::<K4>(clean);
+        sizes::<K16>(clean);
+        sizes::<K64>(clean);
+    }
+    sizes::<Ept<4>>(false);
+    sizes::<Npt<4>>(false);
+}
+
+#[test]
+fn a_slot_that_ends_in_a_block_has_pages_there() {
+    let (platform, cells) = (platform::<K4>(false), cells::<1>());
+    let mut vm = Vm::<K4>::new(&platform, &cells);
+    let ram = Slot::memory(span(MIB, 4 * MIB), 0);
+    vm.guest.insert(ram).unwrap();
+    for (at, size) in [(MIB, 4096), (2 * MIB, 2 * MIB), (4 * MIB, 4096)] {
+        assert_eq!(vm.fault(read(at), GIB), Ok(Mapped::Installed));
+        assert_eq!(vm.size(at), Some(size));
+    }
+}
+
+#[test]
+fn a_gigabyte_grows_by_cleaning_2_mib_at_a_time() {
+    let (platform, cells) = (platform::<K4>(true), cells::<1>());
+    let mut vm = Vm::<K4>::new(&platform, &cells);
+    vm.guest.insert(Slot::memory(span(0, 4 * GIB), 0)).unwrap();
+    // In an order that leaves holes everywhere.
+    for block in 0..512 {
+        let at = GIB + (block * 331 % 512) * CLAIM;
+        let mapped = vm.fault(write(at), GIB);
+        assert_eq!(platform.cleaned(), (block + 1) * CLAIM);
+        let last = block == 511;
+        assert_eq!(
+            mapped,
+            Ok(if last {
+                Mapped::Coalesced
+            } else {
+                Mapped::Installed
+            })
+        );
+        assert_eq!(vm.size(at), Some(if last { GIB } else { CLAIM }));
+    }
+    // The root has two tables, and nothing is below.
+    assert_eq!(platform.tables(), 2 + vm.tables.len() as u64);
+}
+
+#[test]
+fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
+    let (platform, cells) = (platform::<K4>(true), cells::<1>());
+    let mut vm = Vm::<K4>::new(&platform, &cells);
+    let ram = Slot::memory(span(0, 4 * GIB), 0);
+    vm.guest.insert(ram).unwrap();
+    assert_eq!(vm.fault(write(0), CLAIM), Ok(Mapped::Installed));
+    let sweep = vm.guest.replace(ram.with_log(true)).unwrap();
+    protect(sweep, &vm);
+    // A read of a logged slot gives no permission to write, and takes nothing apart.
+    assert_eq!(vm.fault(read(0x3000), CLAIM), Ok(Mapped::Already));
+    assert_eq!(vm.size(0), Some(CLAIM));
+    let fault = Fault {
+        cause: Cause::Permission,
+        level: Some(Level::new(1)),
+        ..write(0x5000)
+    };
+    let request = vm.guest.request(&fault).unwrap();
+    assert!(request.is_logged_write());
+    assert_eq!(request.tables(), 1);
+    assert_eq!(vm.fault(fault, CLAIM), Ok(Mapped::Relaxed));
+    let writable = |vm: &Vm<K4>, at| {
+        let leaf = vm.guest.space().query(Ipa::new(at)).unwrap();
+        leaf.attrs().perms.intersects(Perms::ANY_WRITE)
+    };
+    assert!(writable(&vm, 0x5000) && !writable(&vm, 0x4000));
+    assert_eq!(vm.size(0x4000), Some(4096));
+    assert_eq!(platform.cleaned(), CLAIM);
+    // Logging is over.
+    let _unchanged = vm.guest.replace(ram).unwrap();
+    assert_eq!(vm.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
+    assert_eq!(vm.size(0x4000), Some(CLAIM));
+    assert_eq!(platform.cleaned(), CLAIM);
+    unmap(vm.guest.remove(0).unwrap());
+    assert_eq!(vm.size(0x4000), None);
+    // Where a page was never mapped, it is cleaned when it becomes part of a block.
+    vm.guest.insert(ram.with_log(true)).unwrap();
+    assert_eq!(vm.fault(write(0), CLAIM), Ok(Mapped::Installed));
+    let _unchanged = vm.guest.replace(ram).unwrap();
+    assert_eq!(vm.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
+    assert_eq!(platform.cleaned(), 2 * CLAIM);
+}
+
+fn protect<'a, F: Format<Input = Ipa>>(mut sweep: Sweep<'_, '_, F, &'a Threads>, vm: &Vm<'a, F>) {
+    loop {
+        let mut flush = vm.guest.space().flush();
+        let change = Change::new().write_protect();
+        let pass = sweep.protect(change, &mut flush).unwrap();
+        assert!(flush.finish(|_| ()).is_ok());
+        if matches!(pass, Pass::Over) {
+            return;
+        }
+    }
+}
+
+fn unmap<F: Format<Input = Ipa>>(mut sweep: Sweep<'_, '_, F, &Threads>) {
+    while let Pass::Went(taken) = sweep.unmap(|_| ControlFlow::Continue(())).unwrap() {
+        let cut = taken.issue().complete();
+        cut.quiet().ok().expect("nobody walks").finish(|_| ());
+    }
+}
+
+#[test]
+fn what_was_looked_up_before_a_sweep_is_not_mapped_after_it() {
+    let (platform, cells) = (platform::<Ept<4>>(false), cells::<1>());
+    let vm = Vm::<Ept<4>>::new(&platform, &cells);
+    vm.guest.insert(Slot::memory(span(0, GIB), 0)).unwrap();
+    let request = vm.guest.request(&write(0x1000)).unwrap();
+    let mut sweep = vm.guest.sweep(span(0x1000, 0x1000));
+    let mut tables = TableCache::new();
+    let mut flush = vm.guest.space().flush();
+    let page = Backing::new(Pa::new(0x9000), 4096);
+    assert!(tables.top_up::<Ept<4>, _>(&&platform, 3));
+    assert_eq!(
+        vm.guest.map(&request, &page, &mut tables, &mut flush),
+        Err(Refused::Retry)
+    );
+    // One that has begun to map is waited for.
+    let walk = platform.enter();
+    let mut other = vm.guest.sweep(span(0x1000, 0x1000));
+    assert!(matches!(
+        other.unmap(|_| ControlFlow::Continue(())),
+        Ok(Pass::Waiting)
+    ));
+    drop(walk);
+    assert!(matches!(
+        other.unmap(|_| ControlFlow::Continue(())),
+        Ok(Pass::Went(_))
+    ));
+    assert!(matches!(
+        other.unmap(|_| ControlFlow::Continue(())),
+        Ok(Pass::Over)
+    ));
+    assert!(matches!(
+        sweep.unmap(|_| ControlFlow::Continue(())),
+        Ok(Pass::Went(_))
+    ));
+    // Looked up now, it is mapped.
+    let request = vm.guest.request(&write(0x1000)).unwrap();
+    assert_eq!(
+        vm.guest.map(&request, &page, &mut tables, &mut flush),
+        Ok(Mapped::Installed)
+    );
+    tables.release(&&platform);
+    assert!(flush.finish(|_| ()).is_ok());
+}
+
+#[test]
+fn everything_is_dropped_at_once_and_settled_later() {
+    let (platform, cells) = (platform::<K4>(false), cells::<1>());
+    let mut vm = Vm::<K4>::new(&platform, &cells);
+    vm.guest.insert(Slot::memory(span(0, 64 * GIB), 0)).unwrap();
+    for gigabyte in 0..64 {
+        vm.fault(write(gigabyte * GIB + 0x5000), 4096).unwrap();
+    }
+    let held = platform.tables();
+    assert!(held > 128);
+    let mut sweep = vm.guest.sweep_all();
+    let Ok(Pass::Went(taken)) = sweep.unmap(|_| ControlFlow::Continue(())) else {
+        panic!()
+    };
+    assert!(matches!(
+        sweep.unmap(|_| ControlFlow::Continue(())),
+        Ok(Pass::Over)
+    ));
+    let cut = taken.issue().complete();
+    assert_eq!(platform.tables(), held);
+    assert_eq!(vm.size(0x5000), None);
+    // The guest goes on while what was below waits.
+    vm.fault(write(0x5000), 4096).unwrap();
+    let mut pages = 0;
+    cut.quiet().ok().unwrap().finish(|_| pages += 1);
+    assert_eq!(pages, 64);
+    assert!(platform.tables() < 8);
+}
+
+#[test]
+fn a_page_that_the_host_replaced_is_cleaned_like_a_new_one() {
+    let (platform, cells) = (platform::<K4>(true), cells::<1>());
+    let mut vm = Vm::<K4>::new(&platform, &cells);
+    vm.guest.insert(Slot::memory(span(0, GIB), 0)).unwrap();
+    // Shared with others until it is written.
+    let zero = Backing::new(Pa::new(0x10_0000), 4096).with_perms(Perms::READ);
+    assert_eq!(vm.fault_on(read(0x7000), zero), Ok(Mapped::Installed));
+    assert_eq!(vm.fault_on(write(0x7000), zero), Err(Refused::Denied));
+    let own = Backing::new(Pa::new(0x20_0000), 4096);
+    assert!(
+        matches!(vm.fault_on(write(0x7000), own), Ok(Mapped::Replaced(old)) if old.frame() == Pa::new(0x10_0000))
+    );
+    assert_eq!(platform.cleaned(), 2 * 4096);
+}
+
+#[test]
+fn a_device_is_never_cleaned() {
+    let (platform, cells) = (platform::<K4>(true), cells::<1>());
+    let mut vm = Vm::<K4>::new(&platform, &cells);
+    let device = Slot {
+        memory: Memory::Device,
+        ..Slot::memory(span(0, GIB), 0).with_perms(Perms::READ | Perms::WRITE)
+    };
+    vm.guest.insert(device).unwrap();
+    assert_eq!(vm.fault(write(0), GIB), Ok(Mapped::Installed));
+    assert_eq!(vm.size(0), Some(GIB));
+    assert_eq!(platform.cleaned(), 0);
+}
+
+#[test]
+fn accessed_pages_are_found_once() {
+    let (platform, cells) = (platform::<K4>(false), cells::<1>());
+    let mut vm = Vm::<K4>::new(&platform, &cells);
+    vm.guest.insert(Slot::memory(span(0, GIB), 0)).unwrap();
+    for page in 0..10 {
+        vm.fault(read(page << 12), 4096).unwrap();
+    }
+    let age = || {
+        let (mut young, mut flush) = (Vec::new(), vm.guest.space().flush());
+        let aged = vm.guest.space().age(
+            span(0, GIB),
+            |leaf| young.push(leaf.input().get() >> 12),
+            &mut flush,
+        );
+        assert_eq!(aged.unwrap().changed, !young.is_empty());
+        assert!(flush.finish(|_| ()).is_ok());
+        young
+    };
+    assert_eq!(age(), (0..10).collect::<Vec<_>>());
+    assert_eq!(age(), []);
+    let touched = Fault {
+        cause: Cause::AccessFlag,
+        ..read(3 << 12)
+    };
+    vm.guest.touch(&touched).unwrap();
+    assert_eq!(age(), [3]);
+}
