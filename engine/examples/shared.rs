@@ -33,6 +33,8 @@ fn map(
     let count = pages.end - pages.start;
     let start = Instant::now();
     for page in pages {
+        // Between two faults a processor holds no table.
+        platform.pass();
         while space.map(&leaf(page), &mut tables, &mut flush).is_err() {
             assert!(tables.top_up::<X86_64<4>, _>(platform, 3));
         }
@@ -43,23 +45,32 @@ fn map(
     took
 }
 
+/// Maps page after page in tables that exist.
+fn one_processor(platform: &Threads) -> f64 {
+    platform.play(0);
+    platform.pass();
+    let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(platform).expect("a root"));
+    for table in 0..64 {
+        map(&space, platform, table * 512..table * 512 + 1);
+    }
+    let took = map(&space, platform, 1..PAGES);
+    platform.rest();
+    took
+}
+
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
 }
 
 fn main() {
-    let (mut warm, mut shared, mut bulk, mut arrays) =
-        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut warm, mut quiescent, mut shared, mut bulk, mut arrays) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let platform = Threads::new(600, 12, 2);
-        platform.play(0);
-        let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).expect("a root"));
-        // The tables exist, and every other page is there: what is measured fills the others.
-        for table in 0..64 {
-            map(&space, &platform, table * 512..table * 512 + 1);
-        }
-        warm.push(map(&space, &platform, 1..PAGES));
+        warm.push(one_processor(&Threads::new(600, 12, 2)));
+        quiescent.push(one_processor(
+            &Threads::new(600, 12, 2).with_quiescent_states(),
+        ));
 
         let platform = Threads::new(600, 12, 2);
         let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).expect("a root"));
@@ -125,7 +136,11 @@ fn main() {
         });
         arrays.push(times.iter().copied().fold(0.0, f64::max));
     }
-    println!("one processor, warm tables: {:.1} ns a page", median(warm));
+    println!(
+        "one processor, warm tables: {:.1} ns a page with epochs, {:.1} ns with quiescent states",
+        median(warm),
+        median(quiescent)
+    );
     println!(
         "two processors, tables made on the way: {:.1} ns a page each",
         median(shared)

@@ -11,7 +11,7 @@ use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink};
 use crate::flush::Invalidation;
 use crate::platform::{Barrier, Caps, Platform};
-use crate::shared::{Epochs, Moment, SharedPlatform, Slot, Upkeep, Walking};
+use crate::shared::{Epochs, Moment, Quiescence, SharedPlatform, Slot, Upkeep, Walking};
 
 std::thread_local! {
     static CPU: Cell<u16> = const { Cell::new(0) };
@@ -52,10 +52,16 @@ pub struct Threads {
     links: Vec<TableLink>,
     fresh: AtomicU64,
     free: Mutex<Vec<u64>>,
-    epochs: Epochs<'static>,
+    quiet: Quiet,
     caps: Caps,
     upkeep: Upkeep,
     cleaned: AtomicU64,
+}
+
+/// How walks are known to be over.
+enum Quiet {
+    Epochs(Epochs<'static>),
+    States(Quiescence<'static>),
 }
 
 // SAFETY: the region is reached through atomics, and everything else is `Sync` by itself.
@@ -93,7 +99,7 @@ impl Threads {
             links: (0..frames).map(|_| TableLink::new()).collect(),
             fresh: AtomicU64::new(0),
             free: Mutex::new(Vec::new()),
-            epochs: Epochs::new(slots.leak()),
+            quiet: Quiet::Epochs(Epochs::new(slots.leak())),
             caps: Caps::CONSERVATIVE,
             upkeep: Upkeep::NONE,
             cleaned: AtomicU64::new(0),
@@ -112,6 +118,31 @@ impl Threads {
     pub fn with_upkeep(mut self, upkeep: Upkeep) -> Self {
         self.upkeep = upkeep;
         self
+    }
+
+    /// With quiescent states instead of epochs: threads say when they hold no table, by [`pass`](Threads::pass) and
+    /// [`rest`](Threads::rest).
+    #[must_use]
+    pub fn with_quiescent_states(mut self) -> Self {
+        if let Quiet::Epochs(epochs) = &self.quiet {
+            self.quiet = Quiet::States(Quiescence::new(epochs.slots()));
+        }
+        self
+    }
+
+    /// This thread holds no table, and may walk from now on. Without quiescent states it does nothing.
+    #[inline(always)]
+    pub fn pass(&self) {
+        if let Quiet::States(states) = &self.quiet {
+            states.pass(usize::from(CPU.get()));
+        }
+    }
+
+    /// This thread holds no table, and will not walk before it passes again.
+    pub fn rest(&self) {
+        if let Quiet::States(states) = &self.quiet {
+            states.rest(usize::from(CPU.get()));
+        }
     }
 
     /// This thread is processor number `cpu` from now on: no two threads that edit at once are the same.
@@ -222,24 +253,34 @@ unsafe impl Platform for Threads {
     }
 }
 
-// SAFETY: the epochs keep both promises; a thread that plays no processor of this platform is refused.
+// SAFETY: the epochs keep both promises; a thread that plays no processor of this platform is refused. So do quiescent
+// states, of threads that pass and rest as they should, which is theirs to see to.
 unsafe impl SharedPlatform for Threads {
     type Walk<'a> = Walking<'a>;
 
     #[inline(always)]
     fn enter(&self) -> Walking<'_> {
-        match self.epochs.enter(usize::from(CPU.get())) {
+        let Quiet::Epochs(epochs) = &self.quiet else {
+            return Walking::UNANNOUNCED;
+        };
+        match epochs.enter(usize::from(CPU.get())) {
             Some(walking) => walking,
             None => panic!("this thread plays a processor that there is not"),
         }
     }
 
     fn cut(&self) -> Moment {
-        self.epochs.advance()
+        match &self.quiet {
+            Quiet::Epochs(epochs) => epochs.advance(),
+            Quiet::States(states) => states.advance(),
+        }
     }
 
     fn is_past(&self, moment: Moment) -> bool {
-        self.epochs.is_past(moment)
+        match &self.quiet {
+            Quiet::Epochs(epochs) => epochs.is_past(moment),
+            Quiet::States(states) => states.is_past(moment),
+        }
     }
 
     #[inline(always)]

@@ -31,7 +31,7 @@ mod range;
 mod tables;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
-pub use quiet::{Epochs, Moment, Slot, Walking};
+pub use quiet::{Epochs, Moment, Quiescence, Slot, Walking};
 pub use range::{Cut, Protected, SharedFlush, SharedIssued, Taken, TakenIssued};
 pub use tables::TableCache;
 

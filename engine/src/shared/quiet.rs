@@ -4,9 +4,10 @@
 //! the table off meanwhile must not free it: not before the hardware has forgotten it, which a flush takes care of, and
 //! not before every such walk is over. Two ways to know the second:
 //!
-//! * **Quiescent states.** The embedder has moments at which a processor holds no table: when it enters a guest, say, or
-//!   goes idle. It counts them. Nothing is paid in a walk.
-//! * **Epochs**, for everybody else: [`Epochs`]. A walk announces itself when it starts and when it ends.
+//! * **Quiescent states**: [`Quiescence`], or the embedder's own. There are moments at which a processor holds no table:
+//!   between two faults, say, or when it goes idle. Nothing is paid in a walk, so nothing is paid many times for many walks.
+//! * **Epochs**, for everybody else: [`Epochs`]. A walk announces itself when it starts and when it ends, which costs a
+//!   fence.
 //!
 //! # Why an announcement is enough
 //!
@@ -109,6 +110,11 @@ impl<'s> Epochs<'s> {
         }
     }
 
+    #[cfg(feature = "hosted")]
+    pub(crate) fn slots(&self) -> &'s [Slot] {
+        self.slots
+    }
+
     /// Processor number `cpu` starts a walk. It has one at a time; a second on the same processor, as in an interrupt, is
     /// part of the first. `None` for a processor that has no slot.
     pub fn enter(&self, cpu: usize) -> Option<Walking<'_>> {
@@ -135,13 +141,87 @@ impl<'s> Epochs<'s> {
 
     /// Whether every walk that started before that moment is over. Does not wait.
     pub fn is_past(&self, moment: Moment) -> bool {
-        fence(Ordering::SeqCst);
-        self.slots.iter().all(|slot| {
-            // What the walk did to the table is done before it is freed: acquire, for its release.
-            let entered = slot.0.load(Ordering::Acquire);
-            entered == QUIET || entered >= moment.0
-        })
+        all_past(self.slots, moment)
     }
+}
+
+/// Quiescent states: when each processor last held no table.
+///
+/// A processor that has passed such a state with the number of a cut, or a later one, has read that number after the
+/// cut was made, and comes to no table that was cut off; what it held before, it has let go.
+///
+/// ```
+/// use tablewright::shared::{Quiescence, Slot};
+/// let slots = [const { Slot::new() }; 2];
+/// let states = Quiescence::new(&slots);
+/// states.pass(0); // processor 0 has begun; 1 rests
+/// let cut = states.advance();
+/// assert!(!states.is_past(cut));
+/// states.pass(0);
+/// assert!(states.is_past(cut));
+/// ```
+#[derive(Debug)]
+pub struct Quiescence<'s> {
+    now: AtomicU64,
+    slots: &'s [Slot],
+}
+
+impl<'s> Quiescence<'s> {
+    /// Quiescent states of as many processors as there are slots. All of them rest.
+    pub fn new(slots: &'s [Slot]) -> Self {
+        for slot in slots {
+            slot.0.store(QUIET, Ordering::Relaxed);
+        }
+        Self {
+            now: AtomicU64::new(QUIET + 1),
+            slots,
+        }
+    }
+
+    /// Processor number `cpu` holds no table now, and may walk from now on. Nothing happens for one that has no slot, and
+    /// must not walk.
+    pub fn pass(&self, cpu: usize) {
+        let Some(Slot(slot)) = self.slots.get(cpu) else {
+            return;
+        };
+        let rested = slot.load(Ordering::Relaxed) == QUIET;
+        // Acquire: what was cut off before this number is not found any more. Release: what was held is let go.
+        slot.store(self.now.load(Ordering::Acquire), Ordering::Release);
+        if rested {
+            // The end of the rest before any descriptor is read, as for epochs.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Processor number `cpu` holds no table, and will not walk before it [passes](Quiescence::pass) again: it is idle, or
+    /// runs a guest.
+    pub fn rest(&self, cpu: usize) {
+        if let Some(Slot(slot)) = self.slots.get(cpu) {
+            slot.store(QUIET, Ordering::Release);
+        }
+    }
+
+    /// Tables have been cut off: a processor that passes later than this does not find them.
+    pub fn advance(&self) -> Moment {
+        // The descriptor before the look at the slots, as for epochs.
+        fence(Ordering::SeqCst);
+        Moment(self.now.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+
+    /// Whether every processor has passed, or rested, since that moment. Does not wait.
+    pub fn is_past(&self, moment: Moment) -> bool {
+        all_past(self.slots, moment)
+    }
+}
+
+/// Whether no slot holds a number from before that moment.
+fn all_past(slots: &[Slot], moment: Moment) -> bool {
+    fence(Ordering::SeqCst);
+    slots.iter().all(|slot| {
+        // What the walk did to the table is done before it is freed: acquire, for its release.
+        let entered = slot.0.load(Ordering::Acquire);
+        entered == QUIET || entered >= moment.0
+    })
 }
 
 /// A walk by one processor, until this is dropped.
@@ -151,6 +231,14 @@ pub struct Walking<'e> {
     /// `None` for a walk inside of another.
     slot: Option<&'e AtomicU64>,
     not_send: PhantomData<*const ()>,
+}
+
+impl Walking<'_> {
+    /// A walk that needs no announcement: quiescent states tell when it is over.
+    pub const UNANNOUNCED: Self = Self {
+        slot: None,
+        not_send: PhantomData,
+    };
 }
 
 impl Drop for Walking<'_> {
