@@ -83,6 +83,13 @@ impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
         self.clean || self.instructions
     }
 
+    /// Whether all that is below an entry is built before any of it is linked. At most one table's worth of memory is
+    /// cleaned under one claim. Where somebody else may well be building the rest, or much would be built in vain if
+    /// somebody were, an empty table is linked and filled from there.
+    fn may_link_at_once(&self, level: Level, slice: Slice) -> bool {
+        !self.needs_upkeep() && level.height() <= 2 && slice.is_whole::<F>(level)
+    }
+
     /// Puts something in the place of a hole: `make` says what. Where caches need something for the memory of `slice`,
     /// under a claim. Gives what was there instead, after undoing what `make` did by `unmake`.
     fn fill_hole(
@@ -140,8 +147,7 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
                 Kind::Invalid => {}
             }
             let leaf = self.leaves.fits(level, slice);
-            // At most one table's worth of memory is cleaned under one claim.
-            let whole = below == Level::PAGE || !self.needs_upkeep();
+            let whole = below == Level::PAGE || self.may_link_at_once(level, slice);
             let done = if leaf && whole {
                 let bits = self.leaves.leaf(level, slice.first);
                 self.fill_hole(table, index, slice, || Some(bits), |_| ())

@@ -11,6 +11,7 @@ mod picture;
 mod runner;
 mod subject;
 mod tablewright;
+mod threads;
 mod verdict;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
@@ -30,13 +31,17 @@ use crate::report::{self, Report};
 use crate::size::{Size, human};
 use crate::stats::{self, Samples};
 use runner::Measurement;
-use subject::{CANDIDATES, Candidate, LIMIT, Operation, Work};
+use subject::{CANDIDATES, Candidate, LIMIT, OURS, Operation, Work};
+
+/// Tables more than are needed, so that two threads may each have half of them, the tables above among them.
+const SPARE: u64 = 16;
 
 /// What `compare` can be asked.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Operations:
-  map       map the range in an empty space
+  map       map the range in an empty space; or two threads half of it each, in
+            one space (2 threads), beside two threads that fill an array each
   protect   make it read-only, in tables that nobody uses; that processors use
             (live); or whose entries processors may write meanwhile, so that
             each needs an atomic operation (hw writes)
@@ -163,15 +168,22 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         rows: Vec::new(),
         warnings: stats::build_warning().into_iter().collect(),
     };
-    let steps = (u64::from(arguments.rounds) + 1) * (candidates.len() * memories.len()) as u64;
+    // Two threads share memory that has been touched.
+    let together = memories.contains(&Memory::Warm) && candidates.iter().any(|c| c.name == OURS);
+    let each = candidates.len() * memories.len() + usize::from(together);
+    let steps = (u64::from(arguments.rounds) + 1) * each as u64;
     let mut progress = Progress::new(steps);
     for &memory in memories {
-        let arena = Arena::new(work.tables(), Format::COMMON.page_shift(), memory)?;
+        let arena = Arena::new(work.tables() + SPARE, Format::COMMON.page_shift(), memory)?;
         let measurements = runner::run(&candidates, work, arguments.rounds, arena, &mut progress)?;
         report
             .warnings
             .extend(warnings(&measurements, memory, arena));
         report.rows.extend(rows(&candidates, measurements, memory));
+        if memory == Memory::Warm && together {
+            let figures = threads::run(work, arguments.rounds, arena, &mut progress)?;
+            report.rows.extend(rows_of_two(figures));
+        }
     }
     drop(progress);
     report.print(arguments.json, text)?;
@@ -271,6 +283,34 @@ fn rows(candidates: &[&Candidate], measurements: Vec<Measurement>, memory: Memor
             }
         })
         .collect()
+}
+
+/// What two threads have done, beside each other.
+fn rows_of_two(figures: threads::Figures) -> [Row; 2] {
+    let limit = figures.arrays.median();
+    let row = |candidate: &Candidate, method, samples: Samples, ratio_to_limit| Row {
+        name: candidate.name,
+        version: candidate.version,
+        operation: Operation::MapTogether,
+        method,
+        memory: Memory::Warm,
+        threads: 2,
+        ns_per_entry: samples.median(),
+        ratio_to_limit,
+        ratio_to_best_other: None,
+        ratio_to_dead: None,
+        spread: samples.spread(),
+        samples,
+    };
+    let ours = CANDIDATES
+        .iter()
+        .find(|candidate| candidate.name == OURS)
+        .unwrap_or(&LIMIT);
+    let ratio_to_limit = ratio(figures.tree.median(), limit);
+    [
+        row(&LIMIT, "two arrays", figures.arrays, ratio(limit, limit)),
+        row(ours, "map_range", figures.tree, ratio_to_limit),
+    ]
 }
 
 /// A ratio, unless the clock was too coarse to see one of the two.

@@ -15,6 +15,8 @@ use crate::plan::tables_of_pages;
 pub enum Operation {
     /// Map the range in an empty space.
     Map,
+    /// The same by two threads at once, in one space.
+    MapTogether,
     /// Make the range read-only.
     Protect,
     /// The same while walkers use the tables, which they only read.
@@ -34,6 +36,7 @@ impl Operation {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Map => "map",
+            Self::MapTogether => "map (2 threads)",
             Self::Protect => "protect",
             Self::ProtectLive => "protect (live)",
             Self::ProtectHardware => "protect (hw writes)",
