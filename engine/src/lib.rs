@@ -13,7 +13,8 @@
 //!
 //! Start at [`AddressSpace`] for the edits, at [`Platform`] for what an embedder provides, at [`Flush`] for what an edit
 //! leaves behind, at [`mod@format`] for the descriptor formats, and at [`linear`] for the map of all memory that a kernel
-//! makes when it boots.
+//! makes when it boots; [`shared`] has the edits that many processors make at once, and [`guest`] what a hypervisor makes of
+//! them.
 //!
 //! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a [platform](hosted) on
 //! ordinary memory for tests and needs `std`.
@@ -51,3 +52,7 @@ struct Readme;
 #[cfg(all(doctest, feature = "hosted"))]
 #[doc = include_str!("../../docs/embedding.md")]
 struct Embedding;
+
+#[cfg(all(doctest, feature = "hosted"))]
+#[doc = include_str!("../../docs/guest.md")]
+struct GuestMemory;
