@@ -533,6 +533,8 @@ pub struct Flush<F: Format, P: Platform> {
     id: u16,
     serial: Serial,
     ranges: Ranges,
+    /// There is something that walkers have to see, besides what they have to forget.
+    news: bool,
     detached: Detached,
     format: PhantomData<F>,
 }
@@ -544,6 +546,7 @@ impl<F: Format, P: Platform> Flush<F, P> {
             id,
             serial,
             ranges: Ranges::new(),
+            news: false,
             detached: Detached::new(),
             format: PhantomData,
         }
@@ -555,6 +558,11 @@ impl<F: Format, P: Platform> Flush<F, P> {
 
     pub(crate) fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
         self.ranges.add(slice, level, tables);
+    }
+
+    /// An entry was changed that no walker remembers.
+    pub(crate) fn add_news(&mut self) {
+        self.news = true;
     }
 
     /// Whether a table in `frame` can be carried.
@@ -574,7 +582,7 @@ impl<F: Format, P: Platform> Flush<F, P> {
         self.detached.push(&self.platform, root);
     }
 
-    /// Whether there is nothing to invalidate. It may still carry tables to free.
+    /// Whether there is nothing to invalidate. It may still carry tables to free, and stores that are not visible yet.
     pub fn is_clean(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -582,6 +590,9 @@ impl<F: Format, P: Platform> Flush<F, P> {
     /// Makes the edits visible and tells every processor what to forget. Does not wait.
     pub fn issue(self) -> Issued<F, P> {
         let issued = self.ranges.issue::<F, P>(&self.platform, self.id);
+        if self.news && !issued {
+            self.platform.barrier(Barrier::Publish);
+        }
         Issued {
             flush: self,
             issued,

@@ -2060,6 +2060,44 @@ fn ranges_merge_and_too_many_of_them_are_everything() {
 }
 
 #[test]
+fn what_nobody_remembers_is_published_with_the_flush() {
+    let old = Attrs {
+        accessed: false,
+        ..Attrs::USER_DATA
+    };
+    let accessed = Change::new().accessed(true);
+    // Publications with the edits, and with the flush; nothing is invalidated.
+    let publications = |caps: Caps, changes: &[Change]| {
+        let platform = Hosted::new(16, 12).with_caps(caps);
+        let mut space = Space::<Arm64K4>::new(&platform).unwrap();
+        map(&mut space, span(0, M2), 0, Mapping::new(old).pages_only()).unwrap();
+        space.make_live();
+        let before = platform.counts();
+        let mut flush = space.flush();
+        for (page, change) in (0..).zip(changes) {
+            let at = span(page * K4, K4);
+            space.protect(at, *change, &mut flush).unwrap();
+        }
+        assert!(flush.is_clean());
+        let edited = platform.counts();
+        flush.finish(|_| ());
+        let counts = platform.counts();
+        assert_eq!(counts.invalidations, before.invalidations);
+        assert_eq!(counts.completions, before.completions);
+        (
+            edited.publications - before.publications,
+            counts.publications - edited.publications,
+        )
+    };
+    assert_eq!(publications(quiet(0), &[accessed]), (0, 1));
+    assert_eq!(publications(quiet(0), &[accessed, accessed]), (0, 1));
+    // To walkers the software bits mean nothing.
+    let software = Change::new().software(1);
+    assert_eq!(publications(quiet(0), &[software]), (0, 0));
+    assert_eq!(publications(quiet(0), &[]), (0, 0));
+}
+
+#[test]
 fn a_dead_space_takes_no_barrier_and_no_invalidation() {
     let platform = Hosted::new(700, 12).with_caps(Caps::CONSERVATIVE);
     let mut space = Space::<Arm64K4>::new(&platform).unwrap();

@@ -83,6 +83,12 @@ fn the_machine_shows_what_is_allowed_and_nothing_else() {
         for (ask, outcome) in test.outcomes().enumerate() {
             let expected = test.expected(ask, profile);
             let (seed, always) = simulated.outcomes[ask];
+            if let (Some(Verdict::Allowed), Some(why)) = (expected, test.only_explored(ask)) {
+                println!(
+                    "the explorer alone: {} ({profile}): {outcome}: {why}",
+                    test.name
+                );
+            }
             if !agrees(expected, silent(ask), seed.is_some(), always) {
                 let name = &test.name;
                 let _ = writeln!(

@@ -113,7 +113,7 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
                         .split(Va::new(request.va), level, tables, &mut flush);
                 }
                 Err(Refused::Retry) => {}
-                Err(Refused::Edit(error)) => panic!("{error}"),
+                Err(other @ (Refused::Denied | Refused::Edit(_))) => panic!("{other}"),
             }
         }
         self.put_off(flush);

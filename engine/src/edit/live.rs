@@ -2,7 +2,7 @@
 //!
 //! Three things, and an edit of a dead space owes none of them:
 //!
-//! * *What they have to forget.* A [`Cut`] collects it during a walk, and leaves it to the caller's flush.
+//! * *What they have to forget*, or to see. A [`Cut`] collects it during a walk, and leaves it to the caller's flush.
 //! * *What has to be broken.* Such an edit has two passes with one invalidation between them, however many entries there
 //!   are: the first takes each entry away and leaves its successor in its place, suspended; then every walker is made to
 //!   forget; the second, [`resume`](AddressSpace::resume), makes the successors valid. Between them the addresses are
@@ -29,6 +29,8 @@ pub(super) struct Cut {
     bounds: Option<(u64, u64)>,
     level: Option<Level>,
     tables: bool,
+    /// Something was changed that nobody remembers, and that walkers have to see.
+    news: bool,
 }
 
 impl Cut {
@@ -39,12 +41,20 @@ impl Cut {
             bounds: Some((slice.first, slice.last)),
             level,
             tables: level.is_none(),
+            news: false,
         });
+    }
+
+    /// Adds leaves that no walker remembers.
+    #[inline(always)]
+    pub fn add_news(&mut self) {
+        self.news = true;
     }
 
     /// Adds what another walk changed.
     #[inline(always)]
     pub fn merge(&mut self, other: Self) {
+        self.news |= other.news;
         if let Some((first, last)) = other.bounds {
             let (low, high) = self.bounds.unwrap_or((first, last));
             self.level = match self.bounds {
@@ -61,10 +71,16 @@ impl Cut {
         self.bounds.map(|(first, last)| Slice { first, last })
     }
 
-    /// Leaves it to the flush, if any walker has to forget it.
+    /// Leaves it to the flush, if there is any walker.
     pub fn add_to<F: Format, P: Platform>(self, conditions: Conditions, flush: &mut Flush<F, P>) {
-        if let (true, Some((first, last))) = (conditions.live, self.bounds) {
+        if !conditions.live {
+            return;
+        }
+        if let Some((first, last)) = self.bounds {
             flush.add(Slice { first, last }, self.level, self.tables);
+        }
+        if self.news {
+            flush.add_news();
         }
     }
 }

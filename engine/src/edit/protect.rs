@@ -252,6 +252,8 @@ pub(super) struct Plan {
     how: How,
     /// Walkers have to forget the old leaf.
     invalidate: bool,
+    /// Walkers remember nothing of the old leaf, and have to see the new one.
+    news: bool,
 }
 
 /// Rewrites leaves: other attributes.
@@ -276,6 +278,7 @@ impl<F: Format> Recode<F> {
                 flip: 0,
                 how: How::Keep,
                 invalidate: false,
+                news: false,
             },
             cut: Cut::default(),
             broken: Ranges::new(),
@@ -303,6 +306,7 @@ impl<F: Format> Recode<F> {
             flip: 0,
             how: How::Keep,
             invalidate: false,
+            news: false,
         };
         if F::kind(entry, level) != Kind::Leaf {
             return plan;
@@ -325,11 +329,24 @@ impl<F: Format> Recode<F> {
         };
         let (old, new) = (State::of::<F>(entry, level), State::of::<F>(new, level));
         match self.conditions.transition::<F>(&old, &new, level) {
-            Transition::Store => {}
+            // The software bits are no part of a state.
+            Transition::Store => plan.news = old != new,
             Transition::Invalidate => plan.invalidate = true,
             Transition::Break => plan.how = How::Break,
         }
         plan
+    }
+
+    /// Notes what the leaves in `slice`, rewritten by `plan`, leave to be done.
+    #[inline(always)]
+    fn leave(&mut self, plan: Plan, how: How, slice: Slice) {
+        if how == How::Break {
+            self.broken.add(slice, Some(plan.level), false);
+        } else if plan.invalidate {
+            self.cut.add(slice, Some(plan.level));
+        } else if plan.news {
+            self.cut.add_news();
+        }
     }
 
     /// Rewrites one entry, by its plan or, if a walker has changed it meanwhile, by the plan for what it is now.
@@ -379,11 +396,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<F> {
         match F::kind(entry, level) {
             Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
             Kind::Leaf => {
-                if self.rewrite(table, index, level, entry) == How::Break {
-                    self.broken.add(slice, Some(level), false);
-                } else if self.plan.invalidate {
-                    self.cut.add(slice, Some(level));
-                }
+                let how = self.rewrite(table, index, level, entry);
+                self.leave(self.plan, how, slice);
             }
             Kind::Invalid => {}
         }
@@ -431,11 +445,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<F> {
                 first: at(from),
                 last: at(index).wrapping_sub(1),
             };
-            if how == How::Break {
-                self.broken.add(slice, Some(Level::PAGE), false);
-            } else if plan.invalidate {
-                self.cut.add(slice, Some(Level::PAGE));
-            }
+            self.leave(plan, how, slice);
         }
         ControlFlow::Continue(())
     }

@@ -678,6 +678,8 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>)> Protect<'_, F, P, V> {
                     (self.changed)(Leaf::new(first, entry, level, Perms::empty()));
                     if how == Transition::Invalidate {
                         self.flush.add(extent::<F>(at, level), Some(level), false);
+                    } else if was != is {
+                        self.flush.add_news();
                     }
                     return ControlFlow::Continue(());
                 }

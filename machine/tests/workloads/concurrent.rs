@@ -306,9 +306,10 @@ impl Shared<'_, '_> {
             self.machine.give_page(page);
         }
         self.forget(va, self.page, Some(Level::PAGE));
+        // Also for a page in a table that is being taken away: the next in this entry has not been used yet.
+        let attrs = F::decode(bits, Level::PAGE);
+        self.oracle.settle(va, va + (self.page - 1), attrs);
         if !gone() {
-            let attrs = F::decode(bits, Level::PAGE);
-            self.oracle.settle(va, va + (self.page - 1), attrs);
             spot.end();
         }
         // Only now may others have the entry.
@@ -356,8 +357,13 @@ impl Shared<'_, '_> {
                 self.oracle.settle(va, last, attrs);
                 self.machine.give_page(F::address(bits, Level::PAGE));
             } else {
-                // Who unmapped it has settled with nobody.
-                self.oracle.settle(va, last, Attrs::USER_DATA);
+                // Who unmapped it has settled.
+                let unused = Attrs {
+                    accessed: false,
+                    dirty: false,
+                    ..Attrs::USER_DATA
+                };
+                self.oracle.settle(va, last, unused);
             }
         }
         self.spots(table).for_each(Spot::end);

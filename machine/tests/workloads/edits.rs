@@ -636,6 +636,8 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     fn look(&self) {
         let spots = &self.oracle.spots;
         let spot = &spots[self.dice.below(spots.len() as u64) as usize];
+        // A run is read member by member, and others write to it meanwhile.
+        let written = spot.is_steady() && spot.is_written();
         let leaf = self.space.query(Va::new(spot.va));
         let found = leaf.as_ref().map(|leaf| {
             let frame = leaf.frame().get() + (spot.va - leaf.input().get());
@@ -649,7 +651,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             )
         });
         let said = leaf.is_some_and(|leaf| leaf.attrs().dirty);
-        if spot.is_steady() && spot.is_written() && !said {
+        if written && !said {
             self.machine.report(
                 Rule::FlagLost,
                 format!("{:#x} was written, and its leaf does not say so", spot.va),
