@@ -236,8 +236,6 @@ struct Core {
     cache: WalkCache,
     buffer: RefCell<Vec<Buffered>>,
     group: Cell<u32>,
-    /// Publications so far.
-    epoch: Cell<u32>,
     /// Invalidations issued and not complete, and whether each has taken effect already.
     pending: RefCell<Vec<(Tlbi, bool)>>,
     early: RefCell<Vec<Early>>,
@@ -301,6 +299,8 @@ pub struct Hardware {
     /// Where the address stands in a leaf of pages, if it stands where it stands in the address.
     address_mask: Option<u64>,
     cores: Box<[Core]>,
+    /// How often each has published.
+    epochs: Box<[Cell<u32>]>,
     spaces: RefCell<Vec<Space>>,
     invalidations: Invalidations,
     obligations: RefCell<Obligations>,
@@ -348,7 +348,6 @@ impl Hardware {
             cache: WalkCache::new(architecture.walk_cache),
             buffer: RefCell::default(),
             group: Cell::new(0),
-            epoch: Cell::new(1),
             pending: RefCell::default(),
             early: RefCell::default(),
             speculative: Cell::new(None),
@@ -368,6 +367,7 @@ impl Hardware {
                 _ => None,
             },
             cores: (0..cpus).map(core).collect(),
+            epochs: (0..cpus).map(|_| Cell::new(1)).collect(),
             spaces: RefCell::default(),
             invalidations: Invalidations::new(),
             obligations: RefCell::default(),

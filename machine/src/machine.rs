@@ -512,8 +512,7 @@ impl Machine {
         self.publications.update(|n| n + 1);
         self.pay(self.costs.publish);
         cpu.order();
-        self.hardware.publish(cpu.id());
-        self.hardware.synchronise(cpu.id());
+        self.hardware.publish_and_synchronise(cpu.id());
     }
 
     /// How many instructions an invalidation takes.

@@ -224,11 +224,15 @@ impl Memory {
         self.first + ((frame as u64) << self.shift)
     }
 
-    /// The physical address of an entry, given where the host has it. `None` for an entry that is not in this memory.
+    /// The physical address of an entry, its frame, and what is kept for that, given where the host has the entry.
+    /// `None` for an entry that is not in this memory.
     #[inline(always)]
-    pub(crate) fn address_of(&self, entry: *const u64) -> Option<u64> {
+    pub(crate) fn find(&self, entry: *const u64) -> Option<(u64, usize, &Meta)> {
         let offset = entry.addr().wrapping_sub(self.base.as_ptr().addr());
-        (offset < self.layout.size()).then(|| self.first + offset as u64)
+        // What lies outside has a frame that there is not.
+        let frame = offset >> self.shift;
+        let meta = self.meta.get(frame)?;
+        Some((self.first.wrapping_add(offset as u64), frame, meta))
     }
 
     /// Where the host has an entry of a frame.

@@ -354,7 +354,7 @@ impl Obligations {
         }
     }
 
-    /// What `cpu` has issued is complete. Gives what was discharged, and what was claimed wrongly.
+    /// What `cpu` has issued is complete. Gives the members of runs that were discharged, and what was claimed wrongly.
     pub fn complete(
         &mut self,
         cpu: usize,
@@ -368,7 +368,9 @@ impl Obligations {
             }
             let told = !obligation.local.is_empty() && holders(obligation.space, &obligation.local);
             if obligation.issued.contains(&this) || told {
-                discharged.push(obligation.clone());
+                if obligation.contiguous {
+                    discharged.push(obligation.clone());
+                }
                 return false;
             }
             if obligation.claimed.is_some_and(|(by, _)| by == this) {

@@ -69,7 +69,7 @@ impl Hardware {
         self.take_effect(cpu);
         self.hold_walks(cpu);
         let core = &self.cores[cpu];
-        core.epoch.update(|epoch| epoch.wrapping_add(1));
+        self.epochs[cpu].update(|epoch| epoch.wrapping_add(1));
         for (tlbi, _) in core.pending.borrow_mut().drain(..) {
             if !tlbi.broadcast {
                 continue;
@@ -112,18 +112,16 @@ impl Hardware {
             );
         }
         for obligation in discharged {
-            if obligation.contiguous {
-                let Obligation {
-                    space, span, depth, ..
-                } = obligation;
-                let mut at = self.run_around(span.0, depth).0;
-                while at <= span.1 {
-                    let run = self.run_around(at, depth);
-                    self.check_run(cpu, space, run, depth);
-                    match run.1.checked_add(1) {
-                        Some(next) => at = next,
-                        None => break,
-                    }
+            let Obligation {
+                space, span, depth, ..
+            } = obligation;
+            let mut at = self.run_around(span.0, depth).0;
+            while at <= span.1 {
+                let run = self.run_around(at, depth);
+                self.check_run(cpu, space, run, depth);
+                match run.1.checked_add(1) {
+                    Some(next) => at = next,
+                    None => break,
                 }
             }
         }

@@ -43,7 +43,7 @@ impl Hardware {
             let unordered = how == How::Plain
                 && !self.architecture.is_x86()
                 && usize::from(meta.writer.get()) == cpu
-                && meta.epoch.get() == self.cores[cpu].epoch.get();
+                && meta.epoch.get() == self.epochs[cpu].get();
             if unordered {
                 self.violate(
                     Rule::LinkedEarly,

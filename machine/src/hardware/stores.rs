@@ -13,9 +13,7 @@ impl Hardware {
     /// Where in memory an entry is. `None`: not in this memory, but the program's own.
     #[inline(always)]
     pub(crate) fn spot(&self, entry: *const u64) -> Option<Spot<'_>> {
-        let pa = self.memory.address_of(entry)?;
-        let frame = self.memory.frame_at(pa)?;
-        let meta = self.memory.meta(frame);
+        let (pa, frame, meta) = self.memory.find(entry)?;
         Some(Spot {
             pa,
             frame,
@@ -37,7 +35,7 @@ impl Hardware {
         value: u64,
     ) {
         spot.meta.writer.set(cpu as u16);
-        spot.meta.epoch.set(self.cores[cpu].epoch.get());
+        spot.meta.epoch.set(self.epochs[cpu].get());
         // SAFETY: valid by (1.).
         unsafe { entry.write(value) };
     }
@@ -136,6 +134,9 @@ impl Hardware {
 
     /// Software overwrites an entry: flags that hardware has set there are lost if nobody has seen them.
     pub(super) fn check_flags(&self, cpu: usize, pa: u64, value: u64) {
+        if self.unseen.borrow().is_empty() {
+            return;
+        }
         let Some(flags) = self.unseen.borrow_mut().remove(&pa) else {
             return;
         };
@@ -288,7 +289,7 @@ impl Hardware {
         step: u64,
     ) {
         spot.meta.writer.set(cpu as u16);
-        spot.meta.epoch.set(self.cores[cpu].epoch.get());
+        spot.meta.epoch.set(self.epochs[cpu].get());
         let mut value = value;
         for index in 0..count {
             // SAFETY: valid by (1.).
@@ -364,9 +365,19 @@ impl Hardware {
     /// DSB: what this CPU stored is visible to all walkers.
     #[inline(always)]
     pub(crate) fn publish(&self, cpu: usize) {
-        self.cores[cpu].epoch.update(|epoch| epoch.wrapping_add(1));
+        self.epochs[cpu].update(|epoch| epoch.wrapping_add(1));
         if self.wary.get() {
             self.publish_slowly(cpu);
+        }
+    }
+
+    /// DSB and ISB.
+    #[inline(always)]
+    pub(crate) fn publish_and_synchronise(&self, cpu: usize) {
+        self.epochs[cpu].update(|epoch| epoch.wrapping_add(1));
+        if self.wary.get() {
+            self.publish_slowly(cpu);
+            self.synchronise(cpu);
         }
     }
 
