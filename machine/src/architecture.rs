@@ -32,6 +32,9 @@ pub enum Ordering {
 pub struct Architecture {
     /// The format of the tables.
     pub regime: Regime,
+    /// The format of the tables of guests, where `regime` is one of stage 2 and guests have a stage 1 above it. `None`: what
+    /// programs access, they access by the addresses that `regime` translates.
+    pub guest: Option<Regime>,
     /// The order in which walkers see stores.
     pub ordering: Ordering,
     /// Break-before-make level, 0 to 3.
@@ -75,6 +78,7 @@ impl Architecture {
     pub const fn arm64(regime: Regime) -> Self {
         Self {
             regime,
+            guest: None,
             ordering: Ordering::Base,
             bbm: 0,
             hardware_access: false,
@@ -107,6 +111,26 @@ impl Architecture {
             idc: true,
             dic: true,
             ..Self::arm64(Regime::X86_64 { levels })
+        }
+    }
+
+    /// Intel with EPT of 4 levels, accessed and dirty flags included, and guests that have x86-64 tables.
+    pub const fn ept() -> Self {
+        Self {
+            regime: Regime::Ept {
+                levels: 4,
+                mode_based: false,
+            },
+            guest: Some(Regime::X86_64 { levels: 4 }),
+            ..Self::x86_64(4)
+        }
+    }
+
+    /// AMD with nested tables of 4 levels, and guests that have x86-64 tables.
+    pub const fn npt() -> Self {
+        Self {
+            regime: Regime::Npt { levels: 4 },
+            ..Self::ept()
         }
     }
 

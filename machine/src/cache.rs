@@ -10,7 +10,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, Regime};
 use crate::hardware::{Hardware, Request, Want};
 use crate::rules::Rule;
 use crate::tlb::Cached;
@@ -31,6 +31,9 @@ struct Page {
 pub(crate) struct Caches {
     pages: RefCell<HashMap<u64, Page>>,
     x86: bool,
+    /// Memory types are those of stage 2, and whether it forces write-back.
+    stage2: bool,
+    forced: bool,
     idc: bool,
     dic: bool,
     aliasing: bool,
@@ -41,6 +44,14 @@ impl Caches {
         Self {
             pages: RefCell::default(),
             x86: architecture.is_x86(),
+            stage2: matches!(architecture.regime, Regime::Arm64Stage2 { .. }),
+            forced: matches!(
+                architecture.regime,
+                Regime::Arm64Stage2 {
+                    forced_write_back: true,
+                    ..
+                }
+            ),
             idc: architecture.idc,
             dic: architecture.dic,
             aliasing: architecture.icache_aliasing,
@@ -92,8 +103,18 @@ impl Caches {
             return;
         }
         let page = pa & !((1 << hardware.memory.page_shift()) - 1);
-        // AttrIndx: 0, 4 and 5 are cacheable in the engine's MAIR.
-        let cacheable = matches!(entry.raw >> 2 & 7, 0 | 4 | 5);
+        let cacheable = if self.stage2 {
+            // MemAttr: write-back and write-through, with the guest's caches on; or forced (DDI 0487 D8.6.5, D8.6.6).
+            let off = entry.guest.is_some_and(|guest| guest.asid.is_none());
+            match entry.raw >> 2 & 0xf {
+                0b1111 | 0b1010 => !off && !self.forced,
+                0b0110 => self.forced,
+                _ => false,
+            }
+        } else {
+            // AttrIndx: 0, 4 and 5 are cacheable in the engine's MAIR.
+            matches!(entry.raw >> 2 & 7, 0 | 4 | 5)
+        };
         let state = self.pages.borrow().get(&page).copied().unwrap_or_default();
         let wrong = match request.want {
             Want::Execute if state.code_dirty => {

@@ -19,15 +19,20 @@
 //!
 //! A walk reads one descriptor at a time and may be overtaken by anything. If an invalidation that covers its address
 //! takes effect meanwhile, it starts again.
+//!
+//! With a stage 1 of guests above stage 2, these are the units of stage 2; what a guest's access goes through is in `guest`.
 
 mod adversary;
 mod changes;
+mod guest;
 mod image;
 mod invalidation;
 mod links;
 mod stores;
 mod translation;
 
+use guest::Guest;
+pub(crate) use guest::GuestLook;
 pub(crate) use image::Image;
 
 use std::cell::{Cell, RefCell};
@@ -40,7 +45,7 @@ use crate::architecture::Architecture;
 use crate::cache::Caches;
 use crate::dice::Dice;
 use crate::memory::{Memory, Meta, State};
-use crate::rules::{Obligation, Obligations, Rule, Violation};
+use crate::rules::{Obligation, Obligations, Rule, Second, Violation};
 use crate::sched::Scheduler;
 use crate::time::Time;
 use crate::tlb::{Cached, Invalidations, Remembered, Tlb, Tlbi, WalkCache};
@@ -55,11 +60,53 @@ const USER: u8 = 3;
 /// The first write has to set the dirty state in memory.
 const CLEAN: u8 = 64;
 
-// Flags of an arm64 leaf that hardware manages (DDI 0487 D8.3.1): accessed, and AP\[2\], clear when dirty.
-const ARM_AF: u64 = 1 << 10;
-const ARM_READ_ONLY: u64 = 1 << 7;
-/// The same of an x86-64 leaf: accessed and dirty (SDM vol. 3A 5.8).
-const X86_FLAGS: u64 = 0x60;
+/// What can be told of a descriptor by single bits.
+#[derive(Clone, Copy)]
+struct Bits {
+    /// It is valid if one of these is set.
+    valid: u64,
+    /// Flags of a leaf that hardware manages; none if it does not.
+    accessed: u64,
+    dirty: u64,
+    /// A leaf is dirty when that bit is clear.
+    clean_if_set: bool,
+}
+
+impl Bits {
+    fn of(architecture: &Architecture) -> Self {
+        let x86 = Self {
+            valid: 1,
+            accessed: 1 << 5,
+            dirty: 1 << 6,
+            clean_if_set: false,
+        };
+        match architecture.regime {
+            // DDI 0487 D8.3.1: AF, and AP[2].
+            Regime::Arm64Stage1 { .. } => Self {
+                valid: 1,
+                accessed: 1 << 10,
+                dirty: 1 << 7,
+                clean_if_set: true,
+            },
+            // D8.3.1: AF, and S2AP[1].
+            Regime::Arm64Stage2 { .. } => Self {
+                valid: 1,
+                accessed: 1 << 10,
+                dirty: 1 << 7,
+                clean_if_set: false,
+            },
+            // SDM vol. 3A 5.8.
+            Regime::X86_64 { .. } | Regime::Npt { .. } => x86,
+            // SDM vol. 3C 29.3.2: any right makes it valid. 29.3.5: flags, if bit 6 of the EPTP is set.
+            Regime::Ept { mode_based, .. } => Self {
+                valid: 7 | u64::from(mode_based) << 10,
+                accessed: u64::from(architecture.hardware_access) << 8,
+                dirty: u64::from(architecture.hardware_dirty) << 9,
+                clean_if_set: false,
+            },
+        }
+    }
+}
 
 /// An access that a program makes.
 ///
@@ -150,6 +197,30 @@ pub enum Fault {
     },
     /// No address of a space that is loaded.
     Address,
+    /// Of a guest that has a stage 1: stage 2 does not let it go on. A fault of the host's; the others are the guest's.
+    Second {
+        /// The address that the guest takes for physical.
+        ipa: u64,
+        /// What was wanted there: of a table of the guest perhaps something else than of what it leads to.
+        want: Want,
+        /// It is that of a descriptor of the guest.
+        on_walk: bool,
+        /// Why.
+        cause: Cause,
+        /// Levels below the descriptor of stage 2.
+        depth: u8,
+    },
+}
+
+/// Why stage 2 faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// Not mapped.
+    Translation,
+    /// The access flag is clear, and software sets it.
+    AccessFlag,
+    /// Mapped without the right.
+    Permission,
 }
 
 /// An access that has been translated.
@@ -173,8 +244,7 @@ impl Translated {
 
     /// Whether an invalidation is about it.
     pub(crate) fn is_covered(&self, tlbi: &Tlbi) -> bool {
-        let e = &self.entry;
-        tlbi.covers(e.id, e.global, e.span(), e.depth, false)
+        self.entry.is_covered(tlbi)
     }
 }
 
@@ -245,6 +315,8 @@ struct Core {
     runs: Cell<Vec<Run>>,
     /// An access under way, translated and not done, and when it will be.
     under_way: Cell<Option<(Translated, Time)>>,
+    /// Stage 1 of the guest that it runs, if guests have one.
+    guest: Guest,
 }
 
 impl Core {
@@ -296,6 +368,9 @@ pub struct Hardware {
     /// Levels below the root.
     top: u8,
     index_bits: u32,
+    bits: Bits,
+    /// Virtual addresses of guests that were worked on lately.
+    guests: Dice,
     /// Where the address stands in a leaf of pages, if it stands where it stands in the address.
     address_mask: Option<u64>,
     cores: Box<[Core]>,
@@ -353,9 +428,12 @@ impl Hardware {
             speculative: Cell::new(None),
             runs: Cell::default(),
             under_way: Cell::new(None),
+            guest: Guest::default(),
         };
         Self {
             memory,
+            bits: Bits::of(&architecture),
+            guests: Dice::new(seed),
             top: (regime.start_level() - regime.last_level()).unsigned_abs(),
             index_bits: regime.page_shift() - 3,
             address_mask: match regime {
@@ -416,6 +494,10 @@ impl Hardware {
     fn decode(&self, depth: u8, va: u64, denied: Denied, descriptor: u64) -> Descriptor {
         let regime = self.architecture.regime;
         decode(regime, self.level(depth), va, denied, descriptor)
+    }
+
+    fn is_valid(&self, descriptor: u64) -> bool {
+        descriptor & self.bits.valid != 0
     }
 
     fn half(&self, va: u64) -> usize {
@@ -554,6 +636,8 @@ impl Hardware {
             issued: Vec::new(),
             local: Vec::new(),
             claimed: None,
+            combined: self.architecture.guest.is_some(),
+            second: Second::default(),
         });
         self.look_around();
     }
@@ -665,7 +749,8 @@ impl Hardware {
                 .cache
                 .iter()
                 .find(|known| known.table == pa && self.is_remembered(other, known));
-            if let Some(entry) = held {
+            let combined = self.combined_with(other, pa, pa + page);
+            if let Some(entry) = held.or(combined) {
                 self.violate(
                     Rule::StaleUse,
                     cpu,
@@ -775,6 +860,8 @@ fn progress(o: &Obligation) -> &'static str {
         "the change is not even visible to walkers"
     } else if !o.local.is_empty() {
         "not every CPU has been told"
+    } else if o.second.is_everywhere() {
+        "what was combined with the guest's stage 1 is not invalidated"
     } else {
         "no invalidation that covers it was issued"
     }

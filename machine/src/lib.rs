@@ -92,7 +92,7 @@ mod tree;
 
 pub use architecture::{Architecture, Granule, Ordering, Regime};
 pub use costs::Costs;
-pub use hardware::{Fault, Request, Want};
+pub use hardware::{Cause, Fault, Request, Want};
 pub use lock::{Held, Lock, LockCosts};
 pub use machine::{
     Counts, Machine, MachineHeld, MachineIdentity, MachineLock, MachineSlots, Mapper, Setup,
@@ -108,4 +108,4 @@ pub use rules::{Rule, Violation};
 pub use sched::{Config, Cpu, Outcome, RunError, Scheduler};
 pub use shared::MachineWalk;
 pub use time::{MAX_CPUS, Time};
-pub use tlb::Tlbi;
+pub use tlb::{Stages, Tlbi};

@@ -18,7 +18,7 @@ use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Table
 
 use crate::architecture::Architecture;
 use crate::costs::Costs;
-use crate::hardware::{Fault, Hardware, How, Look, Request, Spot, Translated, Want};
+use crate::hardware::{Fault, GuestLook, Hardware, How, Look, Request, Spot, Translated, Want};
 use crate::lines::Lines;
 use crate::lock::{Held, Lock, LockCosts};
 use crate::memory::{Memory, State};
@@ -27,7 +27,7 @@ use crate::rules::{Rule, Violation};
 use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler};
 use crate::shared::Walks;
 use crate::time::Time;
-use crate::tlb::Tlbi;
+use crate::tlb::{Stages, Tlbi};
 use crate::trace::{Event, Sink};
 
 /// What a machine is made of.
@@ -305,6 +305,9 @@ impl Machine {
 
     #[inline(always)]
     pub(crate) fn translate(&self, request: Request) -> Result<Translated, Fault> {
+        if self.hardware.is_nested() {
+            return self.translate_for_guest(request);
+        }
         let cpu = self.cpu();
         cpu.order();
         let id = cpu.id();
@@ -321,12 +324,7 @@ impl Machine {
                     look = self.hardware.look(id, request);
                 }
                 Look::Fault(fault) => {
-                    self.faults.update(|faults| faults + 1);
-                    self.hardware.trace(id, || Event::Access {
-                        va: request.va,
-                        want: name(request.want),
-                        result: Err(format!("{fault:?}").replace(' ', "")),
-                    });
+                    self.fault(id, request, fault);
                     return Err(fault);
                 }
                 Look::Walking(walking) => {
@@ -336,6 +334,45 @@ impl Machine {
                 }
             }
         }
+    }
+
+    /// The same over the two stages of a guest.
+    #[inline(never)]
+    fn translate_for_guest(&self, request: Request) -> Result<Translated, Fault> {
+        let cpu = self.cpu();
+        cpu.order();
+        let id = cpu.id();
+        let mut look = self.hardware.guest_look(id, request);
+        if matches!(look, GuestLook::Walking(_)) {
+            self.walks.update(|walks| walks + 1);
+        }
+        loop {
+            match look {
+                GuestLook::Found(translated) => return Ok(translated),
+                GuestLook::Fault(_) if self.hardware.fault_is_early(id) => {
+                    self.hardware.drain(id);
+                    look = self.hardware.guest_look(id, request);
+                }
+                GuestLook::Fault(fault) => {
+                    self.fault(id, request, fault);
+                    return Err(fault);
+                }
+                GuestLook::Walking(walk) => {
+                    cpu.spend(self.costs.walk);
+                    cpu.order();
+                    look = self.hardware.guest_step(id, walk);
+                }
+            }
+        }
+    }
+
+    fn fault(&self, cpu: usize, request: Request, fault: Fault) {
+        self.faults.update(|faults| faults + 1);
+        self.hardware.trace(cpu, || Event::Access {
+            va: request.va,
+            want: name(request.want),
+            result: Err(format!("{fault:?}").replace(' ', "")),
+        });
     }
 
     #[inline(always)]
@@ -352,6 +389,25 @@ impl Machine {
             result: Ok(translated.pa()),
         });
         self.hardware.perform(id, translated, stored)
+    }
+
+    /// The guest that the running CPU is in loads a root for its stage 1, and an identifier (TTBR0 and ASID, CR3 and PCID):
+    /// from now on it accesses virtual addresses. `None` turns its stage 1 off, as it is at first: what it accesses then is
+    /// what it takes for physical addresses. A context synchronisation event; nothing is invalidated.
+    ///
+    /// The tables are in the guest's memory, at addresses that it takes for physical, in the format of
+    /// [`Architecture::guest`]; it writes them like any data.
+    pub fn load_guest(&self, root: Option<(u64, u16)>) {
+        let cpu = self.cpu();
+        cpu.order();
+        self.hardware.load_guest(cpu.id(), root);
+    }
+
+    /// The kernel copies a page through its own cacheable mapping, which is not simulated.
+    pub fn copy_page(&self, from: Pa, to: Pa) {
+        self.cpu().order();
+        self.hardware.memory.copy(from.get(), to.get());
+        self.hardware.caches.write(to.get());
     }
 
     /// A page of memory for data, all zero. `None` if there is none left, or it is refused.
@@ -656,10 +712,21 @@ impl<'m> Mapper<'m> {
         self.machine.hardware.load_root(cpu.id(), self.space);
     }
 
-    /// An invalidation as the hardware is told.
-    pub(crate) fn tlbi_of(&self, what: &Invalidation) -> Tlbi {
+    /// An invalidation as the hardware is told. With guests that have a stage 1 it may be the first of two: see
+    /// [`then`](Mapper::then).
+    pub fn tlbi_of(&self, what: &Invalidation) -> Tlbi {
         let x86 = self.machine.architecture().is_x86();
+        let nested = self.machine.hardware.is_nested();
         match what.what {
+            // INVEPT, an ASID in TLB_CONTROL; TLBI VMALLS12E1IS.
+            What::Range { .. } if nested && x86 => Tlbi {
+                id: Some(what.id),
+                ..Tlbi::ALL
+            },
+            What::Everything if nested => Tlbi {
+                id: Some(what.id),
+                ..Tlbi::ALL
+            },
             What::Everything => Tlbi::ALL,
             What::Range {
                 first,
@@ -673,8 +740,34 @@ impl<'m> Mapper<'m> {
                 depth: level.filter(|_| !x86).map(Level::height),
                 leaves_only: !tables && !x86,
                 broadcast: true,
+                // TLBI IPAS2E1IS.
+                stages: if nested { Stages::Second } else { Stages::Both },
+                asid: None,
             },
         }
+    }
+
+    /// What has to follow an invalidation of stage 2 alone when that is complete: TLBI VMALLE1IS, for what was combined with
+    /// the guest's stage 1.
+    pub fn then(&self, first: &Tlbi) -> Option<Tlbi> {
+        (first.stages == Stages::Second).then_some(Tlbi {
+            id: first.id,
+            stages: Stages::First,
+            broadcast: first.broadcast,
+            ..Tlbi::default()
+        })
+    }
+
+    /// The running CPU says that what it has issued does what an invalidation asks for, once it is complete. What that is
+    /// not true of is reported at the completion. [`invalidate`](Platform::invalidate) does it.
+    pub fn claim(&self, what: &Invalidation) {
+        let range = match what.what {
+            What::Everything => (0, u64::MAX),
+            What::Range { first, last, .. } => (first, last),
+        };
+        let cpu = self.machine.cpu().id();
+        let tlbi = self.tlbi_of(what);
+        self.machine.hardware.claim(cpu, self.space, range, &tlbi);
     }
 
     /// Where a window shows frames: slots of one page each from `first` on, which this space translates.
@@ -822,14 +915,12 @@ unsafe impl Platform for Mapper<'_> {
     fn invalidate(&self, what: &Invalidation) {
         let machine = self.machine;
         let tlbi = self.tlbi_of(what);
-        let range = match what.what {
-            What::Everything => (0, u64::MAX),
-            What::Range { first, last, .. } => (first, last),
-        };
         machine.issue(tlbi, machine.operations(&tlbi));
-        machine
-            .hardware
-            .claim(machine.cpu().id(), self.space, range, &tlbi);
+        if let Some(combined) = self.then(&tlbi) {
+            machine.complete();
+            machine.issue(combined, machine.operations(&combined));
+        }
+        self.claim(what);
     }
 
     #[inline(always)]

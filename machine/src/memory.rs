@@ -260,6 +260,14 @@ impl Memory {
         self.at(pa).map_or(POISON, |at| unsafe { at.read() })
     }
 
+    /// Copies a frame, if both are memory.
+    pub(crate) fn copy(&self, from: u64, to: u64) {
+        if self.frame_at(from).is_some() && self.frame_at(to).is_some() {
+            let words = (0..self.entries() as u64).map(|index| index * 8);
+            words.for_each(|offset| self.write(to + offset, self.read(from + offset)));
+        }
+    }
+
     /// Writes the 8 bytes at a physical address, if it is memory.
     #[inline(always)]
     pub(crate) fn write(&self, pa: u64, value: u64) {

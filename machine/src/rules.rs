@@ -16,6 +16,12 @@
 //! is the fault. What processors in fact remember is simulated as well; the two have to agree, and each use of a stale
 //! translation is checked against the list.
 //!
+//! Above a stage 2, a guest has a stage 1. What processors remember of both, combined, has the guest's virtual address, and an
+//! invalidation by the address that the guest takes for physical does not touch it (DDI 0487 D8.13). There an obligation is
+//! discharged in two steps: first what was found of stage 2 alone is invalidated, by address, and that is complete; then what
+//! was combined. The other way round a processor may combine anew what it still remembers of stage 2. One operation that
+//! drops both does it in one step (TLBI VMALLS12E1; INVEPT; a flush by ASID of AMD).
+//!
 //! The decision whether a change demands a break is written here from the manual (DDI 0487 D8.17.1, R_WHZWS; SDM vol. 3A
 //! 5.10.4) and shares nothing with the engine's.
 
@@ -25,7 +31,7 @@ use tablewright_walker::{Descriptor, Leaf};
 
 use crate::architecture::Architecture;
 use crate::time::Time;
-use crate::tlb::Tlbi;
+use crate::tlb::{Stages, Tlbi};
 
 /// A rule that a program can break. Numbered in the book's chapter on the model.
 ///
@@ -170,9 +176,85 @@ pub(crate) struct Obligation {
     pub local: Vec<(u16, bool)>,
     /// It was claimed to be invalidated by this CPU, and why that is not so.
     pub claimed: Option<(u16, &'static str)>,
+    /// It may also be remembered in what was combined with the stage 1 of a guest.
+    pub combined: bool,
+    /// Then: what became of the part that is of stage 2 alone.
+    pub second: Second,
+}
+
+/// How far the first step has come, where there are two: what was found of stage 2 alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Second {
+    /// Invalidations on all CPUs were issued by these.
+    issued: Vec<u16>,
+    /// One of them is complete.
+    done: bool,
+    /// CPUs that have invalidated it for themselves; true when complete.
+    here: Vec<(u16, bool)>,
+    /// What was combined was invalidated before this step was done.
+    overtaken: bool,
+}
+
+impl Second {
+    fn is_untouched(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// On this CPU.
+    fn is_done(&self, cpu: usize) -> bool {
+        self.done || self.here.contains(&(cpu as u16, true))
+    }
+
+    pub fn is_everywhere(&self) -> bool {
+        self.done
+    }
+
+    fn issue(&mut self, cpu: usize, broadcast: bool) {
+        if broadcast {
+            self.issued.push(cpu as u16);
+        } else if !self.here.iter().any(|&(told, _)| usize::from(told) == cpu) {
+            self.here.push((cpu as u16, false));
+        }
+    }
+
+    fn complete(&mut self, cpu: usize) {
+        let this = cpu as u16;
+        self.done |= self.issued.contains(&this);
+        for told in &mut self.here {
+            told.1 |= told.0 == this;
+        }
+    }
 }
 
 impl Obligation {
+    /// An invalidation that covers it was issued.
+    fn tell(&mut self, cpu: usize, broadcast: bool) {
+        if broadcast {
+            self.issued.push(cpu as u16);
+        } else if !self.local.iter().any(|&(told, _)| usize::from(told) == cpu) {
+            self.local.push((cpu as u16, false));
+        }
+    }
+
+    /// An invalidation of what was combined: the second step, if the first is done wherever this one reaches.
+    fn issue_combined(&mut self, cpu: usize, tlbi: &Tlbi) {
+        // Nobody knows all the virtual addresses under which a guest has combined a page: less than all is no step.
+        if !self.published || !tlbi.is_all_combined(self.id) || self.issued.contains(&(cpu as u16))
+        {
+            return;
+        }
+        let done = if tlbi.broadcast {
+            self.second.done
+        } else {
+            self.second.is_done(cpu)
+        };
+        if done {
+            self.tell(cpu, tlbi.broadcast);
+        } else {
+            self.second.overtaken = true;
+        }
+    }
+
     fn overlaps(&self, span: (u64, u64)) -> bool {
         self.span.0 <= span.1 && span.0 <= self.span.1
     }
@@ -240,6 +322,8 @@ impl Obligations {
                     )
                     && (o.writer, o.published, o.harmless)
                         == (new.writer, new.published, new.harmless)
+                    && o.combined == new.combined
+                    && o.second.is_untouched()
                     && o.cutter.is_none()
                     && o.issued.is_empty()
                     && o.local.is_empty()
@@ -284,6 +368,11 @@ impl Obligations {
     pub fn issue(&mut self, cpu: usize, tlbi: &Tlbi) {
         let mut rest = Vec::new();
         for obligation in &mut self.0 {
+            if obligation.combined && tlbi.stages == Stages::First {
+                obligation.issue_combined(cpu, tlbi);
+                continue;
+            }
+            let first_step = obligation.combined && tlbi.stages == Stages::Second;
             let covered = obligation.published
                 && tlbi.covers(
                     obligation.id,
@@ -293,6 +382,9 @@ impl Obligations {
                     obligation.table,
                 );
             if !covered || obligation.issued.contains(&(cpu as u16)) {
+                continue;
+            }
+            if first_step && obligation.second.issued.contains(&(cpu as u16)) {
                 continue;
             }
             // What it covers only in part is an obligation for the rest.
@@ -311,14 +403,10 @@ impl Obligations {
                 rest.push(obligation.clone());
                 continue;
             }
-            if tlbi.broadcast {
-                obligation.issued.push(cpu as u16);
-            } else if !obligation
-                .local
-                .iter()
-                .any(|&(told, _)| usize::from(told) == cpu)
-            {
-                obligation.local.push((cpu as u16, false));
+            if first_step {
+                obligation.second.issue(cpu, tlbi.broadcast);
+            } else {
+                obligation.tell(cpu, tlbi.broadcast);
             }
         }
         // Parts of a table that is invalidated piece by piece: kept once.
@@ -339,6 +427,13 @@ impl Obligations {
             }
             let why = if !o.published {
                 "it was issued before the change was visible to walkers: a barrier is missing"
+            } else if o.combined && (o.second.done || o.second.issued.contains(&(cpu as u16))) {
+                if o.second.overtaken {
+                    "what was combined with the guest's stage 1 was invalidated before the invalidation by intermediate \
+                     physical address was complete, and may have been combined anew"
+                } else {
+                    "what was combined with the guest's stage 1 is not invalidated"
+                }
             } else if !tlbi.names(o.id, o.global) {
                 "it names another identifier"
             } else if !tlbi.suits(o.depth, o.table) && o.table {
@@ -347,6 +442,8 @@ impl Obligations {
                 "its level hint is wrong"
             } else if !tlbi.broadcast {
                 continue;
+            } else if !(o.local.is_empty() && o.second.here.is_empty()) {
+                "not every CPU has been told"
             } else {
                 "it does not reach all of it"
             };
@@ -366,6 +463,7 @@ impl Obligations {
             for told in &mut obligation.local {
                 told.1 |= told.0 == this;
             }
+            obligation.second.complete(cpu);
             let told = !obligation.local.is_empty() && holders(obligation.space, &obligation.local);
             if obligation.issued.contains(&this) || told {
                 if obligation.contiguous {

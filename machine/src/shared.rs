@@ -106,12 +106,16 @@ unsafe impl<'m> SharedPlatform for Mapper<'m> {
 
     fn invalidate_here(&self, what: &Invalidation) {
         if !self.machine().architecture().permission_fault_drops_entry {
-            let tlbi = self.tlbi_of(what);
-            self.machine().tlbi(crate::Tlbi {
+            let here = crate::Tlbi {
                 broadcast: false,
-                ..tlbi
-            });
+                ..self.tlbi_of(what)
+            };
+            self.machine().tlbi(here);
             self.machine().dsb();
+            if let Some(combined) = self.then(&here) {
+                self.machine().tlbi(combined);
+                self.machine().dsb();
+            }
         }
     }
 }

@@ -13,17 +13,49 @@
 //! spares the entries of others and, without an address, global ones; a level hint spares leaves of other levels (a
 //! wrong hint invalidates nothing); an operation on leaves spares what is remembered of tables (DDI 0487 D8.13,
 //! TLBI VAE1 and VALE1; SDM vol. 3A 5.10.4.1).
+//!
+//! # Two stages
+//!
+//! With a guest's stage 1 above stage 2, a TLB holds what it found of stage 2 alone, from an address that the guest takes
+//! for physical, and what both stages *combined* come to, from the guest's virtual address. An invalidation of one kind
+//! need not be one of the other: [`Stages`] says of which.
 
 use std::cell::Cell;
 
 use tablewright_walker::Denied;
+
+/// What an invalidation is about, where a guest has a stage 1 of its own above stage 2. Without a guest there is one stage,
+/// and all is [`Both`](Stages::Both).
+///
+/// ```
+/// use tablewright_machine::{Stages, Tlbi};
+/// // TLBI IPAS2E1IS of one page: what was combined with stage 1 stays.
+/// let by_ipa =
+///     Tlbi { id: Some(7), range: Some((0x1000, 0x1fff)), stages: Stages::Second, broadcast: true, ..Tlbi::default() };
+/// assert!(by_ipa.covers(7, false, (0x1000, 0x1fff), 0, false));
+/// // TLBI VMALLE1IS: what was found of stage 2 alone stays.
+/// let combined = Tlbi { id: Some(7), stages: Stages::First, broadcast: true, ..Tlbi::default() };
+/// assert!(!combined.covers(7, false, (0x1000, 0x1fff), 0, false));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Stages {
+    /// All that stage 2 had a part in, alone or combined (TLBI VMALLS12E1, by VMID; INVEPT, by EPTP; a flush by ASID of
+    /// AMD), without addresses; and everything where there is one stage.
+    #[default]
+    Both,
+    /// What was found of stage 2 alone, by addresses that the guest takes for physical (TLBI IPAS2E1).
+    Second,
+    /// What stage 1 had a part in, by virtual addresses of the guest or all (TLBI VAE1, ASIDE1, VMALLE1; INVVPID).
+    First,
+}
 
 /// One invalidation, as the hardware is told.
 ///
 /// ```
 /// use tablewright_machine::Tlbi;
 /// // TLBI VALE1IS, ASID 7, one page, level hint 3.
-/// let page = Tlbi { id: Some(7), range: Some((0x1000, 0x1fff)), depth: Some(0), leaves_only: true, broadcast: true };
+/// let page = Tlbi { id: Some(7), range: Some((0x1000, 0x1fff)), depth: Some(0), leaves_only: true, broadcast: true,
+///     ..Tlbi::default() };
 /// assert!(page.covers(7, false, (0x1000, 0x1fff), 0, false));
 /// assert!(!page.covers(8, false, (0x1000, 0x1fff), 0, false)); // of another space
 /// assert!(page.covers(8, true, (0x1000, 0x1fff), 0, false)); // but global
@@ -32,8 +64,12 @@ use tablewright_walker::Denied;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tlbi {
-    /// Only the entries of this identifier (ASID, PCID); with addresses also global ones.
+    /// Only the entries of this identifier (ASID, PCID; VMID, EPTP); with addresses also global ones.
     pub id: Option<u16>,
+    /// Of a guest with a stage 1: only the entries of this identifier of the guest's own; with addresses also global ones.
+    pub asid: Option<u16>,
+    /// Which entries of a guest with a stage 1.
+    pub stages: Stages,
     /// Only the entries for these addresses, first and last.
     pub range: Option<(u64, u64)>,
     /// The levels below the leaf: only leaves at this level. `None`: any.
@@ -48,6 +84,8 @@ impl Tlbi {
     /// Everything on every CPU.
     pub const ALL: Self = Self {
         id: None,
+        asid: None,
+        stages: Stages::Both,
         range: None,
         depth: None,
         leaves_only: false,
@@ -58,11 +96,48 @@ impl Tlbi {
     /// descriptor with `depth` levels below it; `table` for what is remembered of a table descriptor.
     #[inline]
     pub fn covers(&self, id: u16, global: bool, span: (u64, u64), depth: u8, table: bool) -> bool {
-        self.names(id, global)
+        self.stages != Stages::First
+            && self.names(id, global)
             && self.suits(depth, table)
             && self
                 .range
                 .is_none_or(|range| span.0 <= range.1 && range.0 <= span.1)
+    }
+
+    /// Whether it drops what is remembered of both stages combined, under `vmid` and what the guest has said, for `span` of
+    /// the guest's virtual addresses.
+    pub(crate) fn covers_combined(
+        &self,
+        vmid: u16,
+        guest: Guest,
+        global: bool,
+        span: (u64, u64),
+        table: bool,
+    ) -> bool {
+        self.id.is_none_or(|id| id == vmid)
+            && match self.stages {
+                Stages::Both => self.range.is_none(),
+                Stages::Second => false,
+                Stages::First => {
+                    let named = match (self.asid, self.range) {
+                        (None, _) => true,
+                        (Some(asid), Some(_)) => global || guest.asid == Some(asid),
+                        (Some(asid), None) => !global && guest.asid == Some(asid),
+                    };
+                    named
+                        && self.suits(guest.depth, table)
+                        && self
+                            .range
+                            .is_none_or(|range| span.0 <= range.1 && range.0 <= span.1)
+                }
+            }
+    }
+
+    /// Whether it drops all that is combined under an identifier.
+    pub(crate) fn is_all_combined(&self, vmid: u16) -> bool {
+        self.stages == Stages::First
+            && self.id.is_none_or(|id| id == vmid)
+            && (self.asid, self.range) == (None, None)
     }
 
     /// Whether it is about this identifier.
@@ -147,21 +222,15 @@ impl Invalidations {
         depth: u8,
         table: bool,
     ) -> bool {
-        stamp == self.now.get() || self.spared_since(cpu, stamp, id, global, span, depth, table)
+        stamp == self.now.get()
+            || self.spared_since(cpu, stamp, |tlbi| {
+                tlbi.covers(id, global, span, depth, table)
+            })
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// Whether nothing since `stamp` that this CPU was told `covers`.
     #[inline(never)]
-    fn spared_since(
-        &self,
-        cpu: usize,
-        stamp: u64,
-        id: u16,
-        global: bool,
-        span: (u64, u64),
-        depth: u8,
-        table: bool,
-    ) -> bool {
+    pub fn spared_since(&self, cpu: usize, stamp: u64, covers: impl Fn(&Tlbi) -> bool) -> bool {
         let now = self.now.get();
         if stamp < self.all.get() || now - stamp >= KEPT {
             return false;
@@ -169,9 +238,18 @@ impl Invalidations {
         (stamp + 1..=now).all(|number| {
             let record = self.ring[(number % KEPT) as usize].get();
             let here = record.cpu == ALL_CPUS || usize::from(record.cpu) == cpu;
-            !(here && record.tlbi.covers(id, global, span, depth, table))
+            !(here && covers(&record.tlbi))
         })
     }
+}
+
+/// What the stage 1 of a guest has put into a combined entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Guest {
+    /// The identifier of the guest's own; `None` while its stage 1 is off.
+    pub asid: Option<u16>,
+    /// Levels below the descriptor of stage 1.
+    pub depth: u8,
 }
 
 /// A translation that a TLB holds.
@@ -188,6 +266,8 @@ pub(crate) struct Cached {
     pub contiguous: bool,
     /// Permissions: see `hardware`.
     pub rights: u8,
+    /// Of a combined entry, whose addresses are virtual ones of the guest; `depth`, `raw` and `at` are of stage 2.
+    pub guest: Option<Guest>,
     /// The output address of `first`.
     pub pa: u64,
     /// The descriptor, and where it stands.
@@ -203,6 +283,14 @@ impl Cached {
 
     pub fn pa(&self, va: u64) -> u64 {
         self.pa.wrapping_add(va.wrapping_sub(self.first))
+    }
+
+    /// Whether an invalidation is about it.
+    pub fn is_covered(&self, tlbi: &Tlbi) -> bool {
+        match self.guest {
+            None => tlbi.covers(self.id, self.global, self.span(), self.depth, false),
+            Some(guest) => tlbi.covers_combined(self.id, guest, self.global, self.span(), false),
+        }
     }
 }
 

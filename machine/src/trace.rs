@@ -18,10 +18,10 @@
 //! | `load` | `pa`, `value` | software reads an entry |
 //! | `store`, `release`, `exchange` | `pa`, `value`, `before` | software writes one; `before` is what this CPU saw there |
 //! | `visible` | `pa`, `value` | a store leaves the buffer of the CPU: all see it; without one, it is visible at once |
-//! | `walk` | `va`, `pa`, `value` | the table walker of the CPU reads a descriptor, for an access or unasked |
+//! | `walk` | `va`, `pa`, `value` | the table walker of the CPU reads a descriptor, for an access or unasked; of stage 2 `va` is the address that the guest takes for physical, of the guest's tables its virtual one |
 //! | `publish` | | stores before it are visible to walkers (arm64: DSB) |
 //! | `synchronise` | | context synchronisation (arm64: ISB) |
-//! | `invalidate` | `id`, `first`, `last`, `level`, `leaves`, `broadcast` | an invalidation is issued; `*` stands for any |
+//! | `invalidate` | `id`, `first`, `last`, `level`, `leaves`, `broadcast` | an invalidation is issued; `*` stands for any. Where guests have a stage 1: `stage`, 2 for what was found of stage 2 alone, 1 for what stage 1 had a part in, and `asid` |
 //! | `complete` | | invalidations issued before it by this CPU are complete |
 //! | `access` | `va`, `for`, `pa` or `fault` | an access by a program |
 //! | `take`, `give` | `pa` | a frame is allocated, freed |
@@ -34,7 +34,7 @@ use std::panic::Location;
 
 use crate::rules::Rule;
 use crate::time::Time;
-use crate::tlb::Tlbi;
+use crate::tlb::{Stages, Tlbi};
 
 /// One step. See the [format](crate::trace).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +101,12 @@ impl fmt::Display for Event {
                 match tlbi.id {
                     Some(id) => write!(f, " id={id:#x}")?,
                     None => f.write_str(" id=*")?,
+                }
+                if tlbi.stages != Stages::Both {
+                    write!(f, " stage={}", 1 + u8::from(tlbi.stages == Stages::Second))?;
+                }
+                if let Some(asid) = tlbi.asid {
+                    write!(f, " asid={asid:#x}")?;
                 }
                 match tlbi.range {
                     Some((first, last)) => write!(f, " first={first:#x} last={last:#x}")?,

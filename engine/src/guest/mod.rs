@@ -124,6 +124,7 @@ impl core::error::Error for Declined {}
 pub struct Request {
     at: u64,
     access: Access,
+    cause: Cause,
     slot: Slot,
     version: u64,
     tables: u8,
@@ -280,6 +281,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Ok(Request {
             at,
             access: fault.access,
+            cause: fault.cause,
             slot,
             version,
             tables: self.guess(fault, &slot),
@@ -362,6 +364,11 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
                     let below = larger.down().unwrap_or(Level::PAGE);
                     self.space
                         .split(Ipa::new(request.at), below, tables, flush)?;
+                }
+                // Another processor was first. This one remembers the leaf as it was, and would fault for ever.
+                Ok(Mapped::Already) if request.cause == Cause::Permission => {
+                    self.space.forget_here(Ipa::new(request.at));
+                    return mapped;
                 }
                 other => return other,
             }

@@ -99,7 +99,8 @@ impl<F: Format> NewLeaf<F> {
 pub enum Mapped<F: Format> {
     /// The leaf is there now.
     Installed,
-    /// It was there already, allowing as much, or another processor was first.
+    /// It was there already, allowing as much, or another processor was first. If it was a permission fault that led here,
+    /// this processor remembers the leaf as it was: [`relax`](SharedSpace::relax) has it forgotten here.
     Already,
     /// It was there with fewer permissions.
     Relaxed,
@@ -114,7 +115,7 @@ pub enum Mapped<F: Format> {
 pub enum Relaxed {
     /// The permissions are there now.
     Done,
-    /// They were there already.
+    /// They were there already. This processor, which has faulted, forgets what it remembers of the leaf.
     Already,
     /// Nothing is mapped there.
     Absent,
@@ -424,6 +425,20 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
+    /// This processor remembers less than the leaf for `input` allows.
+    pub(crate) fn forget_here(&self, input: F::Input) {
+        let low = (1u64 << F::PAGE_SHIFT) - 1;
+        self.platform.invalidate_here(&Invalidation {
+            id: self.id,
+            what: What::Range {
+                first: input.bits() & !low,
+                last: input.bits() | low,
+                level: None,
+                tables: false,
+            },
+        });
+    }
+
     /// More is allowed than before: another processor may fault once for nothing, this one shall not.
     fn relaxed(&self, slice: Slice, level: Level) {
         self.platform.barrier(Barrier::Publish);
@@ -636,18 +651,20 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 dirty: old.dirty || dirty,
                 ..old
             };
-            if relaxed == old {
-                return Ok(Relaxed::Already);
-            }
             let frame = F::address(entry, level);
             let size = 1u64 << F::shift(level);
+            let first = input.bits() & !(size - 1);
+            let last = first + (size - 1);
+            if relaxed == old {
+                // This processor has faulted all the same: it remembers the leaf as it was, and would for ever.
+                self.relaxed(Slice { first, last }, level);
+                return Ok(Relaxed::Already);
+            }
             let new = F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(frame);
             let (_, instructions) = self.upkeep(&relaxed, old.perms);
             self.maintain(frame, size, false, instructions);
             match found.replace(entry, new) {
                 Ok(()) => {
-                    let first = input.bits() & !(size - 1);
-                    let last = first + (size - 1);
                     self.relaxed(Slice { first, last }, level);
                     return Ok(Relaxed::Done);
                 }

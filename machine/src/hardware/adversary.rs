@@ -38,6 +38,10 @@ impl Hardware {
         let Some(va) = near.or_else(|| self.dice.recall()) else {
             return;
         };
+        if self.is_nested() {
+            self.disturb_guest(cpu, other, va);
+            return;
+        }
         let request = Request {
             va,
             want: Want::Read,
@@ -69,13 +73,26 @@ impl Hardware {
             6 => {
                 // Also of a CPU that does nothing any more.
                 let of = if self.dice.once_in(2) { cpu } else { other };
-                let drainable = self.drainable(of);
-                if !drainable.is_empty() {
-                    let at = self.dice.below(drainable.len() as u64) as usize;
-                    self.drain_one(of, drainable[at]);
-                }
+                self.drain_any(of);
             }
             _ => self.translate_early(other, request),
+        }
+    }
+
+    /// An address to come back to.
+    pub(crate) fn note(&self, va: u64) {
+        self.dice.note(va);
+        if self.is_nested() {
+            self.guests.note(va);
+        }
+    }
+
+    /// One of the stores that may leave the buffer of a CPU does.
+    pub(super) fn drain_any(&self, cpu: usize) {
+        let drainable = self.drainable(cpu);
+        if !drainable.is_empty() {
+            let at = self.dice.below(drainable.len() as u64) as usize;
+            self.drain_one(cpu, drainable[at]);
         }
     }
 

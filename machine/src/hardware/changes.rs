@@ -1,7 +1,7 @@
 //! What a change of a reachable entry breaks, and what it owes.
 
 use crate::architecture::Ordering;
-use crate::rules::{Obligation, Rule, is_harmless, may_be_remembered, needs_break};
+use crate::rules::{Obligation, Rule, Second, is_harmless, may_be_remembered, needs_break};
 use tablewright_walker::{Denied, Descriptor, Leaf};
 
 use super::{Hardware, How};
@@ -17,7 +17,7 @@ impl Hardware {
         new: u64,
         how: How,
     ) {
-        if before & 1 == 0 && new & 1 == 0 || before == new {
+        if !self.is_valid(before) && !self.is_valid(new) || before == new {
             return;
         }
         let meta = self.memory.meta(frame);
@@ -96,6 +96,8 @@ impl Hardware {
             issued: Vec::new(),
             local: Vec::new(),
             claimed: None,
+            combined: self.architecture.guest.is_some(),
+            second: Second::default(),
         });
     }
 

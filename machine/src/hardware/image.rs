@@ -7,6 +7,7 @@
 
 use std::hash::{Hash, Hasher};
 
+use super::guest::Combined;
 use super::{Buffered, Hardware, How, Look, Request, Root, Translated, Walking};
 use crate::memory::State;
 use crate::tlb::{Cached, Remembered, Tlbi};
@@ -17,6 +18,7 @@ pub(crate) struct Image {
     roots: [Option<Root>; 2],
     tlb: Vec<Cached>,
     cache: Vec<Remembered>,
+    combined: Vec<Combined>,
     buffer: Vec<Buffered>,
     group: u32,
     pending: Vec<(Tlbi, bool)>,
@@ -81,6 +83,10 @@ impl Image {
             self.cache.retain(|new| !same(new));
             self.cache.push(*old);
         }
+        for old in &before.combined {
+            self.combined.retain(|new| new.key() != old.key());
+            self.combined.push(*old);
+        }
         self.sort();
     }
 
@@ -99,6 +105,10 @@ impl Image {
             let bits = hardware.shift(known.depth) + hardware.index_bits;
             wanted(known.first, known.first + ((1u64 << bits) - 1)) && tables(known)
         });
+        self.combined.retain(|held| {
+            let (first, last) = held.span();
+            wanted(first, last)
+        });
     }
 
     fn sort(&mut self) {
@@ -106,6 +116,7 @@ impl Image {
             .sort_unstable_by_key(|e| (e.first, e.bits, e.id, e.raw, e.pa, e.rights));
         self.cache
             .sort_unstable_by_key(|k| (k.first, k.depth, k.id, k.table));
+        self.combined.sort_unstable_by_key(Combined::order);
     }
 }
 
@@ -156,6 +167,7 @@ impl Hardware {
                 .filter(|known| self.is_remembered(cpu, known))
                 .map(|known| Remembered { stamp: 0, ..known })
                 .collect(),
+            combined: self.save_combined(cpu),
             group: number(core.group.get()),
             buffer,
             pending: core.pending.borrow().clone(),
@@ -180,6 +192,7 @@ impl Hardware {
             let bits = self.shift(known.depth) + self.index_bits;
             core.cache.insert(Remembered { stamp, ..*known }, bits);
         }
+        self.load_combined(cpu, &image.combined);
         core.buffer.borrow_mut().clone_from(&image.buffer);
         core.group.set(image.group);
         core.pending.borrow_mut().clone_from(&image.pending);
@@ -229,7 +242,12 @@ impl Hardware {
 
     /// Whether an invalidation has covered the address of a walk since it was revived.
     pub(crate) fn is_lost(&self, cpu: usize, walking: &Walking) -> bool {
-        walking.stamp != self.invalidations.now() && self.is_overtaken(cpu, walking)
+        let Walking {
+            stamp, id, request, ..
+        } = *walking;
+        stamp != self.invalidations.now()
+            && (self.is_overtaken(cpu, walking)
+                || self.is_combining_lost(cpu, id, request.va, stamp))
     }
 
     /// A walk is like any other with the same tables before it.
@@ -274,6 +292,9 @@ impl Hardware {
     /// Whether the TLB has a translation for an access.
     pub(crate) fn holds(&self, cpu: usize, request: Request) -> bool {
         let root = self.cores[cpu].roots[self.half(request.va)].get();
+        if self.is_nested() && self.look_combined(cpu, request).is_some() {
+            return true;
+        }
         root.is_some_and(|root| {
             let found = self.cores[cpu]
                 .tlb

@@ -9,6 +9,9 @@ use tablewright_walker::{Denied, Leaf};
 
 use super::{CLEAN, Early, Hardware};
 
+/// So much may happen between two invalidations of guests that nobody orders.
+const MOST_BETWEEN: u32 = 12;
+
 impl Hardware {
     /// An invalidation is issued. It takes effect between now and its completion.
     pub(crate) fn invalidate(&self, cpu: usize, tlbi: Tlbi) {
@@ -55,6 +58,21 @@ impl Hardware {
     /// What was issued takes effect now, if it has not yet.
     pub(crate) fn take_effect(&self, cpu: usize) {
         self.drain(cpu);
+        if self.is_nested() && self.dice.is_on() && self.cores[cpu].pending.borrow().len() > 1 {
+            // In any order, with anything in between: what is combined need not go after what it is made of.
+            let open = || {
+                let pending = self.cores[cpu].pending.borrow();
+                let open = (0..pending.len()).filter(|&at| !pending[at].1);
+                open.collect::<Vec<_>>()
+            };
+            let mut left = open();
+            while !left.is_empty() {
+                (0..MOST_BETWEEN).for_each(|_| self.disturb(cpu, None));
+                let at = left[self.dice.below(left.len() as u64) as usize];
+                self.take_effect_of(cpu, at);
+                left = open();
+            }
+        }
         for (tlbi, done) in self.cores[cpu].pending.borrow_mut().iter_mut() {
             if !*done {
                 self.invalidations.take_effect(*tlbi, cpu);

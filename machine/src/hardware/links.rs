@@ -2,7 +2,7 @@
 
 use crate::memory::{POISON, State};
 use crate::rules::Rule;
-use tablewright_walker::{Denied, Descriptor};
+use tablewright_walker::{Denied, Descriptor, Regime};
 
 use super::{Hardware, How};
 
@@ -87,7 +87,7 @@ impl Hardware {
         for index in 0..entries {
             // SAFETY: an entry of the frame. Read one by one: deeper levels may report, nothing writes.
             let entry = unsafe { self.memory.entry(frame, index).read() };
-            if entry == POISON || entry & 1 == 0 {
+            if entry == POISON || !self.is_valid(entry) {
                 continue;
             }
             let first = self.canonical(first.wrapping_add((index as u64) << shift));
@@ -108,10 +108,11 @@ impl Hardware {
         }
     }
 
-    /// x86: the upper half of the root translates addresses with ones above.
+    /// x86-64: the upper half of the root translates addresses with ones above.
     pub(super) fn canonical(&self, va: u64) -> u64 {
         let bits = self.architecture.regime.input_bits();
-        if self.architecture.is_x86() && va >> (bits - 1) & 1 != 0 {
+        let signed = matches!(self.architecture.regime, Regime::X86_64 { .. });
+        if signed && va >> (bits - 1) & 1 != 0 {
             va | u64::MAX << bits
         } else {
             va
@@ -135,7 +136,7 @@ impl Hardware {
         for index in 0..self.memory.entries() {
             // SAFETY: an entry of the frame.
             let entry = unsafe { self.memory.entry(frame, index).read() };
-            if entry & 1 != 0
+            if self.is_valid(entry)
                 && entry != POISON
                 && let Descriptor::Table { pa, .. } =
                     self.decode(depth, 0, Denied::default(), entry)
@@ -225,7 +226,7 @@ impl Hardware {
         }
         let size = 1 << self.memory.page_shift();
         for &entry in entries {
-            if entry & 1 == 0 || entry == POISON {
+            if !self.is_valid(entry) || entry == POISON {
                 continue;
             }
             match self.address_mask {

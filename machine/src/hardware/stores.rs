@@ -5,9 +5,7 @@ use crate::memory::State;
 use crate::rules::Rule;
 use crate::trace::Event;
 
-use super::{
-    ACCESSED, ARM_AF, ARM_READ_ONLY, Buffered, DIRTY, Hardware, How, MOST_BUFFERED, Spot, X86_FLAGS,
-};
+use super::{ACCESSED, Bits, Buffered, DIRTY, Hardware, How, MOST_BUFFERED, Spot};
 
 impl Hardware {
     /// Where in memory an entry is. `None`: not in this memory, but the program's own.
@@ -155,15 +153,18 @@ impl Hardware {
 
     /// Accessed and dirty in a leaf, in one form for all formats.
     pub(super) fn flags(&self, entry: u64) -> u64 {
-        if entry & 1 == 0 {
+        if !self.is_valid(entry) {
             return 0;
         }
-        let (accessed, dirty) = if self.architecture.is_x86() {
-            (entry >> 5 & 1, entry >> 6 & 1)
-        } else {
-            (entry >> 10 & 1, !entry >> 7 & 1)
-        };
-        (accessed * ACCESSED) | (dirty * DIRTY)
+        let Bits {
+            accessed,
+            dirty,
+            clean_if_set,
+            ..
+        } = self.bits;
+        let accessed = entry & accessed != 0;
+        let dirty = (entry & dirty != 0) != clean_if_set;
+        (u64::from(accessed) * ACCESSED) | (u64::from(dirty) * DIRTY)
     }
 
     /// A load by software.
@@ -326,11 +327,7 @@ impl Hardware {
     /// What another CPU has stored between the store and now is overwritten: that is the change that walkers see.
     pub(super) fn check_race(&self, cpu: usize, stored: &Buffered) {
         let now = self.memory.read(stored.pa);
-        let flags = if self.architecture.is_x86() {
-            X86_FLAGS
-        } else {
-            ARM_AF | ARM_READ_ONLY
-        };
+        let flags = self.bits.accessed | self.bits.dirty;
         if self.judging.get()
             && (now ^ stored.before) & !flags != 0
             && let Some(frame) = self.memory.frame_at(stored.pa)

@@ -7,12 +7,13 @@ use crate::time::Time;
 use crate::tlb::{Cached, Remembered};
 use crate::trace::Event;
 use tablewright_walker::{
-    Denied, Descriptor, Fault as WalkFault, Leaf, Walk, with_access_flag, with_dirty,
+    Denied, Descriptor, Fault as WalkFault, Leaf, Regime, Walk, decode, with_access_flag,
+    with_dirty,
 };
 
 use super::{
-    ARM_AF, ARM_READ_ONLY, CLEAN, EXECUTE, Early, Fault, Hardware, Look, READ, Request, Root,
-    Translated, USER, WRITE, Walking, Want,
+    CLEAN, EXECUTE, Early, Fault, Hardware, Look, READ, Request, Root, Translated, USER, WRITE,
+    Walking, Want,
 };
 
 impl Hardware {
@@ -133,9 +134,9 @@ impl Hardware {
         let members = regime.run_entries(self.level(entry.depth)) as u64;
         let run = entry.at & !(members * 8 - 1);
         let read = |member| self.memory.read(run + member * 8);
-        let (accessed, dirty) = (entry.raw & ARM_AF != 0, entry.raw & ARM_READ_ONLY == 0);
-        (!accessed || (0..members).any(|member| read(member) & ARM_AF != 0))
-            && (!dirty || (0..members).any(|member| read(member) & ARM_READ_ONLY == 0))
+        let seen = self.flags(entry.raw);
+        let all = (0..members).fold(0, |all, member| all | self.flags(read(member)));
+        seen & !all == 0
     }
 
     /// An invalidation that covers the address is issued and not complete.
@@ -300,7 +301,7 @@ impl Hardware {
         let request = walking.request;
         let (mut leaf, mut at) = (leaf, at);
         let mut raw = leaf.raw;
-        if !leaf.accessed {
+        if !leaf.accessed && self.bits.accessed != 0 {
             if !self.architecture.hardware_access {
                 return Look::Fault(Fault::AccessFlag { depth });
             }
@@ -336,6 +337,18 @@ impl Hardware {
     /// What the leaf allows, with the dirty state that hardware manages.
     #[inline(always)]
     pub(super) fn rights(&self, leaf: &Leaf, depth: u8, denied: Denied) -> u8 {
+        let place = || (self.architecture.regime, self.level(depth));
+        self.rights_of(place, leaf, denied)
+    }
+
+    /// The same of a leaf of any regime and level.
+    #[inline(always)]
+    pub(super) fn rights_of(
+        &self,
+        place: impl Fn() -> (Regime, i8),
+        leaf: &Leaf,
+        denied: Denied,
+    ) -> u8 {
         let mut leaf = *leaf;
         let mut clean = false;
         match leaf.dirty {
@@ -344,14 +357,18 @@ impl Hardware {
                 read_only: true,
             } if self.architecture.hardware_dirty => {
                 // Writable, and its first write is to be recorded.
-                let writable = leaf.raw & !(1 << 7);
-                if let Descriptor::Leaf(as_written) = self.decode(depth, leaf.va, denied, writable)
+                let (regime, level) = place();
+                let writable = with_dirty(regime, level, leaf.raw).unwrap_or(leaf.raw);
+                if let Descriptor::Leaf(as_written) =
+                    decode(regime, level, leaf.va, denied, writable)
                 {
                     leaf.access = as_written.access;
                     clean = leaf.access.privileged.write || leaf.access.user.write;
                 }
             }
-            tablewright_walker::DirtyState::X86_64 { dirty: false } => {
+            tablewright_walker::DirtyState::X86_64 { dirty: false }
+                if self.architecture.hardware_dirty || !matches!(place().0, Regime::Ept { .. }) =>
+            {
                 clean = leaf.access.privileged.write || leaf.access.user.write;
             }
             _ => {}
@@ -383,7 +400,7 @@ impl Hardware {
         }
         for place in [target, at] {
             let before = self.memory.read(place);
-            let Some(after) = (before & 1 != 0).then(|| flag(before)).flatten() else {
+            let Some(after) = self.is_valid(before).then(|| flag(before)).flatten() else {
                 continue;
             };
             if after != before {
@@ -424,6 +441,7 @@ impl Hardware {
             global: leaf.global,
             contiguous: leaf.contiguous,
             rights,
+            guest: None,
             pa: leaf.pa.wrapping_sub(leaf.va - first),
             raw,
             at,

@@ -39,8 +39,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::layout::{self, Layout};
 use super::program::*;
-use crate::hardware::{Fault, Hardware, Image, Look, Request, Translated, Walking};
-use crate::tlb::Tlbi;
+use crate::hardware::{Cause, Fault, Hardware, Image, Look, Request, Translated, Walking};
+use crate::tlb::{Stages, Tlbi};
 
 /// Why a test was not explored.
 ///
@@ -210,6 +210,9 @@ enum Step {
     /// A CPU takes the interrupt of a shootdown.
     Interrupt(usize, usize, usize),
 }
+
+/// Not from a table that is known, but from what is remembered of stage 2 alone.
+const SECOND: u8 = u8::MAX;
 
 /// How an instruction goes on.
 #[derive(Clone, Copy, Debug)]
@@ -384,6 +387,9 @@ impl Explorer<'_> {
                 continue;
             }
             steps.push(Step::Fill(cpu, address, None));
+            if self.test.guest {
+                steps.push(Step::Fill(cpu, address, Some(SECOND)));
+            }
             if self.layout.deep {
                 let known = state.cores[cpu].known(&self.hardware, va);
                 steps.extend(
@@ -529,6 +535,9 @@ impl Explorer<'_> {
                     };
                     if held || !known.is_empty() {
                         steps.push(step(Way::Walk(None)));
+                        if self.test.guest {
+                            steps.push(step(Way::Walk(Some(SECOND))));
+                        }
                     }
                     steps.extend(known.into_iter().map(|depth| step(Way::Walk(Some(depth)))));
                 }
@@ -737,8 +746,10 @@ impl Explorer<'_> {
             Step::Fill(cpu, address, depth) => {
                 let mut request = Request::read(self.test.addresses[address].va);
                 request.user = self.test.code[cpu].user;
-                let look = hardware.start_at(cpu, request, depth)?;
-                hardware.stride(cpu, look, |at| self.changes(at));
+                let look = self.start(cpu, request, depth)?;
+                if let Look::Found(found) = hardware.stride(cpu, look, |at| self.changes(at)) {
+                    hardware.join(cpu, found);
+                }
             }
             Step::Interrupt(thread, at, cpu) => self.interrupt(&mut next, thread, at, cpu),
             Step::Do(thread, at, way) => kept = self.act(state, &mut next, thread, at, way)?,
@@ -1066,6 +1077,7 @@ impl Explorer<'_> {
         };
         let va = self.test.addresses[address].va;
         tlbi.broadcast
+            && tlbi.stages != Stages::Second
             && tlbi.id.is_none_or(|named| Some(named) == id)
             && tlbi
                 .range
@@ -1093,7 +1105,11 @@ impl Explorer<'_> {
                 };
                 let request = self.request(thread, op, address);
                 match way {
-                    Way::Walk(depth) => hardware.start_at(thread, request, depth)?,
+                    Way::Walk(depth) => self.start(thread, request, depth)?,
+                    _ if self.test.guest => hardware
+                        .look_combined(thread, request)
+                        .or_else(|| hardware.look_second(thread, request))
+                        .or_else(|| hardware.start_at(thread, request, None))?,
                     _ => hardware.look(thread, request),
                 }
             }
@@ -1119,6 +1135,7 @@ impl Explorer<'_> {
                 Phase::Faulty(fault, false)
             }
             Look::Found(translated) => {
+                let translated = hardware.join(thread, translated);
                 let dirtied = op.writes() && self.is_dirtied(state);
                 if dirtied && !(before.is_certain() && self.is_unread(state, thread, at)) {
                     return None;
@@ -1127,6 +1144,14 @@ impl Explorer<'_> {
             }
         };
         Some(Some((thread, held)))
+    }
+
+    /// Starts a walk at the root or a table that is known; of a guest, also where it is known what stage 2 says.
+    fn start(&self, cpu: usize, request: Request, from: Option<u8>) -> Option<Look> {
+        match from {
+            Some(SECOND) => self.hardware.look_second(cpu, request),
+            depth => self.hardware.start_at(cpu, request, depth),
+        }
     }
 
     /// Whether nothing before an instruction still has to read a word that a walk has just written.
@@ -1542,6 +1567,14 @@ impl Outcome {
                     Fault::AccessFlag { depth } => (FaultKind::AccessFlag, Some(depth)),
                     Fault::Permission { depth } => (FaultKind::Permission, Some(depth)),
                     Fault::Address => (FaultKind::Translation, None),
+                    Fault::Second { cause, depth, .. } => {
+                        let of = match cause {
+                            Cause::Translation => FaultKind::Translation,
+                            Cause::AccessFlag => FaultKind::AccessFlag,
+                            Cause::Permission => FaultKind::Permission,
+                        };
+                        (of, Some(depth))
+                    }
                 };
                 (*kind == FaultKind::Any || *kind == of) && (at.is_none() || *at == depth)
             }

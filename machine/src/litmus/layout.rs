@@ -6,7 +6,7 @@ use super::program::*;
 use crate::architecture::Architecture;
 use crate::hardware::Hardware;
 use crate::memory::{Memory, State};
-use crate::tlb::Tlbi;
+use crate::tlb::{Stages, Tlbi};
 
 /// Tables have 512 entries, and each level translates 9 bits.
 const ENTRIES: u64 = 512;
@@ -320,6 +320,36 @@ impl Layout {
                 id: Some(test.spaces[space].id),
                 ..all
             },
+            Scope::Second {
+                address,
+                space,
+                leaves_only,
+            } => Tlbi {
+                stages: Stages::Second,
+                ..self.tlbi(
+                    test,
+                    Scope::Address {
+                        address,
+                        space: Some(space),
+                        leaves_only,
+                    },
+                    broadcast,
+                )
+            },
+            Scope::Combined { address, space } => {
+                let scope = match address {
+                    None => Scope::Space(space),
+                    Some(address) => Scope::Address {
+                        address,
+                        space: Some(space),
+                        leaves_only: false,
+                    },
+                };
+                Tlbi {
+                    stages: Stages::First,
+                    ..self.tlbi(test, scope, broadcast)
+                }
+            }
             Scope::Address {
                 address,
                 space,

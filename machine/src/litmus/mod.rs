@@ -25,7 +25,7 @@ pub use timed::{Simulated, simulate};
 pub const MOST_STATES: usize = 2_000_000;
 
 /// The files of tests in the crate: name and content.
-pub const FILES: [(&str, &str); 10] = [
+pub const FILES: [(&str, &str); 11] = [
     ("map.litmus", include_str!("../../litmus/map.litmus")),
     ("unmap.litmus", include_str!("../../litmus/unmap.litmus")),
     (
@@ -44,6 +44,7 @@ pub const FILES: [(&str, &str); 10] = [
         "catalogue.litmus",
         include_str!("../../litmus/catalogue.litmus"),
     ),
+    ("stage2.litmus", include_str!("../../litmus/stage2.litmus")),
     ("x86.litmus", include_str!("../../litmus/x86.litmus")),
 ];
 

@@ -116,6 +116,7 @@ impl Test {
             file: file.to_owned(),
             line,
             x86: false,
+            guest: false,
             hardware_access: false,
             hardware_dirty: false,
             bbm: 0,
@@ -260,13 +261,17 @@ impl Reader {
                 }
                 "bbm1" if !test.x86 => test.bbm = 1,
                 "bbm2" if !test.x86 => test.bbm = 2,
+                "guest" if !test.x86 => test.guest = true,
                 other => {
                     return Err(format!(
-                        "'{}' is no feature: arm64 has af, dirty, bbm1, bbm2",
+                        "'{}' is no feature: arm64 has af, dirty, bbm1, bbm2, guest",
                         one_line(other)
                     ));
                 }
             }
+        }
+        if test.guest && test.hardware_dirty {
+            return Err("'dirty' is not for stage 2 here".to_owned());
         }
         Ok(())
     }
@@ -645,8 +650,9 @@ fn arm_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<O
         }
         "MSR" => {
             let register = tokens.name("which register?")?;
-            if !register.eq_ignore_ascii_case("TTBR0") {
-                return Err("MSR is for TTBR0".to_owned());
+            let root = if test.guest { "VTTBR" } else { "TTBR0" };
+            if !register.eq_ignore_ascii_case(root) {
+                return Err(format!("MSR is for {root}"));
             }
             tokens.symbol(",")?;
             Ok(Op::Switch(tokens.space(test)?))
@@ -723,6 +729,9 @@ fn arm_kind(tokens: &mut Tokens<'_>) -> Parsed<(Kind, bool)> {
 }
 
 fn arm_scope(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<Scope> {
+    if test.guest {
+        return guest_scope(word, tokens, test);
+    }
     Ok(match word {
         "VMALLE1" => Scope::All,
         "ASIDE1" => {
@@ -739,6 +748,42 @@ fn arm_scope(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<Scope> 
             }
         }
         _ => return Err(format!("'TLBI {}' is not known here", one_line(word))),
+    })
+}
+
+/// Under a guest: of the first space where none is named.
+fn guest_scope(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<Scope> {
+    let space = |tokens: &mut Tokens<'_>| match tokens.accept(",") {
+        true => tokens.space(test),
+        false => Ok(0),
+    };
+    Ok(match word {
+        "VMALLS12E1" => Scope::Space(space(tokens)?),
+        "VMALLE1" => Scope::Combined {
+            address: None,
+            space: space(tokens)?,
+        },
+        "IPAS2E1" | "IPAS2LE1" | "VAE1" => {
+            tokens.symbol(",")?;
+            let (space, address) = tokens.spaced_address(test)?;
+            match word {
+                "VAE1" => Scope::Combined {
+                    address: Some(address),
+                    space,
+                },
+                _ => Scope::Second {
+                    address,
+                    space,
+                    leaves_only: word == "IPAS2LE1",
+                },
+            }
+        }
+        _ => {
+            return Err(format!(
+                "'TLBI {}' is not known here: a guest has IPAS2E1, IPAS2LE1, VAE1, VMALLE1, VMALLS12E1",
+                one_line(word)
+            ));
+        }
     })
 }
 
@@ -918,7 +963,12 @@ fn attributes(tokens: &mut Tokens<'_>, test: &Test, block: bool) -> Parsed<u64> 
         );
     }
     let on = |flag: bool, bit: u64| if flag { bit } else { 0 };
-    Ok(if test.x86 {
+    if test.guest && (user || global || dbm) {
+        return Err("a leaf of stage 2 is rw or ro, and may be old".to_owned());
+    }
+    Ok(if test.guest {
+        VALID | STAGE2_LEAF | on(!block, 2) | on(!ro, STAGE2_WRITE) | on(!old, ARM_ACCESSED)
+    } else if test.x86 {
         VALID
             | X86_NO_EXECUTE
             | on(!ro, X86_WRITE)

@@ -89,6 +89,8 @@ pub struct Test {
     /// See `file`.
     pub line: usize,
     pub(crate) x86: bool,
+    /// Its tables are those of stage 2, under a guest whose stage 1 is the identity.
+    pub(crate) guest: bool,
     pub(crate) hardware_access: bool,
     pub(crate) hardware_dirty: bool,
     pub(crate) bbm: u8,
@@ -145,6 +147,16 @@ impl Test {
             Profile::Ets2 => Ordering::Ets2,
             Profile::X86 => Ordering::X86,
         };
+        let stage1 = Regime::Arm64Stage1 {
+            granule: Granule::K4,
+            wide: false,
+        };
+        let stage2 = Regime::Arm64Stage2 {
+            granule: Granule::K4,
+            input_bits: 48,
+            wide: false,
+            forced_write_back: false,
+        };
         let base = if self.x86 {
             Architecture::x86_64(4)
         } else {
@@ -152,10 +164,8 @@ impl Test {
                 hardware_access: self.hardware_access,
                 hardware_dirty: self.hardware_dirty,
                 bbm: self.bbm,
-                ..Architecture::arm64(Regime::Arm64Stage1 {
-                    granule: Granule::K4,
-                    wide: false,
-                })
+                guest: self.guest.then_some(stage1),
+                ..Architecture::arm64(if self.guest { stage2 } else { stage1 })
             }
         };
         Architecture { ordering, ..base }
@@ -284,6 +294,17 @@ pub(crate) enum Scope {
     /// A space.
     Space(usize),
     All,
+    /// Of a guest: an address of stage 2, in what is remembered of stage 2 alone.
+    Second {
+        address: usize,
+        space: usize,
+        leaves_only: bool,
+    },
+    /// What is combined with its stage 1, at one address or all.
+    Combined {
+        address: Option<usize>,
+        space: usize,
+    },
 }
 
 /// What an instruction does.
@@ -431,6 +452,9 @@ pub(crate) const X86_DIRTY: u64 = 1 << 6;
 pub(crate) const X86_SIZE: u64 = 1 << 7;
 pub(crate) const X86_GLOBAL: u64 = 1 << 8;
 pub(crate) const X86_NO_EXECUTE: u64 = 1 << 63;
+/// Of stage 2: write-back, readable, inner shareable.
+pub(crate) const STAGE2_LEAF: u64 = 0xf << 2 | 1 << 6 | 3 << 8;
+pub(crate) const STAGE2_WRITE: u64 = 1 << 7;
 pub(crate) const VALID: u64 = 1;
 
 impl Flag {

@@ -125,7 +125,7 @@ fn run(
         fenced: Cell::new(0),
     };
     for address in &test.addresses {
-        machine.hardware.dice.note(address.va);
+        machine.hardware.note(address.va);
     }
     let stream = Cell::new(seed);
     let delays: Vec<u64> = test

@@ -68,6 +68,15 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (IdentifiersInvalidatedHere, Identifiers, &[FreedEarly]),
     (SameIdentifierTwice, Identifiers, &[IdentifierReused]),
     (UserPagesGlobal, Identifiers, &[Conflict, Program]),
+    // Stage 2, under a guest with a stage 1.
+    (CombinedForgotten, Guests, &[Invalidation]),
+    (CombinedFirst, Guests, &[Invalidation]),
+    (CombinedInOneStep, Guests, &[Invalidation]),
+    (CombinedAlone, Guests, &[Invalidation]),
+    (BothOnlyLocal, Guests, &[Invalidation]),
+    (AnotherIdentifier, Guests, &[Invalidation]),
+    (NoInvalidation, Guests, &[FreedEarly, BreakBeforeMake]),
+    (NoWait, Guests, &[FreedEarly, BreakBeforeMake]),
     // Faults of published crates, and others that are known.
     (LinkedBeforeZeroed, Baseline, &[LinkedEarly]),
     (NoBarrierBeforeTlbi, Baseline, &[Invalidation]),

@@ -52,6 +52,18 @@ pub enum Bug {
     /// A store that nobody is told about.
     HiddenStore,
 
+    // The same where guests have a stage 1.
+    /// What is combined with stage 1 is not invalidated.
+    CombinedForgotten,
+    /// It is invalidated first, and what stage 2 says alone after that.
+    CombinedFirst,
+    /// It is invalidated second, and nobody waits for the first.
+    CombinedInOneStep,
+    /// Nothing else is invalidated.
+    CombinedAlone,
+    /// Both are invalidated on this CPU only.
+    BothOnlyLocal,
+
     // The program around the engine.
     /// Pages go back as soon as they are unmapped.
     FreedBeforeCompletion,

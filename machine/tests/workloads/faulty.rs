@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
+use tablewright::shared::{Moment, SharedPlatform, Upkeep};
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink, What};
-use tablewright_machine::{Machine, Mapper, Tlbi};
+use tablewright_machine::{Machine, MachineWalk, Mapper, Stages, Tlbi};
 
 use super::Bug;
 
@@ -72,6 +73,44 @@ impl<'m> Faulty<'m> {
 
     fn is(&self, bug: Bug) -> bool {
         self.fault.is(bug)
+    }
+
+    /// Invalidations of stage 2, and of what is combined with it, that are not the right ones in the right order.
+    fn invalidates_otherwise(&self, what: &Invalidation) -> bool {
+        let machine = self.machine();
+        let tlbi = self.mapper.tlbi_of(what);
+        let combined = Tlbi {
+            id: tlbi.id,
+            stages: Stages::First,
+            broadcast: true,
+            ..Tlbi::default()
+        };
+        let in_two_steps = self.mapper.then(&tlbi).is_some();
+        if self.is(Bug::CombinedAlone) {
+            machine.tlbi(combined);
+        } else if self.is(Bug::CombinedForgotten) && in_two_steps {
+            machine.tlbi(tlbi);
+        } else if self.is(Bug::CombinedFirst) && in_two_steps {
+            machine.tlbi(combined);
+            machine.dsb();
+            machine.tlbi(tlbi);
+        } else if self.is(Bug::CombinedInOneStep) && in_two_steps {
+            machine.tlbi(tlbi);
+            machine.tlbi(combined);
+        } else if self.is(Bug::BothOnlyLocal) {
+            let here = |tlbi| Tlbi {
+                broadcast: false,
+                ..tlbi
+            };
+            machine.tlbi(here(tlbi));
+            if in_two_steps {
+                machine.dsb();
+                machine.tlbi(here(combined));
+            }
+        } else {
+            return false;
+        }
+        true
     }
 
     fn page_shift(&self) -> u32 {
@@ -162,6 +201,10 @@ unsafe impl Platform for Faulty<'_> {
             });
             return;
         }
+        if self.invalidates_otherwise(&what) {
+            self.mapper.claim(&what);
+            return;
+        }
         self.mapper.invalidate(&what);
     }
 
@@ -191,6 +234,11 @@ unsafe impl Platform for Faulty<'_> {
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
         unsafe { Platform::load(&self.mapper, entry) }
+    }
+
+    unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: passed on.
+        unsafe { self.mapper.follow(entry) }
     }
 
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
@@ -261,5 +309,41 @@ unsafe impl Platform for Faulty<'_> {
         }
         // SAFETY: passed on.
         unsafe { self.mapper.fill(first, count, value, step) }
+    }
+}
+
+// SAFETY: passed on to the machine.
+unsafe impl<'m> SharedPlatform for Faulty<'m> {
+    type Walk<'a>
+        = MachineWalk<'m>
+    where
+        Self: 'a;
+
+    fn enter(&self) -> MachineWalk<'m> {
+        self.mapper.enter()
+    }
+
+    fn cut(&self) -> Moment {
+        self.mapper.cut()
+    }
+
+    fn is_past(&self, moment: Moment) -> bool {
+        self.mapper.is_past(moment)
+    }
+
+    fn upkeep(&self) -> Upkeep {
+        self.mapper.upkeep()
+    }
+
+    fn clean(&self, frame: Pa, size: u64) {
+        self.mapper.clean(frame, size);
+    }
+
+    fn invalidate_instructions(&self, frame: Pa, size: u64) {
+        self.mapper.invalidate_instructions(frame, size);
+    }
+
+    fn invalidate_here(&self, what: &Invalidation) {
+        self.mapper.invalidate_here(what);
     }
 }

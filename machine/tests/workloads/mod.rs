@@ -11,6 +11,7 @@ mod bug;
 mod concurrent;
 mod edits;
 mod faulty;
+mod guests;
 mod identifiers;
 mod oracle;
 mod raw;
@@ -41,16 +42,19 @@ pub enum Workload {
     Baseline,
     /// All CPUs map and unmap in the same tables.
     Concurrent,
+    /// A guest with tables of its own, while its host edits stage 2.
+    Guests,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Edits,
         Self::Windows,
         Self::Identifiers,
         Self::Baseline,
         Self::Concurrent,
+        Self::Guests,
     ];
 
     /// As it is given on a command line.
@@ -61,6 +65,7 @@ impl Workload {
             Self::Identifiers => "identifiers",
             Self::Baseline => "baseline",
             Self::Concurrent => "concurrent",
+            Self::Guests => "guests",
         }
     }
 }
@@ -288,9 +293,10 @@ fn memory(page_shift: u32) -> Memory {
     })
 }
 
-/// A machine of this kind.
-fn machine(kind: Kind, dice: &Dice, seed: u64, cpus: usize) -> Machine {
-    let mut setup = Setup::new(kind.architecture(dice), memory(kind.regime().page_shift()));
+/// A machine with these rules.
+fn machine(architecture: Architecture, dice: &Dice, seed: u64, cpus: usize) -> Machine {
+    let memory = memory(architecture.regime.page_shift());
+    let mut setup = Setup::new(architecture, memory);
     setup.costs = costs();
     setup.scheduler.cpus = cpus;
     setup.scheduler.max_accesses = 2_000_000;
@@ -307,23 +313,33 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
     let dice = Dice::new(seed, workload as u64);
     let kind = Kind::of(&dice);
     let cpus = match workload {
-        Workload::Concurrent => 2 + dice.below(MOST_CPUS - 1),
+        Workload::Concurrent | Workload::Guests => 2 + dice.below(MOST_CPUS - 1),
         _ => 1 + dice.below(MOST_CPUS),
     };
-    let machine = machine(kind, &dice, seed, cpus as usize);
+    let host = (workload == Workload::Guests).then(|| guests::Host::of(&dice));
+    let architecture = match host {
+        Some(host) => host.architecture(&dice),
+        None => kind.architecture(&dice),
+    };
+    let machine = machine(architecture, &dice, seed, cpus as usize);
     if let Some(sink) = trace {
         machine.trace(sink);
     }
     let fault = faulty::Fault::new(bug);
     let mut digests = [0; 2];
     let between = |digest: u64| digests[0] = digest;
-    let outcome = with_format!(kind, F => match workload {
-        Workload::Edits => edits::run::<F>(&machine, &fault, &dice, kind, between),
-        Workload::Windows => windows::run::<F>(&machine, &fault, &dice, kind, between),
-        Workload::Identifiers => identifiers::run::<F>(&machine, &fault, &dice, kind, between),
-        Workload::Baseline => baseline::run::<F>(&machine, &fault, &dice, kind, between),
-        Workload::Concurrent => concurrent::run::<F>(&machine, &fault, &dice, kind, between),
-    });
+    let outcome = if let Some(host) = host {
+        host.run(&machine, &fault, &dice, between)
+    } else {
+        with_format!(kind, F => match workload {
+            Workload::Edits => edits::run::<F>(&machine, &fault, &dice, kind, between),
+            Workload::Windows => windows::run::<F>(&machine, &fault, &dice, kind, between),
+            Workload::Identifiers => identifiers::run::<F>(&machine, &fault, &dice, kind, between),
+            Workload::Baseline => baseline::run::<F>(&machine, &fault, &dice, kind, between),
+            Workload::Concurrent => concurrent::run::<F>(&machine, &fault, &dice, kind, between),
+            Workload::Guests => unreachable!("a guest has a host"),
+        })
+    };
     let violations = machine.settle();
     digests[1] = machine.digest();
     let counts = machine.counts();
