@@ -369,7 +369,7 @@ fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
     assert_eq!(vm.size(0x4000), Some(4096));
     assert_eq!(platform.cleaned(), CLAIM);
     // Logging is over.
-    let _unchanged = vm.guest.replace(ram).unwrap();
+    drop(vm.guest.replace(ram).unwrap());
     assert_eq!(vm.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
     assert_eq!(vm.size(0x4000), Some(CLAIM));
     assert_eq!(platform.cleaned(), CLAIM);
@@ -378,7 +378,7 @@ fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
     // Where a page was never mapped, it is cleaned when it becomes part of a block.
     vm.guest.insert(ram.with_log(true)).unwrap();
     assert_eq!(vm.fault(write(0), CLAIM), Ok(Mapped::Installed));
-    let _unchanged = vm.guest.replace(ram).unwrap();
+    drop(vm.guest.replace(ram).unwrap());
     assert_eq!(vm.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
     assert_eq!(platform.cleaned(), 2 * CLAIM);
 }

@@ -598,7 +598,21 @@ impl Hardware {
         } else {
             0
         };
-        self.make_live(cpu, root, first, self.top, space, How::Release);
+        for (table, first) in self.first_tables(root, first) {
+            self.make_live(cpu, table, first, self.top, space, How::Release);
+        }
+    }
+
+    /// The first tables, more than one where they are concatenated, and the first address of each.
+    fn first_tables(&self, root: u64, first: u64) -> impl Iterator<Item = (u64, u64)> {
+        let regime = self.architecture.regime;
+        let entries = self.memory.entries();
+        let tables = regime.table_entries(self.level(self.top)).div_ceil(entries) as u64;
+        let (page, bits) = (
+            self.memory.page_shift(),
+            self.shift(self.top) + self.index_bits,
+        );
+        (0..tables).map(move |n| (root + (n << page), first.wrapping_add(n.wrapping_shl(bits))))
     }
 
     /// The space is not used any more. What is remembered of it remains.
@@ -617,7 +631,9 @@ impl Hardware {
             }
         }
         let number = self.obligations.borrow_mut().number();
-        self.make_detached(root, self.top, number);
+        for (table, _) in self.first_tables(root, 0) {
+            self.make_detached(table, self.top, number);
+        }
         self.obligations.borrow_mut().add(Obligation {
             number,
             space,
@@ -673,6 +689,22 @@ impl Hardware {
         let pa = self.memory.address(frame);
         self.trace(cpu, || Event::Take { pa });
         Some(pa)
+    }
+
+    /// So many frames beside each other.
+    pub(crate) fn take_run(
+        &self,
+        cpu: usize,
+        count: usize,
+        state: State,
+        depth: u8,
+    ) -> Option<u64> {
+        let frame = self.memory.take_run(count, state, depth)?;
+        for frame in frame..frame + count {
+            let pa = self.memory.address(frame);
+            self.trace(cpu, || Event::Take { pa });
+        }
+        Some(self.memory.address(frame))
     }
 
     pub(crate) fn take_page(&self, cpu: usize) -> Option<u64> {

@@ -420,6 +420,18 @@ impl Machine {
         self.hardware.take_page(cpu.id()).map(Pa::new)
     }
 
+    /// So many pages beside each other, a power of two, aligned to the size of all: each is to be given back by itself.
+    pub fn take_pages(&self, count: usize) -> Option<Pa> {
+        let cpu = self.cpu();
+        cpu.order();
+        if self.refuses() {
+            return None;
+        }
+        self.hardware
+            .take_run(cpu.id(), count, State::Data, 0)
+            .map(Pa::new)
+    }
+
     /// Gives a page back. No CPU may be able to reach it.
     pub fn give_page(&self, page: Pa) {
         let cpu = self.cpu();
@@ -897,6 +909,31 @@ unsafe impl Platform for Mapper<'_> {
         let cpu = self.machine.cpu();
         cpu.order();
         self.machine.hardware.give_frame(cpu.id(), frame.get());
+    }
+
+    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
+        if tables == 1 {
+            return self.alloc_table(level);
+        }
+        let machine = self.machine;
+        let cpu = machine.cpu();
+        cpu.spend(machine.costs.table * tables as u64);
+        cpu.order();
+        if machine.refuses() {
+            return None;
+        }
+        let (state, depth) = (State::Private, level.height());
+        let first = machine.hardware.take_run(cpu.id(), tables, state, depth)?;
+        machine.tables.update(|n| n + tables as u64);
+        Some(Pa::new(first))
+    }
+
+    unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
+        let page = 1 << self.machine.memory().page_shift();
+        for table in 0..tables as u64 {
+            // SAFETY: passed on.
+            unsafe { self.free_table(Pa::new(root.get() + table * page), level) };
+        }
     }
 
     #[inline(always)]

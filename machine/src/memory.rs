@@ -197,6 +197,32 @@ impl Memory {
         Some(frame)
     }
 
+    /// Takes so many frames beside each other, aligned to the size of all; a power of two.
+    pub(crate) fn take_run(&self, count: usize, state: State, depth: u8) -> Option<usize> {
+        let align = (count as u64) << self.shift;
+        // The first that is aligned, as an index: memory need not begin with it.
+        let skew = (self.first.next_multiple_of(align) - self.first) >> self.shift;
+        let first = (skew as usize..self.meta.len())
+            .step_by(count)
+            .find(|&first| {
+                let run = self.meta.get(first..first + count);
+                run.is_some_and(|run| run.iter().all(|meta| meta.state.get() == State::Free))
+            })?;
+        let run = first..first + count;
+        let mut free = self.free.borrow_mut();
+        free.retain(|&frame| !run.contains(&(frame as usize)));
+        // What was never handed out and lies before it is free like any other.
+        free.extend((self.next.get()..first).rev().map(|frame| frame as u32));
+        self.next.set(self.next.get().max(run.end));
+        // The next to be handed out are these, in order.
+        free.extend(run.rev().map(|frame| frame as u32));
+        drop(free);
+        (0..count).for_each(|_| {
+            self.take(state, depth);
+        });
+        Some(first)
+    }
+
     /// Gives a frame back. It must not be free.
     pub(crate) fn give(&self, frame: usize) {
         self.meta[frame].state.set(State::Free);

@@ -112,8 +112,8 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
                         .space
                         .split(Va::new(request.va), level, tables, &mut flush);
                 }
-                Err(Refused::Retry) => {}
-                Err(other @ (Refused::Denied | Refused::Edit(_))) => panic!("{other}"),
+                Err(Refused::Retry | Refused::Denied) => {}
+                Err(Refused::Edit(error)) => panic!("{error}"),
             }
         }
         self.put_off(flush);

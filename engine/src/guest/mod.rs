@@ -365,8 +365,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
                     self.space
                         .split(Ipa::new(request.at), below, tables, flush)?;
                 }
-                // Another processor was first. This one remembers the leaf as it was, and would fault for ever.
                 Ok(Mapped::Already) if request.cause == Cause::Permission => {
+                    // Another processor was first. This one remembers the leaf as it was, and would fault for ever.
                     self.space.forget_here(Ipa::new(request.at));
                     return mapped;
                 }

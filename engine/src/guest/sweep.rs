@@ -6,7 +6,7 @@ use crate::addr::{Ipa, Span};
 use crate::edit::Change;
 use crate::flush::{Held, Leaf, Progress};
 use crate::format::Format;
-use crate::shared::{Moment, SharedFlush, SharedPlatform, Taken};
+use crate::shared::{Moment, SharedFlush, SharedPlatform, Taken, Unfinished};
 use crate::space::EditError;
 
 use super::Guest;
@@ -60,6 +60,8 @@ pub struct Sweep<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform> {
     state: State,
     /// A part was passed over since the last moment.
     again: bool,
+    /// Something was changed whose flush need not be complete.
+    unfinished: Option<Unfinished<'g>>,
 }
 
 enum State {
@@ -89,6 +91,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
             // After the version has moved on: a walk that starts later sees that it has.
             state: State::Wait(guest.space.moment()),
             again: false,
+            unfinished: None,
         }
     }
 
@@ -151,9 +154,17 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
     ) -> Result<Pass<()>, EditError<Ipa>> {
         let span = match self.begin() {
             Ok(span) => span,
-            Err(pass) => return Ok(pass),
+            Err(pass) => {
+                // What was changed before is complete: that is how a sweep is driven.
+                if matches!(pass, Pass::Over) {
+                    self.unfinished = None;
+                }
+                return Ok(pass);
+            }
         };
-        let protected = self.guest.space.protect(span, change, flush)?;
+        let space = &self.guest.space;
+        self.unfinished.get_or_insert_with(|| space.begin());
+        let protected = space.protect_beside(1, span, change, flush)?;
         self.end(Progress::Done, protected.passed_over);
         Ok(Pass::Went(()))
     }

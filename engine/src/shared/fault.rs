@@ -106,7 +106,8 @@ pub enum Mapped<F: Format> {
     Relaxed,
     /// It has taken the place of a leaf for other memory, which nobody can reach any more.
     Replaced(Leaf<F>),
-    /// It has taken the place of a table, which travels with the flush.
+    /// It has taken the place of a table, which travels with the flush. If that had leaves for other memory, all its leaves
+    /// are visited when it is settled.
     Coalesced,
 }
 
@@ -425,18 +426,15 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// This processor remembers less than the leaf for `input` allows.
+    /// Has this processor forget the leaf that translates `input`. The caller has entered a walk.
+    #[cold]
     pub(crate) fn forget_here(&self, input: F::Input) {
-        let low = (1u64 << F::PAGE_SHIFT) - 1;
-        self.platform.invalidate_here(&Invalidation {
-            id: self.id,
-            what: What::Range {
-                first: input.bits() & !low,
-                last: input.bits() | low,
-                level: None,
-                tables: false,
-            },
-        });
+        // SAFETY: a walk is entered, by the caller.
+        let level = unsafe { self.find(input.bits(), Level::PAGE) }.level;
+        let size = 1u64 << F::shift(level);
+        let first = input.bits() & !(size - 1);
+        let last = first + (size - 1);
+        self.relaxed(Slice { first, last }, level);
     }
 
     /// More is allowed than before: another processor may fault once for nothing, this one shall not.
@@ -481,6 +479,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let (clean, instructions) = self.upkeep(&leaf.attrs, Perms::empty());
         let mut ranges = Ranges::new();
         ranges.add(leaf.slice(), Some(level), false);
+        let _unfinished = self.begin();
         loop {
             let old = State::of::<F>(entry, level);
             let how = transition(F::RULE, &old, &new, level, &caps, Contents::Different);
@@ -557,6 +556,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let mut sum = Below {
             accessed: leaf.attrs.accessed,
             dirty: leaf.attrs.dirty,
+            strangers: false,
         };
         self.sum(
             leaf,
@@ -575,7 +575,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let bits = F::encode(&attrs, leaf.level)
             .map_or(leaf.bits, |bits| bits | F::put_address(leaf.frame));
         found.lift(bits);
-        flush.carry(child, below, leaf.input, Perms::empty(), Fate::Replaced);
+        // Leaves for other memory are gone for good, and have flags that somebody waits for.
+        let fate = match sum.strangers {
+            true => Fate::Unmapped,
+            false => Fate::Replaced,
+        };
+        flush.carry(child, below, leaf.input, Perms::empty(), fate);
         self.platform.barrier(Barrier::Publish);
         Ok(Mapped::Coalesced)
     }
@@ -613,6 +618,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                         sum.dirty |= attrs.dirty;
                         clean &= !leaf.is_cleaned_by(entry, level, first);
                         instructions &= !attrs.perms.intersects(Perms::ANY_EXEC);
+                    } else {
+                        sum.strangers = true;
                     }
                 }
                 _ => {}
@@ -679,4 +686,6 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 struct Below {
     accessed: bool,
     dirty: bool,
+    /// Some of them are for other memory.
+    strangers: bool,
 }

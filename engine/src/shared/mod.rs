@@ -21,6 +21,11 @@
 //! edit is made, every walk that started before comes to its end, and the edit is made again, for what those have left.
 //! [`SharedSpace::is_quiet`] tells when.
 //!
+//! What an edit finds done already may not be *complete*: somebody else has taken it away, or protected it, and is still
+//! waiting for processors to forget. A frozen entry says so; a hole, or an entry that says what it should, does not. So edits
+//! that are not complete are counted ([`SharedSpace`] has the number), from before their first change to the end of their
+//! invalidation, and an edit that finds others under way when its own walk is over invalidates all of its range.
+//!
 //! What hardware does meanwhile, setting accessed and dirty flags, is no disagreement: a compare-exchange that fails only
 //! for a flag is tried again with it.
 
@@ -35,9 +40,13 @@ pub use quiet::{Epochs, Moment, Quiescence, Slot, Walking};
 pub use range::{Cut, Protected, SharedFlush, SharedIssued, Taken, TakenIssued};
 pub use tables::TableCache;
 
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+
 use core::fmt;
 use core::marker::PhantomData;
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::addr::{Address, Level, Pa};
 use crate::entry::Table;
@@ -161,7 +170,19 @@ pub struct SharedSpace<F: Format, P: SharedPlatform> {
     root: Pa,
     id: u16,
     flushes: AtomicU32,
+    /// Edits that have changed something, perhaps, and are not complete.
+    unfinished: AtomicU32,
     format: PhantomData<F>,
+}
+
+/// An edit that is not complete, until this is dropped.
+pub(crate) struct Unfinished<'s>(&'s AtomicU32);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        // Who does not see it any more finds what it has done to be forgotten.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
@@ -173,6 +194,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             root,
             id,
             flushes: AtomicU32::new(0),
+            unfinished: AtomicU32::new(0),
             format: PhantomData,
         }
     }
@@ -206,6 +228,20 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// Whether every walk that started before this moment is over. Does not wait.
     pub fn is_quiet(&self, moment: Moment) -> bool {
         self.platform.is_past(moment)
+    }
+
+    /// An edit begins, before its first change.
+    pub(crate) fn begin(&self) -> Unfinished<'_> {
+        // The exchange of the first entry orders it: who sees that sees this.
+        self.unfinished.fetch_add(1, Ordering::Relaxed);
+        Unfinished(&self.unfinished)
+    }
+
+    /// Whether somebody else's edit may have been seen and not be complete, after looking at entries. `own` of those that
+    /// are under way are the caller's.
+    fn has_seen_unfinished(&self, own: u32) -> bool {
+        fence(Ordering::Acquire);
+        self.unfinished.load(Ordering::Relaxed) > own
     }
 
     fn serial(&self) -> Serial {

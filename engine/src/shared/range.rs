@@ -13,7 +13,7 @@ use crate::platform::{Barrier, Caps, Platform};
 use crate::space::EditError;
 use crate::walk::{Slice, Step, Visit, walk};
 
-use super::{Moment, Refused, SharedPlatform, SharedSpace, TableCache};
+use super::{Moment, Refused, SharedPlatform, SharedSpace, TableCache, Unfinished};
 
 /// What shared edits of one processor leave to invalidate and to free: a [`Flush`], with one more thing to wait for
 /// before what was cut off may be freed.
@@ -173,6 +173,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     ) -> Result<Taken<'_, F, P>, EditError<F::Input>> {
         let slice = self.check(span)?;
         let walk = self.platform.enter();
+        let unfinished = self.begin();
         let flush = self.flush().flush;
         let mark = match F::RULE {
             Rule::Arm => F::frozen(flush.serial().number | 1 << 31),
@@ -189,6 +190,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             ControlFlow::Continue(()) => None,
             ControlFlow::Break(at) => Some(at),
         };
+        if self.has_seen_unfinished(1) {
+            unmap.flush.add(slice, None, true);
+        }
         Ok(Taken {
             space: self,
             flush: unmap.flush,
@@ -196,6 +200,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             mark,
             stopped: last,
             kept: unmap.kept,
+            unfinished,
             _walk: walk,
         })
     }
@@ -212,7 +217,22 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         change: Change,
         flush: &mut SharedFlush<F, P>,
     ) -> Result<Protected, EditError<F::Input>> {
-        self.change_each(span, change, |_| (), flush)
+        self.protect_beside(0, span, change, flush)
+    }
+
+    /// The same for somebody who has begun edits of his own.
+    pub(crate) fn protect_beside(
+        &self,
+        own: u32,
+        span: Span<F::Input>,
+        change: Change,
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Protected, EditError<F::Input>> {
+        let protected = self.change_each(span, change, |_| (), flush)?;
+        if self.has_seen_unfinished(own) {
+            flush.flush.add(self.check(span)?, None, true);
+        }
+        Ok(protected)
     }
 
     /// Clears the accessed flag of each leaf in `span` that has it, and hands the leaf, as it was, to `young`. Leaves that
@@ -303,6 +323,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             last: first | ((1 << F::shift(at)) - 1),
         };
         let link = F::table(frame, Perms::empty());
+        let _unfinished = self.begin();
         let caps = self.caps();
         let how = transition(
             F::RULE,
@@ -321,15 +342,20 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 return Err(Refused::Edit(error));
             }
             drop(table);
+            let mut ranges = Ranges::new();
+            ranges.add(slice, Some(at), false);
             let swapped = if how == Transition::Break {
-                let mut ranges = Ranges::new();
-                ranges.add(slice, Some(at), false);
                 self.claim_and(&found, entry, F::frozen(KEPT), link, |space| {
                     ranges.run::<F, P>(&space.platform, space.id);
                 })
             } else {
-                found.replace(entry, link).inspect(|()| {
-                    flush.flush.add(slice, Some(at), false);
+                found.replace(entry, link).inspect(|()| match F::RULE {
+                    // Whoever invalidates a part, at whatever level, has the old leaf forgotten there.
+                    Rule::X86 => flush.flush.add(slice, Some(at), false),
+                    // He names the level of the part, and the old leaf has another.
+                    Rule::Arm => {
+                        ranges.run::<F, P>(&self.platform, self.id);
+                    }
                 })
             };
             match swapped {
@@ -422,6 +448,7 @@ pub struct Taken<'s, F: Format, P: SharedPlatform + Clone> {
     mark: u64,
     stopped: Option<u64>,
     kept: bool,
+    unfinished: Unfinished<'s>,
     /// Who waits for the walks before him waits for this.
     _walk: P::Walk<'s>,
 }
@@ -449,6 +476,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Taken<'s, F, P> {
             mark: self.mark,
             stopped: self.stopped,
             issued: self.flush.issue(),
+            unfinished: self.unfinished,
             _walk: self._walk,
         }
     }
@@ -462,6 +490,7 @@ pub struct TakenIssued<'s, F: Format, P: SharedPlatform + Clone> {
     mark: u64,
     stopped: Option<u64>,
     issued: Issued<F, P>,
+    unfinished: Unfinished<'s>,
     _walk: P::Walk<'s>,
 }
 
@@ -469,6 +498,7 @@ impl<F: Format, P: SharedPlatform + Clone> TakenIssued<'_, F, P> {
     /// Waits until every processor has forgotten; then what was frozen may be filled again.
     pub fn complete(self) -> Cut<F, P> {
         let completed = self.issued.complete();
+        drop(self.unfinished);
         let Slice { first, last } = self.slice;
         let end = self.stopped.map_or(Some(last), |at| at.checked_sub(1));
         if let (true, Some(last)) = (self.mark != 0, end.filter(|&end| end >= first)) {

@@ -60,7 +60,8 @@ impl Hardware {
         meta.space.set(space);
         meta.first.set(first);
         let entries = if depth == self.top {
-            self.architecture.regime.table_entries(self.level(depth))
+            let all = self.architecture.regime.table_entries(self.level(depth));
+            all.min(self.memory.entries())
         } else {
             self.memory.entries()
         };
@@ -125,8 +126,11 @@ impl Hardware {
             return;
         };
         let meta = self.memory.meta(frame);
-        if meta.state.get() != State::Live {
-            return;
+        // One that nobody had yet is linked in a table that was cut off.
+        match meta.state.get() {
+            State::Live => {}
+            State::Private => meta.depth.set(depth),
+            State::Free | State::Detached | State::Data => return,
         }
         meta.state.set(State::Detached);
         meta.cut.set(number);

@@ -4,6 +4,7 @@ use crate::architecture::Ordering;
 use crate::memory::State;
 use crate::rules::Rule;
 use crate::trace::Event;
+use tablewright_walker::{Denied, Descriptor};
 
 use super::{ACCESSED, Bits, Buffered, DIRTY, Hardware, How, MOST_BUFFERED, Spot};
 
@@ -103,6 +104,15 @@ impl Hardware {
                 cpu,
                 format!("a store to {pa:#x}, in a frame that was given back"),
             ),
+            // Walkers that still know the way come to what is linked there.
+            State::Detached if self.is_valid(value) => {
+                let depth = meta.depth.get();
+                if let Descriptor::Table { pa, .. } =
+                    self.decode(depth, 0, Denied::default(), value)
+                {
+                    self.make_detached(pa, depth - 1, meta.cut.get());
+                }
+            }
             _ => {}
         }
         let core = &self.cores[cpu];

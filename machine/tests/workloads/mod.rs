@@ -11,6 +11,7 @@ mod bug;
 mod concurrent;
 mod edits;
 mod faulty;
+mod guest;
 mod guests;
 mod identifiers;
 mod oracle;
@@ -44,17 +45,20 @@ pub enum Workload {
     Concurrent,
     /// A guest with tables of its own, while its host edits stage 2.
     Guests,
+    /// A guest's memory: slots, faults and what a host does with its pages.
+    Guest,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Edits,
         Self::Windows,
         Self::Identifiers,
         Self::Baseline,
         Self::Concurrent,
         Self::Guests,
+        Self::Guest,
     ];
 
     /// As it is given on a command line.
@@ -66,6 +70,7 @@ impl Workload {
             Self::Baseline => "baseline",
             Self::Concurrent => "concurrent",
             Self::Guests => "guests",
+            Self::Guest => "guest",
         }
     }
 }
@@ -281,26 +286,27 @@ thread_local! {
     static MEMORIES: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
 }
 
-fn memory(page_shift: u32) -> Memory {
-    MEMORIES.with_borrow_mut(|memories| {
-        match memories
-            .iter()
-            .position(|memory| memory.page_shift() == page_shift)
-        {
-            Some(at) => memories.swap_remove(at),
-            None => Memory::new(FRAMES, page_shift, MEMORY),
-        }
+fn memory(frames: usize, page_shift: u32) -> Memory {
+    let fits = |memory: &Memory| (memory.frames(), memory.page_shift()) == (frames, page_shift);
+    MEMORIES.with_borrow_mut(|memories| match memories.iter().position(fits) {
+        Some(at) => memories.swap_remove(at),
+        None => Memory::new(frames, page_shift, MEMORY),
     })
 }
 
 /// A machine with these rules.
-fn machine(architecture: Architecture, dice: &Dice, seed: u64, cpus: usize) -> Machine {
-    let memory = memory(architecture.regime.page_shift());
+fn machine(
+    architecture: Architecture,
+    memory: Memory,
+    dice: &Dice,
+    seed: u64,
+    cpus: usize,
+) -> Machine {
     let mut setup = Setup::new(architecture, memory);
     setup.costs = costs();
     setup.scheduler.cpus = cpus;
     setup.scheduler.max_accesses = 2_000_000;
-    setup.scheduler.stack_size = 64 << 10;
+    setup.scheduler.stack_size = 128 << 10;
     setup.scheduler.perturbation.seed = seed;
     setup.scheduler.perturbation.pause_once_in = 300;
     setup.scheduler.perturbation.pause = Time::us(4);
@@ -311,6 +317,13 @@ fn machine(architecture: Architecture, dice: &Dice, seed: u64, cpus: usize) -> M
 /// Runs a workload, with a bug in it or without, and with every step written to `trace` if there is one.
 pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>) -> Run {
     let dice = Dice::new(seed, workload as u64);
+    if workload == Workload::Guest {
+        let (kind, architecture, memory, cpus) = guest::setup(&dice);
+        let machine = machine(architecture, memory, &dice, seed, cpus);
+        return finish(machine, trace, |machine, between| {
+            guest::run(machine, &dice, kind, between)
+        });
+    }
     let kind = Kind::of(&dice);
     let cpus = match workload {
         Workload::Concurrent | Workload::Guests => 2 + dice.below(MOST_CPUS - 1),
@@ -321,25 +334,35 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
         Some(host) => host.architecture(&dice),
         None => kind.architecture(&dice),
     };
-    let machine = machine(architecture, &dice, seed, cpus as usize);
+    let memory = memory(FRAMES, architecture.regime.page_shift());
+    let machine = machine(architecture, memory, &dice, seed, cpus as usize);
+    let fault = faulty::Fault::new(bug);
+    finish(machine, trace, |machine, between| {
+        if let Some(host) = host {
+            return host.run(machine, &fault, &dice, between);
+        }
+        with_format!(kind, F => match workload {
+            Workload::Edits => edits::run::<F>(machine, &fault, &dice, kind, between),
+            Workload::Windows => windows::run::<F>(machine, &fault, &dice, kind, between),
+            Workload::Identifiers => identifiers::run::<F>(machine, &fault, &dice, kind, between),
+            Workload::Baseline => baseline::run::<F>(machine, &fault, &dice, kind, between),
+            Workload::Concurrent => concurrent::run::<F>(machine, &fault, &dice, kind, between),
+            Workload::Guests | Workload::Guest => unreachable!("a guest has a host"),
+        })
+    })
+}
+
+/// Runs a program on a machine, which is taken apart.
+fn finish(
+    machine: Machine,
+    trace: Option<Sink>,
+    program: impl FnOnce(&Machine, &mut dyn FnMut(u64)) -> Result<Outcome, RunError>,
+) -> Run {
     if let Some(sink) = trace {
         machine.trace(sink);
     }
-    let fault = faulty::Fault::new(bug);
     let mut digests = [0; 2];
-    let between = |digest: u64| digests[0] = digest;
-    let outcome = if let Some(host) = host {
-        host.run(&machine, &fault, &dice, between)
-    } else {
-        with_format!(kind, F => match workload {
-            Workload::Edits => edits::run::<F>(&machine, &fault, &dice, kind, between),
-            Workload::Windows => windows::run::<F>(&machine, &fault, &dice, kind, between),
-            Workload::Identifiers => identifiers::run::<F>(&machine, &fault, &dice, kind, between),
-            Workload::Baseline => baseline::run::<F>(&machine, &fault, &dice, kind, between),
-            Workload::Concurrent => concurrent::run::<F>(&machine, &fault, &dice, kind, between),
-            Workload::Guests => unreachable!("a guest has a host"),
-        })
-    };
+    let outcome = program(&machine, &mut |digest| digests[0] = digest);
     let violations = machine.settle();
     digests[1] = machine.digest();
     let counts = machine.counts();
