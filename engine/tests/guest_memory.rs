@@ -468,6 +468,7 @@ fn everything_is_dropped_at_once_and_settled_later() {
     let cut = taken.issue().complete();
     assert_eq!(platform.tables(), held);
     assert_eq!(vm.size(0x5000), None);
+    drop(sweep);
     // The guest goes on while what was below waits.
     vm.fault(write(0x5000), 4096).unwrap();
     let mut pages = 0;

@@ -1254,7 +1254,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         let mut behind = Vec::new();
         for at in backed {
             if at >= FIXED {
-                frames.push((Pa::new(FAR + (at - FIXED) & !(self.host.page - 1)), true));
+                frames.push((Pa::new((FAR + (at - FIXED)) & !(self.host.page - 1)), true));
             } else if let Some(number) = self.host.page_at(at & !(self.host.page - 1)) {
                 let it = &pages[number];
                 versions += u64::from(it.version);

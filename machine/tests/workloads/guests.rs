@@ -352,7 +352,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                     tables.top_up::<F, _>(&self.platform, 1);
                     let _split = self.space.split(Ipa::new(ipa), level, tables, &mut flush);
                 }
-                Err(Refused::Retry | Refused::Denied) => {}
+                Err(Refused::Retry) => {}
                 Err(Refused::Edit(error)) => {
                     self.machine.report(Rule::Program, format!("{error}"));
                     break;
