@@ -45,7 +45,7 @@ use crate::architecture::Architecture;
 use crate::cache::Caches;
 use crate::dice::Dice;
 use crate::memory::{Memory, Meta, State};
-use crate::rules::{Obligation, Obligations, Rule, Second, Violation};
+use crate::rules::{Obligation, Obligations, Rule, Violation};
 use crate::sched::Scheduler;
 use crate::time::Time;
 use crate::tlb::{Cached, Invalidations, Remembered, Tlb, Tlbi, WalkCache};
@@ -653,7 +653,7 @@ impl Hardware {
             local: Vec::new(),
             claimed: None,
             combined: self.architecture.guest.is_some(),
-            second: Second::default(),
+            second: None,
         });
         self.look_around();
     }
@@ -892,7 +892,7 @@ fn progress(o: &Obligation) -> &'static str {
         "the change is not even visible to walkers"
     } else if !o.local.is_empty() {
         "not every CPU has been told"
-    } else if o.second.is_everywhere() {
+    } else if o.is_second_done() {
         "what was combined with the guest's stage 1 is not invalidated"
     } else {
         "no invalidation that covers it was issued"

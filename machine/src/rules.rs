@@ -178,8 +178,8 @@ pub(crate) struct Obligation {
     pub claimed: Option<(u16, &'static str)>,
     /// It may also be remembered in what was combined with the stage 1 of a guest.
     pub combined: bool,
-    /// Then: what became of the part that is of stage 2 alone.
-    pub second: Second,
+    /// Then: what became of the part that is of stage 2 alone, if anything.
+    pub second: Option<Box<Second>>,
 }
 
 /// How far the first step has come, where there are two: what was found of stage 2 alone.
@@ -196,17 +196,9 @@ pub(crate) struct Second {
 }
 
 impl Second {
-    fn is_untouched(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// On this CPU.
     fn is_done(&self, cpu: usize) -> bool {
         self.done || self.here.contains(&(cpu as u16, true))
-    }
-
-    pub fn is_everywhere(&self) -> bool {
-        self.done
     }
 
     fn issue(&mut self, cpu: usize, broadcast: bool) {
@@ -227,6 +219,16 @@ impl Second {
 }
 
 impl Obligation {
+    /// The first of two steps is done on all CPUs.
+    pub fn is_second_done(&self) -> bool {
+        self.second.as_ref().is_some_and(|second| second.done)
+    }
+
+    fn is_second_issued(&self, cpu: usize) -> bool {
+        let second = self.second.as_ref();
+        second.is_some_and(|second| second.issued.contains(&(cpu as u16)))
+    }
+
     /// An invalidation that covers it was issued.
     fn tell(&mut self, cpu: usize, broadcast: bool) {
         if broadcast {
@@ -244,14 +246,16 @@ impl Obligation {
             return;
         }
         let done = if tlbi.broadcast {
-            self.second.done
+            self.is_second_done()
         } else {
-            self.second.is_done(cpu)
+            self.second
+                .as_ref()
+                .is_some_and(|second| second.is_done(cpu))
         };
         if done {
             self.tell(cpu, tlbi.broadcast);
         } else {
-            self.second.overtaken = true;
+            self.second.get_or_insert_default().overtaken = true;
         }
     }
 
@@ -323,7 +327,7 @@ impl Obligations {
                     && (o.writer, o.published, o.harmless)
                         == (new.writer, new.published, new.harmless)
                     && o.combined == new.combined
-                    && o.second.is_untouched()
+                    && o.second.is_none()
                     && o.cutter.is_none()
                     && o.issued.is_empty()
                     && o.local.is_empty()
@@ -384,7 +388,7 @@ impl Obligations {
             if !covered || obligation.issued.contains(&(cpu as u16)) {
                 continue;
             }
-            if first_step && obligation.second.issued.contains(&(cpu as u16)) {
+            if first_step && obligation.is_second_issued(cpu) {
                 continue;
             }
             // What it covers only in part is an obligation for the rest.
@@ -404,7 +408,8 @@ impl Obligations {
                 continue;
             }
             if first_step {
-                obligation.second.issue(cpu, tlbi.broadcast);
+                let second = obligation.second.get_or_insert_default();
+                second.issue(cpu, tlbi.broadcast);
             } else {
                 obligation.tell(cpu, tlbi.broadcast);
             }
@@ -427,8 +432,8 @@ impl Obligations {
             }
             let why = if !o.published {
                 "it was issued before the change was visible to walkers: a barrier is missing"
-            } else if o.combined && (o.second.done || o.second.issued.contains(&(cpu as u16))) {
-                if o.second.overtaken {
+            } else if o.combined && (o.is_second_done() || o.is_second_issued(cpu)) {
+                if o.second.as_ref().is_some_and(|second| second.overtaken) {
                     "what was combined with the guest's stage 1 was invalidated before the invalidation by intermediate \
                      physical address was complete, and may have been combined anew"
                 } else {
@@ -442,7 +447,7 @@ impl Obligations {
                 "its level hint is wrong"
             } else if !tlbi.broadcast {
                 continue;
-            } else if !(o.local.is_empty() && o.second.here.is_empty()) {
+            } else if !o.local.is_empty() || o.second.as_ref().is_some_and(|s| !s.here.is_empty()) {
                 "not every CPU has been told"
             } else {
                 "it does not reach all of it"
@@ -463,7 +468,9 @@ impl Obligations {
             for told in &mut obligation.local {
                 told.1 |= told.0 == this;
             }
-            obligation.second.complete(cpu);
+            if let Some(second) = &mut obligation.second {
+                second.complete(cpu);
+            }
             let told = !obligation.local.is_empty() && holders(obligation.space, &obligation.local);
             if obligation.issued.contains(&this) || told {
                 if obligation.contiguous {

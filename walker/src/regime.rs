@@ -169,7 +169,7 @@ impl Regime {
 }
 
 /// The numbers that a walk needs to split an address.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) page_shift: u32,
     pub(crate) input_bits: u32,

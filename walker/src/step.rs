@@ -4,6 +4,7 @@
 //! each read takes time, others write in between, upper levels come out of a walk cache, and a walk that has to set a
 //! flag starts its last step again. It holds a [`Walk`] and hands it one descriptor after the other.
 
+use crate::regime::Shape;
 use crate::walk::{Format, Position};
 use crate::{Fault, Leaf, Regime};
 
@@ -166,6 +167,8 @@ pub fn with_dirty(regime: Regime, level: i8, descriptor: u64) -> Option<u64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Walk {
     regime: Regime,
+    /// That of the regime: worked out once, and asked for at each step.
+    shape: Shape,
     position: Position,
 }
 
@@ -182,7 +185,11 @@ impl Walk {
     #[inline]
     pub fn new(regime: Regime, root: u64, va: u64) -> Result<Self, Fault> {
         let position = with_format!(regime, format => Position::root(format, root, va))?;
-        Ok(Self { regime, position })
+        Ok(Self {
+            regime,
+            shape: regime.shape(),
+            position,
+        })
     }
 
     /// Goes on from a table that a walk cache remembers: its physical address, the level of its descriptors, and what
@@ -195,13 +202,18 @@ impl Walk {
     /// When the regime has no such level.
     #[inline]
     pub const fn resume(regime: Regime, table: u64, level: i8, denied: Denied, va: u64) -> Self {
+        let shape = regime.shape();
         let position = Position {
             va,
             table,
             denied,
-            depth: regime.shape().depth(level),
+            depth: shape.depth(level),
         };
-        Self { regime, position }
+        Self {
+            regime,
+            shape,
+            position,
+        }
     }
 
     /// The address to translate.
@@ -219,13 +231,13 @@ impl Walk {
     /// The number of the descriptor to read next, within that table.
     #[inline]
     pub const fn index(&self) -> usize {
-        self.position.index(self.regime.shape())
+        self.position.index(self.shape)
     }
 
     /// The level of the table to read next, by the architecture's own number.
     #[inline]
     pub const fn level(&self) -> i8 {
-        self.regime.shape().level(self.position.depth)
+        self.shape.level(self.position.depth)
     }
 
     /// What the tables passed so far take away.
@@ -238,7 +250,7 @@ impl Walk {
     /// `1 << entry_shift` bytes.
     #[inline]
     pub const fn entry_shift(&self) -> u32 {
-        self.regime.shape().shift(self.position.depth)
+        self.shape.shift(self.position.depth)
     }
 
     /// The number of low bits of an address that the table to read next resolves or leaves open: it translates
@@ -249,7 +261,7 @@ impl Walk {
     /// a root each.
     #[inline]
     pub const fn table_shift(&self) -> u32 {
-        self.regime.shape().table_shift(self.position.depth)
+        self.shape.table_shift(self.position.depth)
     }
 
     /// Takes the value of the descriptor at ([`table`](Self::table), [`index`](Self::index)): a leaf ends the walk, a

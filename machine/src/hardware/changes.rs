@@ -1,7 +1,7 @@
 //! What a change of a reachable entry breaks, and what it owes.
 
 use crate::architecture::Ordering;
-use crate::rules::{Obligation, Rule, Second, is_harmless, may_be_remembered, needs_break};
+use crate::rules::{Obligation, Rule, is_harmless, may_be_remembered, needs_break};
 use tablewright_walker::{Denied, Descriptor, Leaf};
 
 use super::{Hardware, How};
@@ -97,7 +97,7 @@ impl Hardware {
             local: Vec::new(),
             claimed: None,
             combined: self.architecture.guest.is_some(),
-            second: Second::default(),
+            second: None,
         });
     }
 
