@@ -457,6 +457,19 @@ mod tests {
     }
 
     #[test]
+    fn two_threads_share_what_others_have_used() {
+        // Of sizes that leave each thread whole tables, and not.
+        for bytes in [2 << 20, 6 << 20, 64 << 20, 1 << 30] {
+            let work = Work { bytes };
+            let arena = Arena::new(work.tables() + SPARE, 12, Memory::Warm).unwrap();
+            let mut progress = Progress::new(1);
+            runner::run(&[&LIMIT], work, 1, arena, &mut progress).unwrap();
+            let figures = threads::run(work, 2, arena, &mut progress).unwrap();
+            assert_eq!((figures.arrays.len(), figures.tree.len()), (2, 2));
+        }
+    }
+
+    #[test]
     fn running_out_of_tables_is_an_error_of_the_subject() {
         let work = Work { bytes: 4 << 20 };
         let arena = Arena::new(3, 12, Memory::Warm).unwrap();

@@ -56,9 +56,20 @@ struct Taken {
 }
 
 impl Halves {
-    fn new(arena: Arena) -> Result<Self, String> {
-        let first = arena.take().ok_or("out of tables")?.addr().get() as u64;
-        while arena.take().is_some() {}
+    /// # Safety
+    /// 1. Nobody uses a frame of the arena.
+    unsafe fn new(arena: Arena) -> Result<Self, String> {
+        // SAFETY: nobody uses a frame (1.).
+        unsafe { arena.start_round() }.map_err(|error| error.to_string())?;
+        let take = || arena.take().map(|frame| frame.addr().get() as u64);
+        let first = take().ok_or("out of tables")?;
+        let mut next = first;
+        while let Some(frame) = take() {
+            next += Work::PAGE;
+            if frame != next {
+                return Err("the frames are not beside each other".to_owned());
+            }
+        }
         let middle = first + (arena.frames() as u64 / 2) * Work::PAGE;
         let end = first + arena.frames() as u64 * Work::PAGE;
         let taken = |next, end| Taken {
@@ -156,7 +167,8 @@ pub fn run(
     // Each thread has whole tables; the second one more if they are odd.
     let half = entries / 1024 * 512;
     let parts = [0..half, half..entries];
-    let mut platform = Halves::new(arena).map_err(named)?;
+    // SAFETY: every subject has given back all of its frames (1.).
+    let mut platform = unsafe { Halves::new(arena) }.map_err(named)?;
     let mut figures = Figures::default();
     for round in 0..=rounds {
         progress.step("two threads");
