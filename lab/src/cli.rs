@@ -6,7 +6,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
-use crate::{compare, fit, litmus, map_mem, report, reproduce};
+use crate::{compare, fit, litmus, map_mem, page_table_test, report, reproduce};
 
 /// Experiments with page tables
 #[derive(Parser, Debug)]
@@ -38,6 +38,8 @@ struct Cli {
 enum Command {
     /// Build the linear map of a computer's memory, as a kernel does when it boots
     MapMem(map_mem::Arguments),
+    /// Fault on one stage-2 table with many vCPUs, on a machine, as published and with the engine
+    PageTableTest(page_table_test::Arguments),
     /// Find the costs with which a machine takes as long as was published
     Fit(fit::Arguments),
     /// Set every published figure beside what is measured for it
@@ -62,6 +64,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     };
     match cli.command {
         Command::MapMem(arguments) => map_mem::run(&arguments),
+        Command::PageTableTest(arguments) => page_table_test::run(&arguments),
         Command::Fit(arguments) => fit::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Litmus(arguments) => litmus::run(&arguments),

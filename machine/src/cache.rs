@@ -37,6 +37,8 @@ pub(crate) struct Caches {
     idc: bool,
     dic: bool,
     aliasing: bool,
+    /// The bits of an address within a page.
+    offset: u64,
 }
 
 impl Caches {
@@ -55,6 +57,7 @@ impl Caches {
             idc: architecture.idc,
             dic: architecture.dic,
             aliasing: architecture.icache_aliasing,
+            offset: (1 << architecture.regime.page_shift()) - 1,
         }
     }
 
@@ -71,9 +74,13 @@ impl Caches {
 
     /// A page is cleaned and invalidated to the point of coherency.
     pub fn clean(&self, pa: u64) {
-        if let Some(page) = self.pages.borrow_mut().get_mut(&pa) {
+        let mut pages = self.pages.borrow_mut();
+        if let Some(page) = pages.get_mut(&pa) {
             page.dirty = false;
             page.code_dirty = false;
+            if *page == Page::default() {
+                pages.remove(&pa);
+            }
         }
     }
 
@@ -87,6 +94,13 @@ impl Caches {
         {
             page.code_old = false;
         }
+    }
+
+    /// Whether anything was said of a page, by its first address or one within.
+    #[inline(always)]
+    pub fn is_known(&self, pa: u64) -> bool {
+        let pages = self.pages.borrow();
+        !pages.is_empty() && pages.contains_key(&(pa & !self.offset))
     }
 
     /// An access to a page through a translation.

@@ -44,6 +44,13 @@ pub struct Costs {
     pub lock_hand_over: Time,
     /// To clean and invalidate one page of 4 KiB to the point of coherency; the port is shared by all CPUs.
     pub clean: Time,
+    /// The same for one of the pages that were cleaned last, by whichever CPU: nothing has to be looked for, nor written
+    /// back. Zero: no different.
+    pub clean_again: Time,
+    /// To zero one page of 4 KiB, before a guest gets it.
+    pub zero: Time,
+    /// To fetch a line from memory; the memory is shared by all CPUs.
+    pub fetch: Time,
     /// To deliver an interrupt to another CPU, until its handler runs.
     pub interrupt: Time,
 }

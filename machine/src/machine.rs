@@ -64,6 +64,10 @@ impl Setup {
     }
 }
 
+/// So many pages of those that were cleaned last are known: as much memory as a large cache holds, 16 MiB in pages of
+/// 4 KiB.
+const LATELY: usize = 1 << 12;
+
 /// How often something was done.
 ///
 /// ```
@@ -128,6 +132,8 @@ pub struct Machine {
     bus_until: Box<[Cell<Time>]>,
     /// The port through which caches are cleaned.
     port: Resource,
+    /// The pages that were cleaned last, if that makes a difference.
+    cleaned: Box<[Cell<u64>]>,
     lines: Lines,
     pub(crate) software_walks: Walks,
     links: Box<[TableLink]>,
@@ -169,10 +175,17 @@ impl Machine {
             lines: Lines::new(costs.transfer, cpus),
             software_walks: Walks::new(cpus),
             scheduler,
-            costs,
             bus: Resource::new(),
             bus_until: (0..cpus).map(|_| Cell::new(Time::ZERO)).collect(),
             port: Resource::new(),
+            cleaned: (0..if costs.clean_again == Time::ZERO {
+                0
+            } else {
+                LATELY
+            })
+                .map(|_| Cell::new(u64::MAX))
+                .collect(),
+            costs,
             links,
             refuse_once_in: Cell::new(refuse_once_in),
             publications: Cell::new(0),
@@ -465,8 +478,19 @@ impl Machine {
     pub fn clean(&self, page: Pa) {
         self.hardware.tracer.set_place(Location::caller());
         let cpu = self.cpu();
-        let pages = 1 << (self.hardware.memory.page_shift() - 12);
-        self.port.acquire(cpu, self.costs.clean * pages);
+        let shift = self.hardware.memory.page_shift();
+        cpu.order();
+        let number = page.get() >> shift;
+        let again = match self.cleaned.get(number as usize % LATELY) {
+            Some(place) => place.replace(number) == number,
+            None => false,
+        };
+        let each = if again {
+            self.costs.clean_again
+        } else {
+            self.costs.clean
+        };
+        self.port.acquire(cpu, each * (1 << (shift - 12)));
         cpu.order();
         self.hardware.clean_page(cpu.id(), page.get());
     }

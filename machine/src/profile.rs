@@ -172,11 +172,11 @@ pub enum Source {
 ///
 /// ```
 /// use tablewright_machine::RowSelector;
-/// let column = RowSelector { system: "Ampere Altra VM, 64G".into(), configuration: None };
+/// let column = RowSelector { system: "Ampere Altra VM, 64G".into(), ..RowSelector::default() };
 /// assert!(column.selects("Ampere Altra VM, 64G", "cumulative up to base"));
 /// assert!(!column.selects("Ampere Altra VM, 256G", "cumulative up to base"));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowSelector {
     /// The system, as the table has it.
@@ -184,14 +184,17 @@ pub struct RowSelector {
     /// The configuration, as the table has it; all of them if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<String>,
+    /// The metric, as the table has it; all of them if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
 }
 
 impl RowSelector {
-    /// Whether it names this row.
+    /// Whether it names rows of this configuration.
     ///
     /// ```
     /// use tablewright_machine::RowSelector;
-    /// let row = RowSelector { system: "a".into(), configuration: Some("b".into()) };
+    /// let row = RowSelector { system: "a".into(), configuration: Some("b".into()), metric: None };
     /// assert!(row.selects("a", "b") && !row.selects("a", "c"));
     /// ```
     pub fn selects(&self, system: &str, configuration: &str) -> bool {
@@ -200,6 +203,18 @@ impl RowSelector {
                 .configuration
                 .as_ref()
                 .is_none_or(|this| this == configuration)
+    }
+
+    /// Whether it names the row of this configuration with this metric.
+    ///
+    /// ```
+    /// use tablewright_machine::RowSelector;
+    /// let row = RowSelector { system: "a".into(), configuration: None, metric: Some("c".into()) };
+    /// assert!(row.selects_metric("a", "b", "c") && !row.selects_metric("a", "b", "d"));
+    /// ```
+    pub fn selects_metric(&self, system: &str, configuration: &str, metric: &str) -> bool {
+        self.selects(system, configuration)
+            && self.metric.as_ref().is_none_or(|this| this == metric)
     }
 }
 
@@ -272,6 +287,7 @@ built_in! {
     "ampere-altra-vm-256g"
     "ampere-altra-metal-512g"
     "apple-m2-vm-16g"
+    "kunpeng-920"
     "neutral"
 }
 
@@ -412,6 +428,23 @@ impl Profile {
             .find(|entry| entry.of.iter().any(|of| of == key))
     }
 
+    /// Whether one metric of a published configuration is one that the costs were fitted on.
+    ///
+    /// ```
+    /// use tablewright_machine::Profile;
+    /// let profile = Profile::load("kunpeng-920")?;
+    /// let row = &profile.fitted_on[0];
+    /// let (configuration, metric) = (row.configuration.as_deref().unwrap(), row.metric.as_deref().unwrap());
+    /// assert!(profile.is_fitted_on_metric(&row.system, configuration, metric));
+    /// assert!(!profile.is_fitted_on_metric(&row.system, configuration, "another"));
+    /// # Ok::<(), tablewright_machine::ProfileError>(())
+    /// ```
+    pub fn is_fitted_on_metric(&self, system: &str, configuration: &str, metric: &str) -> bool {
+        self.fitted_on
+            .iter()
+            .any(|row| row.selects_metric(system, configuration, metric))
+    }
+
     /// Whether a published row is one that the costs were fitted on.
     ///
     /// ```
@@ -495,7 +528,7 @@ macro_rules! costs {
 
 costs! {
     entry load exchange table publish issue complete bus walk access exception transfer lock_take lock_hand_over clean
-    interrupt
+    clean_again zero fetch interrupt
 }
 
 impl Default for CostsToml {

@@ -9,7 +9,9 @@ use tablewright::format::{
     Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, X86_64,
 };
 use tablewright::{AddressSpace, Attrs, Change, Format, Half, Level, Mapping, Pa, Perms, Span, Va};
-use tablewright_machine::{Architecture, Fault, Granule, Machine, Memory, Regime, Request, Setup};
+use tablewright_machine::{
+    Architecture, Fault, Granule, Machine, Memory, Regime, Request, Rule, Setup, Time,
+};
 
 const fn arm(granule: Granule, wide: bool) -> Architecture {
     Architecture::arm64(Regime::Arm64Stage1 { granule, wide })
@@ -179,4 +181,71 @@ fn a_seed_is_one_run_and_another_seed_another() {
     // Not by assert_eq, which would print two books.
     assert!(traced(11) == traced(11));
     assert!(traced(11) != traced(12));
+}
+
+/// What was cleaned a moment ago is cheaper to clean again, until as much as a cache holds has been cleaned since.
+#[test]
+fn a_page_that_was_just_cleaned_is_cheaper_to_clean_again() {
+    let regime = Regime::Arm64Stage1 {
+        granule: Granule::K4,
+        wide: false,
+    };
+    let mut setup = Setup::new(Architecture::arm64(regime), Memory::new(4, 12, 1 << 30));
+    setup.costs.clean = Time::ns(500);
+    setup.costs.clean_again = Time::ns(300);
+    let machine = Machine::new(setup);
+    let page = |number: u64| Pa::new(number << 12);
+    let outcome = machine
+        .run(|cpu| {
+            for (number, ns) in [(7, 500), (7, 300), (8, 500), (7, 300)] {
+                let before = cpu.now();
+                machine.clean(page(number));
+                assert_eq!(cpu.now().saturating_sub(before), Time::ns(ns), "{number}");
+            }
+            (100..100 + 4096).for_each(|number| machine.clean(page(number)));
+            let before = cpu.now();
+            machine.clean(page(7));
+            assert_eq!(cpu.now().saturating_sub(before), Time::ns(500));
+        })
+        .unwrap();
+    assert_eq!(outcome.end, Time::ns(3 * 500 + 2 * 300 + 4096 * 500));
+}
+
+/// Memory that the machine does not have holds nothing, but has to be cleaned all the same.
+#[test]
+fn what_a_cache_holds_of_memory_elsewhere_is_seen() {
+    let regime = Regime::Arm64Stage1 {
+        granule: Granule::K4,
+        wide: false,
+    };
+    for cleaned in [false, true] {
+        let setup = Setup::new(Architecture::arm64(regime), Memory::new(16, 12, 1 << 30));
+        let machine = Machine::new(setup);
+        let mapper = machine.new_space();
+        let mut space = AddressSpace::<Arm64K4, _>::new(mapper).unwrap();
+        mapper.attach(space.root(), Half::Lower, 1);
+        let mut flush = space.flush();
+        let there = Pa::new(1 << 40);
+        let attrs = Attrs::KERNEL_DATA.with_memory(tablewright::Memory::NonCacheable);
+        let span = Span::new(Va::new(0x1000), 0x1000).unwrap();
+        space.map(span, there, attrs, &mut flush).unwrap();
+        flush.finish(|_| ());
+        machine.write_page(there);
+        machine
+            .run(|_| {
+                mapper.load();
+                if cleaned {
+                    machine.clean(there);
+                }
+                machine.touch(Request::read(0x1008)).unwrap();
+            })
+            .unwrap();
+        let broken: Vec<_> = machine.settle().into_iter().map(|it| it.rule).collect();
+        let expected: &[Rule] = if cleaned {
+            &[]
+        } else {
+            &[Rule::CacheMaintenance]
+        };
+        assert_eq!(broken, expected);
+    }
 }

@@ -335,6 +335,7 @@ fn selectors(
             Ok(RowSelector {
                 system: system.clone(),
                 configuration: configuration.cloned(),
+                metric: None,
             })
         })
         .collect()

@@ -69,34 +69,50 @@ impl Threads {
     }
 }
 
-/// The software machine. Runs share nothing, so that what they show depends neither on the threads nor on their order.
-pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
-    move |jobs| {
+impl Threads {
+    /// Does each job, on as many threads, with a state of the thread's own, and gives what each came to, in their order; of
+    /// several that failed, the first. `name` is for whoever waits.
+    pub fn each<J: Sync, S: Default, T: Send>(
+        self,
+        jobs: &[J],
+        work: impl Fn(&mut S, &J) -> Result<T, Error> + Sync,
+        name: impl Fn(&J) -> String + Sync,
+    ) -> Result<Vec<T>, Error> {
         let next = AtomicUsize::new(0);
         let progress = Mutex::new(Progress::new(jobs.len() as u64));
         let work = || {
-            let mut boots = Boots::default();
+            let mut state = S::default();
             let mut done = Vec::new();
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(job) = jobs.get(number) else {
                     return done;
                 };
-                done.push((number, boots.run(&job.profile, job.step, &job.plan)));
+                done.push((number, work(&mut state, job)));
                 if let Ok(mut progress) = progress.lock() {
-                    progress.step(&format!("{}: {}", job.profile.name, job.step.name));
+                    progress.step(&name(job));
                 }
             }
         };
         let mut all: Vec<_> = thread::scope(|scope| {
-            let threads = threads.count().min(jobs.len());
+            let threads = self.count().min(jobs.len());
             let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             let results = workers.into_iter().map(|worker| worker.join());
             results.flat_map(Result::unwrap_or_default).collect()
         });
         all.sort_by_key(|(number, _)| *number);
-        // Of several that failed, the first.
-        all.into_iter().map(|(_, ran)| ran).collect()
+        all.into_iter().map(|(_, done)| done).collect()
+    }
+}
+
+/// The software machine. Runs share nothing, so that what they show depends neither on the threads nor on their order.
+pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
+    move |jobs| {
+        threads.each(
+            jobs,
+            |boots: &mut Boots, job| boots.run(&job.profile, job.step, &job.plan),
+            |job| format!("{}: {}", job.profile.name, job.step.name),
+        )
     }
 }
 
@@ -190,11 +206,16 @@ pub fn error_percent(this: f64, that: f64) -> f64 {
 }
 
 /// What a profile says that it does not explain in a published row.
-pub fn unexplained(profile: &Profile, system: &str, configuration: &str) -> Option<String> {
+pub fn unexplained(
+    profile: &Profile,
+    system: &str,
+    configuration: &str,
+    metric: &str,
+) -> Option<String> {
     let gap = profile.unexplained.iter().find(|gap| {
         gap.rows
             .iter()
-            .any(|row| row.selects(system, configuration))
+            .any(|row| row.selects_metric(system, configuration, metric))
     })?;
     Some(gap.what.trim().to_owned())
 }
@@ -232,11 +253,12 @@ pub fn row(
     for figure in published {
         if Some(techniques_of(figure)?) == techniques {
             let after = figure.after_ms()?;
-            let (system, configuration) = (&figure.system, &figure.configuration);
+            let (system, configuration, metric) =
+                (&figure.system, &figure.configuration, &figure.metric);
             row.published_ms = Some(after);
             row.error_percent = Some(error_percent(row.virtual_ms, after));
             row.fitted = profile.is_fitted_on(system, configuration);
-            row.unexplained = unexplained(profile, system, configuration);
+            row.unexplained = unexplained(profile, system, configuration, metric);
         }
     }
     Ok(row)

@@ -61,14 +61,19 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
 /// What it ran on, and what the profile does not explain.
 fn note(profile: &Profile, figure: &published::Row) -> String {
     let on = format!("on {}, virtual time", profile.name);
-    match machine::unexplained(profile, &figure.system, &figure.configuration) {
+    match machine::unexplained(
+        profile,
+        &figure.system,
+        &figure.configuration,
+        &figure.metric,
+    ) {
         Some(gap) => format!("{on}; not explained: {gap}"),
         None => on,
     }
 }
 
 /// The built-in profile of a published system.
-fn profile_of(system: &str) -> Result<Option<Profile>, Error> {
+pub(super) fn profile_of(system: &str) -> Result<Option<Profile>, Error> {
     for name in Profile::built_in() {
         let profile = Profile::load(name)?;
         if profile

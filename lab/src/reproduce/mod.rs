@@ -5,6 +5,7 @@
 
 mod map_mem;
 mod page;
+mod page_table_test;
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::file::Target;
-use crate::map_mem::machine::{self, Run, Threads, percent};
+use crate::map_mem::machine::{self, Threads, percent};
+use crate::page_table_test::simulate;
 use crate::published;
 use crate::report::{self, Report};
 
@@ -108,7 +110,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         }
         None => None,
     };
-    let report = reproduce(&arguments.only, &machine::software(arguments.threads))?;
+    let report = reproduce(
+        &arguments.only,
+        Runs {
+            map_mem: &machine::software(arguments.threads),
+            page_table_test: &simulate::software(arguments.threads),
+        },
+    )?;
     report.print(arguments.json, text)?;
     match target {
         Some(target) => target.fill(&page::of(&report)?),
@@ -116,7 +124,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     }
 }
 
-fn reproduce(only: &[String], run: Run<'_>) -> Result<Report<Parameters, Row>, Error> {
+/// What makes the runs of each experiment.
+#[derive(Clone, Copy)]
+struct Runs<'r> {
+    map_mem: machine::Run<'r>,
+    page_table_test: simulate::Run<'r>,
+}
+
+fn reproduce(only: &[String], runs: Runs<'_>) -> Result<Report<Parameters, Row>, Error> {
     let experiments: Vec<&'static str> = published::EXPERIMENTS
         .iter()
         .map(|(name, _)| *name)
@@ -126,7 +141,8 @@ fn reproduce(only: &[String], run: Run<'_>) -> Result<Report<Parameters, Row>, E
     for &experiment in &experiments {
         let published = published::built_in(experiment).unwrap_or_default();
         rows.extend(match experiment {
-            "map-mem" => map_mem::rows(published, run)?,
+            "map-mem" => map_mem::rows(published, runs.map_mem)?,
+            "page-table-test" => page_table_test::rows(published, runs.page_table_test)?,
             _ => published
                 .into_iter()
                 .map(|row| Row::of(experiment, row))
@@ -177,8 +193,15 @@ fn text(report: &Report<Parameters, Row>) -> String {
     let mut text = String::new();
     for rows in report.rows.chunk_by(|a, b| a.experiment == b.experiment) {
         text += &format!("{}\n", rows[0].experiment);
-        for group in rows.chunk_by(|a, b| a.system == b.system) {
-            text += &group_text(group);
+        for system in rows.chunk_by(|a, b| a.system == b.system) {
+            // Steps to one figure in one table; figures of several kinds in one for each configuration.
+            if system.iter().all(|row| row.metric == system[0].metric) {
+                text += &steps_text(system);
+            } else {
+                for group in system.chunk_by(|a, b| a.configuration == b.configuration) {
+                    text += &metrics_text(group);
+                }
+            }
         }
         text.push('\n');
         // The same note is said once.
@@ -194,28 +217,31 @@ fn text(report: &Report<Parameters, Row>) -> String {
     text + "* the machine was fitted on this row; every other is a test\n"
 }
 
-/// The rows of one system. What they have in common stands above them.
-fn group_text(rows: &[Row]) -> String {
-    let (common, metric) = (common_words(rows), &rows[0].metric);
-    let one_metric = rows.iter().all(|row| row.metric == *metric);
+/// The rows of one system that are steps to one figure. What they have in common stands above them.
+fn steps_text(rows: &[Row]) -> String {
+    let common = common_words(rows);
     let mut head = rows[0].system.clone();
-    for what in [if one_metric { metric } else { "" }, common.trim_end()] {
+    for what in [&rows[0].metric, common.trim_end()] {
         if !what.is_empty() {
             head += &format!("; {what}");
         }
     }
+    group_text(&head, rows, |row| &row.configuration[common.len()..])
+}
+
+/// The rows of one configuration.
+fn metrics_text(rows: &[Row]) -> String {
+    let head = format!("{}; {}", rows[0].system, rows[0].configuration);
+    group_text(&head, rows, |row| &row.metric)
+}
+
+fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
     let cells = |row: &Row| {
-        let name = &row.configuration[common.len()..];
-        let name = if one_metric {
-            name.to_owned()
-        } else {
-            format!("{}: {name}", row.metric)
-        };
         let error = row.error_percent.map_or("-".to_owned(), |error| {
             percent(error) + if row.fitted { " *" } else { "  " }
         });
         [
-            report::wrapped(&name, 25, "  "),
+            report::wrapped(name(row), 25, "  "),
             figure(row.published_before, &row.unit),
             figure(row.published_after, &row.unit),
             figure(row.before, &row.unit),
@@ -237,7 +263,16 @@ fn group_text(rows: &[Row]) -> String {
         1,
         rows.iter().map(cells).collect(),
     );
-    format!("\n{}\n\n{table}", report::wrapped(&head, 80, "  "))
+    format!("\n{}\n\n{table}", report::wrapped(head, 80, "  "))
+}
+
+/// Machines for the tests of what is around them.
+#[cfg(test)]
+fn quick() -> Runs<'static> {
+    Runs {
+        map_mem: &machine::linear,
+        page_table_test: &simulate::linear,
+    }
 }
 
 #[cfg(test)]
@@ -245,7 +280,7 @@ mod tests {
     use super::*;
 
     fn all() -> Report<Parameters, Row> {
-        reproduce(&[], &machine::linear).unwrap()
+        reproduce(&[], quick()).unwrap()
     }
 
     #[test]
@@ -257,11 +292,11 @@ mod tests {
             .sum();
         assert_eq!(report.rows.len(), published);
         for row in &report.rows {
-            let ran = row.experiment == "map-mem";
+            let ran = ["map-mem", "page-table-test"].contains(&row.experiment);
             assert_eq!(row.after.is_some(), ran);
             assert_eq!(row.note == "not implemented yet", !ran);
         }
-        let only = reproduce(&["tlb-flush".to_owned()], &machine::linear).unwrap();
+        let only = reproduce(&["tlb-flush".to_owned()], quick()).unwrap();
         assert!(only.rows.len() == 3 && only.rows.iter().all(|row| row.experiment == "tlb-flush"));
     }
 
@@ -297,7 +332,7 @@ mod tests {
             assert!(text.contains(name), "{name}");
         }
         assert!(text.contains("Ampere Altra Metal, 512G"));
-        assert_eq!(text.matches("- not implemented yet").count(), 4);
+        assert_eq!(text.matches("- not implemented yet").count(), 3);
         assert!(text.contains("1.23 s") || text.contains("8.99 s"), "{text}");
     }
 

@@ -90,34 +90,50 @@ fn picture(rows: &[Row]) -> Option<Picture> {
         value,
         ours,
     };
+    let first = rows.first()?;
+    let one_metric = rows.iter().all(|row| row.metric == first.metric);
     let mut groups: Vec<Group> = rows
         .iter()
         .filter_map(|row| {
             let fitted = if row.fitted { " (fitted)" } else { "" };
+            let configuration = row.configuration.trim_start_matches("cumulative up to ");
+            let mut bars = vec![
+                bar("published", row.published_after?, false),
+                bar(&format!("machine{fitted}"), row.after?, true),
+            ];
+            if !one_metric {
+                bars.extend(row.tablewright.map(|ours| bar("tablewright", ours, true)));
+            }
             Some(Group {
-                name: row
-                    .configuration
-                    .trim_start_matches("cumulative up to ")
-                    .to_owned(),
+                name: if one_metric {
+                    configuration.to_owned()
+                } else {
+                    format!("{}: {configuration}", row.metric)
+                },
                 limit: None,
-                bars: vec![
-                    bar("published", row.published_after?, false),
-                    bar(&format!("machine{fitted}"), row.after?, true),
-                ],
+                bars,
             })
         })
         .collect();
-    if let Some(ours) = rows.iter().find_map(|row| row.tablewright) {
+    // Where all rows are steps to one figure, the engine has one.
+    if let Some(ours) = rows
+        .iter()
+        .find_map(|row| row.tablewright)
+        .filter(|_| one_metric)
+    {
         groups.push(Group {
             name: "tablewright".to_owned(),
             limit: None,
             bars: vec![bar("machine", ours, true)],
         });
     }
-    let first = rows.first()?;
     (!groups.is_empty()).then(|| Picture {
         title: first.system.clone(),
-        subtitle: format!("{}; shorter is better", first.metric),
+        subtitle: if one_metric {
+            format!("{}; shorter is better", first.metric)
+        } else {
+            "shorter is better".to_owned()
+        },
         unit: first.unit.clone(),
         groups,
         notes: Vec::new(),
@@ -134,13 +150,12 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::reproduce;
+    use super::super::{quick, reproduce};
     use super::*;
-    use crate::map_mem::machine::linear;
 
     #[test]
     fn the_page_is_well_formed_and_fetches_nothing() {
-        let mut report = reproduce(&[], &linear).unwrap();
+        let mut report = reproduce(&[], quick()).unwrap();
         report.rows[0].note = "<b> & \"quoted\"".to_owned();
         report.rows[0].system = "a <b> & c".to_owned();
         let page = of(&report).unwrap();
@@ -162,8 +177,8 @@ mod tests {
             .map(|(name, _)| *name)
             .collect();
         assert_eq!(sections, names);
-        // One for each system of the linear map; the first is now two.
-        assert_eq!(named("svg").count(), 5);
+        // One for each system of the linear map, the first of which is now two, and one for stage 2.
+        assert_eq!(named("svg").count(), 6);
         let rows = named("tr").count() - named("table").count();
         assert_eq!(rows, report.rows.len());
         assert_eq!(
@@ -180,7 +195,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_has_no_picture() {
-        let report = reproduce(&["dirty-log".to_owned()], &linear).unwrap();
+        let report = reproduce(&["dirty-log".to_owned()], quick()).unwrap();
         assert!(!of(&report).unwrap().contains("<svg"));
         assert!(of(&report).unwrap().contains("not implemented yet"));
     }

@@ -500,6 +500,11 @@ impl Hardware {
         self.cores[cpu].under_way.set(None);
         let pa = access.pa();
         let Some(frame) = self.memory.frame_at(pa) else {
+            // It has no contents, but what was said of its caches holds.
+            if self.caches.is_known(pa) {
+                self.caches
+                    .access(self, cpu, &access.entry, access.request, pa);
+            }
             return 0;
         };
         let meta = self.memory.meta(frame);

@@ -277,6 +277,9 @@ fn costs() -> Costs {
         lock_take: Time::ns(15),
         lock_hand_over: Time::ns(60),
         clean: Time::ns(200),
+        clean_again: Time::ZERO,
+        zero: Time::ZERO,
+        fetch: Time::ZERO,
         interrupt: Time::ns(500),
     }
 }

@@ -1,0 +1,266 @@
+//! The engine's own way: shared edits, no lock, and caches cleaned by the one vCPU that installs.
+//!
+//! A hypervisor has to add four things, and they are here: it looks the memory up before the walk and finds out in the walk
+//! whether the host has taken it back meanwhile; it tops tables up when it is told that some are needed; it chooses the
+//! size of a leaf; and when logging is over, it grows leaves again.
+//!
+//! Where memory has to be cleaned, a fault maps 2 MiB at most, so that nobody waits for more to be cleaned than that. While
+//! writes are logged, memory that is read is mapped as large as ever, read-only: the first write splits it, by a table that
+//! is full before it is linked, so that nobody faults on the rest.
+
+use std::cell::{Cell, RefCell};
+
+use tablewright::shared::{
+    Cut, Mapped, NewLeaf, Refused, Relaxed, SharedFlush, SharedPlatform, SharedSpace, TableCache,
+};
+use tablewright::{Change, Format, Ipa, Level, Pa, Perms, Span};
+use tablewright_machine::{Fault, Machine, Time};
+
+use std::ops::ControlFlow;
+
+use super::backing::{Backing, Owner, Page};
+use super::handler::{Handler, attrs};
+use super::input::{BLOCK, Region};
+use super::watch::Watch;
+
+/// What a vCPU asks how often before it lets the guest try again.
+const TRIES: usize = 8;
+
+/// The handler.
+pub struct Shared<'m, F: Format<Input = Ipa>> {
+    space: SharedSpace<F, Watch<'m>>,
+    platform: Watch<'m>,
+    region: Region,
+    caches: Box<[RefCell<TableCache>]>,
+    logging: Cell<bool>,
+    /// Ranges that the host is taking back, and how many it has taken.
+    taking: RefCell<Vec<(u64, u64)>>,
+    taken: Cell<u64>,
+    /// What is complete and not quiet.
+    later: RefCell<Vec<Cut<F, Watch<'m>>>>,
+    retries: Cell<u64>,
+}
+
+impl<'m, F: Format<Input = Ipa>> Shared<'m, F> {
+    pub fn new(
+        space: SharedSpace<F, Watch<'m>>,
+        platform: Watch<'m>,
+        region: Region,
+        vcpus: usize,
+    ) -> Self {
+        Self {
+            space,
+            platform,
+            region,
+            caches: (0..=vcpus).map(|_| RefCell::default()).collect(),
+            logging: Cell::new(false),
+            taking: RefCell::default(),
+            taken: Cell::new(0),
+            later: RefCell::default(),
+            retries: Cell::new(0),
+        }
+    }
+
+    fn machine(&self) -> &'m Machine {
+        self.platform.machine()
+    }
+
+    fn all(&self) -> Span<Ipa> {
+        // A region is not empty and within the addresses.
+        Span::new(Ipa::new(self.region.first), self.region.bytes)
+            .unwrap_or_else(|_| unreachable!("a region"))
+    }
+
+    /// Runs an edit with the vCPU's own tables, which it gets as it needs them. `None` if it is to be tried again.
+    fn edit<T>(
+        &self,
+        mut edit: impl FnMut(&mut TableCache, &mut SharedFlush<F, Watch<'m>>) -> Result<T, Refused<Ipa>>,
+    ) -> Option<T> {
+        let id = self.machine().cpu().id();
+        let mut flush = self.space.flush();
+        let mut done = None;
+        for _ in 0..TRIES {
+            // Taken out while it is used: others run meanwhile.
+            let mut tables = self.caches[id].take();
+            let edited = edit(&mut tables, &mut flush);
+            let more = match edited {
+                Err(Refused::NeedsTables(count)) => tables.top_up::<F, _>(&self.platform, count),
+                Err(Refused::Retry) => true,
+                Ok(it) => {
+                    done = Some(it);
+                    false
+                }
+                Err(_) => false,
+            };
+            let _empty = self.caches[id].replace(tables);
+            if !more {
+                break;
+            }
+        }
+        self.put_off(flush);
+        done
+    }
+
+    /// Completes a flush; what is not quiet is kept for later.
+    fn put_off(&self, flush: SharedFlush<F, Watch<'m>>) {
+        if let Err(cut) = flush.finish(|_| ()) {
+            self.later.borrow_mut().push(cut);
+        }
+        let first = self.later.borrow_mut().pop();
+        if let Some(cut) = first {
+            match cut.quiet() {
+                Ok(completed) => completed.finish(|_| ()),
+                Err(cut) => self.later.borrow_mut().push(cut),
+            }
+        }
+    }
+
+    /// Whether memory that was looked up when so much had been taken back is still the guest's. In a walk.
+    fn is_current(&self, offset: u64, taken: u64) -> bool {
+        self.machine().cpu().order();
+        self.taken.get() == taken
+            && !self
+                .taking
+                .borrow()
+                .iter()
+                .any(|(first, last)| (*first..=*last).contains(&offset))
+    }
+
+    /// Looks memory up, and how much had been taken back by then: again, if this itself has taken something back.
+    fn look_up(&self, offset: u64, write: bool, backing: &Backing<'m>) -> (Page, u64) {
+        loop {
+            self.machine().cpu().order();
+            let taken = self.taken.get();
+            let page = backing.get(offset, write, self);
+            self.machine().cpu().order();
+            if self.taken.get() == taken {
+                return (page, taken);
+            }
+        }
+    }
+
+    fn handle(&self, ipa: u64, write: bool, fault: Fault, backing: &Backing<'m>) -> Option<()> {
+        let offset = ipa - self.region.first;
+        let at = Ipa::new(ipa);
+        let (page, taken) = self.look_up(offset, write, backing);
+        let logging = self.logging.get();
+        let writable = page.writable && (write || !logging);
+        if let (Fault::Permission { .. }, true) = (fault, writable) {
+            let level = if logging { Level::PAGE } else { page.level };
+            let relaxed = self.edit(|tables, flush| {
+                let _walk = self.platform.enter();
+                if !self.is_current(offset, taken) {
+                    return Err(Refused::Busy(at));
+                }
+                // One level at a time.
+                while self.space.split(at, level, tables, flush)? {}
+                let perms = (Perms::READ | Perms::WRITE).and_user();
+                self.space.relax(at, perms, true)
+            })?;
+            if relaxed != Relaxed::Absent {
+                return Some(());
+            }
+        }
+        let level = if logging && write {
+            Level::PAGE
+        } else if self.platform.upkeep().clean {
+            page.level.min(Level::new(1))
+        } else {
+            page.level
+        };
+        let size = 1u64 << F::shift(level);
+        let frame = Pa::new(page.frame.get() & !(size - 1));
+        let leaf = NewLeaf::<F>::new(at, frame, level, attrs(writable)).ok()?;
+        self.edit(|tables, flush| {
+            let _walk = self.platform.enter();
+            if !self.is_current(offset, taken) {
+                return Err(Refused::Busy(at));
+            }
+            self.space.map(&leaf, tables, flush)
+        })
+        .map(|_: Mapped<F>| ())
+    }
+}
+
+impl<F: Format<Input = Ipa>> Owner for Shared<'_, F> {
+    fn take(&self, first: u64, bytes: u64) {
+        let range = (first, first + (bytes - 1));
+        self.machine().cpu().order();
+        self.taking.borrow_mut().push(range);
+        // Faults that looked the memory up before come to their end; those that come now do not begin.
+        let before = self.space.moment();
+        while !self.space.is_quiet(before) {
+            self.machine().cpu().spend(Time::ns(100));
+        }
+        let start = Ipa::new(self.region.first + first);
+        let Ok(span) = Span::new(start, bytes) else {
+            return;
+        };
+        let Ok(taken) = self.space.unmap(span, |_| ControlFlow::Continue(())) else {
+            return;
+        };
+        let cut = taken.issue().complete();
+        match cut.quiet() {
+            Ok(completed) => completed.finish(|_| ()),
+            Err(cut) => self.later.borrow_mut().push(cut),
+        }
+    }
+
+    fn give(&self, first: u64, bytes: u64) {
+        self.machine().cpu().order();
+        self.taken.set(self.taken.get() + 1);
+        let range = (first, first + (bytes - 1));
+        let mut taking = self.taking.borrow_mut();
+        if let Some(at) = taking.iter().position(|of| *of == range) {
+            taking.swap_remove(at);
+        }
+    }
+}
+
+impl<'m, F: Format<Input = Ipa>> Handler<'m> for Shared<'m, F> {
+    fn fault(&self, ipa: u64, write: bool, fault: Fault, backing: &Backing<'m>) {
+        if self.handle(ipa, write, fault, backing).is_none() {
+            self.retries.set(self.retries.get() + 1);
+        }
+    }
+
+    fn start_logging(&self) {
+        self.logging.set(true);
+        let mut flush = self.space.flush();
+        let change = Change::new().perms(Perms::READ.and_user());
+        // Twice: a fault that was under way may have installed something behind the first. Permissions are such that
+        // every format has them.
+        for _ in 0..2 {
+            let _any = self.space.protect(self.all(), change, &mut flush);
+            let before = self.space.moment();
+            while !self.space.is_quiet(before) {
+                self.machine().cpu().spend(Time::ns(100));
+            }
+        }
+        self.put_off(flush);
+    }
+
+    fn stop_logging(&self) {
+        self.logging.set(false);
+    }
+
+    fn grow(&self, backing: &Backing<'m>) {
+        for offset in (0..self.region.bytes).step_by(BLOCK as usize) {
+            let Some(page) = backing.peek(offset) else {
+                continue;
+            };
+            let size = 1u64 << F::shift(page.level);
+            if page.level == Level::PAGE || !offset.is_multiple_of(size) {
+                continue;
+            }
+            let at = Ipa::new(self.region.first + offset);
+            if let Ok(leaf) = NewLeaf::<F>::new(at, page.frame, page.level, attrs(page.writable)) {
+                let _grown = self.edit(|tables, flush| self.space.map(&leaf, tables, flush));
+            }
+        }
+    }
+
+    fn retries(&self) -> u64 {
+        self.retries.get()
+    }
+}

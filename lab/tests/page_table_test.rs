@@ -1,0 +1,237 @@
+//! What the program says of faults on one stage-2 table.
+
+mod common;
+
+use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use serde_json::Value;
+
+fn json(arguments: &[&str]) -> Value {
+    let line = [&["page-table-test", "--json"], arguments].concat();
+    let output = tablewright(&line);
+    assert!(output.status.success(), "{line:?}: {}", stderr(&output));
+    serde_json::from_str(stdout(&output)).expect("JSON")
+}
+
+fn row<'v>(report: &'v Value, how: &str) -> &'v Value {
+    let rows = report["rows"].as_array().expect("rows");
+    rows.iter().find(|row| row["how"] == how).expect("the way")
+}
+
+fn number(row: &Value, key: &str) -> f64 {
+    row[key].as_f64().expect("a number")
+}
+
+#[test]
+fn bad_input_is_one_line() {
+    for (arguments, says) in [
+        (
+            &["-b", "3M", "-s", "anonymous_thp"][..],
+            "-b 3 MiB: not a multiple of the 2 MiB that anonymous_thp has",
+        ),
+        (
+            &["-s", "anonymous_hugetlb_1gb", "-b", "512M"],
+            "not a multiple of the 1 GiB",
+        ),
+        (&["-v", "129"], "-v 129: kunpeng-920 has 128 CPUs for them"),
+        (&["-v", "0"], "0 is not in 1..=65535"),
+        (
+            &["-m", "7"],
+            "no such mode: use 0 to 6, or one of P52V48_4K, ",
+        ),
+        (&["-m", "P41V48_4K"], "no such mode"),
+        (
+            &["-m", "0"],
+            "-m P52V48_4K: kunpeng-920 has 48 bits of address",
+        ),
+        (
+            &["-s", "floppy"],
+            "no such backing: use one of anonymous, anonymous_thp, ",
+        ),
+        (&["-b", "2T"], "-b 2 TiB: P40V48_4K has addresses for 1 TiB"),
+        (
+            &["-b", "1G", "-p", "0xffffff0000"],
+            "reach beyond the 40 bits of P40V48_4K",
+        ),
+        (&["-p", "0x1800"], "-p 0x1800: not a multiple of 4 KiB"),
+        (&["-p", "x"], "a size is a whole number"),
+        (
+            &["--scale", "3"],
+            "--scale 3: 1 GiB of anonymous is no multiple of 4 KiB",
+        ),
+        (
+            &["-s", "anonymous_hugetlb_1gb", "--scale", "2"],
+            "no multiple of 1 GiB",
+        ),
+        (&["--how", "fly"], "install-first-clean"),
+        (&["--machine", "none"], "no profile 'none'"),
+        (
+            &["--on", "native", "--how", "before"],
+            "only tablewright runs natively",
+        ),
+        (
+            &["--on", "native", "-v", "60000"],
+            "threads on this computer",
+        ),
+    ] {
+        assert_refused(&[&["page-table-test"], arguments].concat(), says);
+    }
+    let x86 = "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"vm\"\nram_gib = 1\n[architecture]\nformat = \"x86-64\"\n";
+    let x86 = Scratch::new("x86.toml", x86);
+    assert_refused(
+        &["page-table-test", "--machine", x86.path()],
+        "page-table-test runs on arm64",
+    );
+}
+
+/// The published change that leaves the cleaning out shows a guest what nobody has cleaned, if not every page was mapped
+/// before: the machine sees it. The same order with the cleaning, and the engine, show nothing.
+#[test]
+fn a_block_that_nobody_cleaned_is_caught() {
+    for backing in [
+        &["-s", "anonymous_hugetlb_2mb", "-b", "4M"][..],
+        &["-s", "anonymous_hugetlb_1gb", "-b", "1G", "-v", "2"],
+    ] {
+        let report = json(&[backing, &["--logging-first"]].concat());
+        for row in report["rows"].as_array().expect("rows") {
+            let caught = row["violation"]
+                .as_str()
+                .is_some_and(|what| what.starts_with("cache maintenance: "));
+            assert_eq!(caught, row["how"] == "install-first", "{row}");
+        }
+    }
+    let output = tablewright(&[
+        "page-table-test",
+        "-s",
+        "anonymous_hugetlb_2mb",
+        "-b",
+        "4M",
+        "--logging-first",
+    ]);
+    assert!(output.status.success());
+    assert!(
+        stderr(&output)
+            .contains("warning: install-first breaks a rule of the machine: cache maintenance")
+    );
+}
+
+#[test]
+fn what_is_cleaned_is_what_the_change_says() {
+    let report = json(&["-s", "anonymous_hugetlb_2mb", "-b", "8M", "-v", "8"]);
+    let cleaned = |how| number(row(&report, how), "cleaned_bytes") / f64::from(8 << 20);
+    // One pass by each vCPU to create; half a pass, page by page, to update; and one by each to rebuild.
+    assert!(
+        cleaned("before") > 8.0 + 4.0 + 8.0 - 0.5,
+        "{}",
+        cleaned("before")
+    );
+    assert!((cleaned("cmo-in-handler") - 2.5).abs() < 0.01);
+    assert!((cleaned("install-first") - 1.5).abs() < 0.01);
+    assert_eq!(cleaned("all"), cleaned("install-first-clean"));
+    // Each page once.
+    assert_eq!(cleaned("tablewright"), 1.0);
+    let tables = |how| number(row(&report, how), "tables_allocated");
+    assert!(tables("memcache") <= tables("cmo-in-handler"));
+    assert!(tables("tablewright") <= 8.0 * 2.0 + 7.0);
+    // Installing first leaves the entry invalid for no visit of what was below.
+    let invalid = |how| number(row(&report, how), "invalid_longest_us");
+    assert!(invalid("install-first") < invalid("install-first-clean"));
+    assert!(invalid("install-first-clean") < invalid("cmo-in-handler"));
+}
+
+#[test]
+fn time_for_each_page_does_not_depend_on_how_much_memory_there_is() {
+    let rebuild = |bytes: &str| {
+        let report = json(&["-b", bytes, "-v", "80", "--how", "cmo-in-handler"]);
+        let row = row(&report, "cmo-in-handler");
+        (number(row, "create"), number(row, "update"))
+    };
+    let (small, large) = (rebuild("4M"), rebuild("16M"));
+    for (small, large) in [(small.0, large.0), (small.1, large.1)] {
+        assert!((large / small / 4.0 - 1.0).abs() < 0.03, "{small} {large}");
+    }
+    let scaled = json(&[
+        "-b",
+        "16M",
+        "-v",
+        "80",
+        "--how",
+        "cmo-in-handler",
+        "--scale",
+        "4",
+    ]);
+    let scaled = number(row(&scaled, "cmo-in-handler"), "update");
+    assert!((scaled - small.1 * 4.0).abs() < 1e-9);
+}
+
+#[test]
+fn the_engine_is_not_slower_than_any_change_that_keeps_the_cleaning() {
+    for (backing, bytes, vcpus) in [
+        ("anonymous", "2M", "1"),
+        ("anonymous", "2M", "16"),
+        ("anonymous_thp", "16M", "1"),
+        ("anonymous_thp", "16M", "16"),
+        ("anonymous_hugetlb_2mb", "16M", "1"),
+        ("anonymous_hugetlb_2mb", "16M", "16"),
+        ("shmem", "2M", "16"),
+    ] {
+        let report = json(&["-s", backing, "-b", bytes, "-v", vcpus]);
+        for phase in ["create", "update", "rebuild"] {
+            let ours = number(row(&report, "tablewright"), phase);
+            for how in [
+                "before",
+                "cmo-in-handler",
+                "install-first-clean",
+                "memcache",
+                "all",
+            ] {
+                let theirs = number(row(&report, how), phase);
+                assert!(
+                    ours <= theirs * 1.02,
+                    "{backing}, {vcpus} vCPUs, {phase}: {ours} and {how} {theirs}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_arguments_give_the_same_bytes() {
+    let line = [
+        "page-table-test",
+        "-b",
+        "4M",
+        "-s",
+        "anonymous_thp",
+        "-v",
+        "5",
+        "--json",
+    ];
+    let once = tablewright(&line);
+    let again = tablewright(&[&line[..], &["--threads", "1"]].concat());
+    assert_eq!(stdout(&once), stdout(&again));
+    let text = tablewright(&line[..line.len() - 1]);
+    for line in stdout(&text).lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+}
+
+#[test]
+fn threads_of_this_computer_run_it() {
+    let report = json(&[
+        "--on",
+        "native",
+        "-v",
+        "2",
+        "-b",
+        "16M",
+        "-s",
+        "anonymous_thp",
+    ]);
+    let row = row(&report, "tablewright");
+    assert!(
+        ["create", "update", "rebuild"]
+            .iter()
+            .all(|phase| number(row, phase) > 0.0)
+    );
+    assert!(number(row, "faults") >= 16.0);
+}
