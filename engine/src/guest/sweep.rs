@@ -6,7 +6,7 @@ use crate::addr::{Ipa, Span};
 use crate::edit::Change;
 use crate::flush::{Held, Leaf, Progress};
 use crate::format::Format;
-use crate::shared::{Moment, SharedFlush, SharedPlatform, Taken, Unfinished};
+use crate::shared::{Moment, SharedFlush, SharedPlatform, Taken};
 use crate::space::EditError;
 
 use super::Guest;
@@ -60,8 +60,9 @@ pub struct Sweep<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform> {
     state: State,
     /// A part was passed over since the last moment.
     again: bool,
-    /// Something was changed whose flush need not be complete.
-    unfinished: Option<Unfinished<'g>>,
+    /// It counts as an edit that is not complete: something was changed whose flush need not be. One that is not driven to
+    /// its end counts for ever, and costs others an invalidation each.
+    unfinished: bool,
 }
 
 enum State {
@@ -91,7 +92,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
             // After the version has moved on: a walk that starts later sees that it has.
             state: State::Wait(guest.space.moment()),
             again: false,
-            unfinished: None,
+            unfinished: false,
         }
     }
 
@@ -156,14 +157,16 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
             Ok(span) => span,
             Err(pass) => {
                 // What was changed before is complete: that is how a sweep is driven.
-                if matches!(pass, Pass::Over) {
-                    self.unfinished = None;
+                if matches!(pass, Pass::Over) && core::mem::take(&mut self.unfinished) {
+                    self.guest.space.end();
                 }
                 return Ok(pass);
             }
         };
         let space = &self.guest.space;
-        self.unfinished.get_or_insert_with(|| space.begin());
+        if !core::mem::replace(&mut self.unfinished, true) {
+            core::mem::forget(space.begin());
+        }
         let protected = space.protect_beside(1, span, change, flush)?;
         self.end(Progress::Done, protected.passed_over);
         Ok(Pass::Went(()))

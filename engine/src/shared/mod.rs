@@ -237,6 +237,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Unfinished(&self.unfinished)
     }
 
+    /// An edit that was begun, and whose mark was forgotten, is complete.
+    pub(crate) fn end(&self) {
+        drop(Unfinished(&self.unfinished));
+    }
+
     /// Whether somebody else's edit may have been seen and not be complete, after looking at entries. `own` of those that
     /// are under way are the caller's.
     fn has_seen_unfinished(&self, own: u32) -> bool {

@@ -290,7 +290,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 
     /// Splits the leaf that translates `input` into leaves one level smaller, in a table that is filled before anybody sees
-    /// it. Nothing is done where it is no larger than `level`.
+    /// it. Nothing is done where it is no larger than `level`. On arm64 the old leaf is forgotten when this returns; on x86
+    /// the flush has it forgotten.
     ///
     /// # Errors
     /// [`Refused::NeedsTables`], [`Refused::Busy`], [`Refused::Retry`].
@@ -325,15 +326,16 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let link = F::table(frame, Perms::empty());
         let _unfinished = self.begin();
         let caps = self.caps();
-        let how = transition(
-            F::RULE,
-            &State::of::<F>(entry, at),
-            &State::of::<F>(link, at),
-            at,
-            &caps,
-            Contents::Same,
-        );
         let done = loop {
+            // Each time anew: a leaf that has been accessed meanwhile may be remembered.
+            let how = transition(
+                F::RULE,
+                &State::of::<F>(entry, at),
+                &State::of::<F>(link, at),
+                at,
+                &caps,
+                Contents::Same,
+            );
             // SAFETY: a table from the cache, which nobody can reach.
             let table = unsafe { Table::open(&self.platform, frame, below) };
             if let Err(error) = Self::fill(&table, entry, at, below) {

@@ -241,7 +241,7 @@ fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
             percent(error) + if row.fitted { " *" } else { "  " }
         });
         [
-            report::wrapped(name(row), 25, "  "),
+            report::wrapped(name(row), 23, "  "),
             figure(row.published_before, &row.unit),
             figure(row.published_after, &row.unit),
             figure(row.before, &row.unit),

@@ -160,7 +160,10 @@ impl Hardware {
             // A leaf as it would be if it began where this entry does.
             let old = match old {
                 Descriptor::Leaf(leaf) => Descriptor::Leaf(Leaf {
-                    pa: leaf.pa.wrapping_add(span.0.wrapping_sub(obligation.span.0)),
+                    // Not that of the descriptor, which is the first of those that were one obligation.
+                    pa: obligation
+                        .pa
+                        .wrapping_add(span.0.wrapping_sub(obligation.span.0)),
                     ..leaf
                 }),
                 other => other,

@@ -1,6 +1,6 @@
 //! What is reachable: tables that are linked and cut off, and memory that must not be mapped.
 
-use crate::memory::{POISON, State};
+use crate::memory::{Meta, POISON, State};
 use crate::rules::Rule;
 use tablewright_walker::{Denied, Descriptor, Regime};
 
@@ -146,6 +146,37 @@ impl Hardware {
                     self.decode(depth, 0, Denied::default(), entry)
             {
                 self.make_detached(pa, depth - 1, number);
+            }
+        }
+    }
+
+    /// A table is linked, with all below it, in one that was cut off; or was linked a moment before, and is seen there now.
+    pub(super) fn make_known(&self, table: u64, first: u64, depth: u8, above: &Meta) {
+        let Some(frame) = self.memory.frame_at(table) else {
+            return;
+        };
+        let meta = self.memory.meta(frame);
+        if !matches!(meta.state.get(), State::Private | State::Live) {
+            return;
+        }
+        meta.state.set(State::Detached);
+        meta.cut.set(above.cut.get());
+        meta.space.set(above.space.get());
+        meta.depth.set(depth);
+        meta.first.set(first);
+        if depth == 0 {
+            return;
+        }
+        for index in 0..self.memory.entries() {
+            // SAFETY: an entry of the frame.
+            let entry = unsafe { self.memory.entry(frame, index).read() };
+            let first = first.wrapping_add((index as u64) << self.shift(depth));
+            if self.is_valid(entry)
+                && entry != POISON
+                && let Descriptor::Table { pa, .. } =
+                    self.decode(depth, first, Denied::default(), entry)
+            {
+                self.make_known(pa, first, depth - 1, above);
             }
         }
     }

@@ -104,15 +104,7 @@ impl Hardware {
                 cpu,
                 format!("a store to {pa:#x}, in a frame that was given back"),
             ),
-            // Walkers that still know the way come to what is linked there.
-            State::Detached if self.is_valid(value) => {
-                let depth = meta.depth.get();
-                if let Descriptor::Table { pa, .. } =
-                    self.decode(depth, 0, Denied::default(), value)
-                {
-                    self.make_detached(pa, depth - 1, meta.cut.get());
-                }
-            }
+            State::Detached => self.linked_below_cut(pa, frame, value),
             _ => {}
         }
         let core = &self.cores[cpu];
@@ -138,6 +130,18 @@ impl Hardware {
             }
         }
         self.look_around();
+    }
+
+    /// Something is stored in a table that was cut off. Walkers that still know the way come to what it links.
+    fn linked_below_cut(&self, pa: u64, frame: usize, value: u64) {
+        let meta = self.memory.meta(frame);
+        let (depth, first) = (meta.depth.get(), self.place(frame, pa));
+        if self.is_valid(value)
+            && let Descriptor::Table { pa, .. } =
+                self.decode(depth, first, Denied::default(), value)
+        {
+            self.make_known(pa, first, depth - 1, meta);
+        }
     }
 
     /// Software overwrites an entry: flags that hardware has set there are lost if nobody has seen them.
@@ -224,7 +228,8 @@ impl Hardware {
             && let Some(frame) = self.memory.frame_at(pa)
         {
             let meta = self.memory.meta(frame);
-            if meta.state.get() == State::Live {
+            // What was changed before the table was cut off, too.
+            if matches!(meta.state.get(), State::Live | State::Detached) {
                 let (at, depth) = (self.place(frame, pa), meta.depth.get());
                 let mut obligations = self.obligations.borrow_mut();
                 obligations.observe(cpu, meta.space.get(), at, depth);
@@ -332,6 +337,11 @@ impl Hardware {
         self.check_flags(cpu, pa, value);
         self.check_race(cpu, &stored);
         self.memory.write(pa, value);
+        if let Some(frame) = self.memory.frame_at(pa)
+            && self.memory.meta(frame).state.get() == State::Detached
+        {
+            self.linked_below_cut(pa, frame, value);
+        }
     }
 
     /// What another CPU has stored between the store and now is overwritten: that is the change that walkers see.

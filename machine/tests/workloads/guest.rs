@@ -11,7 +11,7 @@
 //! * whatever was written while writes are logged was marked by the handler of a fault.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
 use tablewright::guest::{
@@ -424,7 +424,7 @@ impl Host<'_> {
     /// The host looks a page up, for an access.
     fn look_up(&self, at: u64, access: Access) -> Option<Backing> {
         if at >= FIXED {
-            let frame = Pa::new(FAR + 4 * (at - FIXED) / 4);
+            let frame = Pa::new(FAR + (at - FIXED));
             return Some(Backing::new(frame, 1 << 39));
         }
         let number = self.page_at(at & !(self.page - 1))?;
@@ -511,9 +511,9 @@ struct Log {
     steady: bool,
     round: u32,
     /// By the handler of faults.
-    marks: HashSet<u64>,
+    marks: BTreeSet<u64>,
     /// What has to be marked.
-    written: HashSet<u64>,
+    written: BTreeSet<u64>,
 }
 
 struct Vm<'a, 'm, F: Format<Input = Ipa>> {
@@ -927,16 +927,11 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         match dice.below(24) {
             0..=5 => self.reclaim(page, dice),
             6 | 7 => self.share(page, dice),
-            8..=12 => self.change_slot(dice.below(SLOTS.into()) as u16, dice),
-            13 => {
-                self.open.update(|open| open + 1);
-                let all = self.guest.sweep_all();
-                self.open.update(|open| open - 1);
-                self.unmap(all, dice);
-            }
-            14..=17 => self.change_block(dice),
-            18 | 19 => self.age(dice),
-            20 | 21 => self.split(dice, tables),
+            8..=11 => self.change_slot(dice.below(SLOTS.into()) as u16, dice),
+            12 => self.unmap(self.guest.sweep_all(), dice),
+            13..=17 => self.change_block(dice),
+            18 => self.age(dice),
+            19..=22 => self.split(dice, tables),
             _ => self.settle_some(),
         }
     }
@@ -949,6 +944,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         };
         host.change(number, Now::Moving);
         self.sweep_host(host.at(number), host.page, |sweep| self.unmap(sweep, dice));
+        self.check_gone(number, frame);
         self.check_dirty(number, self.open.get() == 0);
         host.settle(number);
         let is_zero = host.pages.borrow()[number].words.is_empty();
@@ -969,6 +965,19 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         host.unlock(number);
         if away.is_some() {
             host.give(frame);
+        }
+    }
+
+    /// A sweep is over that took a page away: no entry leads there.
+    fn check_gone(&self, number: usize, frame: Pa) {
+        let at = self.host.at(number);
+        for &(slot, _) in self.slots.borrow().iter() {
+            let va = slot.guest.start().get() + at.wrapping_sub(slot.host);
+            let behind = slot.guest.contains(Ipa::new(va));
+            self.machine
+                .check(!behind || self.mapper.lookup(va) != Some(frame), || {
+                    format!("{va:#x} leads to {frame}, which was taken away")
+                });
         }
     }
 
@@ -1128,16 +1137,24 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         }
     }
 
-    /// A leaf is taken apart before anybody asks for it.
+    /// A leaf is taken apart before anybody asks for it; perhaps one that nobody has used for a while.
     fn split(&self, dice: &Dice, tables: &mut TableCache) {
-        let (va, _) = self.spot(dice);
+        let space = self.guest.space();
+        let (mut at, _) = self.spot(dice);
+        let block = self.host.block;
+        if let (true, Some(slot)) = (dice.once_in(2), self.known(0)) {
+            at = slot.guest.start().get() + block;
+        }
         let level = Level::new(dice.below(2) as u8);
         tables.top_up::<F, _>(&self.mapper, 1);
-        let mut flush = self.guest.space().flush();
-        let _split = self
-            .guest
-            .space()
-            .split(Ipa::new(va), level, tables, &mut flush);
+        let mut flush = space.flush();
+        if dice.once_in(2) {
+            let aged = space.age(span(at & !(block - 1), block), |_| (), &mut flush);
+            self.machine.check(aged.is_ok(), || format!("{aged:?}"));
+        }
+        let _split = space.split(Ipa::new(at), level, tables, &mut flush);
+        // Others may be split with it, before it is forgotten.
+        self.cpu().spend(dice.time() * dice.below(8));
         self.put_off(flush);
     }
 
@@ -1254,7 +1271,8 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         let mut behind = Vec::new();
         for at in backed {
             if at >= FIXED {
-                frames.push((Pa::new((FAR + (at - FIXED)) & !(self.host.page - 1)), true));
+                let page = (FAR + (at - FIXED)) & !(self.host.page - 1);
+                frames.push((Pa::new(page), true));
             } else if let Some(number) = self.host.page_at(at & !(self.host.page - 1)) {
                 let it = &pages[number];
                 versions += u64::from(it.version);
@@ -1403,7 +1421,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             }
             for _ in 0..3 {
                 // What is mapped is marked before anybody who sweeps can go on.
-                let walk = self.mapper.enter();
+                let walk = request.slot().log.then(|| self.mapper.enter());
                 let mapped = self.guest.map(&request, &page, tables, flush);
                 if mapped.is_ok() && request.is_logged_write() {
                     let marked = fault.at.get() & !(self.host.page - 1);

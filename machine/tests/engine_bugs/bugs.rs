@@ -1,0 +1,222 @@
+//! What is planted: a place in the engine, and what stands there instead.
+
+use super::Bug;
+
+const FAULT: &str = "shared/fault.rs";
+const RANGE: &str = "shared/range.rs";
+const SHARED: &str = "shared/mod.rs";
+const GUEST: &str = "guest/mod.rs";
+const SWEEP: &str = "guest/sweep.rs";
+
+pub const BUGS: &[Bug] = &[
+    // Claims, and who loses them.
+    Bug {
+        name: "an entry is claimed by a load and a store",
+        file: FAULT,
+        find: "«found.replace(expected, claim)?;»\n        work(self);",
+        with: "if found.table.load(found.index) != expected { return Err(found.table.load(found.index)); } \
+               found.table.store(found.index, claim);",
+        rules: &[
+            "break-before-make",
+            "freed early",
+            "flag lost",
+            "program",
+            "stale use",
+            "invalidation",
+        ],
+    },
+    Bug {
+        name: "who loses the race for a table takes that of the winner",
+        file: FAULT,
+        find: "«// Somebody was first. The tables go back as they came.»\n",
+        with: "let now = if PLANTED { found.table.load(found.index) } else { 0 }; \
+               if F::kind(now, found.level) == Kind::Table { tables.push(F::address(now, found.level)); }",
+        rules: &[
+            "break-before-make",
+            "freed early",
+            "walk astray",
+            "program",
+            "no progress",
+            "linked early",
+        ],
+    },
+    Bug {
+        name: "a thaw makes holes of the claims of others",
+        file: RANGE,
+        find: "if «table.load(index) == self.mark» {",
+        with: "{ let entry = table.load(index); entry != 0 && entry & 3 == 0 }",
+        rules: &["break-before-make", "freed early", "program", "no progress"],
+    },
+    // Tables.
+    Bug {
+        name: "an entry of a new table is not zeroed",
+        file: "shared/tables.rs",
+        find: "table.fill(«0..1 << F::INDEX_BITS», 0, 0);",
+        with: "1..1 << F::INDEX_BITS",
+        rules: &["linked early"],
+    },
+    Bug {
+        name: "a table is linked by a plain store",
+        file: FAULT,
+        find: "if «found.replace(0, F::table(top, Perms::empty()))».is_err() {",
+        with: "if found.table.load(found.index) == 0 { \
+               found.table.store(found.index, F::table(top, Perms::empty())); Ok(()) } else { Err(1) }",
+        rules: &["linked early"],
+    },
+    Bug {
+        name: "the first table of what was cut off is not freed",
+        file: "flush.rs",
+        find: "«unsafe { platform.free_table(root.frame, root.level) };»\n            if settle.stop",
+        with: "",
+        rules: &["program"],
+    },
+    Bug {
+        name: "tables are freed before nobody walks them",
+        file: RANGE,
+        find: "if «self.completed.is_empty() || self.completed.platform().is_past(self.moment)» {",
+        with: "true",
+        rules: &["freed early"],
+    },
+    Bug {
+        name: "nobody waits for processors to forget",
+        file: "flush.rs",
+        find: "«if self.issued {\n            self.flush.platform.barrier(Barrier::Complete);\n        }»\n        Completed",
+        with: "",
+        rules: &["freed early", "break-before-make"],
+    },
+    // Breaks.
+    Bug {
+        name: "an unmap leaves a hole where a break is demanded",
+        file: RANGE,
+        find: "Rule::Arm => «F::frozen(flush.serial().number | 1 << 31)»,",
+        with: "0",
+        rules: &["break-before-make"],
+    },
+    Bug {
+        name: "whether a split has to break is worked out once",
+        file: RANGE,
+        find: "&State::of::<F>(«entry», at),\n                &State::of::<F>(link, at),",
+        with: "found.entry",
+        rules: &["break-before-make"],
+    },
+    Bug {
+        name: "a coalesce forgets leaves of its own level, and not the table",
+        file: FAULT,
+        find: "«ranges.add(leaf.slice(), None, true);»",
+        with: "ranges.add(leaf.slice(), Some(leaf.level), false);",
+        rules: &["invalidation", "break-before-make"],
+    },
+    Bug {
+        name: "a table is cut off, and leaves are forgotten",
+        file: RANGE,
+        find: "«self.flush.add(slice, None, true);»\n                    return",
+        with: "self.flush.add(slice, Some(level), false);",
+        rules: &["invalidation", "freed early"],
+    },
+    Bug {
+        name: "a split that needs no break is forgotten later",
+        file: RANGE,
+        find: "Rule::Arm => {\n                        «ranges.run::<F, P>(&self.platform, self.id);»",
+        with: "flush.flush.add(slice, Some(at), false);",
+        rules: &["freed early", "program", "break-before-make", "stale use"],
+    },
+    Bug {
+        name: "what is passed over is not forgotten",
+        file: RANGE,
+        find: "if «entry != 0» {\n        flush.add(slice, None, true);",
+        with: "false",
+        rules: &["freed early", "program", "stale use"],
+    },
+    Bug {
+        name: "the edits of others are taken to be complete",
+        file: SHARED,
+        find: "«self.unfinished.load(Ordering::Relaxed) > own»",
+        with: "false",
+        rules: &["freed early", "program", "stale use"],
+    },
+    Bug {
+        name: "what is protected is not forgotten",
+        file: RANGE,
+        find: "if «how == Transition::Invalidate» {\n                        self.flush.add(extent",
+        with: "false",
+        rules: &[
+            "program",
+            "never invalidated",
+            "freed early",
+            "break-before-make",
+        ],
+    },
+    // Sweeps, and what was looked up before.
+    Bug {
+        name: "a fault maps what it looked up before a change",
+        file: GUEST,
+        find: "if «!self.slots.is_current(request.version)» {",
+        with: "false",
+        rules: &["freed early", "program", "stale use"],
+    },
+    Bug {
+        name: "a fault maps outside of a walk",
+        file: GUEST,
+        find: "«let _walk = self.space.platform().enter();»\n        if",
+        with: "let _walk = (!PLANTED).then(|| self.space.platform().enter());",
+        rules: &["freed early", "program", "stale use"],
+    },
+    Bug {
+        name: "a sweep does not wait for walks",
+        file: SWEEP,
+        find: "State::Wait(moment) if «!self.guest.space.is_quiet(moment)» =>",
+        with: "false",
+        rules: &["freed early", "program", "stale use", "cache maintenance"],
+    },
+    // Caches.
+    Bug {
+        name: "memory is cleaned after it was mapped",
+        file: FAULT,
+        find: "let installed = if «clean || instructions» {",
+        with: "false",
+        rules: &["cache maintenance"],
+    },
+    Bug {
+        name: "a page in the place of another is not cleaned",
+        file: FAULT,
+        find: "ranges.run::<F, P>(&space.platform, space.id);\n                    «space.maintain(leaf.frame, leaf.size(), clean, instructions);»",
+        with: "",
+        rules: &["cache maintenance"],
+    },
+    Bug {
+        name: "a coalesce does not clean what was not mapped",
+        file: FAULT,
+        find: "«self.maintain(Pa::new(leaf.memory(first)), size, clean, instructions);»",
+        with: "",
+        rules: &["cache maintenance"],
+    },
+    // Flags, and what they are for.
+    Bug {
+        name: "a coalesce loses that a page was written",
+        file: FAULT,
+        find: "«sum.dirty |= attrs.dirty;»",
+        with: "",
+        rules: &["flag lost"],
+    },
+    Bug {
+        name: "a coalesce loses that other memory was written",
+        file: FAULT,
+        find: "let fate = match «sum.strangers» {",
+        with: "false",
+        rules: &["flag lost"],
+    },
+    Bug {
+        name: "a logged write makes a whole block writable",
+        file: GUEST,
+        find: "let top = match «request.slot.log» {",
+        with: "false",
+        rules: &["program"],
+    },
+    Bug {
+        name: "who was second to add a permission faults for ever",
+        file: GUEST,
+        find: "«self.space.forget_here(Ipa::new(request.at));»",
+        with: "",
+        rules: &["no progress"],
+    },
+];

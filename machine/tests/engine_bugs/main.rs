@@ -1,0 +1,237 @@
+//! Bugs, planted one at a time into the engine itself: each is caught by the random guests, by the right rule, within a
+//! number of seeds, and again when its seed is run again.
+//!
+//! The engine's own source knows nothing of them. A copy of it is made, each place is switched there between what it says
+//! and what it must not say, and the random programs are built with it, once for all bugs; an environment variable says
+//! which is on. It takes minutes, most of them to build:
+//!
+//! ```text
+//! cargo test --release -p tablewright-machine --test engine_bugs -- --ignored --nocapture
+//! ```
+
+mod bugs;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use bugs::BUGS;
+
+/// A way in which the engine might be wrong.
+pub struct Bug {
+    name: &'static str,
+    /// Below `engine/src`.
+    file: &'static str,
+    /// What is there, once in the file; what is switched stands between « and ».
+    find: &'static str,
+    /// What stands there instead. If it says `PLANTED`, it stands there always, and that is whether the bug is on.
+    with: &'static str,
+    /// The rules that may be the first to be broken.
+    rules: &'static [&'static str],
+}
+
+const SEEDS: u64 = 2000;
+const WORKLOAD: &str = "guest";
+/// Which bug is on, from 1.
+const SWITCH: &str = "TABLEWRIGHT_PLANTED";
+
+/// What the copy of the engine gets besides.
+const SWITCHES: &str = r#"
+extern crate std;
+/// Whether a bug is on.
+pub fn planted(number: usize) -> bool {
+    static ON: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    let on = || std::env::var("TABLEWRIGHT_PLANTED").ok()?.parse().ok();
+    *ON.get_or_init(|| on().unwrap_or(0)) == number
+}
+"#;
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    if from.is_file() {
+        return fs::copy(from, to).map(|_| ());
+    }
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        if entry.file_name() != "target" {
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The text with a bug in it that can be switched on.
+fn plant(text: &str, number: usize, bug: &Bug) -> Result<String, String> {
+    let fail = |why: &str| {
+        Err(format!(
+            "{}: engine/src/{}: {why}: {}",
+            bug.name, bug.file, bug.find
+        ))
+    };
+    let (Some((before, rest)), true) = (bug.find.split_once('«'), bug.find.contains('»')) else {
+        return fail("nothing is marked to be switched");
+    };
+    let Some((place, after)) = rest.split_once('»') else {
+        return fail("nothing is marked to be switched");
+    };
+    let find = format!("{before}{place}{after}");
+    match text.matches(&find).count() {
+        1 => {}
+        0 => return fail("the engine does not say this any more"),
+        _ => return fail("the engine says this more than once"),
+    }
+    let on = format!("crate::planted({number})");
+    let switched = if bug.with.contains("PLANTED") {
+        bug.with.replace("PLANTED", &on)
+    } else {
+        format!("if {on} {{ {} }} else {{ {place} }}", bug.with)
+    };
+    Ok(text.replace(&find, &format!("{before}{switched}{after}")))
+}
+
+/// A copy of the workspace with all bugs in its engine.
+fn copy_with_bugs() -> Result<PathBuf, String> {
+    let io = |error: io::Error| error.to_string();
+    let (from, to) = (workspace(), workspace().join("target/engine-bugs"));
+    for part in [
+        "engine/src",
+        "walker/src",
+        "machine/src",
+        "machine/tests",
+        "machine/examples",
+    ] {
+        let _none = fs::remove_dir_all(to.join(part));
+    }
+    for part in ["engine", "walker", "machine", "Cargo.lock"] {
+        fs::create_dir_all(&to).map_err(io)?;
+        copy(&from.join(part), &to.join(part)).map_err(io)?;
+    }
+    let manifest = fs::read_to_string(from.join("Cargo.toml")).map_err(io)?;
+    fs::write(to.join("Cargo.toml"), manifest.replace(", \"lab\"", "")).map_err(io)?;
+    let source = to.join("engine/src");
+    for (number, bug) in (1..).zip(BUGS) {
+        let file = source.join(bug.file);
+        let text = fs::read_to_string(&file).map_err(io)?;
+        fs::write(&file, plant(&text, number, bug)?).map_err(io)?;
+    }
+    let root = source.join("lib.rs");
+    let text = fs::read_to_string(&root).map_err(io)?;
+    fs::write(&root, text + SWITCHES).map_err(io)?;
+    Ok(to)
+}
+
+/// Builds the random programs. Gives where they are.
+fn build(workspace: &Path) -> Result<PathBuf, String> {
+    let target = workspace.join("target");
+    let built = Command::new(env!("CARGO"))
+        .args([
+            "build",
+            "--release",
+            "-p",
+            "tablewright-machine",
+            "--example",
+            "seeds",
+        ])
+        .current_dir(workspace)
+        .env("CARGO_TARGET_DIR", &target)
+        // It is run for seconds, and built for minutes.
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+        .env_remove("RUSTFLAGS")
+        .output()
+        .map_err(|error| error.to_string())?;
+    if !built.status.success() {
+        return Err(String::from_utf8_lossy(&built.stderr).into_owned());
+    }
+    Ok(target.join("release/examples/seeds"))
+}
+
+fn seeds(program: &Path, number: usize, arguments: &[String]) -> Output {
+    Command::new(program)
+        .args(["--workload", WORKLOAD])
+        .args(arguments)
+        .env(SWITCH, number.to_string())
+        .env("RUST_BACKTRACE", "0")
+        .output()
+        .expect("the program was built")
+}
+
+/// Lines about what was wrong.
+fn wrong(output: &Output) -> Vec<String> {
+    let said = String::from_utf8_lossy(&output.stdout);
+    let lines = said.lines().filter(|line| line.starts_with(WORKLOAD));
+    lines.map(str::to_owned).collect()
+}
+
+/// The number of the seed that a line names.
+fn seed_of(line: &str) -> Option<u64> {
+    let digits = line.rsplit_once("seed ")?.1;
+    let end = digits.find(|c: char| !c.is_ascii_digit());
+    digits[..end.unwrap_or(digits.len())].parse().ok()
+}
+
+fn hunt(program: &Path, number: usize, bug: &Bug) -> Result<String, String> {
+    const CHUNK: u64 = 100;
+    for from in (1..=SEEDS).step_by(CHUNK as usize) {
+        let arguments = [CHUNK.to_string(), "--from".to_owned(), from.to_string()];
+        let output = seeds(program, number, &arguments);
+        let lines = wrong(&output);
+        let Some(first) = lines.first() else {
+            if output.status.success() {
+                continue;
+            }
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("from seed {from}: {}", said.trim()));
+        };
+        let rule = first.split(": ").nth(1).unwrap_or_default();
+        if !bug.rules.contains(&rule) {
+            return Err(format!("another rule: {first}"));
+        }
+        let seed = seed_of(first).ok_or("no seed is named")?;
+        let again = seeds(program, number, &["--seed".to_owned(), seed.to_string()]);
+        if wrong(&again).first() != Some(first) {
+            return Err(format!("seed {seed} is not the same again: {first}"));
+        }
+        return Ok(format!("{rule}, seed {seed}"));
+    }
+    Err(format!("not caught within {SEEDS} seeds"))
+}
+
+#[test]
+#[ignore = "builds the random programs once more, which takes minutes"]
+fn each_bug_in_the_engine_is_caught_by_the_right_rule() {
+    let program = copy_with_bugs()
+        .and_then(|copy| build(&copy))
+        .unwrap_or_else(|why| panic!("{why}"));
+    let right = seeds(&program, 0, &[SEEDS.to_string()]);
+    assert!(right.status.success(), "without a bug: {:?}", wrong(&right));
+    let mut failures = Vec::new();
+    for (number, bug) in (1..).zip(BUGS) {
+        match hunt(&program, number, bug) {
+            Ok(how) => println!("{}: {how}", bug.name),
+            Err(why) => {
+                println!("{}: {why}", bug.name);
+                failures.push(format!("{}: {why}", bug.name));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[test]
+fn the_engine_still_says_what_is_switched() {
+    for (number, bug) in (1..).zip(BUGS) {
+        let file = workspace().join("engine/src").join(bug.file);
+        let text = fs::read_to_string(file).expect("a file of the engine");
+        if let Err(why) = plant(&text, number, bug) {
+            panic!("{why}");
+        }
+    }
+}
