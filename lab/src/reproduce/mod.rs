@@ -232,7 +232,10 @@ fn steps_text(rows: &[Row]) -> String {
 /// The rows of one configuration.
 fn metrics_text(rows: &[Row]) -> String {
     let head = format!("{}; {}", rows[0].system, rows[0].configuration);
-    group_text(&head, rows, |row| &row.metric)
+    // What they all begin with says nothing, and takes room.
+    group_text(&head, rows, |row| {
+        row.metric.strip_prefix("KVM_").unwrap_or(&row.metric)
+    })
 }
 
 fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
@@ -241,7 +244,7 @@ fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
             percent(error) + if row.fitted { " *" } else { "  " }
         });
         [
-            report::wrapped(name(row), 23, "  "),
+            report::wrapped(name(row), 24, "  "),
             figure(row.published_before, &row.unit),
             figure(row.published_after, &row.unit),
             figure(row.before, &row.unit),
