@@ -35,6 +35,8 @@ pub struct Architecture {
     /// The format of the tables of guests, where `regime` is one of stage 2 and guests have a stage 1 above it. `None`: what
     /// programs access, they access by the addresses that `regime` translates.
     pub guest: Option<Regime>,
+    /// arm64: a guest that is known by stage 2 alone has its caches off, and sees what is in memory.
+    pub guest_caches_off: bool,
     /// The order in which walkers see stores.
     pub ordering: Ordering,
     /// Break-before-make level, 0 to 3.
@@ -79,6 +81,7 @@ impl Architecture {
         Self {
             regime,
             guest: None,
+            guest_caches_off: false,
             ordering: Ordering::Base,
             bbm: 0,
             hardware_access: false,

@@ -33,6 +33,8 @@ pub(crate) struct Caches {
     x86: bool,
     /// Memory types are those of stage 2, and whether it forces write-back.
     stage2: bool,
+    /// A guest without a stage 1 on the machine has its caches off.
+    off: bool,
     forced: bool,
     idc: bool,
     dic: bool,
@@ -47,6 +49,7 @@ impl Caches {
             pages: RefCell::default(),
             x86: architecture.is_x86(),
             stage2: matches!(architecture.regime, Regime::Arm64Stage2 { .. }),
+            off: architecture.guest_caches_off,
             forced: matches!(
                 architecture.regime,
                 Regime::Arm64Stage2 {
@@ -119,7 +122,7 @@ impl Caches {
         let page = pa & !((1 << hardware.memory.page_shift()) - 1);
         let cacheable = if self.stage2 {
             // MemAttr: write-back and write-through, with the guest's caches on; or forced (DDI 0487 D8.6.5, D8.6.6).
-            let off = entry.guest.is_some_and(|guest| guest.asid.is_none());
+            let off = entry.guest.map_or(self.off, |guest| guest.asid.is_none());
             match entry.raw >> 2 & 0xf {
                 0b1111 | 0b1010 => !off && !self.forced,
                 0b0110 => self.forced,

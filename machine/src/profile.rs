@@ -741,7 +741,7 @@ macro_rules! capabilities {
         impl ArchitectureToml {
             fn of(architecture: &Architecture) -> Self {
                 // Without `..`: a capability that is missing in the list does not compile.
-                let &Architecture { regime, guest: _, ordering, $($name),* } = architecture;
+                let &Architecture { regime, guest: _, guest_caches_off: _, ordering, $($name),* } = architecture;
                 let (format, granule, address_bits) = match regime {
                     Regime::Arm64Stage1 { granule, wide } | Regime::Arm64Stage2 { granule, wide, .. } => (
                         FormatToml::Arm64,

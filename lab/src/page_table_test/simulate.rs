@@ -124,6 +124,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
         // Nothing is executed.
         idc: true,
         dic: true,
+        // What nobody has cleaned is seen by a guest whose caches are off.
+        guest_caches_off: job.logging_first,
         ..job.profile.architecture.clone()
     };
     let mut setup = Setup::new(architecture, memory);
