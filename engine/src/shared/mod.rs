@@ -169,7 +169,8 @@ pub struct SharedSpace<F: Format, P: SharedPlatform> {
     platform: P,
     root: Pa,
     id: u16,
-    flushes: AtomicU32,
+    /// Numbers them, and orders nothing: a model need not explore it.
+    flushes: core::sync::atomic::AtomicU32,
     /// Edits that have changed something, perhaps, and are not complete.
     unfinished: AtomicU32,
     format: PhantomData<F>,
@@ -193,7 +194,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             platform,
             root,
             id,
-            flushes: AtomicU32::new(0),
+            flushes: core::sync::atomic::AtomicU32::new(0),
             unfinished: AtomicU32::new(0),
             format: PhantomData,
         }
@@ -253,7 +254,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Serial {
             root: self.root,
             // Wraps after four thousand million flushes, by when the first is long settled.
-            number: self.flushes.fetch_add(1, Ordering::Relaxed),
+            number: self
+                .flushes
+                .fetch_add(1, core::sync::atomic::Ordering::Relaxed),
         }
     }
 
