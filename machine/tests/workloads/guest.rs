@@ -972,7 +972,9 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     fn check_gone(&self, number: usize, frame: Pa) {
         let at = self.host.at(number);
         for &(slot, _) in self.slots.borrow().iter() {
-            let va = slot.guest.start().get() + at.wrapping_sub(slot.host);
+            let va = at
+                .wrapping_sub(slot.host)
+                .wrapping_add(slot.guest.start().get());
             let behind = slot.guest.contains(Ipa::new(va));
             self.machine
                 .check(!behind || self.mapper.lookup(va) != Some(frame), || {
