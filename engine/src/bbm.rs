@@ -11,8 +11,12 @@
 //! the contents. A format only names its [`Rule`].
 //!
 //! Sources: DDI 0487 D8.17 (R_WHZWS and what follows), FEAT_BBM levels in ID_AA64MMFR2_EL1; the Arm-maintained
-//! catalogue of litmus tests, for what "can be cached" means: an invalid entry, or one whose access flag is clear
-//! and stays so, cannot. SDM vol. 3A 5.10.2.4 and 5.10.4 for x86.
+//! catalogue of litmus tests, for what "can be cached" means: an invalid entry cannot. SDM vol. 3A 5.10.2.4 and 5.10.4
+//! for x86.
+//!
+//! Where software manages the access flag, a leaf cannot be cached either while its flag is clear. An entry does not say
+//! whether the flag was clear before, nor whether it will be when the invalidation is complete: leaves that were aged
+//! without a flush are still in TLBs, and the next fault sets the flag again. So nothing is made of it.
 
 use crate::addr::{Level, Pa};
 use crate::format::{Attrs, Format, Kind, Perms};
@@ -113,7 +117,7 @@ pub enum Contents {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Transition {
-    /// Nothing changes for a walker, or nothing of the old entry can be cached: a store, and no invalidation.
+    /// Nothing changes for a walker, or the old entry is a hole, which is not cached: a store, and no invalidation.
     Store,
     /// Stored in place, and invalidated afterwards for the change to take effect everywhere.
     Invalidate,
@@ -156,10 +160,10 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
     let break_below = |needed: u8| {
         if caps.bbm < needed { Break } else { Invalidate }
     };
-    if old == new || !cacheable(old, caps) {
+    if old == new || *old == State::Absent {
         return Store;
     }
-    if !cacheable(new, caps) {
+    if *new == State::Absent {
         // This is the break itself.
         return Invalidate;
     }
@@ -197,9 +201,20 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
                         dirty: to.dirty,
                         ..from
                     });
+            let run = was_contiguous || is_contiguous;
             if type_changes || native_changes || address_changes || turns_global {
                 Break
-            } else if (was_contiguous || is_contiguous) && !flags_change {
+            } else if !run
+                && was == is
+                && to
+                    == (Attrs {
+                        accessed: true,
+                        ..from
+                    })
+            {
+                // A copy from when the flag was set before says the same.
+                Store
+            } else if run && !flags_change {
                 // Setting or clearing the bit changes the size of what is cached. Changing a member of a run leaves
                 // the members different until the last of them is written, which is the same thing.
                 break_below(1)
@@ -217,21 +232,6 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
             }
         }
         (State::Absent, _) | (_, State::Absent) => Invalidate,
-    }
-}
-
-/// Whether a processor may hold a copy of what the entry says (arm64).
-///
-/// A clear access flag keeps it from doing so only where software sets the flag. Where hardware does, a walker may set
-/// it between the look at the entry and the change of it. And one member of a run that has been accessed is enough to
-/// hold all of the run, so that the flag of a single member says nothing.
-fn cacheable(state: &State, caps: &Caps) -> bool {
-    match state {
-        State::Absent => false,
-        State::Table { .. } => true,
-        State::Leaf {
-            attrs, contiguous, ..
-        } => attrs.accessed || *contiguous || caps.hardware_access,
     }
 }
 

@@ -192,6 +192,34 @@ fn pages_become_a_block_and_a_block_pages() {
     }
 }
 
+/// Seed 70752 of the guests: a leaf whose access flag was cleared without a flush, and which a TLB therefore still held, was
+/// split without a break.
+#[test]
+fn what_was_aged_is_still_remembered() {
+    let platform = Threads::new(64, 12, 1).with_caps(Caps {
+        hardware_access: false,
+        hardware_dirty: false,
+        ..Caps::CONSERVATIVE
+    });
+    let space = share::<Arm64K4>(&platform);
+    let (mut tables, mut flush) = (TableCache::new(), space.flush());
+    let block = leaf(0, Level::new(1), Attrs::KERNEL_DATA);
+    assert_eq!(
+        map(&space, &block, &mut tables, &mut flush),
+        Ok(Mapped::Installed)
+    );
+    let (all, mut young) = (Span::new(Va::new(0), 2 << 20).unwrap(), 0);
+    let mut aged = space.flush();
+    space.age(all, |_| young += 1, &mut aged).unwrap();
+    assert_eq!(young, 1);
+    // Nobody waits for that. What is done with the leaf next has it forgotten.
+    drop(aged);
+    let mut flush = space.flush();
+    let read_only = Change::new().write_protect();
+    space.protect(all, read_only, &mut flush).unwrap();
+    assert!(!flush.is_clean());
+}
+
 #[test]
 fn caches_are_cleaned_for_memory_and_not_for_devices() {
     let platform = Threads::new(64, 12, 1).with_upkeep(Upkeep {

@@ -164,8 +164,8 @@ pub(crate) struct Obligation {
     pub raw: u64,
     /// Who changed it.
     pub writer: u16,
-    /// Who cut off the table that it stands in, before the change was visible.
-    pub cutter: Option<u16>,
+    /// Who cut off a table above it before the change was visible, and at what depth.
+    pub cutter: Option<(u16, u8)>,
     /// The change is visible to walkers.
     pub published: bool,
     /// What an old copy allows, the new descriptor allows too: at worst a spurious fault.
@@ -344,7 +344,9 @@ impl Obligations {
     /// What `cpu` has changed is visible.
     pub fn publish(&mut self, cpu: usize) {
         for obligation in &mut self.0 {
-            let cut = obligation.cutter == Some(cpu as u16);
+            let cut = obligation
+                .cutter
+                .is_some_and(|(by, _)| usize::from(by) == cpu);
             obligation.published |= usize::from(obligation.writer) == cpu || cut;
         }
     }
@@ -354,17 +356,20 @@ impl Obligations {
     pub fn cut_off(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
         for o in &mut self.0 {
             if !o.published && o.space == space && o.depth < depth && o.overlaps(span) {
-                o.cutter = Some(cpu as u16);
+                o.cutter = Some((cpu as u16, depth));
             }
         }
     }
 
-    /// The change at this address was seen by another CPU, so it is visible to all.
-    pub fn observe(&mut self, cpu: usize, space: u16, at: u64, depth: u8) {
-        for obligation in &mut self.0 {
-            obligation.published |= usize::from(obligation.writer) != cpu
-                && (obligation.space, obligation.depth) == (space, depth)
-                && obligation.overlaps((at, at));
+    /// An entry was seen by this CPU: what another has changed there is visible to all, and what it has cut off there is out
+    /// of reach.
+    pub fn observe(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
+        for o in &mut self.0 {
+            let changed = usize::from(o.writer) != cpu && o.depth == depth;
+            let cut = o
+                .cutter
+                .is_some_and(|(by, at)| usize::from(by) != cpu && at == depth);
+            o.published |= (changed || cut) && o.space == space && o.overlaps(span);
         }
     }
 

@@ -62,7 +62,11 @@ impl Hardware {
         if self.dice.is_on() && (run || leaf_of(&is).is_some_and(|leaf| leaf.contiguous)) {
             self.cores[cpu].touch_run(space, self.run_around(span.0, depth), depth);
         }
-        if !may_be_remembered(&self.architecture, &was, run) {
+        // A leaf that was aged, and not invalidated since, is remembered though its flag is clear.
+        let still = |o: &Obligation| o.depth == depth && !o.table;
+        if !may_be_remembered(&self.architecture, &was, run)
+            && !self.obligations.borrow().about(space, span).any(still)
+        {
             return;
         }
         let harmless = match (leaf_of(&was), leaf_of(&is)) {

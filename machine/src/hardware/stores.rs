@@ -230,9 +230,10 @@ impl Hardware {
             let meta = self.memory.meta(frame);
             // What was changed before the table was cut off, too.
             if matches!(meta.state.get(), State::Live | State::Detached) {
-                let (at, depth) = (self.place(frame, pa), meta.depth.get());
+                let (first, depth) = (self.place(frame, pa), meta.depth.get());
+                let span = (first, first + ((1u64 << self.shift(depth)) - 1));
                 let mut obligations = self.obligations.borrow_mut();
-                obligations.observe(cpu, meta.space.get(), at, depth);
+                obligations.observe(cpu, meta.space.get(), span, depth);
             }
         }
     }
