@@ -560,6 +560,11 @@ impl<F: Format, P: Platform> Flush<F, P> {
         self.ranges.add(slice, level, tables);
     }
 
+    /// All that the space translates.
+    pub(crate) fn add_everything(&mut self) {
+        self.ranges.everything = true;
+    }
+
     /// An entry was changed that no walker remembers.
     pub(crate) fn add_news(&mut self) {
         self.news = true;

@@ -23,6 +23,7 @@
 
 mod addr;
 pub mod bbm;
+pub mod dirty;
 mod edit;
 mod entry;
 pub mod flush;

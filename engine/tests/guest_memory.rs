@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 
 use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16, Stage2K64};
 use tablewright::guest::{
-    Access, Backing, CLAIM, Cause, Declined, Fault, Guest, Pass, Slot, SlotCell, SlotError, Sweep,
+    Access, Backing, CLAIM, Cause, Declined, Fault, Guest, Log, Pass, Slot, SlotCell, SlotError,
+    Sweep,
 };
 use tablewright::hosted::Threads;
 use tablewright::shared::{Mapped, Refused, SharedPlatform, SharedSpace, TableCache, Upkeep};
@@ -147,7 +148,9 @@ fn slots_are_found_by_their_addresses_and_do_not_overlap() {
     let device = Slot {
         memory: Memory::Device,
         page: 1 << 30,
-        ..slot(9, 8 * GIB, GIB).with_log(true).with_perms(Perms::READ)
+        ..slot(9, 8 * GIB, GIB)
+            .with_log(Log::ByFault)
+            .with_perms(Perms::READ)
     };
     assert_eq!(guest.insert(device), Ok(()));
     assert_eq!(guest.slot(Ipa::new(8 * GIB)), Ok(device));
@@ -347,7 +350,7 @@ fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
     let ram = Slot::memory(span(0, 4 * GIB), 0);
     vm.guest.insert(ram).unwrap();
     assert_eq!(vm.fault(write(0), CLAIM), Ok(Mapped::Installed));
-    let sweep = vm.guest.replace(ram.with_log(true)).unwrap();
+    let sweep = vm.guest.replace(ram.with_log(Log::ByFault)).unwrap();
     protect(sweep, &vm);
     // A read of a logged slot gives no permission to write, and takes nothing apart.
     assert_eq!(vm.fault(read(0x3000), CLAIM), Ok(Mapped::Already));
@@ -376,7 +379,7 @@ fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
     unmap(vm.guest.remove(0).unwrap());
     assert_eq!(vm.size(0x4000), None);
     // Where a page was never mapped, it is cleaned when it becomes part of a block.
-    vm.guest.insert(ram.with_log(true)).unwrap();
+    vm.guest.insert(ram.with_log(Log::ByFault)).unwrap();
     assert_eq!(vm.fault(write(0), CLAIM), Ok(Mapped::Installed));
     drop(vm.guest.replace(ram).unwrap());
     assert_eq!(vm.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));

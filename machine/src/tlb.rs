@@ -495,6 +495,18 @@ impl WalkCache {
         Some(entry)
     }
 
+    /// Forgets the table with `depth` levels below it that translates `va`.
+    pub fn drop_entry(&self, va: u64, depth: u8, bits: u32) {
+        let first = va >> bits << bits;
+        let place = self.place(first, depth, bits);
+        if place
+            .get()
+            .is_some_and(|entry| entry.first == first && entry.depth == depth)
+        {
+            place.set(None);
+        }
+    }
+
     pub fn insert(&self, entry: Remembered, bits: u32) {
         self.place(entry.first, entry.depth, bits).set(Some(entry));
     }

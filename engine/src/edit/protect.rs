@@ -134,6 +134,12 @@ impl Change {
         }
     }
 
+    /// Whether what can be written cannot be any more.
+    pub(crate) fn takes_writing_away(&self) -> bool {
+        let gives = |perms: Perms| perms.intersects(Perms::ANY_WRITE);
+        self.write_protect || self.perms.is_some_and(|perms| !gives(perms))
+    }
+
     /// The attributes after the change.
     pub fn apply(&self, attrs: Attrs) -> Attrs {
         let mut perms = self.perms.unwrap_or(attrs.perms);

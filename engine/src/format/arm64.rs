@@ -75,10 +75,10 @@ const PXN_TABLE: u64 = 1 << 59;
 const UXN_TABLE: u64 = 1 << 60;
 const AP_TABLE_NO_USER: u64 = 1 << 61;
 const AP_TABLE_READ_ONLY: u64 = 1 << 62;
-// Marks of invalid entries, of which the hardware ignores every bit. No valid entry of ours has the first, and no table
-// the second.
+// Bits 58:51 of a table descriptor are ignored.
+const WAKING: u64 = 1 << 58;
+// Marks of invalid entries, of which the hardware ignores every bit. No valid entry of ours has the first.
 const SUSPENDED: u64 = 1 << 63;
-const ASLEEP: u64 = 1 << 58;
 const FROZEN: u64 = 1 << 57;
 
 const fn field(high: u32, low: u32) -> u64 {
@@ -138,7 +138,9 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE>
     const CONTIGUOUS: u64 = CONTIGUOUS;
     const TABLES_RESTRICT: bool = true;
     const SUSPENDED: u64 = SUSPENDED;
-    const ASLEEP: u64 = ASLEEP;
+    const AWAKE: u64 = 0;
+    const ASLEEP: u64 = AP_TABLE_READ_ONLY;
+    const WAKING: u64 = WAKING;
     const FROZEN: u64 = FROZEN;
 
     #[inline(always)]

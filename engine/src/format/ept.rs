@@ -65,7 +65,8 @@ const SUPPRESS_VE_ASIDE: u32 = 1;
 const ASIDE: u64 =
     GRANTS << GRANTS_ASIDE | USER_EXEC << USER_EXEC_ASIDE | SUPPRESS_VE >> SUPPRESS_VE_ASIDE;
 const SUSPENDED: u64 = 1 << 59;
-const ASLEEP: u64 = 1 << 61;
+// Ignored in the descriptor of a table.
+const WAKING: u64 = 1 << 52;
 const FROZEN: u64 = 1 << 11 | SUPPRESS_VE | ADDRESS;
 
 // SDM 29.3.7: memory types; 2, 3 and 7 are reserved.
@@ -110,7 +111,9 @@ impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MODE_BASED
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
     const SUSPENDED: u64 = SUSPENDED;
-    const ASLEEP: u64 = ASLEEP;
+    const AWAKE: u64 = WRITE;
+    const ASLEEP: u64 = 0;
+    const WAKING: u64 = WAKING;
     const FROZEN: u64 = FROZEN;
 
     #[inline(always)]

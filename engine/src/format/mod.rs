@@ -18,7 +18,7 @@
 //! same memory, or neither, so [`Attrs`] have to say so of both ([`Perms::and_user`]); what each may execute differs
 //! where the hardware tells them apart. A translation belongs to one guest: none is [global](Attrs::global).
 //!
-//! # Four kinds of invalid entry
+//! # Three kinds of invalid entry
 //!
 //! Hardware ignores an invalid entry, so it can tell those who edit the tables something ([`Absence`]):
 //!
@@ -28,12 +28,15 @@
 //!   [`Format::resume`] before the edit returns.
 //! * [`Format::FROZEN`] stands where somebody is replacing an entry: nobody else touches it, and who meets it has to
 //!   come back later.
-//! * [`Format::sleep`] puts a table out of the reach of walkers and leaves it in the tree: an editor takes it for the
-//!   table that it is, and [`Format::wake`] gives it back. This is how a format whose tables take no permission away
-//!   ([`Format::TABLES_RESTRICT`]) stops all writes below an entry at once.
 //!
 //! Each has a mark that no other has. On x86 the address of such an entry names no memory: a processor with the L1
 //! terminal fault reads the cache through the address of an entry that is not present.
+//!
+//! # Tables that sleep
+//!
+//! Below a table that is [asleep](Format::sleep) nobody writes: its descriptor takes the permission away, or, where
+//! descriptors of tables cannot ([`Format::TABLES_RESTRICT`]), is invalid for the hardware. To those who edit it is a table
+//! like any other, [`Kind::Table`], with the same address.
 
 mod arm64;
 mod ept;
@@ -300,7 +303,6 @@ fn check_guest(attrs: &Attrs) -> Result<(), Inexpressible> {
 /// assert_eq!(Arm64K4::absence(0), Absence::Hole);
 /// assert_eq!(Arm64K4::absence(Arm64K4::suspend(table)), Absence::Suspended);
 /// assert_eq!(Arm64K4::absence(Arm64K4::FROZEN), Absence::Frozen);
-/// assert_eq!(Arm64K4::absence(Arm64K4::sleep(table)), Absence::Asleep);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
@@ -310,8 +312,6 @@ pub enum Absence {
     Suspended,
     /// Somebody is replacing the entry.
     Frozen,
-    /// A table that walkers do not reach until it is [woken](Format::wake).
-    Asleep,
 }
 
 /// What an entry is to a walk.
@@ -383,10 +383,16 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// What marks a [suspended](Format::suspend) entry.
     const SUSPENDED: u64;
 
-    /// What marks a [sleeping](Format::sleep) table, and no suspended entry.
+    /// Bits of a table descriptor that are clear while it [sleeps](Format::sleep), and set otherwise.
+    const AWAKE: u64;
+
+    /// Bits of a table descriptor that are set while it sleeps, and clear otherwise.
     const ASLEEP: u64;
 
-    /// An entry that somebody is replacing: invalid, and neither a hole nor suspended nor asleep.
+    /// A bit that hardware ignores in the descriptor of a table that sleeps: somebody is waking it.
+    const WAKING: u64;
+
+    /// An entry that somebody is replacing: invalid, and neither a hole nor suspended.
     const FROZEN: u64;
 
     /// What `entry` is, at `level`.
@@ -443,16 +449,31 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// Makes the descriptor of a table invalid, and keeps its content for [`wake`](Format::wake).
+    /// The descriptor of a table below which nobody writes.
+    ///
+    /// ```
+    /// use tablewright::format::Ept;
+    /// use tablewright::{Format, Kind, Level, Pa, Perms};
+    /// let table = Ept::<4>::table(Pa::new(0x1000), Perms::empty());
+    /// let asleep = Ept::<4>::sleep(table);
+    /// assert!(Ept::<4>::is_asleep(asleep) && Ept::<4>::kind(asleep, Level::new(1)) == Kind::Table);
+    /// assert_eq!(Ept::<4>::wake(asleep), table);
+    /// ```
     #[inline(always)]
     fn sleep(table: u64) -> u64 {
-        Self::suspend(table) ^ (Self::SUSPENDED | Self::ASLEEP)
+        table & !(Self::AWAKE | Self::WAKING) | Self::ASLEEP
     }
 
     /// Undoes [`sleep`](Format::sleep).
     #[inline(always)]
     fn wake(asleep: u64) -> u64 {
-        Self::resume(asleep ^ (Self::SUSPENDED | Self::ASLEEP))
+        asleep & !(Self::ASLEEP | Self::WAKING) | Self::AWAKE
+    }
+
+    /// Whether a table sleeps.
+    #[inline(always)]
+    fn is_asleep(table: u64) -> bool {
+        table & (Self::AWAKE | Self::ASLEEP) == Self::ASLEEP
     }
 
     /// What an invalid entry tells. One that nobody has marked, in a tree that was adopted, is not to be touched.
@@ -462,8 +483,6 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
             Absence::Hole
         } else if entry & Self::SUSPENDED != 0 {
             Absence::Suspended
-        } else if entry & Self::ASLEEP != 0 {
-            Absence::Asleep
         } else {
             Absence::Frozen
         }

@@ -49,7 +49,9 @@ impl<const LEVELS: u8> Format for Npt<LEVELS> {
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
     const SUSPENDED: u64 = X86_64::<LEVELS>::SUSPENDED;
+    const AWAKE: u64 = X86_64::<LEVELS>::AWAKE;
     const ASLEEP: u64 = X86_64::<LEVELS>::ASLEEP;
+    const WAKING: u64 = X86_64::<LEVELS>::WAKING;
     const FROZEN: u64 = X86_64::<LEVELS>::FROZEN;
 
     #[inline(always)]

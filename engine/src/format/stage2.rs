@@ -90,6 +90,9 @@ const NEVER: u32 = 53; // XN[1:0], 54:53
 const SOFTWARE_DIRTY: u64 = 1 << 55; // 58:55 are for software
 const SOFTWARE: u32 = 56;
 const PBHA: u64 = 0xf << 59; // 62:59, FEAT_HPDS2 or ignored
+// Of a table that sleeps, which is invalid: the hardware ignores every bit. It keeps bit 1, which frozen entries have not.
+const ASLEEP: u64 = 1 << 58;
+const WAKING: u64 = 1 << 56;
 
 /// D8.2: as few levels as there can be with up to 16 tables, 4 bits, beside each other at the first; two at least.
 const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
@@ -135,7 +138,9 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const FORCE
     const CONTIGUOUS: u64 = Arm64::<PAGE_SHIFT, WIDE>::CONTIGUOUS;
     const TABLES_RESTRICT: bool = false;
     const SUSPENDED: u64 = Arm64::<PAGE_SHIFT, WIDE>::SUSPENDED;
-    const ASLEEP: u64 = Arm64::<PAGE_SHIFT, WIDE>::ASLEEP;
+    const AWAKE: u64 = VALID;
+    const ASLEEP: u64 = ASLEEP;
+    const WAKING: u64 = WAKING;
     const FROZEN: u64 = Arm64::<PAGE_SHIFT, WIDE>::FROZEN;
 
     #[inline(always)]
@@ -154,6 +159,10 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const FORCE
 
     #[inline(always)]
     fn kind(entry: u64, level: Level) -> Kind {
+        let marks = VALID | NOT_BLOCK | ASLEEP | Self::SUSPENDED;
+        if entry & marks == NOT_BLOCK | ASLEEP && level != Level::PAGE {
+            return Kind::Table;
+        }
         Arm64::<PAGE_SHIFT, WIDE>::kind(entry, level)
     }
 
@@ -169,7 +178,8 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const FORCE
 
     #[inline(always)]
     fn address(entry: u64, level: Level) -> Pa {
-        Arm64::<PAGE_SHIFT, WIDE>::address(entry, level)
+        // A table that sleeps keeps its address where it was.
+        Arm64::<PAGE_SHIFT, WIDE>::address(entry | VALID, level)
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {

@@ -44,7 +44,8 @@ const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000; // 51:12
 // Marks of entries that are not present: bits 58:52 are ignored even in a present one, and none of ours has these.
 const SUSPENDED: u64 = 1 << 58;
-const ASLEEP: u64 = 1 << 57;
+/// Of a table that sleeps.
+const WAKING: u64 = 1 << 52;
 const FROZEN: u64 = 1 << 56 | ADDRESS;
 
 impl<const LEVELS: u8> Format for X86_64<LEVELS> {
@@ -66,7 +67,9 @@ impl<const LEVELS: u8> Format for X86_64<LEVELS> {
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
     const SUSPENDED: u64 = SUSPENDED;
-    const ASLEEP: u64 = ASLEEP;
+    const AWAKE: u64 = WRITE;
+    const ASLEEP: u64 = 0;
+    const WAKING: u64 = WAKING;
     const FROZEN: u64 = FROZEN;
 
     #[inline(always)]

@@ -41,11 +41,13 @@
 //! exit, to load it.
 
 mod fault;
+mod log;
 mod slots;
 mod sweep;
 
 pub use fault::{Access, Cause, Fault};
-pub use slots::{Slot, SlotCell, SlotError};
+pub use log::{Harvest, HarvestError};
+pub use slots::{Log, Slot, SlotCell, SlotError};
 pub use sweep::{Pass, Sweep};
 
 use core::fmt;
@@ -55,12 +57,17 @@ use crate::format::{Attrs, Format, Perms};
 use crate::shared::{
     Mapped, NewLeaf, Refused, Relaxed, SharedFlush, SharedPlatform, SharedSpace, TableCache,
 };
+use crate::space::EditError;
 use crate::walk::MAX_LEVELS;
 
 use slots::Slots;
 
 /// The most bytes that are cleaned by one fault: 2 MiB, which takes a quarter of a millisecond where cleaning is slow.
 pub const CLAIM: u64 = 2 << 20;
+
+/// Set in [`Attrs::software`] of a leaf whose page the host lets the guest write, though the leaf may not: it is
+/// protected for the log, and is made writable again without asking the host.
+pub const HOST_WRITES: u8 = 1;
 
 /// A guest's memory.
 ///
@@ -136,6 +143,11 @@ impl Request {
         &self.slot
     }
 
+    /// The address.
+    pub fn at(&self) -> Ipa {
+        Ipa::new(self.at)
+    }
+
     /// The access.
     pub fn access(&self) -> Access {
         self.access
@@ -155,7 +167,7 @@ impl Request {
 
     /// Whether the page has to be marked in the dirty log, once it is mapped.
     pub fn is_logged_write(&self) -> bool {
-        self.slot.log && self.access == Access::Write
+        self.slot.log == Log::ByFault && self.access == Access::Write
     }
 }
 
@@ -290,14 +302,14 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 
     /// How many tables are missing between where the walk ended and where the leaf will be.
     fn guess(&self, fault: &Fault, slot: &Slot) -> u8 {
-        let leaf = match slot.log {
+        let leaf = match slot.log.is_on() {
             true => Level::PAGE,
             false => self.fitting(fault.at.get(), fault.at.get(), slot, slot.page),
         };
         match fault.cause {
             // It has a leaf. A large one is taken apart where writes are logged.
             Cause::AccessFlag => 0,
-            Cause::Permission if !slot.log => 0,
+            Cause::Permission if !slot.log.is_on() => 0,
             Cause::Permission | Cause::Translation => {
                 let level = fault.level.unwrap_or_else(|| self.space.level_of(fault.at));
                 level.height().saturating_sub(leaf.height())
@@ -341,18 +353,19 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         flush: &mut SharedFlush<F, P>,
     ) -> Result<Mapped<F>, Refused<Ipa>> {
         let attrs = self.attrs(request, page)?;
-        let top = match request.slot.log {
+        let top = match request.slot.log.is_on() {
             true => Level::PAGE,
             false => self.fitting(request.at, page.frame.get(), &request.slot, page.size),
         };
-        let leaf_at = |level| {
-            let frame = page.frame.get() & !((1u64 << F::shift(level)) - 1);
-            NewLeaf::new(Ipa::new(request.at), Pa::new(frame), level, attrs)
-        };
+        let leaf_at = |level| Self::leaf_at(request, page, level, attrs);
         // From here to the end nothing is swept that was looked up before.
         let _walk = self.space.platform().enter();
         if !self.slots.is_current(request.version) {
             return Err(Refused::Retry);
+        }
+        if self.space.may_sleep() {
+            let writes = request.access == Access::Write;
+            self.space.wake(Ipa::new(request.at), writes)?;
         }
         let mut level = self.space.affordable(top, CLAIM, leaf_at)?;
         // A leaf that is in the way is split one level at a time.
@@ -376,13 +389,24 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Err(Refused::Retry)
     }
 
+    fn leaf_at(
+        request: &Request,
+        page: &Backing,
+        level: Level,
+        attrs: Attrs,
+    ) -> Result<NewLeaf<F>, EditError<Ipa>> {
+        let frame = page.frame.get() & !((1u64 << F::shift(level)) - 1);
+        NewLeaf::new(Ipa::new(request.at), Pa::new(frame), level, attrs)
+    }
+
     fn attrs(&self, request: &Request, page: &Backing) -> Result<Attrs, Refused<Ipa>> {
         let Request { slot, access, .. } = request;
         let mut perms = slot.perms & page.perms;
         if !perms.contains(access.perms()) {
             return Err(Refused::Denied);
         }
-        if slot.log && *access != Access::Write {
+        let writable = perms.intersects(Perms::ANY_WRITE);
+        if slot.log == Log::ByFault && *access != Access::Write {
             perms -= Perms::ANY_WRITE;
         }
         let base = match slot.memory.is_device() {
@@ -395,6 +419,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
             memory: slot.memory,
             accessed: true,
             // Where hardware marks what is written, it says so itself.
+            software: if writable { HOST_WRITES } else { 0 },
             dirty: writes && (*access == Access::Write || !self.space.caps().hardware_dirty),
             ..base
         })

@@ -30,7 +30,7 @@ use crate::format::{Memory, Perms};
 /// let slot = Slot::memory(rom, 0x7f12_0000_0000)
 ///     .with_id(3)
 ///     .with_perms(Perms::READ | Perms::EXEC);
-/// assert!(!slot.log);
+/// assert_eq!(slot.log, tablewright::guest::Log::Off);
 /// # Ok::<(), tablewright::AddressError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +47,35 @@ pub struct Slot {
     pub memory: Memory,
     /// The size of the pages that most likely back it, a power of two. A hint.
     pub page: u64,
-    /// Writes are logged: leaves are pages, and not writable before they are written.
-    pub log: bool,
+    /// Whether writes are logged, and how.
+    pub log: Log,
+}
+
+/// How writes to a slot are logged. Where they are, leaves are pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Log {
+    /// They are not.
+    #[default]
+    Off,
+    /// No page is writable before it is written: the first write faults.
+    ByFault,
+    /// Hardware marks in the leaf that the page was written ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
+    ByHardware,
+}
+
+impl Log {
+    /// Whether writes are logged.
+    pub const fn is_on(self) -> bool {
+        !matches!(self, Self::Off)
+    }
+
+    fn from_bits(bits: u64) -> Self {
+        match bits & 3 {
+            0 => Self::Off,
+            1 => Self::ByFault,
+            _ => Self::ByHardware,
+        }
+    }
 }
 
 impl Slot {
@@ -61,7 +88,7 @@ impl Slot {
             perms: Perms::READ.union(Perms::WRITE).union(Perms::EXEC),
             memory: Memory::Normal,
             page: 2 << 20,
-            log: false,
+            log: Log::Off,
         }
     }
 
@@ -81,7 +108,7 @@ impl Slot {
 
     /// The same with writes logged, or not.
     #[must_use]
-    pub const fn with_log(mut self, log: bool) -> Self {
+    pub const fn with_log(mut self, log: Log) -> Self {
         self.log = log;
         self
     }
@@ -170,7 +197,7 @@ impl SlotCell {
             perms: Perms::from_bits_truncate((rest >> 16) as u8),
             memory: MEMORY[(rest >> 24 & 7) as usize % MEMORY.len()],
             page: 1 << (rest >> 32 & 63),
-            log: rest >> 27 & 1 != 0,
+            log: Log::from_bits(rest >> 27),
         })
     }
 
@@ -180,7 +207,7 @@ impl SlotCell {
             let rest = u64::from(slot.id)
                 | u64::from(slot.perms.bits()) << 16
                 | (memory.unwrap_or(0) as u64) << 24
-                | u64::from(slot.log) << 27
+                | (slot.log as u64) << 27
                 | u64::from(slot.page.max(1).ilog2()) << 32;
             (slot.guest.start().get(), slot.guest.size(), slot.host, rest)
         });
@@ -243,6 +270,21 @@ impl<'s> Slots<'s> {
             return Err(SlotError::Busy);
         }
         Ok((slot, version))
+    }
+
+    /// Whether some slot is so.
+    pub fn any(&self, is_so: impl Fn(&Slot) -> bool) -> Result<bool, SlotError> {
+        let version = self.version.load(Ordering::Acquire);
+        let found = self
+            .cells
+            .iter()
+            .filter_map(SlotCell::load)
+            .any(|slot| is_so(&slot));
+        fence(Ordering::Acquire);
+        match version & 1 == 0 && self.version.load(Ordering::Relaxed) == version {
+            true => Ok(found),
+            false => Err(SlotError::Busy),
+        }
     }
 
     /// Whether nothing has changed since. Asked in a walk: whoever changes something waits for the walks before.

@@ -167,6 +167,11 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
         if !core::mem::replace(&mut self.unfinished, true) {
             core::mem::forget(space.begin());
         }
+        let change = match change.takes_writing_away() {
+            // For good: it cannot be given back without the host.
+            true => change.software(0),
+            false => change,
+        };
         let protected = space.protect_beside(1, span, change, flush)?;
         self.end(Progress::Done, protected.passed_over);
         Ok(Pass::Went(()))

@@ -409,6 +409,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 perms,
                 accessed: old.accessed || leaf.attrs.accessed,
                 dirty: old.dirty || leaf.attrs.dirty,
+                software: leaf.attrs.software,
                 ..old
             };
             let new =
@@ -528,8 +529,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// A leaf in the place of a table: broken, cleaned where the table had nothing, made; what was below is settled with
-    /// the flush.
+    /// A leaf in the place of a table: in place where the architecture allows it and the table translates alike; otherwise
+    /// broken, cleaned where the table had nothing, made. What was below is settled with the flush.
+    ///
+    /// The entry is invalid for one exchange, one invalidation and one store. What takes as long as the table is large is
+    /// done before and after. The flags of what was below may be set until it has been forgotten, so that they are not
+    /// summed up but taken for set: the leaf was accessed, and what could be written was.
     #[inline(never)]
     fn coalesce(
         &self,
@@ -544,39 +549,56 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         if !flush.has_room(child) {
             return Err(Refused::Retry);
         }
-        let (clean, instructions) = self.upkeep(&leaf.attrs, Perms::empty());
-        if found.replace(found.entry, F::FROZEN).is_err() {
-            return Err(Refused::Retry);
-        }
-        let mut ranges = Ranges::new();
-        ranges.add(leaf.slice(), None, true);
-        ranges.run::<F, P>(&self.platform, self.id);
-        // Nobody maps through the table any more, and its flags are final. Processors that were on their way may still
-        // install a page in it: one that is cleaned here as well, for nothing.
-        let mut sum = Below {
-            accessed: leaf.attrs.accessed,
-            dirty: leaf.attrs.dirty,
-            strangers: false,
+        let upkeep = self.upkeep(&leaf.attrs, Perms::empty());
+        let look = |missing: &dyn Fn(Pa, u64, bool, bool)| {
+            let mut survey = Survey::default();
+            let slice = leaf.slice();
+            self.survey(leaf, child, below, slice, upkeep, &mut survey, missing);
+            survey
         };
-        self.sum(
-            leaf,
-            child,
-            below,
-            leaf.slice(),
-            (clean, instructions),
-            &mut sum,
-        );
+        let before = look(&|_, _, _, _| ());
         let attrs = Attrs {
-            accessed: sum.accessed,
-            dirty: sum.dirty,
+            accessed: true,
+            dirty: leaf.attrs.dirty || before.dirty,
             ..leaf.attrs
         };
-        // What hardware has recorded can be expressed: it stood in leaves of these attributes.
         let bits = F::encode(&attrs, leaf.level)
             .map_or(leaf.bits, |bits| bits | F::put_address(leaf.frame));
-        found.lift(bits);
-        // Leaves for other memory are gone for good, and have flags that somebody waits for.
-        let fate = match sum.strangers {
+        let caps = self.caps();
+        let how = transition(
+            F::RULE,
+            &State::of::<F>(found.entry, leaf.level),
+            &State::of::<F>(bits, leaf.level),
+            leaf.level,
+            &caps,
+            Contents::Same,
+        );
+        let in_place =
+            !before.lacking && how != Transition::Break && !before.strangers && !before.holes;
+        let _unfinished = self.begin();
+        let done = if in_place {
+            found
+                .replace(found.entry, bits)
+                .inspect(|()| flush.forget(leaf.slice()))
+        } else {
+            self.claim_and(found, found.entry, F::FROZEN, bits, |space| {
+                let mut ranges = Ranges::new();
+                ranges.add(leaf.slice(), None, true);
+                ranges.run::<F, P>(&space.platform, space.id);
+                if before.lacking {
+                    // Nobody maps through the table any more. Processors that were on their way may still install a page
+                    // in it: one that is cleaned here as well, for nothing.
+                    look(&|frame, size, clean, instructions| {
+                        space.maintain(frame, size, clean, instructions);
+                    });
+                }
+            })
+        };
+        done.map_err(|_| Refused::Retry)?;
+        // Leaves for other memory are gone for good, and have flags that somebody waits for. Somebody may have installed
+        // one until now, and in place hardware may make it dirty until the flush is complete.
+        let strangers = look(&|_, _, _, _| ()).strangers || in_place && caps.hardware_dirty;
+        let fate = match strangers {
             true => Fate::Unmapped,
             false => Fate::Replaced,
         };
@@ -585,16 +607,33 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Ok(Mapped::Coalesced)
     }
 
-    /// Adds up what a table that was cut off held for the memory of `leaf`, and does the upkeep of what it did not hold:
-    /// whether to clean, and to invalidate instructions.
-    fn sum(
+    /// Puts a leaf in the place of a table, if one is there.
+    pub(crate) fn recover(
+        &self,
+        leaf: &NewLeaf<F>,
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<bool, Refused<F::Input>> {
+        let _walk = self.platform.enter();
+        // SAFETY: a walk is entered.
+        let found = unsafe { self.find(leaf.input, leaf.level) };
+        if found.level != leaf.level || F::kind(found.entry, found.level) != Kind::Table {
+            return Ok(false);
+        }
+        self.coalesce(leaf, &found, flush).map(|_| true)
+    }
+
+    /// Looks at what a table holds beside the memory of `leaf`, and at what it lacks of it: `missing` is called with what
+    /// needs upkeep, to be cleaned, and invalidated for instructions.
+    #[allow(clippy::too_many_arguments)]
+    fn survey(
         &self,
         leaf: &NewLeaf<F>,
         frame: Pa,
         level: Level,
         slice: Slice,
         upkeep: (bool, bool),
-        sum: &mut Below,
+        survey: &mut Survey,
+        missing: &dyn Fn(Pa, u64, bool, bool),
     ) {
         // SAFETY: a table of the tree, which is not freed before this walk is over.
         let table = unsafe { Table::open(&self.platform, frame, level) };
@@ -607,24 +646,25 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 (Kind::Table, Some(below)) => {
                     let last = first + (size - 1);
                     let part = Slice { first, last };
-                    self.sum(leaf, F::address(entry, level), below, part, upkeep, sum);
+                    let child = F::address(entry, level);
+                    self.survey(leaf, child, below, part, upkeep, survey, missing);
                     continue;
                 }
-                (Kind::Leaf, _) => {
+                (Kind::Leaf, _) if leaf.is_cleaned_by(entry, level, first) => {
                     let attrs = F::decode(entry, level);
-                    sum.accessed |= attrs.accessed;
-                    // What was written to other memory does not concern this.
-                    if F::address(entry, level).get() == leaf.memory(first) {
-                        sum.dirty |= attrs.dirty;
-                        clean &= !leaf.is_cleaned_by(entry, level, first);
-                        instructions &= !attrs.perms.intersects(Perms::ANY_EXEC);
-                    } else {
-                        sum.strangers = true;
-                    }
+                    clean = false;
+                    instructions &= !attrs.perms.intersects(Perms::ANY_EXEC);
+                    survey.dirty |= attrs.dirty || attrs.perms.intersects(Perms::ANY_WRITE);
                 }
-                _ => {}
+                (Kind::Leaf, _) => survey.strangers = true,
+                // What somebody is replacing may be anything.
+                (Kind::Invalid, _) if entry != 0 => survey.strangers = true,
+                _ => survey.holes = true,
             }
-            self.maintain(Pa::new(leaf.memory(first)), size, clean, instructions);
+            if clean || instructions {
+                survey.lacking = true;
+                missing(Pa::new(leaf.memory(first)), size, clean, instructions);
+            }
         }
     }
 
@@ -639,6 +679,20 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         perms: Perms,
         dirty: bool,
     ) -> Result<Relaxed, Refused<F::Input>> {
+        self.relax_if(input, perms, dirty, |_, _| true)
+    }
+
+    /// The same for a leaf that is as it should be: its attributes, and its level.
+    ///
+    /// # Errors
+    /// [`Refused::Denied`] if it is not, and as above.
+    pub(crate) fn relax_if(
+        &self,
+        input: F::Input,
+        perms: Perms,
+        dirty: bool,
+        is_right: impl Fn(&Attrs, Level) -> bool,
+    ) -> Result<Relaxed, Refused<F::Input>> {
         let _walk = self.platform.enter();
         // SAFETY: a walk is entered.
         let found = unsafe { self.find(input.bits(), Level::PAGE) };
@@ -652,6 +706,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 Kind::Table => return Err(Refused::Retry),
             }
             let old = F::decode(entry, level);
+            if !is_right(&old, level) {
+                return Err(Refused::Denied);
+            }
             let relaxed = Attrs {
                 perms: old.perms | perms,
                 accessed: true,
@@ -682,10 +739,15 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 }
 
-/// What the leaves below an entry say together.
-struct Below {
-    accessed: bool,
-    dirty: bool,
-    /// Some of them are for other memory.
+/// What a table holds, compared with the leaf that takes its place.
+#[derive(Default)]
+struct Survey {
+    /// Leaves for other memory, or of another kind.
     strangers: bool,
+    /// What was written, or can be.
+    dirty: bool,
+    /// Memory that it does not map.
+    holes: bool,
+    /// Memory that needs upkeep.
+    lacking: bool,
 }

@@ -33,17 +33,19 @@ mod bulk;
 mod fault;
 pub mod quiet;
 mod range;
+mod sleep;
 mod tables;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
 pub use quiet::{Epochs, Moment, Quiescence, Slot, Walking};
 pub use range::{Cut, Protected, SharedFlush, SharedIssued, Taken, TakenIssued};
+pub use sleep::{Protecting, Step, Unprotectable};
 pub use tables::TableCache;
 
 #[cfg(not(loom))]
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, Ordering, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -173,6 +175,8 @@ pub struct SharedSpace<F: Format, P: SharedPlatform> {
     flushes: core::sync::atomic::AtomicU32,
     /// Edits that have changed something, perhaps, and are not complete.
     unfinished: AtomicU32,
+    /// Of what sleeps; see [`sleep`].
+    generation: AtomicU64,
     format: PhantomData<F>,
 }
 
@@ -196,6 +200,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             id,
             flushes: core::sync::atomic::AtomicU32::new(0),
             unfinished: AtomicU32::new(0),
+            generation: AtomicU64::new(0),
             format: PhantomData,
         }
     }

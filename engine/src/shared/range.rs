@@ -35,6 +35,16 @@ impl<F: Format, P: SharedPlatform> SharedFlush<F, P> {
         self.flush.carry(frame, level, first, denied, fate);
     }
 
+    /// All that the space translates has to be forgotten.
+    pub(super) fn forget_everything(&mut self) {
+        self.flush.add_everything();
+    }
+
+    /// What a table has translated has to be forgotten, and the table.
+    pub(super) fn forget(&mut self, slice: Slice) {
+        self.flush.add(slice, None, true);
+    }
+
     /// Whether there is nothing to invalidate. It may still carry tables to free.
     pub fn is_clean(&self) -> bool {
         self.flush.is_clean()
@@ -267,6 +277,37 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         self.change_each(span, Change::new().accessed(false), young, flush)
     }
 
+    /// Makes each leaf in `span` clean that is dirty, and hands it, as it was, to `dirty`. Leaves that reach over an end count
+    /// as well. What is written from when the flush is complete is found the next time; what was written before has been
+    /// found, or will be.
+    ///
+    /// # Errors
+    /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64, hosted::Threads};
+    /// # use tablewright::shared::SharedSpace;
+    /// # let platform = Threads::new(64, 12, 1);
+    /// # let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap());
+    /// let span = Span::new(Va::new(0), 1 << 20)?;
+    /// let written = Attrs { dirty: true, ..Attrs::USER_DATA };
+    /// space.map_range(span, Pa::new(0), Mapping::new(written)).unwrap();
+    /// let (mut dirty, mut flush) = (0, space.flush());
+    /// space.wash(span, |_| dirty += 1, &mut flush).unwrap();
+    /// space.wash(span, |_| dirty += 1, &mut flush).unwrap();
+    /// assert_eq!(dirty, 256);
+    /// assert!(flush.finish(|_| ()).is_ok());
+    /// # Ok::<(), tablewright::AddressError>(())
+    /// ```
+    pub fn wash(
+        &self,
+        span: Span<F::Input>,
+        dirty: impl FnMut(Leaf<F>),
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Protected, EditError<F::Input>> {
+        self.change_each(span, Change::new().dirty(false), dirty, flush)
+    }
+
     fn change_each(
         &self,
         span: Span<F::Input>,
@@ -372,6 +413,19 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             self.empty(frame, below, tables);
         }
         done
+    }
+
+    /// The first address of the first leaf in `span` that is larger than a page.
+    pub(crate) fn first_large(
+        &self,
+        span: Span<F::Input>,
+    ) -> Result<Option<F::Input>, EditError<F::Input>> {
+        let slice = self.check(span)?;
+        let _walk = self.platform.enter();
+        Ok(match self.visit(slice, &mut FirstLarge) {
+            ControlFlow::Continue(()) => None,
+            ControlFlow::Break(at) => Some(F::Input::from_bits(at)),
+        })
     }
 
     /// Writes the parts of a leaf at `at` into a table at `below`.
@@ -553,6 +607,32 @@ impl<F: Format, P: Platform> Visit<F, P> for Thaw {
         for index in range {
             self.one(table, index);
         }
+        ControlFlow::Continue(())
+    }
+}
+
+/// Finds the first leaf that is larger than a page.
+struct FirstLarge;
+
+impl<F: Format, P: Platform> Visit<F, P> for FirstLarge {
+    type Stop = u64;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<Self::Stop, Step> {
+        let entry = table.follow(index);
+        match F::kind(entry, level) {
+            Kind::Table => ControlFlow::Continue(Step::Into(F::address(entry, level))),
+            Kind::Leaf => ControlFlow::Break(slice.first),
+            Kind::Invalid => ControlFlow::Continue(Step::Next),
+        }
+    }
+
+    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Self::Stop> {
         ControlFlow::Continue(())
     }
 }

@@ -24,6 +24,8 @@ pub const NON_CACHEABLE: u64 = 32;
 pub const POISON: u64 = u64::MAX;
 pub const ADDRESS: u64 = 0x00ff_ffff_ffff_f000;
 pub const SUSPENDED: u64 = 1 << 63;
+pub const ASLEEP: u64 = 1 << 62;
+pub const WAKING: u64 = 1 << 60;
 
 /// Two levels of four entries. A change of size or type of a live leaf is made in place, or with `ARM` by a break.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +45,9 @@ impl<const ARM: bool> Format for Tiny<ARM> {
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = false;
     const SUSPENDED: u64 = SUSPENDED;
-    const ASLEEP: u64 = 1 << 62;
+    const AWAKE: u64 = PRESENT;
+    const ASLEEP: u64 = ASLEEP;
+    const WAKING: u64 = WAKING;
     const FROZEN: u64 = 1 << 61;
     const INDEX_BITS: u32 = 2;
 
@@ -58,6 +62,7 @@ impl<const ARM: bool> Format for Tiny<ARM> {
             entry & PRESENT != 0,
             level == Level::PAGE || entry & BLOCK != 0,
         ) {
+            (false, false) if entry & ASLEEP != 0 => Kind::Table,
             (false, _) => Kind::Invalid,
             (true, true) => Kind::Leaf,
             (true, false) => Kind::Table,

@@ -69,10 +69,14 @@ impl Hardware {
         {
             return;
         }
-        let harmless = match (leaf_of(&was), leaf_of(&is)) {
-            (Some(was), Some(is)) => is_harmless(&was, &is),
-            _ => from.is_some() && from == to,
-        };
+        let harmless = self.is_harmless_below(Denied::default(), depth, first, before, new)
+            || self.is_harmless_below(
+                self.denied_above(space, first, depth),
+                depth,
+                first,
+                before,
+                new,
+            );
         // Bits that mean nothing to the hardware.
         if harmless && self.says_the_same(&was, &is) {
             return;
@@ -103,6 +107,57 @@ impl Hardware {
             combined: self.architecture.guest.is_some(),
             second: None,
         });
+    }
+
+    /// Whether an old copy of an entry, made below tables that take `above` away, allows nothing that the new one forbids.
+    fn is_harmless_below(
+        &self,
+        above: Denied,
+        depth: u8,
+        first: u64,
+        before: u64,
+        new: u64,
+    ) -> bool {
+        let was = self.decode(depth, first, above, before);
+        let is = self.decode(depth, first, above, new);
+        match (was, is) {
+            (Descriptor::Leaf(was), Descriptor::Leaf(is)) => is_harmless(&was, &is),
+            (
+                Descriptor::Table { pa, denied },
+                Descriptor::Table {
+                    pa: now,
+                    denied: more,
+                },
+            ) => {
+                let denied = denied.union(above);
+                pa == now && denied.union(more) == denied
+            }
+            _ => false,
+        }
+    }
+
+    /// What the tables above an entry take away, and nobody remembers otherwise.
+    fn denied_above(&self, space: u16, va: u64, depth: u8) -> Denied {
+        let mut above = Denied::default();
+        let Some((mut table, _)) = self.spaces.borrow()[usize::from(space)].root else {
+            return above;
+        };
+        for at in (depth + 1..=self.top).rev() {
+            let entries = self.architecture.regime.table_entries(self.level(at)) as u64;
+            let index = va >> self.shift(at) & (entries - 1);
+            let entry = self.memory.read(table + index * 8);
+            let Descriptor::Table { pa, denied } = self.decode(at, va, Denied::default(), entry)
+            else {
+                return Denied::default();
+            };
+            let obligations = self.obligations.borrow();
+            let remembered = |o: &Obligation| o.depth == at && o.table;
+            if !obligations.about(space, (va, va)).any(remembered) {
+                above = above.union(denied);
+            }
+            table = pa;
+        }
+        above
     }
 
     pub(super) fn says_the_same(&self, was: &Descriptor, is: &Descriptor) -> bool {
@@ -140,7 +195,7 @@ impl Hardware {
             alike.contains(&(a, b)) || alike.contains(&(b, a))
         };
         if may_be_remembered(architecture, was, run(was)) {
-            let same = || self.translate_alike(depth, span.0, was, is);
+            let same = || self.translate_alike(cpu, depth, span.0, was, is);
             if let Some(why) = needs_break(architecture, was, is, depth, alike, same) {
                 self.violate(
                     Rule::BreakBeforeMake,
@@ -172,7 +227,7 @@ impl Hardware {
                 }),
                 other => other,
             };
-            let same = || self.translate_alike(depth, span.0, &old, is);
+            let same = || self.translate_alike(cpu, depth, span.0, &old, is);
             let contradicts = || needs_break(architecture, &old, is, depth, alike, same);
             let why = if obligation.table && obligation.depth > depth {
                 Some("what was cut off above it may still be remembered")
@@ -209,6 +264,7 @@ impl Hardware {
     /// Whether a table and a leaf translate alike.
     pub(super) fn translate_alike(
         &self,
+        cpu: usize,
         depth: u8,
         first: u64,
         a: &Descriptor,
@@ -224,7 +280,11 @@ impl Hardware {
         };
         let size = 1u64 << self.shift(below);
         (0..self.memory.entries() as u64).all(|index| {
-            let entry = self.memory.read(table + index * 8);
+            // On x86 what this CPU has stored before is visible before what it stores now.
+            let entry = match self.architecture.is_x86() {
+                true => self.visible_to(cpu, table + index * 8),
+                false => self.memory.read(table + index * 8),
+            };
             let va = first + index * size;
             let part = Leaf {
                 pa: leaf.pa + index * size,
@@ -238,7 +298,7 @@ impl Hardware {
                 }
                 other @ Descriptor::Table { .. } => {
                     let part = Descriptor::Leaf(part);
-                    self.translate_alike(below, va, &other, &part)
+                    self.translate_alike(cpu, below, va, &other, &part)
                 }
                 _ => false,
             }

@@ -395,6 +395,7 @@ impl Hardware {
             if let Some(entry) = core.tlb.find(cpu, walk.ipa, root.id, &self.invalidations) {
                 core.tlb.drop_entry(&entry);
             }
+            self.drop_path(cpu, walk.ipa);
             if let Some(found) = self.find_combined(cpu, walk.request.va, root.id) {
                 self.drop_combined(cpu, &found);
             }

@@ -57,6 +57,7 @@ impl Hardware {
         if entry.rights & request.right() == 0 {
             if self.architecture.permission_fault_drops_entry {
                 self.cores[cpu].tlb.drop_entry(&entry);
+                self.drop_path(cpu, request.va);
             }
             return Look::Fault(fault);
         }
@@ -70,6 +71,14 @@ impl Hardware {
         }
         self.check_use(cpu, request, &entry);
         Look::Found(self.translated(request, entry))
+    }
+
+    /// What a fault was found with goes, the tables on the way included (SDM vol. 3A 5.10.4.1, vol. 3C 29.4.3.1).
+    pub(super) fn drop_path(&self, cpu: usize, va: u64) {
+        for depth in 0..self.top {
+            let bits = self.shift(depth) + self.index_bits;
+            self.cores[cpu].cache.drop_entry(va, depth, bits);
+        }
     }
 
     pub(super) fn translated(&self, request: Request, entry: Cached) -> Translated {
@@ -313,8 +322,12 @@ impl Hardware {
         }
         let mut rights = self.rights(&leaf, depth, walking.walk.denied());
         if rights & request.right() == 0 {
-            // Permission faults are remembered.
-            self.remember(cpu, &walking, at, depth, &leaf, raw, rights);
+            if self.architecture.permission_fault_drops_entry {
+                self.drop_path(cpu, request.va);
+            } else {
+                // Permission faults are remembered.
+                self.remember(cpu, &walking, at, depth, &leaf, raw, rights);
+            }
             return Look::Fault(Fault::Permission { depth });
         }
         if request.want == Want::Write && rights & CLEAN != 0 {

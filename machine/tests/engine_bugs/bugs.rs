@@ -7,6 +7,8 @@ const RANGE: &str = "shared/range.rs";
 const SHARED: &str = "shared/mod.rs";
 const GUEST: &str = "guest/mod.rs";
 const SWEEP: &str = "guest/sweep.rs";
+const LOG: &str = "guest/log.rs";
+const SLEEP: &str = "shared/sleep.rs";
 
 pub const BUGS: &[Bug] = &[
     // Claims, and who loses them.
@@ -186,29 +188,29 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a coalesce does not clean what was not mapped",
         file: FAULT,
-        find: "«self.maintain(Pa::new(leaf.memory(first)), size, clean, instructions);»",
-        with: "",
+        find: "«space.maintain(frame, size, clean, instructions);»",
+        with: "let _ = (frame, size, clean, instructions);",
         rules: &["cache maintenance"],
     },
     // Flags, and what they are for.
     Bug {
         name: "a coalesce loses that a page was written",
         file: FAULT,
-        find: "«sum.dirty |= attrs.dirty;»",
+        find: "«survey.dirty |= attrs.dirty || attrs.perms.intersects(Perms::ANY_WRITE);»",
         with: "",
         rules: &["flag lost"],
     },
     Bug {
         name: "a coalesce loses that other memory was written",
         file: FAULT,
-        find: "let fate = match «sum.strangers» {",
+        find: "let fate = match «strangers» {",
         with: "false",
         rules: &["flag lost"],
     },
     Bug {
         name: "a logged write makes a whole block writable",
         file: GUEST,
-        find: "let top = match «request.slot.log» {",
+        find: "let top = match «request.slot.log.is_on()» {",
         with: "false",
         rules: &["program"],
     },
@@ -218,5 +220,103 @@ pub const BUGS: &[Bug] = &[
         find: "«self.space.forget_here(Ipa::new(request.at));»",
         with: "",
         rules: &["no progress"],
+    },
+    // The log of what is written, and tables that sleep.
+    Bug {
+        name: "a table is woken and its leaves stay writable",
+        file: SLEEP,
+        find: "entry ^ «flip»\n",
+        with: "0",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a table is woken and the tables below it stay awake",
+        file: SLEEP,
+        find: "Kind::Table => «F::sleep(entry)»,",
+        with: "entry",
+        rules: &["program"],
+    },
+    Bug {
+        name: "two processors wake a table",
+        file: SLEEP,
+        find: "if «entry & F::WAKING != 0» {\n            return",
+        with: "false",
+        rules: &["program", "freed early", "stale use"],
+    },
+    Bug {
+        name: "all is protected before walks are over",
+        file: SLEEP,
+        find: "State::Wait(since) if «!space.is_quiet(since)» =>",
+        with: "false",
+        rules: &["program"],
+    },
+    Bug {
+        name: "tables are woken before all is protected",
+        file: SLEEP,
+        find: "if «generation & STARTING != 0» {\n                    return",
+        with: "false",
+        rules: &["program"],
+    },
+    Bug {
+        name: "all is protected and nothing is forgotten",
+        file: SLEEP,
+        find: "«flush.forget_everything();»",
+        with: "",
+        rules: &[
+            "program",
+            "never invalidated",
+            "break-before-make",
+            "freed early",
+            "stale use",
+        ],
+    },
+    Bug {
+        name: "a table is woken in which somebody holds a claim",
+        file: SLEEP,
+        find: "«claimed = Err(Asleep::Busy);»",
+        with: "",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a large leaf is reopened while its slot is logged",
+        file: LOG,
+        find: "«(level == Level::PAGE || !logged)»",
+        with: "true",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a page that the host protects is reopened",
+        file: LOG,
+        find: "let host = «attrs.software & HOST_WRITES != 0»",
+        with: "true",
+        rules: &["program", "stale use", "freed early"],
+    },
+    Bug {
+        name: "what the host protects for good can be reopened",
+        file: SWEEP,
+        find: "true => «change.software(0)»,",
+        with: "change",
+        rules: &["program", "stale use", "freed early"],
+    },
+    Bug {
+        name: "a page is reopened that was looked up before a change",
+        file: LOG,
+        find: "if «!self.slots.is_current(request.version)» {\n            return Err(Refused::Retry);\n        }\n        let at",
+        with: "false",
+        rules: &["program", "stale use", "freed early"],
+    },
+    Bug {
+        name: "a table that sleeps is taken for a hole",
+        file: "format/stage2.rs",
+        find: "if «entry & marks == NOT_BLOCK | ASLEEP» && level",
+        with: "false",
+        rules: &["program", "no progress", "break-before-make", "freed early"],
+    },
+    Bug {
+        name: "nothing is protected any more though a slot is logged",
+        file: LOG,
+        find: "Ok(true) => «Err(Unprotectable::Logged)»,",
+        with: "self.space.protect_no_more()",
+        rules: &["program"],
     },
 ];

@@ -15,10 +15,10 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
 use tablewright::guest::{
-    Access, Backing, Cause, Declined, Fault, Guest, Pass, Slot, SlotCell, Sweep,
+    Access, Backing, Cause, Declined, Fault, Guest, Log, Pass, Slot, SlotCell, Sweep,
 };
 use tablewright::shared::{
-    Cut, Mapped, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache,
+    Cut, Mapped, Refused, SharedFlush, SharedPlatform, SharedSpace, Step, TableCache,
 };
 use tablewright::{AddressSpace, Change, Format, Half, Ipa, Leaf, Level, Memory, Pa, Perms, Span};
 use tablewright_machine::{
@@ -506,7 +506,7 @@ const BEHIND: [u64; 3] = [0, 2, 4];
 
 /// What is known of the writes to a slot.
 #[derive(Default)]
-struct Log {
+struct Marks {
     /// Writes fault first, all of them.
     steady: bool,
     round: u32,
@@ -526,7 +526,7 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
     version: Cell<u32>,
     /// Somebody is changing it.
     changing: [Cell<bool>; SLOTS as usize],
-    logs: RefCell<Vec<Log>>,
+    logs: RefCell<Vec<Marks>>,
     /// What is complete and not quiet.
     later: RefCell<VecDeque<Cut<F, Mapper<'m>>>>,
     /// What was taken, and whose leaves the host has not seen.
@@ -586,7 +586,7 @@ fn live<F: Format<Input = Ipa>>(
         slots: RefCell::default(),
         version: Cell::new(0),
         changing: [const { Cell::new(false) }; SLOTS as usize],
-        logs: RefCell::new((0..SLOTS).map(|_| Log::default()).collect()),
+        logs: RefCell::new((0..SLOTS).map(|_| Marks::default()).collect()),
         later: RefCell::default(),
         open: Cell::new(0),
         calm: Cell::new(false),
@@ -726,17 +726,22 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     fn change_known(&self, slot: Slot, dice: &Dice) {
         let log = usize::from(slot.id);
         match dice.below(8) {
-            0 | 1 if slot.log => {
-                self.collect(slot);
+            0 | 1 if slot.log.is_on() => {
+                self.collect(slot, dice);
                 self.logs.borrow_mut()[log].steady = false;
-                if let Some(_unchanged) = self.replace(slot, slot.with_log(false)) {
+                if let Some(_unchanged) = self.replace(slot, slot.with_log(Log::Off)) {
                     self.forget(slot);
+                    if dice.once_in(2) {
+                        let _still_logged = self.guest.protect_no_more();
+                    }
                 }
             }
-            0..=2 if slot.log => self.collect(slot),
+            0..=2 if slot.log.is_on() => self.collect(slot, dice),
             0..=2 => {
-                if let Some(sweep) = self.replace(slot, slot.with_log(true)) {
-                    self.protect(sweep);
+                if let Some(sweep) = self.replace(slot, slot.with_log(Log::ByFault)) {
+                    if dice.once_in(3) || !self.protect_all() {
+                        self.protect(sweep);
+                    }
                     self.forget(slot);
                     let mut logs = self.logs.borrow_mut();
                     logs[log].steady = true;
@@ -784,7 +789,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     Err(_) => {
                         self.say(slot, Phase::Steady);
                         self.logs.borrow_mut()[log].round += 1;
-                        self.logs.borrow_mut()[log].steady = slot.log;
+                        self.logs.borrow_mut()[log].steady = slot.log.is_on();
                     }
                 }
             }
@@ -792,7 +797,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// The log of a slot is read: what was marked is written back, and faults again.
-    fn collect(&self, slot: Slot) {
+    fn collect(&self, slot: Slot, dice: &Dice) {
         let (mut marks, written) = {
             let log = &mut self.logs.borrow_mut()[usize::from(slot.id)];
             log.steady = false;
@@ -801,7 +806,11 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 std::mem::take(&mut log.written),
             )
         };
-        self.protect(self.guest.sweep(slot.guest));
+        match dice.below(3) {
+            0 if self.protect_all() => {}
+            1 if self.protect_pages(slot) => {}
+            _ => self.protect(self.guest.sweep(slot.guest)),
+        }
         let log = &mut self.logs.borrow_mut()[usize::from(slot.id)];
         // Who was at it when the marks were taken has marked by now.
         marks.extend(&log.marks);
@@ -819,6 +828,34 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
 
     fn wait(&self) {
         self.cpu().spend(Time::ns(150));
+    }
+
+    /// In one step, if that can be.
+    fn protect_all(&self) -> bool {
+        let Ok(mut protecting) = self.guest.space().protect_all() else {
+            return false;
+        };
+        loop {
+            match protecting.step() {
+                Step::Waiting => self.wait(),
+                Step::Went(flush) => self.put_off(flush),
+                Step::Over => return true,
+            }
+        }
+    }
+
+    /// For the log only, page by page: whether all were.
+    fn protect_pages(&self, slot: Slot) -> bool {
+        let pages = slot.guest.size() / self.host.page;
+        let mut flush = self.guest.space().flush();
+        let protected = self.guest.protect(&slot, 0..pages, &mut flush);
+        let moment = self.guest.space().moment();
+        self.put_off(flush);
+        // Who has made a page writable before that marks it in his walk.
+        while !self.guest.space().is_quiet(moment) {
+            self.wait();
+        }
+        protected.is_ok_and(|protected| !protected.passed_over)
     }
 
     fn protect(&self, mut sweep: Sweep<'_, '_, F, Mapper<'m>>) {
@@ -931,7 +968,8 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             12 => self.unmap(self.guest.sweep_all(), dice),
             13..=17 => self.change_block(dice),
             18 => self.age(dice),
-            19..=22 => self.split(dice, tables),
+            19..=21 => self.split(dice, tables),
+            22 => self.recover(dice),
             _ => self.settle_some(),
         }
     }
@@ -1160,6 +1198,26 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         self.put_off(flush);
     }
 
+    /// A block, in the place of a table, before anybody faults.
+    fn recover(&self, dice: &Dice) {
+        let (mut at, _) = self.spot(dice);
+        if let (true, Some(slot)) = (dice.once_in(2), self.known(0)) {
+            at = slot.guest.start().get() + self.host.block;
+        }
+        let Ok(request) = self.guest.request(&Fault::new(Ipa::new(at), Access::Read)) else {
+            return;
+        };
+        let Some(page) = self.host.look_up(request.host(), Access::Read) else {
+            return;
+        };
+        if dice.once_in(2) {
+            self.cpu().spend(dice.time());
+        }
+        let mut flush = self.guest.space().flush();
+        let _recovered = self.guest.recover(&request, &page, &mut flush);
+        self.put_off(flush);
+    }
+
     // ---- What the guest does ----
 
     /// An address that the guest uses, and the page of the host behind it if it is one of those that move.
@@ -1287,7 +1345,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         }
         let log = slots
             .iter()
-            .find(|(slot, phase)| slot.log && *phase == Phase::Steady)
+            .find(|(slot, phase)| slot.log.is_on() && *phase == Phase::Steady)
             .map(|(slot, _)| (slot.id, self.logs.borrow()[usize::from(slot.id)].round))
             .filter(|&(id, _)| self.logs.borrow()[usize::from(id)].steady);
         Seen {
@@ -1412,6 +1470,20 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 Err(Declined::Busy) => return Served::Later,
                 Err(Declined::NoSlot | Declined::Denied(_)) => return Served::Declined,
             };
+            if dice.once_in(2) {
+                let walk = request.slot().log.is_on().then(|| self.mapper.enter());
+                let reopened = self.guest.reopen(&request);
+                if reopened == Ok(true) && request.is_logged_write() {
+                    self.mark(request.slot(), fault);
+                }
+                drop(walk);
+                match reopened {
+                    Ok(true) => return Served::Again,
+                    Ok(false) | Err(Refused::Retry) => {}
+                    Err(Refused::Busy(_)) => return Served::Later,
+                    Err(other) => self.machine.report(Rule::Program, other.to_string()),
+                }
+            }
             if dice.below(4) > 0 && !tables.top_up::<F, _>(&self.mapper, request.tables()) {
                 return Served::Later;
             }
@@ -1423,12 +1495,10 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             }
             for _ in 0..3 {
                 // What is mapped is marked before anybody who sweeps can go on.
-                let walk = request.slot().log.then(|| self.mapper.enter());
+                let walk = request.slot().log.is_on().then(|| self.mapper.enter());
                 let mapped = self.guest.map(&request, &page, tables, flush);
                 if mapped.is_ok() && request.is_logged_write() {
-                    let marked = fault.at.get() & !(self.host.page - 1);
-                    let mut logs = self.logs.borrow_mut();
-                    logs[usize::from(request.slot().id)].marks.insert(marked);
+                    self.mark(request.slot(), fault);
                 }
                 drop(walk);
                 match mapped {
@@ -1452,6 +1522,13 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             }
         }
         Served::Later
+    }
+
+    /// The handler of a fault marks the page in the log.
+    fn mark(&self, slot: &Slot, fault: &Fault) {
+        let marked = fault.at.get() & !(self.host.page - 1);
+        let log = &mut self.logs.borrow_mut()[usize::from(slot.id)];
+        log.marks.insert(marked);
     }
 
     // ---- The end ----
@@ -1488,8 +1565,8 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 }
                 self.machine.check(good, || format!("{va:#x} is lost"));
             }
-            if slot.log {
-                self.collect(slot);
+            if slot.log.is_on() {
+                self.collect(slot, dice);
             }
         }
         tables.release(&self.mapper);

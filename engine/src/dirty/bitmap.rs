@@ -1,0 +1,235 @@
+//! A bit for each page.
+//!
+//! # Orderings
+//!
+//! A mark and the harvest of its word are atomic updates of one word, and come one after the other. If the mark is first, it
+//! is harvested, and releases what the harvest acquires: the page is seen as writable as it was made, and is protected. If it
+//! is second, it waits for the next harvest. A mark that is there already is therefore set again, and not just looked at.
+//!
+//! Two bitmaps in turn need no atomic update where they are harvested: who marks reads which is current and marks it
+//! [in one walk](crate::guest::Guest::mark), so that nobody marks the other when the walks from before the turn are over.
+
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use core::ops::Range;
+
+use crate::shared::{Moment, SharedPlatform};
+
+use super::LogError;
+
+const BITS: u64 = u64::BITS as u64;
+
+/// Marks for the pages of a slot, in memory that the embedder gives.
+///
+/// ```
+/// use core::sync::atomic::AtomicU64;
+/// use tablewright::dirty::Bitmap;
+/// let words = [const { AtomicU64::new(0) }; 2];
+/// let bitmap = Bitmap::new(&words, 100)?;
+/// bitmap.mark(3);
+/// bitmap.mark(99);
+/// let mut found = Vec::new();
+/// bitmap.harvest(0..100, |first, bits| found.push((first, bits)));
+/// assert_eq!(found, [(0, 1 << 3), (64, 1 << 35)]);
+/// assert!(!bitmap.is_marked(3));
+/// # Ok::<(), tablewright::dirty::LogError>(())
+/// ```
+#[derive(Debug)]
+pub struct Bitmap<'m> {
+    words: &'m [AtomicU64],
+    pages: u64,
+}
+
+impl<'m> Bitmap<'m> {
+    /// Marks for so many pages. What is set in `words` is marked.
+    ///
+    /// # Errors
+    /// [`LogError::TooFewBits`].
+    pub fn new(words: &'m [AtomicU64], pages: u64) -> Result<Self, LogError> {
+        let bits = words.len() as u64 * BITS;
+        match bits >= pages {
+            true => Ok(Self { words, pages }),
+            false => Err(LogError::TooFewBits(bits)),
+        }
+    }
+
+    /// How many pages it is for.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Marks a page. One that is beyond the last is nobody's.
+    #[inline]
+    pub fn mark(&self, page: u64) {
+        if page >= self.pages {
+            return;
+        }
+        self.words[(page / BITS) as usize].fetch_or(1 << (page % BITS), Ordering::Release);
+    }
+
+    /// Marks these pages.
+    pub fn mark_range(&self, pages: Range<u64>) {
+        each_word(self.words, pages, self.pages, |word, _, bits| {
+            word.fetch_or(bits, Ordering::Release);
+        });
+    }
+
+    /// Marks all, for a log that starts so: what is not protected yet is taken for written.
+    pub fn mark_all(&self) {
+        self.mark_range(0..self.pages);
+    }
+
+    /// Whether a page is marked at this moment.
+    pub fn is_marked(&self, page: u64) -> bool {
+        page < self.pages
+            && self.words[(page / BITS) as usize].load(Ordering::Relaxed) >> (page % BITS) & 1 != 0
+    }
+
+    /// How many pages are marked, while nobody marks any.
+    pub fn count(&self) -> u64 {
+        let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
+        self.words.iter().map(ones).sum()
+    }
+
+    /// Takes the marks of these pages away and gives them out, a word at a time: the number of the first page of a word, and
+    /// a bit for each page from there. They are to be protected before they are copied.
+    #[inline]
+    pub fn harvest(&self, pages: Range<u64>, mut each: impl FnMut(u64, u64)) {
+        each_word(self.words, pages, self.pages, |word, first, mask| {
+            if word.load(Ordering::Relaxed) & mask == 0 {
+                return;
+            }
+            let bits = match mask {
+                u64::MAX => word.swap(0, Ordering::AcqRel),
+                _ => word.fetch_and(!mask, Ordering::AcqRel) & mask,
+            };
+            each(first, bits);
+        });
+    }
+}
+
+/// Two bitmaps in turn.
+///
+/// ```
+/// use core::sync::atomic::AtomicU64;
+/// use tablewright::dirty::{Bitmap, Flip};
+/// use tablewright::hosted::Threads;
+/// let platform = Threads::new(8, 12, 1);
+/// let words = [const { AtomicU64::new(0) }; 4];
+/// let (first, second) = words.split_at(2);
+/// let flip = Flip::new(Bitmap::new(first, 100)?, Bitmap::new(second, 100)?)?;
+/// flip.current().mark(70);
+/// let idle = flip.turn(&&platform);
+/// flip.current().mark(3); // goes into the other
+/// let Ok(marks) = idle.quiet(&&platform) else { panic!("nobody walks") };
+/// let mut found = Vec::new();
+/// marks.drain(|first, bits| found.push((first, bits)));
+/// assert_eq!(found, [(64, 1 << 6)]);
+/// # Ok::<(), tablewright::dirty::LogError>(())
+/// ```
+#[derive(Debug)]
+pub struct Flip<'m> {
+    maps: [Bitmap<'m>; 2],
+    /// Which is marked: the parity.
+    turns: AtomicUsize,
+}
+
+impl<'m> Flip<'m> {
+    /// Two bitmaps for the same pages, the first of which is marked first.
+    ///
+    /// # Errors
+    /// [`LogError::Unequal`].
+    pub fn new(first: Bitmap<'m>, second: Bitmap<'m>) -> Result<Self, LogError> {
+        if first.pages != second.pages {
+            return Err(LogError::Unequal);
+        }
+        Ok(Self {
+            maps: [first, second],
+            turns: AtomicUsize::new(0),
+        })
+    }
+
+    /// The one that is marked at this moment. What is done with it is to be done in one walk.
+    #[inline]
+    pub fn current(&self) -> &Bitmap<'m> {
+        &self.maps[self.turns.load(Ordering::Acquire) & 1]
+    }
+
+    /// From now on the other is marked. It has to be empty: drained, since the last turn.
+    pub fn turn<P: SharedPlatform>(&self, platform: &P) -> Idle<'_, 'm> {
+        let before = self.turns.fetch_add(1, Ordering::AcqRel);
+        Idle {
+            map: &self.maps[before & 1],
+            since: platform.cut(),
+        }
+    }
+}
+
+/// A bitmap that nobody marks any more when the walks that began before its turn was over have come to an end.
+#[derive(Debug)]
+#[must_use = "it has marks that were not harvested"]
+pub struct Idle<'f, 'm> {
+    map: &'f Bitmap<'m>,
+    since: Moment,
+}
+
+impl<'f, 'm> Idle<'f, 'm> {
+    /// The marks, if nobody sets any more.
+    ///
+    /// # Errors
+    /// Gives it back if walks are not over.
+    pub fn quiet<P: SharedPlatform>(self, platform: &P) -> Result<Quiet<'f, 'm>, Self> {
+        match platform.is_past(self.since) {
+            true => Ok(Quiet(self.map)),
+            false => Err(self),
+        }
+    }
+}
+
+/// A bitmap that nobody else uses.
+#[derive(Debug)]
+#[must_use = "it has marks that were not harvested"]
+pub struct Quiet<'f, 'm>(&'f Bitmap<'m>);
+
+impl Quiet<'_, '_> {
+    /// Takes all marks away and gives them out, as [`Bitmap::harvest`] does.
+    #[inline]
+    pub fn drain(self, mut each: impl FnMut(u64, u64)) {
+        for (index, word) in self.0.words.iter().enumerate() {
+            let bits = word.load(Ordering::Relaxed);
+            if bits != 0 {
+                word.store(0, Ordering::Relaxed);
+                each(index as u64 * BITS, bits);
+            }
+        }
+    }
+}
+
+/// Calls `each` with every word that has bits of `pages`, the page of its first bit, and the mask of those bits.
+#[inline(always)]
+fn each_word(
+    words: &[AtomicU64],
+    pages: Range<u64>,
+    limit: u64,
+    mut each: impl FnMut(&AtomicU64, u64, u64),
+) {
+    let end = pages.end.min(limit);
+    if pages.start >= end {
+        return;
+    }
+    let (first, last) = (pages.start / BITS, (end - 1) / BITS);
+    for index in first..=last {
+        let page = index * BITS;
+        let mut mask = u64::MAX;
+        if page < pages.start {
+            mask &= u64::MAX << (pages.start - page);
+        }
+        if end - page < BITS {
+            mask &= (1 << (end - page)) - 1;
+        }
+        each(&words[index as usize], page, mask);
+    }
+}

@@ -1,0 +1,205 @@
+//! A list of pages for each virtual CPU.
+//!
+//! An entry goes round through three states, as in the protocol that users of KVM know, and has its layout: *empty*, filled
+//! by the virtual CPU; *written*, looked at by the host; *harvested*, protected by the host, and then empty again. Who may
+//! touch an entry follows from its state, so that the virtual CPU and the host need no lock. The flags are stored last, with
+//! release, and loaded first, with acquire: whoever sees the state sees the entry.
+//!
+//! One virtual CPU fills a ring, and one thread of the host harvests it. It is full when all its entries are written or
+//! harvested. Being full is an event and no loss: it is known before the page is made writable.
+
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::LogError;
+
+/// Nobody has written anything here, or it has been dealt with.
+const EMPTY: u32 = 0;
+/// A page was written.
+const WRITTEN: u32 = 1;
+/// The host has seen it.
+const HARVESTED: u32 = 2;
+
+/// An entry of a ring: its state, a slot, a page of the slot.
+#[derive(Debug)]
+#[repr(C)]
+pub struct RingEntry {
+    flags: AtomicU32,
+    slot: AtomicU32,
+    page: AtomicU64,
+}
+
+impl RingEntry {
+    /// An empty one.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self {
+            flags: AtomicU32::new(EMPTY),
+            slot: AtomicU32::new(0),
+            page: AtomicU64::new(0),
+        }
+    }
+
+    /// An empty one.
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        Self {
+            flags: AtomicU32::new(EMPTY),
+            slot: AtomicU32::new(0),
+            page: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Default for RingEntry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The pages that one virtual CPU has written, in order.
+///
+/// ```
+/// use tablewright::dirty::{Ring, RingEntry};
+/// let entries = [const { RingEntry::new() }; 4];
+/// let ring = Ring::new(&entries)?;
+/// ring.push(0, 7); // what `Guest::mark` does
+/// ring.push(2, 1000);
+/// let mut seen = Vec::new();
+/// ring.harvest(|slot, page| seen.push((slot, page)));
+/// assert_eq!(seen, [(0, 7), (2, 1000)]);
+/// let mut to_protect = Vec::new();
+/// let collected = ring.collect(|slot, page| to_protect.push((slot, page)));
+/// // Now these pages are protected, the flush is finished, and then:
+/// ring.release(collected);
+/// // And only now they are copied.
+/// assert_eq!(to_protect, seen);
+/// # Ok::<(), tablewright::dirty::LogError>(())
+/// ```
+#[derive(Debug)]
+pub struct Ring<'m> {
+    entries: &'m [RingEntry],
+    /// The next to be filled; the virtual CPU's.
+    filled: AtomicU64,
+    /// The next to be harvested, and to be collected; the host's.
+    harvested: AtomicU64,
+    collected: AtomicU64,
+}
+
+/// Entries that are empty again when their pages are protected.
+#[derive(Debug)]
+#[must_use = "the ring fills up if they are not released"]
+pub struct Collected {
+    first: u64,
+    count: u64,
+}
+
+impl Collected {
+    /// How many.
+    pub fn len(&self) -> u64 {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+impl<'m> Ring<'m> {
+    /// A ring of these entries, which have to be empty.
+    ///
+    /// # Errors
+    /// [`LogError::RingSize`].
+    pub fn new(entries: &'m [RingEntry]) -> Result<Self, LogError> {
+        if !entries.len().is_power_of_two() {
+            return Err(LogError::RingSize(entries.len()));
+        }
+        Ok(Self {
+            entries,
+            filled: AtomicU64::new(0),
+            harvested: AtomicU64::new(0),
+            collected: AtomicU64::new(0),
+        })
+    }
+
+    /// A log that starts with everything marked: not with a ring.
+    ///
+    /// # Errors
+    /// Always [`LogError::RingStartsEmpty`].
+    pub fn mark_all(&self) -> Result<(), LogError> {
+        Err(LogError::RingStartsEmpty)
+    }
+
+    fn entry(&self, number: u64) -> &RingEntry {
+        &self.entries[(number & (self.entries.len() as u64 - 1)) as usize]
+    }
+
+    /// Whether there is an empty entry. The virtual CPU asks.
+    pub fn has_room(&self) -> bool {
+        let next = self.entry(self.filled.load(Ordering::Relaxed));
+        next.flags.load(Ordering::Acquire) == EMPTY
+    }
+
+    /// Puts a page in, for the virtual CPU, which has made sure that there is room. What finds none is not put in.
+    pub fn push(&self, slot: u16, page: u64) {
+        let number = self.filled.load(Ordering::Relaxed);
+        let entry = self.entry(number);
+        if entry.flags.load(Ordering::Acquire) != EMPTY {
+            debug_assert!(false, "nobody has asked whether there is room");
+            return;
+        }
+        entry.slot.store(u32::from(slot), Ordering::Relaxed);
+        entry.page.store(page, Ordering::Relaxed);
+        entry.flags.store(WRITTEN, Ordering::Release);
+        self.filled.store(number + 1, Ordering::Relaxed);
+    }
+
+    /// Gives out what was written and not harvested, in order. Returns how many. The host's one thread.
+    pub fn harvest(&self, mut each: impl FnMut(u16, u64)) -> u64 {
+        let first = self.harvested.load(Ordering::Relaxed);
+        let mut number = first;
+        loop {
+            let entry = self.entry(number);
+            if entry.flags.load(Ordering::Acquire) != WRITTEN {
+                break;
+            }
+            each(
+                entry.slot.load(Ordering::Relaxed) as u16,
+                entry.page.load(Ordering::Relaxed),
+            );
+            entry.flags.store(HARVESTED, Ordering::Release);
+            number += 1;
+        }
+        self.harvested.store(number, Ordering::Relaxed);
+        number - first
+    }
+
+    /// Gives out what was harvested and not collected, to be protected. The host's one thread.
+    pub fn collect(&self, mut each: impl FnMut(u16, u64)) -> Collected {
+        let first = self.collected.load(Ordering::Relaxed);
+        let last = self.harvested.load(Ordering::Relaxed);
+        for number in first..last {
+            let entry = self.entry(number);
+            each(
+                entry.slot.load(Ordering::Relaxed) as u16,
+                entry.page.load(Ordering::Relaxed),
+            );
+        }
+        self.collected.store(last, Ordering::Relaxed);
+        Collected {
+            first,
+            count: last - first,
+        }
+    }
+
+    /// The pages are protected, and everybody has forgotten that they could be written: their entries are empty. From now
+    /// on they may be copied.
+    pub fn release(&self, collected: Collected) {
+        for number in collected.first..collected.first + collected.count {
+            self.entry(number).flags.store(EMPTY, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Logging what a guest writes: see [`dirty`](crate::dirty) for the order in which it has to be done.
+
+use core::ops::Range;
+
+use crate::addr::{Ipa, Level, Span};
+use crate::dirty::{Bitmap, Marker};
+use crate::edit::Change;
+use crate::format::{Format, Perms};
+use crate::shared::{
+    Protected, Refused, Relaxed, SharedFlush, SharedPlatform, TableCache, Unprotectable,
+};
+use crate::space::EditError;
+
+use super::{Access, Backing, CLAIM, Guest, HOST_WRITES, Log, Request, Slot};
+
+bitflags::bitflags! {
+    /// How to harvest.
+    ///
+    /// ```
+    /// use tablewright::guest::Harvest;
+    /// assert_eq!(Harvest::default(), Harvest::empty()); // pages are protected again
+    /// assert!(Harvest::from_bits(1 << 7).is_none());
+    /// ```
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Harvest: u32 {
+        /// The pages stay writable: all memory is protected in one step after this, before anything is copied.
+        const KEEP = 1 << 0;
+    }
+}
+
+/// Why a harvest, or a protection, did nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HarvestError {
+    /// Writes to this slot are not logged.
+    NotLogged(u16),
+    /// The slot has so many pages, and fewer than were asked for.
+    Pages(u64),
+    /// These flags are not known.
+    Flags(u32),
+}
+
+impl core::fmt::Display for HarvestError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::NotLogged(id) => write!(f, "writes to slot {id} are not logged"),
+            Self::Pages(count) => write!(f, "the slot has {count} pages"),
+            Self::Flags(bits) => write!(f, "unknown flags {bits:#x}"),
+        }
+    }
+}
+
+impl core::error::Error for HarvestError {}
+
+impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
+    /// Marks the page of `slot` at `at` as written: after it was made writable, and before the virtual CPU goes on; or
+    /// after the host has written it.
+    pub fn mark(&self, marker: &Marker<'_>, slot: &Slot, at: Ipa) {
+        let _walk = self.space.platform().enter();
+        let distance = at.get().wrapping_sub(slot.guest.start().get());
+        marker.mark(distance >> F::PAGE_SHIFT);
+    }
+
+    /// Gives back what the log, or the sleep of a table, has taken from the page of a request, without asking the host for
+    /// it: what was mapped there is still the page, or it would have been swept. No lock is taken, and nothing is allocated.
+    /// Whether that was all; if not, the page has to be looked up and mapped. A page that is written is to be marked
+    /// afterwards as after a map.
+    ///
+    /// A large leaf of a slot that is logged is not made writable: only one page of it would be marked.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`], [`Refused::Retry`].
+    pub fn reopen(&self, request: &Request) -> Result<bool, Refused<Ipa>> {
+        let writes = request.access == Access::Write;
+        let _walk = self.space.platform().enter();
+        if !self.slots.is_current(request.version) {
+            return Err(Refused::Retry);
+        }
+        let at = Ipa::new(request.at);
+        if self.space.may_sleep() {
+            self.space.wake(at, writes)?;
+        }
+        let logged = request.slot.log.is_on();
+        let given = match writes {
+            true => Perms::ANY_WRITE,
+            false => Perms::empty(),
+        };
+        let reopened = self.space.relax_if(at, given, writes, |attrs, level| {
+            let host = attrs.software & HOST_WRITES != 0 && (level == Level::PAGE || !logged);
+            (host || !writes) && (attrs.perms | given).contains(request.access.perms())
+        });
+        match reopened {
+            Ok(relaxed) => Ok(relaxed != Relaxed::Absent),
+            Err(Refused::Denied) => Ok(false),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    /// The addresses of some pages of a slot that is logged.
+    fn pages(&self, slot: &Slot, pages: &Range<u64>) -> Result<Option<Span<Ipa>>, HarvestError> {
+        if !slot.log.is_on() {
+            return Err(HarvestError::NotLogged(slot.id));
+        }
+        let count = slot.guest.size() >> F::PAGE_SHIFT;
+        if pages.end > count {
+            return Err(HarvestError::Pages(count));
+        }
+        let first = slot.guest.start().get() + (pages.start << F::PAGE_SHIFT);
+        let size = pages.end.saturating_sub(pages.start) << F::PAGE_SHIFT;
+        Ok(Span::new(Ipa::new(first), size).ok())
+    }
+
+    /// Takes the permission to write from pages of a slot that is logged, for the log: the first write faults, and is given
+    /// back by [`reopen`](Guest::reopen). They may be copied when the flush is complete.
+    ///
+    /// What was [passed over](Protected::passed_over) is not protected.
+    ///
+    /// # Errors
+    /// [`HarvestError::NotLogged`], [`HarvestError::Pages`].
+    pub fn protect(
+        &self,
+        slot: &Slot,
+        pages: Range<u64>,
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Protected, HarvestError> {
+        let Some(span) = self.pages(slot, &pages)? else {
+            return Ok(Protected::default());
+        };
+        let change = Change::new().write_protect();
+        // Pages of a slot lie where the format translates, and what is mapped can lose this.
+        Ok(self.space.protect(span, change, flush).unwrap_or_default())
+    }
+
+    /// Takes the marks of pages away, gives them out as [`Bitmap::harvest`] does, and protects the pages again. **They may be
+    /// copied when the flush is complete**, not before.
+    ///
+    /// Where hardware marks what was written, its marks are collected first.
+    ///
+    /// # Errors
+    /// [`HarvestError`]; nothing has changed.
+    pub fn harvest(
+        &self,
+        slot: &Slot,
+        bitmap: &Bitmap<'_>,
+        pages: Range<u64>,
+        how: Harvest,
+        flush: &mut SharedFlush<F, P>,
+        mut each: impl FnMut(u64, u64),
+    ) -> Result<(), HarvestError> {
+        if !Harvest::all().contains(how) {
+            return Err(HarvestError::Flags(how.bits()));
+        }
+        let span = self.pages(slot, &pages)?;
+        if slot.log == Log::ByHardware
+            && let Some(span) = span
+        {
+            self.collect(slot, bitmap, span, flush);
+        }
+        let protects = slot.log == Log::ByFault && !how.contains(Harvest::KEEP);
+        bitmap.harvest(pages, |first, bits| {
+            each(first, bits);
+            if !protects {
+                return;
+            }
+            // A run of ones at a time.
+            let mut left = bits;
+            while left != 0 {
+                let from = left.trailing_zeros();
+                let run = (left >> from).trailing_ones();
+                let run_pages = first + u64::from(from)..first + u64::from(from + run);
+                left &= u64::MAX.checked_shl(from + run).unwrap_or(0);
+                match self.protect(slot, run_pages.clone(), flush) {
+                    Ok(protected) if !protected.passed_over => {}
+                    // It is not protected, and may be written: it is marked until it is.
+                    _ => bitmap.mark_range(run_pages),
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Marks what hardware has found to be written, and has it begin anew.
+    fn collect(
+        &self,
+        slot: &Slot,
+        bitmap: &Bitmap<'_>,
+        span: Span<Ipa>,
+        flush: &mut SharedFlush<F, P>,
+    ) {
+        let start = slot.guest.start().get();
+        let written = |first: u64, size: u64| {
+            // A leaf may reach over the ends of the slot.
+            let from = first.saturating_sub(start) >> F::PAGE_SHIFT;
+            let to = (first + size).saturating_sub(start) >> F::PAGE_SHIFT;
+            bitmap.mark_range(from..to);
+        };
+        // Pages of a slot lie where the format translates, and what is dirty can be clean.
+        let _ = self
+            .space
+            .wash(span, |leaf| written(leaf.input().get(), leaf.size()), flush);
+    }
+
+    /// Splits large leaves into pages before anybody writes, in a range of a slot, with the tables that are there. Faults
+    /// need not do it then. Returns how far it has come: all of the range, or up to where tables ran out, or a leaf was being
+    /// changed. On x86 what was split has to be flushed.
+    ///
+    /// # Errors
+    /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
+    pub fn split(
+        &self,
+        span: Span<Ipa>,
+        tables: &mut TableCache,
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<Option<Ipa>, EditError<Ipa>> {
+        let mut from = span.start();
+        loop {
+            let Ok(rest) = Span::inclusive(from, span.last()) else {
+                return Ok(None);
+            };
+            let Some(large) = self.space.first_large(rest)? else {
+                return Ok(None);
+            };
+            from = large;
+            match self.space.split(from, Level::PAGE, tables, flush) {
+                Ok(_) => {}
+                Err(_) => return Ok(Some(from)),
+            }
+        }
+    }
+
+    /// Puts the largest leaf back that the page and the slot allow, in the place of the table that is there, after a log has
+    /// ended; the request is one to read that was made up, and its page was looked up after it. In place where the architecture allows it. Where a break is needed, the entry is invalid for one exchange, one
+    /// invalidation and one store; what was below is settled with the flush, which may be that of many.
+    ///
+    /// Whether a leaf was put there. Not if writes are logged, or pages are all that fits, or something else than a table is
+    /// there.
+    ///
+    /// # Errors
+    /// [`Refused`]; [`Refused::Retry`] also if the flush is full: finish it.
+    pub fn recover(
+        &self,
+        request: &Request,
+        page: &Backing,
+        flush: &mut SharedFlush<F, P>,
+    ) -> Result<bool, Refused<Ipa>> {
+        if request.slot.log.is_on() {
+            return Ok(false);
+        }
+        let attrs = self.attrs(request, page)?;
+        let _walk = self.space.platform().enter();
+        if !self.slots.is_current(request.version) {
+            return Err(Refused::Retry);
+        }
+        let frame = page.frame.get();
+        let top = self.fitting(request.at, frame, &request.slot, page.size);
+        let leaf_at = |level| Self::leaf_at(request, page, level, attrs);
+        let level = self.space.affordable(top, CLAIM, leaf_at)?;
+        self.space.recover(&leaf_at(level)?, flush)
+    }
+
+    /// Nothing is logged any more: what [sleeps](crate::shared::SharedSpace::protect_all) need not be protected when it is
+    /// woken.
+    ///
+    /// # Errors
+    /// [`Unprotectable::Logged`], [`Unprotectable::Busy`].
+    pub fn protect_no_more(&self) -> Result<(), Unprotectable> {
+        match self.slots.any(|slot| slot.log == Log::ByFault) {
+            Ok(false) => self.space.protect_no_more(),
+            Ok(true) => Err(Unprotectable::Logged),
+            Err(_) => Err(Unprotectable::Busy),
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Taking the permission to write from everybody at once, in a time that does not grow with memory.
+//!
+//! To log what a guest writes, all of its memory has to be write-protected. One pass over all leaves takes as long as there
+//! is memory. So only the entries of the root are changed: the tables below them are put [to sleep](Format::sleep), and
+//! nobody writes below a table that sleeps. The first who wants to *wakes* the tables on his way, one on each level. To
+//! wake a table, its own entries are protected first: leaves lose the permission to write, tables are put to sleep in
+//! their turn. So the work is done where it is needed, a table at a time, and memory that nobody writes costs nothing.
+//!
+//! There are two kinds of sleep, and a format says which it has ([`Format::TABLES_RESTRICT`]). Where descriptors of tables
+//! take permissions away, a table that sleeps may still be read through. Where they do not, in arm64 stage 2, it is invalid,
+//! and any access wakes it. An editor sees the difference in neither: to him it is a table.
+//!
+//! # The invariant
+//!
+//! *What is below a table that is awake was protected after the last start, or made writable after it.*
+//!
+//! * A start makes the generation odd and waits for the walks that began before. In them, somebody may be waking a table,
+//!   or making something writable that he has looked up before. Whoever comes later sees the odd generation and **wakes
+//!   nothing**, until the start has put the root's tables to sleep and everybody has forgotten.
+//! * One processor wakes a table, and marks it meanwhile ([`Format::WAKING`]); others are told that it is busy. Two would
+//!   protect a page again that the faster has let somebody write, without anybody forgetting it.
+//! * An entry that somebody holds a claim on may become anything. A table with such an entry stays asleep for now, and a
+//!   start that meets one at the root waits for the walks of that moment, and looks again.
+//!
+//! # Nothing to forget
+//!
+//! To wake a table takes no invalidation: what is changed in it was out of the reach of writers, and nobody remembers that
+//! it could be written, since the start has had that forgotten. To open it only allows more.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::addr::{Address, Level};
+use crate::edit::Change;
+use crate::entry::Table;
+use crate::format::{Format, Kind};
+use crate::platform::Barrier;
+
+use super::{Moment, Refused, SharedFlush, SharedPlatform, SharedSpace, Unfinished};
+
+/// A start is under way.
+const STARTING: u64 = 1;
+/// Nothing is protected any more when it is woken.
+const OFF: u64 = 2;
+/// From one start to the next. Sixty-two bits outlive the machine.
+const NEXT: u64 = 4;
+
+/// Why not everything can be protected in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unprotectable {
+    /// Another start is under way.
+    Busy,
+    /// Hardware marks what is written ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)): it would take the protection
+    /// for a page that is clean.
+    HardwareDirty,
+    /// A slot still logs what is written.
+    Logged,
+}
+
+impl core::fmt::Display for Unprotectable {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Busy => write!(f, "all memory is being protected already"),
+            Self::HardwareDirty => write!(
+                f,
+                "hardware marks what is written: write protection of all memory cannot be combined with that"
+            ),
+            Self::Logged => write!(f, "a slot still logs what is written"),
+        }
+    }
+}
+
+impl core::error::Error for Unprotectable {}
+
+/// A start: all memory is being write-protected.
+///
+/// It is driven to its end, and before that nobody can write. Dropping it leaves the guest so.
+#[must_use = "nobody can write before it is over"]
+pub struct Protecting<'s, F: Format, P: SharedPlatform + Clone> {
+    space: &'s SharedSpace<F, P>,
+    state: State,
+    /// Who finds memory protected already finds it so by this.
+    unfinished: Option<Unfinished<'s>>,
+}
+
+enum State {
+    /// Walks from before this have to be over; then the root is protected.
+    Wait(Moment),
+    /// It is, and that is being flushed.
+    Flushed,
+    Over,
+}
+
+/// What a step of [`Protecting`] has come to.
+#[must_use = "what went is to be flushed"]
+// Without an allocator there is nowhere else to put the flush.
+#[allow(clippy::large_enum_variant)]
+pub enum Step<F: Format, P: SharedPlatform> {
+    /// Walks of others are not over. They take microseconds, or as long as it takes to clean 2 MiB.
+    Waiting,
+    /// The root is protected: this flush is to be finished before the next step.
+    Went(SharedFlush<F, P>),
+    /// Nobody can write but what was made writable since.
+    Over,
+}
+
+impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
+    /// Goes on.
+    pub fn step(&mut self) -> Step<F, P> {
+        let space = self.space;
+        match self.state {
+            State::Wait(since) if !space.is_quiet(since) => Step::Waiting,
+            State::Wait(_) => {
+                let _walk = space.platform.enter();
+                // SAFETY: the root; a walk is entered.
+                let root = unsafe { Table::open(&space.platform, space.root, F::root_level()) };
+                let entries = F::entries(F::root_level());
+                if space.lull(&root, F::root_level(), entries).is_err() {
+                    self.state = State::Wait(space.moment());
+                    return Step::Waiting;
+                }
+                let mut flush = space.flush();
+                flush.forget_everything();
+                self.state = State::Flushed;
+                Step::Went(flush)
+            }
+            State::Flushed => {
+                self.state = State::Over;
+                self.unfinished = None;
+                // Who wakes a table now finds all of the root protected.
+                space.generation.fetch_add(NEXT - STARTING, Release);
+                Step::Over
+            }
+            State::Over => Step::Over,
+        }
+    }
+}
+
+impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
+    /// Takes the permission to write from all that is mapped, in one pass over the root.
+    ///
+    /// # Errors
+    /// [`Unprotectable::Busy`], [`Unprotectable::HardwareDirty`].
+    pub fn protect_all(&self) -> Result<Protecting<'_, F, P>, Unprotectable> {
+        if self.caps().hardware_dirty {
+            return Err(Unprotectable::HardwareDirty);
+        }
+        let generation = self.generation.load(Relaxed);
+        let next = generation & !OFF | STARTING;
+        if generation & STARTING != 0
+            || self
+                .generation
+                .compare_exchange(generation, next, Acquire, Relaxed)
+                .is_err()
+        {
+            return Err(Unprotectable::Busy);
+        }
+        Ok(Protecting {
+            space: self,
+            // A walk that starts after this moment sees the odd generation.
+            state: State::Wait(self.moment()),
+            unfinished: Some(self.begin()),
+        })
+    }
+
+    /// What sleeps need not be protected any more when it is woken.
+    pub(crate) fn protect_no_more(&self) -> Result<(), Unprotectable> {
+        let generation = self.generation.load(Relaxed);
+        let next = generation | OFF;
+        let off = || {
+            self.generation
+                .compare_exchange(generation, next, Release, Relaxed)
+        };
+        match generation & STARTING == 0 && off().is_ok() {
+            true => Ok(()),
+            false => Err(Unprotectable::Busy),
+        }
+    }
+
+    /// How many times all has been protected.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Relaxed) / NEXT
+    }
+
+    /// Whether something may be asleep.
+    #[inline(always)]
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.generation.load(Relaxed) != 0
+    }
+
+    /// Wakes the tables on the way to `input` that keep an access away, a write or any other.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`]: another processor does it, or a start is not over. [`Refused::Retry`].
+    pub fn wake(&self, input: F::Input, writes: bool) -> Result<(), Refused<F::Input>> {
+        if F::TABLES_RESTRICT && !writes {
+            return Ok(());
+        }
+        let _walk = self.platform.enter();
+        let generation = self.generation.load(Acquire);
+        let (mut frame, mut level) = (self.root, F::root_level());
+        while let Some(below) = level.down() {
+            // SAFETY: the root, or a frame that was read from a descriptor of the tree; a walk is entered.
+            let table = unsafe { Table::open(&self.platform, frame, level) };
+            let index = F::index(input.bits(), level);
+            let entry = table.follow(index);
+            if F::kind(entry, level) != Kind::Table {
+                break;
+            }
+            frame = F::address(entry, level);
+            if F::is_asleep(entry) {
+                if generation & STARTING != 0 {
+                    return Err(Refused::Busy(input));
+                }
+                let protect = generation & OFF == 0;
+                self.wake_one(&table, index, entry, below, protect)
+                    .map_err(|asleep| match asleep {
+                        Asleep::Busy => Refused::Busy(input),
+                        Asleep::Changed => Refused::Retry,
+                    })?;
+            }
+            level = below;
+        }
+        Ok(())
+    }
+
+    /// Wakes the table at `below` that an entry points to.
+    #[inline(never)]
+    fn wake_one(
+        &self,
+        table: &Table<'_, P>,
+        index: usize,
+        entry: u64,
+        below: Level,
+        protect: bool,
+    ) -> Result<(), Asleep> {
+        if entry & F::WAKING != 0 {
+            return Err(Asleep::Busy);
+        }
+        let marked = entry | F::WAKING;
+        table
+            .compare_exchange(index, entry, marked)
+            .map_err(|_| Asleep::Changed)?;
+        let protected = match protect {
+            true => {
+                let frame = F::address(entry, below.up());
+                // SAFETY: a frame that was read from a descriptor of the tree, in a walk.
+                let child = unsafe { Table::open(&self.platform, frame, below) };
+                self.lull(&child, below, 1 << F::INDEX_BITS)
+            }
+            false => Ok(()),
+        };
+        let mut now = marked;
+        loop {
+            let next = match protected {
+                Ok(()) => F::wake(now),
+                Err(_) => now & !F::WAKING,
+            };
+            // It orders what was protected before. A walker may set the accessed flag of the descriptor meanwhile.
+            match table.compare_exchange(index, now, next) {
+                Ok(()) => break,
+                Err(other) if self.is_marked(other, marked, below.up()) => now = other,
+                Err(_) => return Err(Asleep::Changed),
+            }
+        }
+        if protected.is_ok() {
+            self.platform.barrier(Barrier::Publish);
+        }
+        protected
+    }
+
+    /// Whether an entry still has the mark, whatever walkers have done to its flags.
+    fn is_marked(&self, entry: u64, marked: u64, level: Level) -> bool {
+        F::kind(entry, level) == Kind::Table
+            && F::address(entry, level) == F::address(marked, level)
+            && F::is_asleep(entry)
+            && entry & F::WAKING != 0
+    }
+
+    /// Protects all entries of a table: leaves lose the permission to write, tables are put to sleep.
+    ///
+    /// # Errors
+    /// Somebody holds a claim on one of them, which may become anything.
+    fn lull(&self, table: &Table<'_, P>, level: Level, entries: usize) -> Result<(), Asleep> {
+        let mut claimed = Ok(());
+        // What to do with the last pattern: most entries are alike.
+        let (mut pattern, mut flip) = (0, 0);
+        let mask = F::address_mask(level);
+        for index in 0..entries {
+            let mut entry = table.load(index);
+            while entry != 0 {
+                let next = match F::kind(entry, level) {
+                    Kind::Invalid => {
+                        claimed = Err(Asleep::Busy);
+                        break;
+                    }
+                    Kind::Table if F::is_asleep(entry) => break,
+                    Kind::Table => F::sleep(entry),
+                    Kind::Leaf => {
+                        if (entry ^ pattern) & !mask != 0 {
+                            pattern = entry;
+                            flip = entry ^ read_only::<F>(entry, level);
+                        }
+                        entry ^ flip
+                    }
+                };
+                if next == entry {
+                    break;
+                }
+                match table.compare_exchange(index, entry, next) {
+                    Ok(()) => break,
+                    // A flag was set, or somebody has made an edit.
+                    Err(now) => entry = now,
+                }
+            }
+        }
+        claimed
+    }
+}
+
+/// A leaf without the permission to write.
+#[cold]
+fn read_only<F: Format>(leaf: u64, level: Level) -> u64 {
+    let attrs = Change::new().write_protect().apply(F::decode(leaf, level));
+    let kept = leaf & (F::address_mask(level) | F::CONTIGUOUS);
+    // What can be written can be read, in every format.
+    F::encode(&attrs, level).map_or(leaf, |bits| bits | kept)
+}
+
+/// Why a table was not woken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asleep {
+    /// Somebody else is at it.
+    Busy,
+    /// It is not what it was.
+    Changed,
+}

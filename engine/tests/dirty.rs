@@ -1,0 +1,505 @@
+//! The log of what a guest writes: marks, harvests, and the protection of everything in one step.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
+
+use common::Decoded;
+use proptest::prelude::*;
+use tablewright::dirty::{Bitmap, Flip, Full, LogError, Marker, Ring, RingEntry};
+use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16};
+use tablewright::guest::{
+    Access, Backing, Fault, Guest, Harvest, HarvestError, Log, Slot, SlotCell,
+};
+use tablewright::hosted::Threads;
+use tablewright::shared::{Mapped, Refused, SharedSpace, Step, TableCache, Unprotectable};
+use tablewright::{AddressSpace, Attrs, Caps, Format, Ipa, Level, Mapping, Pa, Perms, Span};
+use tablewright_walker as walker;
+
+// ---- Marks ----
+
+fn words(count: usize) -> Vec<AtomicU64> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn pages_of(first: u64, bits: u64) -> impl Iterator<Item = u64> {
+    (0..64)
+        .filter(move |bit| bits >> bit & 1 != 0)
+        .map(move |bit| first + bit)
+}
+
+#[derive(Clone, Debug)]
+enum Deed {
+    Mark(u64),
+    MarkRange(u64, u64),
+    Harvest(u64, u64),
+}
+
+fn deeds() -> impl Strategy<Value = Vec<Deed>> {
+    let page = 0..300u64;
+    let deed = prop_oneof![
+        4 => page.clone().prop_map(Deed::Mark),
+        1 => (page.clone(), page.clone()).prop_map(|(a, b)| Deed::MarkRange(a, b)),
+        2 => (page.clone(), page).prop_map(|(a, b)| Deed::Harvest(a, b)),
+    ];
+    prop::collection::vec(deed, 0..60)
+}
+
+proptest! {
+    #[test]
+    fn a_bitmap_is_a_set(pages in 1..280u64, deeds in deeds()) {
+        let words = words(5);
+        let bitmap = Bitmap::new(&words, pages).unwrap();
+        let mut set = BTreeSet::new();
+        for deed in deeds {
+            match deed {
+                Deed::Mark(page) => {
+                    bitmap.mark(page);
+                    set.extend((page < pages).then_some(page));
+                }
+                Deed::MarkRange(from, to) => {
+                    bitmap.mark_range(from..to);
+                    set.extend(from..to.min(pages));
+                }
+                Deed::Harvest(from, to) => {
+                    let mut found = Vec::new();
+                    bitmap.harvest(from..to, |first, bits| found.extend(pages_of(first, bits)));
+                    let expected: Vec<u64> = match from < to {
+                        true => set.range(from..to).copied().collect(),
+                        false => Vec::new(),
+                    };
+                    prop_assert_eq!(&found, &expected);
+                    found.iter().for_each(|page| assert!(set.remove(page)));
+                }
+            }
+            prop_assert_eq!(bitmap.count(), set.len() as u64);
+            prop_assert!((0..300).all(|page| bitmap.is_marked(page) == set.contains(&page)));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_log_is_refused() {
+    let (three, two) = (words(3), words(2));
+    assert_eq!(
+        Bitmap::new(&two, 129).err(),
+        Some(LogError::TooFewBits(128))
+    );
+    let unequal = Flip::new(
+        Bitmap::new(&three, 128).unwrap(),
+        Bitmap::new(&two, 127).unwrap(),
+    );
+    assert_eq!(unequal.err(), Some(LogError::Unequal));
+    let entries = [const { RingEntry::new() }; 6];
+    assert_eq!(Ring::new(&entries).err(), Some(LogError::RingSize(6)));
+    assert_eq!(Ring::new(&[]).err(), Some(LogError::RingSize(0)));
+    let ring = Ring::new(&entries[..4]).unwrap();
+    assert_eq!(ring.mark_all(), Err(LogError::RingStartsEmpty));
+}
+
+#[test]
+fn a_ring_that_is_full_says_so_and_loses_nothing() {
+    let entries = [const { RingEntry::new() }; 4];
+    let ring = Ring::new(&entries).unwrap();
+    let marker = Marker::Ring(&ring, 3);
+    let (mut next, mut seen) = (0, Vec::new());
+    for round in 0..5 {
+        while marker.room().is_ok() {
+            ring.push(3, next);
+            next += 1;
+        }
+        assert_eq!(marker.room(), Err(Full));
+        // What was harvested is not empty before it is protected.
+        let harvested = ring.harvest(|slot, page| seen.push((slot, page)));
+        assert_eq!(harvested, 4, "round {round}");
+        assert_eq!(marker.room(), Err(Full));
+        let mut collected = Vec::new();
+        let batch = ring.collect(|slot, page| collected.push((slot, page)));
+        assert_eq!(batch.len(), 4);
+        assert_eq!(marker.room(), Err(Full));
+        assert_eq!(collected, seen[seen.len() - 4..]);
+        ring.release(batch);
+    }
+    assert_eq!(seen, (0..20).map(|page| (3, page)).collect::<Vec<_>>());
+}
+
+// ---- A guest ----
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// Where the guest's memory lies.
+const OFFSET: u64 = 1 << 36;
+
+struct Vm<'s, F: Format<Input = Ipa>> {
+    guest: Guest<'s, F, &'s Threads>,
+    platform: &'s Threads,
+    tables: TableCache,
+}
+
+fn by_faults() -> Caps {
+    Caps {
+        hardware_dirty: false,
+        ..Caps::CONSERVATIVE
+    }
+}
+
+impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
+    fn new(platform: &'s Threads, cells: &'s [SlotCell]) -> Self {
+        let space = SharedSpace::new(AddressSpace::new(platform).unwrap());
+        Self {
+            guest: Guest::new(space, cells),
+            platform,
+            tables: TableCache::new(),
+        }
+    }
+
+    /// What hardware may do at an address.
+    fn access(&self, at: u64) -> Option<walker::Permissions> {
+        let root = self.guest.space().root().get();
+        let mut read = |table: u64, index: usize| {
+            // First tables lie beside each other.
+            let page = F::PAGE_SHIFT;
+            let (frame, index) = (
+                table + ((index as u64 * 8) >> page << page),
+                index & ((1 << (page - 3)) - 1),
+            );
+            self.platform.read(Pa::new(frame), index).unwrap()
+        };
+        let leaf = walker::translate(F::REGIME, root, at, &mut read).ok()?;
+        Some(leaf.access.user)
+    }
+
+    fn can_write(&self, at: u64) -> bool {
+        self.access(at).is_some_and(|access| access.write)
+    }
+
+    fn fault(&mut self, at: u64, access: Access, size: u64) -> Result<Mapped<F>, Refused<Ipa>> {
+        let request = self
+            .guest
+            .request(&Fault::new(Ipa::new(at), access))
+            .unwrap();
+        let page = Backing::new(Pa::new(at + OFFSET), size);
+        let mut flush = self.guest.space().flush();
+        let mut mapped = Err(Refused::Retry);
+        for _ in 0..4 {
+            mapped = self
+                .guest
+                .map(&request, &page, &mut self.tables, &mut flush);
+            let Err(Refused::NeedsTables(count)) = mapped else {
+                break;
+            };
+            assert!(self.tables.top_up::<F, _>(&self.platform, count));
+        }
+        assert!(flush.finish(|_| ()).is_ok());
+        mapped
+    }
+
+    fn reopen(&self, at: u64, access: Access) -> Result<bool, Refused<Ipa>> {
+        let request = self
+            .guest
+            .request(&Fault::new(Ipa::new(at), access))
+            .unwrap();
+        self.guest.reopen(&request)
+    }
+
+    /// How many flushes it took.
+    fn protect_all(&self) -> Result<u32, Unprotectable> {
+        let mut protecting = self.guest.space().protect_all()?;
+        let mut flushes = 0;
+        loop {
+            match protecting.step() {
+                Step::Waiting => {}
+                Step::Went(flush) => {
+                    assert!(!flush.is_clean());
+                    assert!(flush.finish(|_| ()).is_ok());
+                    flushes += 1;
+                }
+                Step::Over => return Ok(flushes),
+            }
+        }
+    }
+}
+
+impl<F: Format<Input = Ipa>> Drop for Vm<'_, F> {
+    fn drop(&mut self) {
+        std::mem::take(&mut self.tables).release(&self.platform);
+    }
+}
+
+fn span(first: u64, size: u64) -> Span<Ipa> {
+    Span::new(Ipa::new(first), size).unwrap()
+}
+
+/// A guest with this much memory, mapped, as large as can be or in pages.
+fn full<'s, F: Decoded<Input = Ipa>>(
+    platform: &'s Threads,
+    cells: &'s [SlotCell],
+    size: u64,
+    pages: bool,
+) -> (Vm<'s, F>, Slot) {
+    let vm = Vm::new(platform, cells);
+    let ram = Slot::memory(span(0, size), 0);
+    vm.guest.insert(ram).unwrap();
+    let attrs = Attrs {
+        software: tablewright::guest::HOST_WRITES,
+        ..Attrs::GUEST_MEMORY
+    };
+    let mapping = Mapping::new(attrs);
+    let mapping = if pages { mapping.pages_only() } else { mapping };
+    let space = vm.guest.space();
+    space
+        .map_range(ram.guest, Pa::new(OFFSET), mapping)
+        .unwrap();
+    drop(vm.guest.replace(ram.with_log(Log::ByFault)).unwrap());
+    (vm, ram.with_log(Log::ByFault))
+}
+
+fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
+    let platform = Threads::new(3000, F::PAGE_SHIFT, 1).with_caps(by_faults());
+    let cells = [const { SlotCell::new() }; 2];
+    let page = 1 << F::PAGE_SHIFT;
+    let (mut vm, ram) = full::<F>(&platform, &cells, GIB, true);
+    let addresses = || (0..GIB).step_by(31 * page as usize);
+    assert!(addresses().all(|at| vm.can_write(at)));
+    assert_eq!(vm.protect_all(), Ok(1));
+    assert_eq!(vm.guest.space().generation(), 1);
+    for at in addresses() {
+        let access = vm.access(at);
+        assert!(access.is_none_or(|access| !access.write), "{at:#x}");
+        // Where tables take permissions away, it can still be read.
+        assert_eq!(access.is_some(), F::TABLES_RESTRICT, "{at:#x}");
+        // To an editor everything is where it was.
+        let leaf = vm.guest.space().query(Ipa::new(at)).unwrap();
+        assert_eq!(leaf.frame().get(), leaf.input().get() + OFFSET);
+    }
+    // A read wakes the tables on its way, where they have to be woken, and gives no page back.
+    assert_eq!(vm.reopen(5 * page, Access::Read), Ok(true));
+    assert!(
+        vm.access(5 * page)
+            .is_some_and(|access| access.read && !access.write)
+    );
+    // A write gives one page back, and no other.
+    assert_eq!(vm.reopen(5 * page, Access::Write), Ok(true));
+    let far = (512 << F::PAGE_SHIFT) + 7 * page;
+    assert!(matches!(
+        vm.fault(far, Access::Write, page),
+        Ok(Mapped::Relaxed)
+    ));
+    for at in addresses().chain([5 * page, far, 4 * page, 6 * page, far - page]) {
+        assert_eq!(vm.can_write(at), [5 * page, far].contains(&at), "{at:#x}");
+    }
+    // And again.
+    assert_eq!(vm.protect_all(), Ok(1));
+    assert!(
+        addresses()
+            .chain([5 * page, far])
+            .all(|at| !vm.can_write(at))
+    );
+    assert_eq!(vm.reopen(6 * page, Access::Write), Ok(true));
+    assert!(vm.can_write(6 * page) && !vm.can_write(5 * page));
+    // Tables that sleep are taken apart like others.
+    let mut sweep = vm.guest.remove(ram.id).unwrap();
+    let (mut taken, mut held) = (0, Vec::new());
+    loop {
+        let pass = sweep.unmap(|leaf| {
+            held.push(leaf);
+            std::ops::ControlFlow::Continue(())
+        });
+        match pass.unwrap() {
+            tablewright::guest::Pass::Waiting => {}
+            tablewright::guest::Pass::Over => break,
+            tablewright::guest::Pass::Went(went) => {
+                let cut = went.issue().complete();
+                for leaf in held.drain(..) {
+                    taken += cut.release(leaf).ok().unwrap().size();
+                }
+                cut.quiet()
+                    .ok()
+                    .unwrap()
+                    .finish(|leaf| taken += leaf.size());
+            }
+        }
+    }
+    assert_eq!(taken, GIB);
+    let root_tables = F::root_tables() as u64;
+    let left = platform.tables() - vm.tables.len() as u64;
+    assert!(left <= root_tables + 3, "{left} tables are left");
+}
+
+#[test]
+fn everything_is_protected_in_one_step_whatever_the_format() {
+    everything_is_protected_in_one_step::<Stage2K4<40, false>>();
+    everything_is_protected_in_one_step::<Stage2K4<48, true>>();
+    everything_is_protected_in_one_step::<Stage2K16<40, false>>();
+    everything_is_protected_in_one_step::<Ept<4>>();
+    everything_is_protected_in_one_step::<Npt<4>>();
+}
+
+#[test]
+fn a_large_leaf_is_not_made_writable_while_its_slot_is_logged() {
+    let platform = Threads::new(3000, 12, 1).with_caps(by_faults());
+    let cells = [const { SlotCell::new() }; 1];
+    let (mut vm, ram) = full::<Ept<4>>(&platform, &cells, GIB, false);
+    assert_eq!(vm.protect_all(), Ok(1));
+    assert_eq!(vm.reopen(0x5000, Access::Write), Ok(false));
+    assert_eq!(vm.fault(0x5000, Access::Write, GIB), Ok(Mapped::Relaxed));
+    assert!(vm.can_write(0x5000) && !vm.can_write(0x4000) && !vm.can_write(2 * MIB));
+    // The log ends, and the block comes back in place.
+    drop(vm.guest.replace(ram.with_log(Log::Off)).unwrap());
+    let read = Fault::new(Ipa::new(0x5000), Access::Read);
+    let mut flush = vm.guest.space().flush();
+    let request = vm.guest.request(&read).unwrap();
+    let page = Backing::new(Pa::new(OFFSET + 0x5000), GIB);
+    assert_eq!(vm.guest.recover(&request, &page, &mut flush), Ok(true));
+    assert!(!flush.is_clean());
+    assert!(flush.finish(|_| panic!("no leaf has gone")).is_ok());
+    assert_eq!(vm.guest.space().query(Ipa::new(0)).unwrap().size(), GIB);
+    assert!(vm.can_write(0x5000) && vm.can_write(GIB - 1));
+    let mut flush = vm.guest.space().flush();
+    assert_eq!(vm.guest.recover(&request, &page, &mut flush), Ok(false));
+    assert!(flush.finish(|_| ()).is_ok());
+    // Without a log it is simply writable again.
+    assert_eq!(vm.protect_all(), Ok(1));
+    assert_eq!(vm.reopen(0x5000, Access::Write), Ok(true));
+    assert!(vm.can_write(GIB - 1));
+}
+
+#[test]
+fn what_cannot_be_protected_is_refused() {
+    let platform = Threads::new(700, 12, 1).with_caps(Caps::CONSERVATIVE);
+    let cells = [const { SlotCell::new() }; 1];
+    let (vm, _) = full::<Ept<4>>(&platform, &cells, MIB, true);
+    assert_eq!(vm.protect_all(), Err(Unprotectable::HardwareDirty));
+
+    let platform = Threads::new(700, 12, 1).with_caps(by_faults());
+    let cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = full::<Ept<4>>(&platform, &cells, 4 * MIB, true);
+    assert_eq!(vm.guest.protect_no_more(), Err(Unprotectable::Logged));
+    let mut first = vm.guest.space().protect_all().unwrap();
+    assert_eq!(vm.protect_all(), Err(Unprotectable::Busy));
+    let Step::Went(flush) = first.step() else {
+        panic!("nobody walks")
+    };
+    assert!(flush.finish(|_| ()).is_ok());
+    // Nobody is let in before it is over.
+    assert_eq!(vm.reopen(0, Access::Write), Err(Refused::Busy(Ipa::new(0))));
+    assert!(!vm.can_write(0));
+    assert!(matches!(first.step(), Step::Over));
+    assert_eq!(vm.reopen(0, Access::Write), Ok(true));
+
+    // What is woken when nothing is logged any more is not protected.
+    assert_eq!(vm.protect_all(), Ok(1));
+    drop(vm.guest.replace(ram.with_log(Log::Off)).unwrap());
+    assert_eq!(vm.guest.protect_no_more(), Ok(()));
+    assert_eq!(vm.reopen(2 * MIB, Access::Write), Ok(true));
+    assert!(vm.can_write(2 * MIB + 0x3000) && !vm.can_write(0x3000));
+}
+
+#[test]
+fn a_harvest_protects_what_it_gives_out() {
+    let platform = Threads::new(700, 12, 1).with_caps(by_faults());
+    let cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = full::<Ept<4>>(&platform, &cells, 2 * MIB, true);
+    let words = words(8);
+    let bitmap = Bitmap::new(&words, 512).unwrap();
+    let marker = Marker::Bitmap(&bitmap);
+    assert_eq!(vm.protect_all(), Ok(1));
+    for page in [0, 1, 2, 63, 64, 100, 511] {
+        assert_eq!(vm.reopen(page << 12, Access::Write), Ok(true));
+        vm.guest.mark(&marker, &ram, Ipa::new((page << 12) + 5));
+    }
+    let harvest = |pages, how| {
+        let (mut found, mut flush) = (Vec::new(), vm.guest.space().flush());
+        let each = |first, bits| found.extend(pages_of(first, bits));
+        let done = vm
+            .guest
+            .harvest(&ram, &bitmap, pages, how, &mut flush, each);
+        assert!(flush.finish(|_| ()).is_ok());
+        done.map(|()| found)
+    };
+    assert_eq!(harvest(1..70, Harvest::empty()), Ok(vec![1, 2, 63, 64]));
+    let writable: Vec<u64> = (0..512).filter(|page| vm.can_write(page << 12)).collect();
+    assert_eq!(writable, [0, 100, 511]);
+    assert_eq!(harvest(0..512, Harvest::KEEP), Ok(vec![0, 100, 511]));
+    assert!(vm.can_write(0) && bitmap.count() == 0);
+    let unknown = Harvest::from_bits_retain(6);
+    assert_eq!(harvest(0..1, unknown), Err(HarvestError::Flags(6)));
+    assert_eq!(
+        harvest(0..513, Harvest::empty()),
+        Err(HarvestError::Pages(512))
+    );
+    let mut flush = vm.guest.space().flush();
+    let unlogged = ram.with_log(Log::Off);
+    assert_eq!(
+        vm.guest.protect(&unlogged, 0..1, &mut flush),
+        Err(HarvestError::NotLogged(0))
+    );
+    assert!(flush.is_clean() && flush.finish(|_| ()).is_ok());
+}
+
+#[test]
+fn what_hardware_marks_is_harvested() {
+    let platform = Threads::new(700, 12, 1).with_caps(Caps::CONSERVATIVE);
+    let cells = [const { SlotCell::new() }; 1];
+    let mut vm = Vm::<Ept<4>>::new(&platform, &cells);
+    let ram = Slot::memory(span(0, 2 * MIB), 0).with_log(Log::ByHardware);
+    vm.guest.insert(ram).unwrap();
+    for page in 0..20 {
+        let access = if page % 3 == 0 {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        assert_eq!(vm.fault(page << 12, access, 2 * MIB), Ok(Mapped::Installed));
+        // Pages, and none that faults again.
+        assert!(vm.can_write(page << 12));
+    }
+    let words = words(8);
+    let bitmap = Bitmap::new(&words, 512).unwrap();
+    for expected in [vec![0, 3, 6, 9, 12, 15, 18], vec![]] {
+        let (mut found, mut flush) = (Vec::new(), vm.guest.space().flush());
+        let each = |first, bits| found.extend(pages_of(first, bits));
+        let how = Harvest::empty();
+        vm.guest
+            .harvest(&ram, &bitmap, 0..512, how, &mut flush, each)
+            .unwrap();
+        assert_eq!(flush.is_clean(), expected.is_empty());
+        assert!(flush.finish(|_| ()).is_ok());
+        assert_eq!(found, expected);
+    }
+    assert!(vm.can_write(0));
+}
+
+#[test]
+fn leaves_are_split_ahead_as_far_as_there_are_tables() {
+    let platform = Threads::new(700, 12, 1).with_caps(by_faults());
+    let cells = [const { SlotCell::new() }; 1];
+    let (mut vm, ram) = full::<Stage2K4<40, false>>(&platform, &cells, 16 * MIB, false);
+    let mut flush = vm.guest.space().flush();
+    assert!(vm.tables.top_up::<Stage2K4<40, false>, _>(&vm.platform, 3));
+    let stopped = vm
+        .guest
+        .split(ram.guest, &mut vm.tables, &mut flush)
+        .unwrap();
+    assert_eq!(stopped, Some(Ipa::new(6 * MIB)));
+    assert!(vm.tables.top_up::<Stage2K4<40, false>, _>(&vm.platform, 5));
+    let rest = Span::inclusive(stopped.unwrap(), ram.guest.last()).unwrap();
+    assert_eq!(vm.guest.split(rest, &mut vm.tables, &mut flush), Ok(None));
+    assert!(flush.finish(|_| ()).is_ok());
+    let level = |at| vm.guest.space().query(Ipa::new(at)).unwrap().level();
+    assert!(
+        (0..16 * MIB)
+            .step_by(1 << 12)
+            .all(|at| level(at) == Level::PAGE)
+    );
+    assert!(
+        vm.guest
+            .space()
+            .query(Ipa::new(5 * MIB))
+            .unwrap()
+            .attrs()
+            .perms
+            .contains(Perms::WRITE)
+    );
+}
