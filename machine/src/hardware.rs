@@ -32,7 +32,6 @@ mod stores;
 mod translation;
 
 use guest::Guest;
-pub(crate) use guest::GuestLook;
 pub(crate) use image::Image;
 
 use std::cell::{Cell, RefCell};
@@ -260,13 +259,13 @@ pub struct Walking {
 
 /// What comes of the look for a translation.
 #[derive(Clone, Copy, Debug)]
-pub enum Look {
+pub enum Look<W = Walking> {
     /// There is one.
     Found(Translated),
     /// There is none.
     Fault(Fault),
     /// A walk has to go on.
-    Walking(Walking),
+    Walking(W),
 }
 
 /// A translation that was made early, or the lack of one.

@@ -18,7 +18,7 @@ use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Table
 
 use crate::architecture::Architecture;
 use crate::costs::Costs;
-use crate::hardware::{Fault, GuestLook, Hardware, How, Look, Request, Spot, Translated, Want};
+use crate::hardware::{Fault, Hardware, How, Look, Request, Spot, Translated, Want};
 use crate::lines::Lines;
 use crate::lock::{Held, Lock, LockCosts};
 use crate::memory::{Memory, State};
@@ -321,10 +321,27 @@ impl Machine {
         if self.hardware.is_nested() {
             return self.translate_for_guest(request);
         }
+        self.translate_by(request, Hardware::look, Hardware::step)
+    }
+
+    /// The same over the two stages of a guest.
+    #[inline(never)]
+    fn translate_for_guest(&self, request: Request) -> Result<Translated, Fault> {
+        self.translate_by(request, Hardware::guest_look, Hardware::guest_step)
+    }
+
+    /// A look for the translation, and steps of a walk until there is one.
+    #[inline(always)]
+    fn translate_by<W>(
+        &self,
+        request: Request,
+        look_for: impl Fn(&Hardware, usize, Request) -> Look<W>,
+        step: impl Fn(&Hardware, usize, W) -> Look<W>,
+    ) -> Result<Translated, Fault> {
         let cpu = self.cpu();
         cpu.order();
         let id = cpu.id();
-        let mut look = self.hardware.look(id, request);
+        let mut look = look_for(&self.hardware, id, request);
         if matches!(look, Look::Walking(_)) {
             self.walks.update(|walks| walks + 1);
         }
@@ -334,46 +351,16 @@ impl Machine {
                 // A fault is that of a walk after everything that comes first in program order.
                 Look::Fault(_) if self.hardware.fault_is_early(id) => {
                     self.hardware.drain(id);
-                    look = self.hardware.look(id, request);
+                    look = look_for(&self.hardware, id, request);
                 }
                 Look::Fault(fault) => {
                     self.fault(id, request, fault);
                     return Err(fault);
                 }
-                Look::Walking(walking) => {
+                Look::Walking(walk) => {
                     cpu.spend(self.costs.walk);
                     cpu.order();
-                    look = self.hardware.step(id, walking);
-                }
-            }
-        }
-    }
-
-    /// The same over the two stages of a guest.
-    #[inline(never)]
-    fn translate_for_guest(&self, request: Request) -> Result<Translated, Fault> {
-        let cpu = self.cpu();
-        cpu.order();
-        let id = cpu.id();
-        let mut look = self.hardware.guest_look(id, request);
-        if matches!(look, GuestLook::Walking(_)) {
-            self.walks.update(|walks| walks + 1);
-        }
-        loop {
-            match look {
-                GuestLook::Found(translated) => return Ok(translated),
-                GuestLook::Fault(_) if self.hardware.fault_is_early(id) => {
-                    self.hardware.drain(id);
-                    look = self.hardware.guest_look(id, request);
-                }
-                GuestLook::Fault(fault) => {
-                    self.fault(id, request, fault);
-                    return Err(fault);
-                }
-                GuestLook::Walking(walk) => {
-                    cpu.spend(self.costs.walk);
-                    cpu.order();
-                    look = self.hardware.guest_step(id, walk);
+                    look = step(&self.hardware, id, walk);
                 }
             }
         }

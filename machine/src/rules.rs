@@ -33,75 +33,73 @@ use crate::architecture::Architecture;
 use crate::time::Time;
 use crate::tlb::{Stages, Tlbi};
 
-/// A rule that a program can break. Numbered in the book's chapter on the model.
-///
-/// ```
-/// use tablewright_machine::Rule;
-/// assert_eq!(Rule::BreakBeforeMake.to_string(), "break-before-make");
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Rule {
-    /// An entry that processors may remember was changed without the break that the architecture demands, or made
-    /// before the break was complete.
-    BreakBeforeMake,
-    /// An invalidation was said to be complete that does not cover what was changed, or was made before the change was
-    /// visible to walkers.
-    Invalidation,
-    /// A change was never invalidated.
-    NeverInvalidated,
-    /// A translation was used although nothing is left to invalidate: the simulation and the list disagree.
-    StaleUse,
-    /// A table or a page was given back while a walker could reach it.
-    FreedEarly,
-    /// A walker came to a frame that holds no table.
-    WalkAstray,
-    /// A table was linked before its entries were written, or without them being visible first.
-    LinkedEarly,
-    /// The members of a contiguous run are not alike.
-    BrokenRun,
-    /// One address was translated by entries of two sizes, or to two places, at once.
-    Conflict,
-    /// An identifier was given to a space while entries of another may be remembered under it.
-    IdentifierReused,
-    /// An accessed or dirty flag that hardware had set was overwritten by software that had not seen it.
-    FlagLost,
-    /// Memory was mapped that must not be.
-    ForbiddenMemory,
-    /// A window does not show the frame that it was moved to.
-    WindowStale,
-    /// Data was read from memory that a cache had newer, or code that the instruction cache had older.
-    CacheMaintenance,
-    /// A reserved form of a descriptor was used.
-    Reserved,
-    /// What was to be mapped still faults, or the run gets nowhere.
-    NoProgress,
-    /// An assertion of the program that ran.
-    Program,
+// One list, so that no rule is missing in another.
+macro_rules! rules {
+    ($($(#[$doc:meta])* $rule:ident = $name:literal,)*) => {
+        /// A rule that a program can break. Numbered in the book's chapter on the model.
+        ///
+        /// ```
+        /// use tablewright_machine::Rule;
+        /// assert_eq!(Rule::BreakBeforeMake.to_string(), "break-before-make");
+        /// ```
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Rule {
+            $($(#[$doc])* $rule,)*
+        }
+
+        impl Rule {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$rule),*];
+        }
+
+        impl fmt::Display for Rule {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Self::$rule => $name,)*
+                })
+            }
+        }
+    };
 }
 
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::BreakBeforeMake => "break-before-make",
-            Self::Invalidation => "invalidation",
-            Self::NeverInvalidated => "never invalidated",
-            Self::StaleUse => "stale use",
-            Self::FreedEarly => "freed early",
-            Self::WalkAstray => "walk astray",
-            Self::LinkedEarly => "linked early",
-            Self::BrokenRun => "broken run",
-            Self::Conflict => "conflict",
-            Self::IdentifierReused => "identifier reused",
-            Self::FlagLost => "flag lost",
-            Self::ForbiddenMemory => "forbidden memory",
-            Self::WindowStale => "window stale",
-            Self::CacheMaintenance => "cache maintenance",
-            Self::Reserved => "reserved descriptor",
-            Self::NoProgress => "no progress",
-            Self::Program => "program",
-        })
-    }
+rules! {
+    /// An entry that processors may remember was changed without the break that the architecture demands, or made
+    /// before the break was complete.
+    BreakBeforeMake = "break-before-make",
+    /// An invalidation was said to be complete that does not cover what was changed, or was made before the change was
+    /// visible to walkers.
+    Invalidation = "invalidation",
+    /// A change was never invalidated.
+    NeverInvalidated = "never invalidated",
+    /// A translation was used although nothing is left to invalidate: the simulation and the list disagree.
+    StaleUse = "stale use",
+    /// A table or a page was given back while a walker could reach it.
+    FreedEarly = "freed early",
+    /// A walker came to a frame that holds no table.
+    WalkAstray = "walk astray",
+    /// A table was linked before its entries were written, or without them being visible first.
+    LinkedEarly = "linked early",
+    /// The members of a contiguous run are not alike.
+    BrokenRun = "broken run",
+    /// One address was translated by entries of two sizes, or to two places, at once.
+    Conflict = "conflict",
+    /// An identifier was given to a space while entries of another may be remembered under it.
+    IdentifierReused = "identifier reused",
+    /// An accessed or dirty flag that hardware had set was overwritten by software that had not seen it.
+    FlagLost = "flag lost",
+    /// Memory was mapped that must not be.
+    ForbiddenMemory = "forbidden memory",
+    /// A window does not show the frame that it was moved to.
+    WindowStale = "window stale",
+    /// Data was read from memory that a cache had newer, or code that the instruction cache had older.
+    CacheMaintenance = "cache maintenance",
+    /// A reserved form of a descriptor was used.
+    Reserved = "reserved descriptor",
+    /// What was to be mapped still faults, or the run gets nowhere.
+    NoProgress = "no progress",
+    /// An assertion of the program that ran.
+    Program = "program",
 }
 
 /// A rule was broken: what, where, by which CPU, when, and how to see it again.

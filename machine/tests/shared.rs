@@ -3,14 +3,15 @@
 //! Every page that a guest has is one of the machine's own, so that a translation that outlives it is noticed, and so is
 //! a table that is freed while a walk, of hardware or software, may still come to it.
 
+#[path = "workloads/later.rs"]
+mod later;
+
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
-use tablewright::shared::{
-    Cut, Mapped, NewLeaf, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache,
-};
+use tablewright::shared::{Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace, TableCache};
 use tablewright::{
     AddressSpace, Attrs, Change, Format, Half, Level, Pa, Perms, Platform, Span, Va,
 };
@@ -18,6 +19,8 @@ use tablewright_machine::{
     Architecture, Fault, Granule, Machine, Mapper, Memory, Ordering, Regime, Request, Setup, Time,
     Want,
 };
+
+use later::Later;
 
 const fn arm(granule: Granule) -> Architecture {
     Architecture::arm64(Regime::Arm64Stage1 {
@@ -46,7 +49,7 @@ struct Guest<'m, F: Format<Input = Va>> {
     /// The pages that the host has given, by their number in the guest.
     backing: RefCell<HashMap<u64, Pa>>,
     /// What is complete and not quiet.
-    later: RefCell<VecDeque<Cut<F, Mapper<'m>>>>,
+    later: Later<F, Mapper<'m>>,
 }
 
 const PAGES: u64 = 24;
@@ -116,25 +119,7 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
                 Err(Refused::Edit(error)) => panic!("{error}"),
             }
         }
-        self.put_off(flush);
-    }
-
-    /// Completes a flush, and keeps what is not quiet for later.
-    fn put_off(&self, flush: SharedFlush<F, Mapper<'m>>) {
-        let cut = flush.issue().complete();
-        self.later.borrow_mut().push_back(cut);
-        self.settle_some();
-    }
-
-    fn settle_some(&self) {
-        // One at a time is taken out: others may come here while this one waits for its turn.
-        let first = self.later.borrow_mut().pop_front();
-        if let Some(cut) = first {
-            match cut.quiet() {
-                Ok(completed) => completed.finish(|_| ()),
-                Err(again) => self.later.borrow_mut().push_back(again),
-            }
-        }
+        self.later.put_off(flush);
     }
 
     /// The host takes a page back.
@@ -149,8 +134,7 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
                 .unmap(span, |_| ControlFlow::Continue(()))
                 .unwrap();
             assert!(taken.progress().is_done());
-            let cut = taken.issue().complete();
-            self.later.borrow_mut().push_back(cut);
+            self.later.push(taken.issue().complete());
             if pass == 0 {
                 // Faults that looked the page up before it was taken come to their end.
                 let moment = self.mapper.cut();
@@ -184,7 +168,7 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
                 }
             }
         }
-        self.put_off(flush);
+        self.later.put_off(flush);
     }
 }
 
@@ -212,7 +196,7 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
         space: SharedSpace::new(space),
         mapper,
         backing: RefCell::default(),
-        later: RefCell::default(),
+        later: Later::new(),
     };
     let outcome = machine.run(|cpu| {
         let mut dice = Dice(seed * 1024 + cpu.id() as u64);
@@ -249,8 +233,8 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
     let outcome = outcome.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
 
     machine.calm();
-    while !guest.later.borrow().is_empty() {
-        guest.settle_some();
+    while !guest.later.is_empty() {
+        guest.later.settle_one(|_| ());
     }
     // Everything goes: no page, no table is lost.
     let all = Span::new(Va::new(0), 2 * Guest::<F>::block()).unwrap();

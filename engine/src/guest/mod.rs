@@ -302,10 +302,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 
     /// How many tables are missing between where the walk ended and where the leaf will be.
     fn guess(&self, fault: &Fault, slot: &Slot) -> u8 {
-        let leaf = match slot.log.is_on() {
-            true => Level::PAGE,
-            false => self.fitting(fault.at.get(), fault.at.get(), slot, slot.page),
-        };
+        let leaf = self.fitting(fault.at.get(), fault.at.get(), slot, slot.page);
         match fault.cause {
             // It has a leaf. A large one is taken apart where writes are logged.
             Cause::AccessFlag => 0,
@@ -319,6 +316,9 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 
     /// The largest leaf around `at` that a page of `size` bytes at `frame` and the slot allow.
     fn fitting(&self, at: u64, frame: u64, slot: &Slot, size: u64) -> Level {
+        if slot.log.is_on() {
+            return Level::PAGE;
+        }
         let mut best = Level::PAGE;
         let mut level = Level::PAGE.up();
         while level < F::root_level().up() && 1u64 << F::shift(level) <= size {
@@ -353,10 +353,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         flush: &mut SharedFlush<F, P>,
     ) -> Result<Mapped<F>, Refused<Ipa>> {
         let attrs = self.attrs(request, page)?;
-        let top = match request.slot.log.is_on() {
-            true => Level::PAGE,
-            false => self.fitting(request.at, page.frame.get(), &request.slot, page.size),
-        };
+        let top = self.fitting(request.at, page.frame.get(), &request.slot, page.size);
         let leaf_at = |level| Self::leaf_at(request, page, level, attrs);
         // From here to the end nothing is swept that was looked up before.
         let _walk = self.space.platform().enter();

@@ -358,10 +358,8 @@ impl Change<'_> {
     }
 
     pub fn remove(&mut self, id: u16) -> Result<Slot, SlotError> {
-        let place = self.slots().position(|slot| slot.id == id);
-        let (Some(place), Some(slot)) = (place, self.slots().find(|slot| slot.id == id)) else {
-            return Err(SlotError::Unknown);
-        };
+        let found = self.slots().enumerate().find(|(_, slot)| slot.id == id);
+        let (place, slot) = found.ok_or(SlotError::Unknown)?;
         for index in place..self.used {
             let next = self.cells.get(index + 1).and_then(SlotCell::load);
             self.cells[index].store(next);

@@ -6,7 +6,7 @@ use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::{Fresh, Leaves, Mapping, build};
 use crate::entry::Table;
 use crate::flush::free_tree;
-use crate::format::{Format, Kind, Memory, Perms};
+use crate::format::{Format, Kind, Perms};
 use crate::platform::Barrier;
 use crate::space::EditError;
 use crate::walk::{Slice, Step, Visit};
@@ -51,13 +51,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let attrs = mapping.attrs();
         let leaves = Leaves::<F>::new(slice, frame, &attrs, mapping.top(), false)
             .map_err(EditError::from)?;
-        let upkeep = self.platform.upkeep();
-        let normal = !matches!(attrs.memory, Memory::Device | Memory::DeviceStrict);
+        let (clean, instructions) = self.upkeep(&attrs, Perms::empty());
         let mut bulk = Bulk {
             space: self,
             leaves,
-            clean: upkeep.clean && normal,
-            instructions: upkeep.instructions && normal && attrs.perms.intersects(Perms::ANY_EXEC),
+            clean,
+            instructions,
             mapped: 0,
         };
         let _walk = self.platform.enter();

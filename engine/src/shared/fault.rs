@@ -4,11 +4,12 @@ use crate::addr::{Address, Level, Pa};
 use crate::bbm::{Contents, State, Transition, transition};
 use crate::entry::Table;
 use crate::flush::{Fate, Invalidation, Leaf, Ranges, What};
-use crate::format::{Attrs, Format, Kind, Memory, Perms};
+use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::Barrier;
 use crate::space::EditError;
 use crate::walk::{MAX_LEVELS, Slice};
 
+use super::range::extent;
 use super::{Found, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache, plain};
 
 /// A leaf to be mapped, checked and encoded.
@@ -302,10 +303,10 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 
     /// Whether a leaf needs something done to caches before it may be seen: data, instructions.
-    fn upkeep(&self, attrs: &Attrs, before: Perms) -> (bool, bool) {
+    pub(super) fn upkeep(&self, attrs: &Attrs, before: Perms) -> (bool, bool) {
         let upkeep = self.platform.upkeep();
         // Devices have no business in a cache, and cleaning what is mapped as one may upset it.
-        let normal = !matches!(attrs.memory, Memory::Device | Memory::DeviceStrict);
+        let normal = !attrs.memory.is_device();
         let executable = |perms: Perms| perms.intersects(Perms::ANY_EXEC);
         (
             upkeep.clean && normal,
@@ -432,10 +433,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     pub(crate) fn forget_here(&self, input: F::Input) {
         // SAFETY: a walk is entered, by the caller.
         let level = unsafe { self.find(input.bits(), Level::PAGE) }.level;
-        let size = 1u64 << F::shift(level);
-        let first = input.bits() & !(size - 1);
-        let last = first + (size - 1);
-        self.relaxed(Slice { first, last }, level);
+        self.relaxed(extent::<F>(input.bits(), level), level);
     }
 
     /// More is allowed than before: another processor may fault once for nothing, this one shall not.
@@ -716,20 +714,18 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 ..old
             };
             let frame = F::address(entry, level);
-            let size = 1u64 << F::shift(level);
-            let first = input.bits() & !(size - 1);
-            let last = first + (size - 1);
+            let slice = extent::<F>(input.bits(), level);
             if relaxed == old {
                 // This processor has faulted all the same: it remembers the leaf as it was, and would for ever.
-                self.relaxed(Slice { first, last }, level);
+                self.relaxed(slice, level);
                 return Ok(Relaxed::Already);
             }
             let new = F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(frame);
             let (_, instructions) = self.upkeep(&relaxed, old.perms);
-            self.maintain(frame, size, false, instructions);
+            self.maintain(frame, 1 << F::shift(level), false, instructions);
             match found.replace(entry, new) {
                 Ok(()) => {
-                    self.relaxed(Slice { first, last }, level);
+                    self.relaxed(slice, level);
                     return Ok(Relaxed::Done);
                 }
                 Err(now) if Self::differs_in_flags(entry, now, level) => entry = now,

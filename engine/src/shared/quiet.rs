@@ -134,9 +134,7 @@ impl<'s> Epochs<'s> {
 
     /// Tables have been cut off: a walk that starts later than this does not find them.
     pub fn advance(&self) -> Moment {
-        // The descriptor before the look at the slots: see above.
-        fence(Ordering::SeqCst);
-        Moment(self.now.fetch_add(1, Ordering::SeqCst) + 1)
+        advance(&self.now)
     }
 
     /// Whether every walk that started before that moment is over. Does not wait.
@@ -203,15 +201,20 @@ impl<'s> Quiescence<'s> {
 
     /// Tables have been cut off: a processor that passes later than this does not find them.
     pub fn advance(&self) -> Moment {
-        // The descriptor before the look at the slots, as for epochs.
-        fence(Ordering::SeqCst);
-        Moment(self.now.fetch_add(1, Ordering::SeqCst) + 1)
+        advance(&self.now)
     }
 
     /// Whether every processor has passed, or rested, since that moment. Does not wait.
     pub fn is_past(&self, moment: Moment) -> bool {
         all_past(self.slots, moment)
     }
+}
+
+/// Moves the number on that walks announce.
+fn advance(now: &AtomicU64) -> Moment {
+    // The descriptor before the look at the slots: see above.
+    fence(Ordering::SeqCst);
+    Moment(now.fetch_add(1, Ordering::SeqCst) + 1)
 }
 
 /// Whether no slot holds a number from before that moment.

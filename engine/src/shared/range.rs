@@ -359,11 +359,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let Some(frame) = tables.take(below) else {
             return Err(Refused::NeedsTables(1));
         };
-        let first = input.bits() & !((1 << F::shift(at)) - 1);
-        let slice = Slice {
-            first,
-            last: first | ((1 << F::shift(at)) - 1),
-        };
+        let slice = extent::<F>(input.bits(), at);
         let link = F::table(frame, Perms::empty());
         let _unfinished = self.begin();
         let caps = self.caps();
@@ -462,14 +458,14 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let _walk = self.platform.enter();
         // SAFETY: a walk is entered.
         let found = unsafe { self.find(input.bits(), Level::PAGE) };
-        let first = input.bits() & !((1 << F::shift(found.level)) - 1);
+        let first = extent::<F>(input.bits(), found.level).first;
         (F::kind(found.entry, found.level) == Kind::Leaf)
             .then(|| Leaf::new(first, found.entry, found.level, Perms::empty()))
     }
 }
 
 /// All that one entry at `level` translates, around `at`.
-fn extent<F: Format>(at: u64, level: Level) -> Slice {
+pub(super) fn extent<F: Format>(at: u64, level: Level) -> Slice {
     let low = (1 << F::shift(level)) - 1;
     Slice {
         first: at & !low,

@@ -1,11 +1,13 @@
 //! The lock-free protocols over all interleavings: entries that processors share, exclusive edits against walkers, edits
-//! by several processors at once, and the question when a table is out of everybody's hands.
+//! by several processors at once, the question when a table is out of everybody's hands, and the slots of a guest.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test --release -p tablewright --test loom`. Each protocol is explored whole,
-//! without a bound, with two threads and with three: one edits, or several do, and the others walk.
+//! without a bound, with two threads and with three: one edits, or several do, and the others walk. The slots, of which a
+//! look-up alone reads a dozen words, with two.
 #![cfg(loom)]
 
 mod entries;
 mod exclusive;
+mod guest;
 mod shared;
 mod tables;

@@ -30,7 +30,7 @@ loom::thread_local! {
 
 /// Tables that several processors edit.
 #[derive(Clone)]
-struct Machine(Arc<Parts>);
+pub struct Machine(Arc<Parts>);
 
 struct Parts {
     tables: Arc<Tables>,
@@ -74,17 +74,22 @@ unsafe impl SharedPlatform for Machine {
 
 type Space = SharedSpace<Tiny<false>, Machine>;
 
+impl Machine {
+    pub fn new() -> Self {
+        // What a thread of a model borrows has to live for ever.
+        let slots: &'static [Slot] = Vec::leak((0..CPUS).map(|_| Slot::new()).collect());
+        Self(Arc::new(Parts {
+            tables: Tables::new(),
+            used: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+            epochs: Epochs::new(slots),
+        }))
+    }
+}
+
 /// A space in which the block is mapped as pages with `attrs`, if any.
 fn space(attrs: Option<Attrs>) -> Arc<Space> {
-    // What a thread of a model borrows has to live for ever.
-    let slots: &'static [Slot] = Vec::leak((0..CPUS).map(|_| Slot::new()).collect());
-    let machine = Machine(Arc::new(Parts {
-        tables: Tables::new(),
-        used: AtomicU64::new(0),
-        freed: AtomicU64::new(0),
-        epochs: Epochs::new(slots),
-    }));
-    let mut space = AddressSpace::new(machine).unwrap();
+    let mut space = AddressSpace::new(Machine::new()).unwrap();
     assert_eq!(space.root(), ROOT);
     if let Some(attrs) = attrs {
         let mut flush = space.flush();
@@ -98,16 +103,16 @@ fn space(attrs: Option<Attrs>) -> Arc<Space> {
     Arc::new(SharedSpace::new(space))
 }
 
-/// Starts an edit on another processor.
-fn on<T: 'static>(
+/// Does something on another processor, with what is shared.
+pub fn on<S: 'static, T: 'static>(
     cpu: usize,
-    space: &Arc<Space>,
-    edit: impl FnOnce(&Space) -> T + 'static,
+    shared: &Arc<S>,
+    what: impl FnOnce(&S) -> T + 'static,
 ) -> JoinHandle<T> {
-    let space = space.clone();
+    let shared = shared.clone();
     thread::spawn(move || {
         CPU.with(|this| this.set(cpu));
-        edit(&space)
+        what(&shared)
     })
 }
 

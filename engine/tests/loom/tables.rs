@@ -7,11 +7,12 @@
 //! nothing between two walks, so that a completion waits for the walks under way and for nothing else. Software that reads
 //! the tables does the same and sets no flag.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use tablewright::bbm::Rule;
 use tablewright::{
-    Attrs, Caps, Entry, Format, Inexpressible, Kind, Level, Memory, Pa, Perms, Span, Va,
+    Address, Attrs, Caps, Entry, Format, Inexpressible, Kind, Level, Memory, Pa, Perms, Span, Va,
 };
 
 pub const PRESENT: u64 = 1;
@@ -29,10 +30,10 @@ pub const WAKING: u64 = 1 << 60;
 
 /// Two levels of four entries. A change of size or type of a live leaf is made in place, or with `ARM` by a break.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tiny<const ARM: bool>;
+pub struct Tiny<const ARM: bool, A = Va>(PhantomData<A>);
 
-impl<const ARM: bool> Format for Tiny<ARM> {
-    type Input = Va;
+impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
+    type Input = A;
     const NAME: &'static str = "tiny";
     const PAGE_SHIFT: u32 = 12;
     const LEVELS: u8 = 2;
@@ -192,8 +193,8 @@ pub enum Access {
     Look,
 }
 
-pub fn span(first: u64, size: u64) -> Span<Va> {
-    Span::new(Va::new(first), size).unwrap()
+pub fn span<A: Address>(first: u64, size: u64) -> Span<A> {
+    Span::new(A::from_bits(first), size).unwrap()
 }
 
 /// Memory whose flags a walker sets.

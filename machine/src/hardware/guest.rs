@@ -120,12 +120,7 @@ enum Second {
 }
 
 /// What comes of the look for a translation of a guest.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum GuestLook {
-    Found(Translated),
-    Fault(Fault),
-    Walking(GuestWalk),
-}
+type GuestLook = Look<GuestWalk>;
 
 impl Hardware {
     /// Guests have a stage 1.

@@ -210,7 +210,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a logged write makes a whole block writable",
         file: GUEST,
-        find: "let top = match «request.slot.log.is_on()» {",
+        find: "if «slot.log.is_on()» {\n            return Level::PAGE;",
         with: "false",
         rules: &["program"],
     },

@@ -105,26 +105,6 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (CodeNotRefetched, Concurrent, &[CacheMaintenance]),
 ];
 
-const RULES: [Rule; 17] = [
-    BreakBeforeMake,
-    Invalidation,
-    NeverInvalidated,
-    StaleUse,
-    FreedEarly,
-    WalkAstray,
-    LinkedEarly,
-    BrokenRun,
-    Conflict,
-    IdentifierReused,
-    FlagLost,
-    ForbiddenMemory,
-    WindowStale,
-    CacheMaintenance,
-    Reserved,
-    NoProgress,
-    Program,
-];
-
 /// The first seed that catches the bug, and what it says.
 fn first_caught(bug: Bug, workload: Workload) -> Option<(u64, Run)> {
     (1..=SEEDS)
@@ -170,7 +150,7 @@ fn each_planted_bug_is_caught_by_the_right_rule() {
 #[test]
 fn each_rule_is_the_first_that_some_bug_breaks() {
     let mut fired = BTreeSet::new();
-    for rule in RULES {
+    for &rule in Rule::ALL {
         if fired.contains(&rule) {
             continue;
         }
@@ -190,7 +170,8 @@ fn each_rule_is_the_first_that_some_bug_breaks() {
             }
         }
     }
-    let silent: Vec<_> = RULES.iter().filter(|rule| !fired.contains(rule)).collect();
+    let is_silent = |rule: &&Rule| !fired.contains(rule);
+    let silent: Vec<_> = Rule::ALL.iter().filter(is_silent).collect();
     assert!(silent.is_empty(), "no bug breaks {silent:?}");
 }
 

@@ -12,7 +12,7 @@ use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
 use super::faulty::{Fault, Faulty};
 use super::oracle::{Oracle, Page, sets};
 use super::raw::{self, Place};
-use super::{Bug, Dice, Kind as Machinery};
+use super::{Bug, Dice, Kind as Machinery, announce, until_done};
 
 /// Single pages, in two tables: so many in each.
 const PAGES: u64 = 5;
@@ -118,13 +118,7 @@ pub fn run<F: Format<Input = Va>>(
             done.set(true);
             return;
         }
-        let dice = Dice::new(seed, cpu.id() as u64);
-        let mut rest = 60;
-        while !done.get() && rest > 0 {
-            rest -= 1;
-            cpu.spend(dice.time());
-            oracle.try_one(cpu, &dice);
-        }
+        until_done(cpu, &done, seed, |dice| oracle.try_one(cpu, dice));
     })?;
     between(machine.digest());
     if machine.violations().is_empty() {
@@ -266,7 +260,7 @@ impl Editor<'_, '_> {
         }
         place.store(&self.platform, bits);
         self.platform.barrier(Barrier::Publish);
-        super::edits::announce(self.machine);
+        announce(self.machine);
         spot.end();
     }
 
@@ -425,7 +419,7 @@ impl Editor<'_, '_> {
             }
         }
         self.platform.barrier(Barrier::Publish);
-        super::edits::announce(self.machine);
+        announce(self.machine);
         self.oracle
             .inside(va, last)
             .for_each(super::oracle::Spot::end);
@@ -451,7 +445,7 @@ impl Editor<'_, '_> {
                 });
                 place.store(&self.platform, leaf);
                 self.platform.barrier(Barrier::Publish);
-                super::edits::announce(self.machine);
+                announce(self.machine);
                 self.oracle
                     .inside(va, last)
                     .for_each(super::oracle::Spot::end);
@@ -560,7 +554,7 @@ impl Editor<'_, '_> {
                 }
             }
             self.platform.barrier(Barrier::Publish);
-            super::edits::announce(self.machine);
+            announce(self.machine);
             self.oracle
                 .inside(va, last)
                 .for_each(super::oracle::Spot::end);
@@ -609,15 +603,6 @@ impl Editor<'_, '_> {
         if is_mapped(self.at.many_at()) {
             self.many_pages::<F>();
         }
-        // SAFETY: the tables are those of this format; nobody edits them any more, and they are live.
-        let space = unsafe {
-            tablewright::AddressSpace::<F, _>::adopt(
-                self.platform,
-                self.root,
-                half,
-                tablewright::Liveness::Live,
-            )
-        };
-        super::edits::destroy(self.machine, space, &self.platform.mapper);
+        raw::destroy::<F>(self.platform, self.root, half);
     }
 }

@@ -14,7 +14,7 @@ use tablewright_machine::{Cpu, Machine, Outcome, RunError, Time};
 use super::faulty::{Fault, Faulty};
 use super::oracle::{Oracle, Page, Spot};
 use super::raw::{self, Place};
-use super::{Bug, Dice, Kind as Machinery, MOST_CPUS};
+use super::{Bug, Dice, Kind as Machinery, MOST_CPUS, announce};
 
 /// Tables of pages, and pages in each.
 const TABLES: u64 = 2;
@@ -244,7 +244,7 @@ impl Shared<'_, '_> {
         }
         place.link(platform, bits | F::put_address(page));
         platform.barrier(Barrier::Publish);
-        super::edits::announce(machine);
+        announce(machine);
         let is_mine = spot.page().is_some_and(|it| it.pa == page.get());
         if !gone() && is_mine {
             spot.end();
@@ -378,15 +378,6 @@ impl Shared<'_, '_> {
             self.take_away::<F>(cpu, table);
         }
         self.free_old(cpu);
-        // SAFETY: the tables are those of this format; nobody edits them any more, and they are live.
-        let space = unsafe {
-            tablewright::AddressSpace::<F, _>::adopt(
-                self.platform,
-                self.root,
-                half,
-                tablewright::Liveness::Live,
-            )
-        };
-        super::edits::destroy(self.machine, space, &self.platform.mapper);
+        raw::destroy::<F>(self.platform, self.root, half);
     }
 }

@@ -11,11 +11,11 @@ use tablewright::{
     AddressSpace, Attrs, Change, EditError, Flush, Format, Leaf, Level, Liveness, Mapping, Memory,
     Pa, Perms, Progress, Span, Va,
 };
-use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
+use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError};
 
 use super::faulty::{Fault, Faulty, Stage};
 use super::oracle::{Oracle, Page, Spot, State, sets};
-use super::{Bug, Dice, Kind};
+use super::{Bug, Dice, Kind, announce, destroy, until_done};
 
 /// Pages of the first region.
 const DATA: u64 = 10;
@@ -176,13 +176,7 @@ pub fn run<F: Format<Input = Va>>(
             done.set(true);
             return;
         }
-        let dice = Dice::new(seed, cpu.id() as u64);
-        let mut rest = 60;
-        while !done.get() && rest > 0 {
-            rest -= 1;
-            cpu.spend(dice.time());
-            oracle.try_one(cpu, &dice);
-        }
+        until_done(cpu, &done, seed, |dice| oracle.try_one(cpu, dice));
     })?;
     between(machine.digest());
     if !machine.violations().is_empty() || fault.is(Bug::LastFlushDropped) {
@@ -726,39 +720,10 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     }
 }
 
-/// What is said from now on is said after the stores before it. On x86 an edit of what was not mapped leaves them in the
-/// store buffer, and whoever tells others of it orders them: here, by a lock.
-pub(super) fn announce(machine: &Machine) {
-    if machine.architecture().is_x86() {
-        drop(machine.new_lock().acquire());
-    }
-}
-
 /// A leaf that nobody uses any more.
 fn give_back<F: Format<Input = Va>>(machine: &Machine, oracle: &Oracle<'_>, leaf: &Leaf<F>) {
     oracle.account(leaf);
     if (machine.memory().first()..machine.memory().end()).contains(&leaf.frame().get()) {
         machine.give_page(leaf.frame());
     }
-}
-
-/// Takes a space out of use that maps nothing any more, and gives its tables back.
-pub(super) fn destroy<F: Format<Input = Va>, P: tablewright::Platform + Clone>(
-    machine: &Machine,
-    mut space: AddressSpace<F, P>,
-    mapper: &tablewright_machine::Mapper<'_>,
-) {
-    mapper.detach();
-    machine.dsb_stores();
-    machine.tlbi(Tlbi::ALL);
-    machine.dsb();
-    // SAFETY: no processor has the root loaded, and everything is forgotten.
-    unsafe { space.make_dead() };
-    let mut left = 0;
-    let destroyed = space.destroy(|_| left += 1);
-    machine.check(destroyed.is_ok() && left == 0, || {
-        format!("{left} leaves are left")
-    });
-    let used = machine.memory().used();
-    machine.check(used == 0, || format!("{used} frames are left"));
 }

@@ -11,7 +11,7 @@
 //! * whatever was written while writes are logged was marked by the handler of a fault.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 use tablewright::guest::{
@@ -23,10 +23,11 @@ use tablewright::shared::{
 use tablewright::{AddressSpace, Change, Format, Half, Ipa, Leaf, Level, Memory, Pa, Perms, Span};
 use tablewright_machine::{
     Architecture, Cause as Why, Cpu, Fault as Trap, Granule, Machine, Mapper, Memory as Frames,
-    Ordering, Outcome, Regime, Request, Rule, RunError, Time, Tlbi, Want,
+    Ordering, Outcome, Regime, Request, Rule, RunError, Time, Want,
 };
 
-use super::{Dice, memory};
+use super::later::Later;
+use super::{Dice, destroy, memory, small};
 
 /// The formats of stage 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,12 +199,8 @@ impl Kind {
                 }
             }
         };
+        let base = small(base, dice);
         Architecture {
-            range_invalidation: dice.once_in(2),
-            invalidate_all_above: dice.pick(&[4, 33, 512]),
-            tlb_sets: 4,
-            tlb_ways: dice.pick(&[1, 2, 4]),
-            walk_cache: dice.pick(&[2, 16]),
             // A guest whose stage 1, and with it its caches, is off; or one that is known by stage 2 alone.
             guest: base.guest.filter(|_| dice.once_in(2)),
             ..base
@@ -528,7 +525,7 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
     changing: [Cell<bool>; SLOTS as usize],
     logs: RefCell<Vec<Marks>>,
     /// What is complete and not quiet.
-    later: RefCell<VecDeque<Cut<F, Mapper<'m>>>>,
+    later: Later<F, Mapper<'m>>,
     /// What was taken, and whose leaves the host has not seen.
     open: Cell<u32>,
     /// No fault is injected any more.
@@ -587,7 +584,7 @@ fn live<F: Format<Input = Ipa>>(
         version: Cell::new(0),
         changing: [const { Cell::new(false) }; SLOTS as usize],
         logs: RefCell::new((0..SLOTS).map(|_| Marks::default()).collect()),
-        later: RefCell::default(),
+        later: Later::new(),
         open: Cell::new(0),
         calm: Cell::new(false),
     };
@@ -935,7 +932,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
 
     /// What is complete is settled when it is quiet.
     fn keep(&self, cut: Cut<F, Mapper<'m>>) {
-        self.later.borrow_mut().push_back(cut);
+        self.later.push(cut);
         self.settle_some();
     }
 
@@ -945,15 +942,8 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     fn settle_some(&self) {
-        let first = self.later.borrow_mut().pop_front();
-        if let Some(cut) = first {
-            match cut.quiet() {
-                Ok(completed) => {
-                    completed.finish(|leaf| self.host.report(&leaf));
-                    self.open.update(|open| open - 1);
-                }
-                Err(again) => self.later.borrow_mut().push_back(again),
-            }
+        if self.later.settle_one(|leaf| self.host.report(&leaf)) {
+            self.open.update(|open| open - 1);
         }
     }
 
@@ -1581,7 +1571,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             }
         }
         for _ in 0..10_000 {
-            if self.later.borrow().is_empty() {
+            if self.later.is_empty() {
                 break;
             }
             self.settle_some();
@@ -1610,20 +1600,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         if let Block::Whole(base) | Block::Parts(base) = block {
             host.give_block(base);
         }
-        mapper.detach();
-        machine.dsb_stores();
-        machine.tlbi(Tlbi::ALL);
-        machine.dsb();
-        let mut space = guest.into_space().into_exclusive();
-        // SAFETY: no processor has the root loaded, and everything is forgotten.
-        unsafe { space.make_dead() };
-        let mut left = 0;
-        let destroyed = space.destroy(|_| left += 1);
-        machine.check(destroyed.is_ok() && left == 0, || {
-            format!("{left} leaves are left")
-        });
-        let used = machine.memory().used();
-        machine.check(used == 0, || format!("{used} frames are left"));
+        destroy(machine, guest.into_space().into_exclusive(), &mapper);
     }
 }
 

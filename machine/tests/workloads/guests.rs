@@ -5,21 +5,20 @@
 //! the host has moved the page meanwhile.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16};
-use tablewright::shared::{
-    Cut, Mapped, NewLeaf, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache,
-};
+use tablewright::shared::{Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace, TableCache};
 use tablewright::{AddressSpace, Attrs, Change, Format, Half, Ipa, Level, Pa, Perms, Span};
 use tablewright_machine::{
     Architecture, Cause, Cpu, Fault as Trap, Granule, Machine, Ordering, Outcome, Regime, Request,
     Rule, RunError, Stages, Time, Tlbi, Want,
 };
 
-use super::Dice;
 use super::faulty::{Fault, Faulty};
+use super::later::Later;
+use super::{Dice, small};
 
 /// The machines of hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,14 +73,7 @@ impl Host {
             }
             Self::Npt => Architecture::npt(),
         };
-        Architecture {
-            range_invalidation: dice.once_in(2),
-            invalidate_all_above: dice.pick(&[4, 33, 512]),
-            tlb_sets: 4,
-            tlb_ways: dice.pick(&[1, 2, 4]),
-            walk_cache: dice.pick(&[2, 16]),
-            ..base
-        }
+        small(base, dice)
     }
 
     pub fn run(
@@ -118,8 +110,6 @@ const LARGE: u64 = 128;
 const BLOCK: Pa = Pa::new(1 << 41);
 const VMID: u16 = 6;
 
-type Later<'m, F> = RefCell<VecDeque<Cut<F, Faulty<'m>>>>;
-
 struct Guest<'m, F: Format<Input = Ipa>> {
     machine: &'m Machine,
     space: SharedSpace<F, Faulty<'m>>,
@@ -127,7 +117,7 @@ struct Guest<'m, F: Format<Input = Ipa>> {
     /// What the host has given, by the number of the page. `None` while it moves.
     backing: RefCell<HashMap<u64, Option<Pa>>>,
     /// What is complete and not quiet.
-    later: Later<'m, F>,
+    later: Later<F, Faulty<'m>>,
     /// Its tables are written.
     booted: Cell<bool>,
 }
@@ -150,7 +140,7 @@ fn run<F: Format<Input = Ipa>>(
         space: SharedSpace::new(space),
         platform,
         backing: RefCell::default(),
-        later: RefCell::default(),
+        later: Later::new(),
         booted: Cell::new(false),
     };
     let seed = dice.below(1 << 48);
@@ -359,25 +349,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                 }
             }
         }
-        self.put_off(flush);
-    }
-
-    /// Completes a flush, and keeps what is not quiet for later.
-    fn put_off(&self, flush: SharedFlush<F, Faulty<'m>>) {
-        let cut = flush.issue().complete();
-        self.later.borrow_mut().push_back(cut);
-        self.settle_some();
-    }
-
-    fn settle_some(&self) {
-        // One at a time is taken out: others may come here while this one waits for its turn.
-        let first = self.later.borrow_mut().pop_front();
-        if let Some(cut) = first {
-            match cut.quiet() {
-                Ok(completed) => completed.finish(|_| ()),
-                Err(again) => self.later.borrow_mut().push_back(again),
-            }
-        }
+        self.later.put_off(flush);
     }
 
     /// The host takes a page out of the guest's sight. False if it moves already, or there is none.
@@ -388,8 +360,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         let span = Span::new(first, Self::HOST_PAGE).ok()?;
         for pass in 0..2 {
             let taken = self.space.unmap(span, |_| ControlFlow::Continue(())).ok()?;
-            let cut = taken.issue().complete();
-            self.later.borrow_mut().push_back(cut);
+            self.later.push(taken.issue().complete());
             if pass == 0 {
                 // Faults that looked the page up before it was taken come to their end.
                 let moment = self.platform.cut();
@@ -450,7 +421,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                 }
             }
         }
-        self.put_off(flush);
+        self.later.put_off(flush);
         // What was stored becomes visible in finite time, also when this CPU does nothing any more.
         self.machine.dsb_stores();
     }
@@ -508,8 +479,8 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
 
     /// Everything goes: no page, no table is lost.
     fn tear_down(self) {
-        while !self.later.borrow().is_empty() {
-            self.settle_some();
+        while !self.later.is_empty() {
+            self.later.settle_one(|_| ());
         }
         let all = Span::new(Ipa::new(0), 2 * Self::block());
         let Some(taken) = all

@@ -9,7 +9,7 @@ use tablewright::{AddressSpace, Attrs, Format, Half, Mapping, Pa, Span, Va};
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
 
 use super::faulty::{Fault, Faulty};
-use super::{Bug, Dice, Kind};
+use super::{Bug, Dice, Kind, announce, until_done};
 
 const PAGES: u64 = 2;
 const AT: u64 = 1 << 30;
@@ -71,13 +71,9 @@ pub fn run<F: Format<Input = Va>>(
             done.set(true);
             return;
         }
-        let dice = Dice::new(seed, cpu.id() as u64);
-        let mut rest = 60;
-        while !done.get() && rest > 0 {
-            rest -= 1;
-            cpu.spend(dice.time());
-            look(machine, cpu, &known[dice.below(2) as usize], &dice);
-        }
+        until_done(cpu, &done, seed, |dice| {
+            look(machine, cpu, &known[dice.below(2) as usize], dice);
+        });
     })?;
     between(machine.digest());
     if !machine.violations().is_empty() {
@@ -198,7 +194,7 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
                 self.machine.report(Rule::NoProgress, what);
             }
         }
-        super::edits::announce(self.machine);
+        announce(self.machine);
         self.known[slot].number.set(self.last);
         self.known[slot].platform.set(Some(platform));
         self.processes[slot] = Some(process);

@@ -14,6 +14,7 @@ mod faulty;
 mod guest;
 mod guests;
 mod identifiers;
+mod later;
 mod oracle;
 mod raw;
 mod windows;
@@ -21,11 +22,11 @@ mod windows;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
-use tablewright::Half;
+use tablewright::{AddressSpace, Format, Half, Platform};
 use tablewright_machine::trace::Sink;
 use tablewright_machine::{
-    Architecture, Costs, Counts, Granule, Machine, Memory, Ordering, Outcome, Regime, RunError,
-    Setup, Time, Violation,
+    Architecture, Costs, Counts, Cpu, Granule, Machine, Mapper, Memory, Ordering, Outcome, Regime,
+    RunError, Setup, Time, Tlbi, Violation,
 };
 
 pub use bug::Bug;
@@ -238,14 +239,7 @@ impl Kind {
                 }
             }
         };
-        Architecture {
-            range_invalidation: dice.once_in(2),
-            invalidate_all_above: dice.pick(&[4, 33, 512]),
-            tlb_sets: 4,
-            tlb_ways: dice.pick(&[1, 2, 4]),
-            walk_cache: dice.pick(&[2, 16]),
-            ..base
-        }
+        small(base, dice)
     }
 
     /// The half to use, and the first address of it.
@@ -256,6 +250,18 @@ impl Kind {
             (false, true) => (Half::Upper, u64::MAX << bits),
             (true, true) => (Half::Lower, u64::MAX << (bits - 1)),
         }
+    }
+}
+
+/// The same with one or another way to invalidate, and with TLBs that are full soon.
+fn small(base: Architecture, dice: &Dice) -> Architecture {
+    Architecture {
+        range_invalidation: dice.once_in(2),
+        invalidate_all_above: dice.pick(&[4, 33, 512]),
+        tlb_sets: 4,
+        tlb_ways: dice.pick(&[1, 2, 4]),
+        walk_cache: dice.pick(&[2, 16]),
+        ..base
     }
 }
 
@@ -376,4 +382,47 @@ fn finish(
         counts,
         digests,
     }
+}
+
+// ---- What programs have in common ----
+
+/// What the other CPUs do while one edits: a step, again and again, until it is done or they have done enough.
+fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dice)) {
+    let dice = Dice::new(seed, cpu.id() as u64);
+    for _ in 0..60 {
+        if done.get() {
+            return;
+        }
+        cpu.spend(dice.time());
+        step(&dice);
+    }
+}
+
+/// What is said from now on is said after the stores before it. On x86 an edit of what was not mapped leaves them in the
+/// store buffer, and whoever tells others of it orders them: here, by a lock.
+fn announce(machine: &Machine) {
+    if machine.architecture().is_x86() {
+        drop(machine.new_lock().acquire());
+    }
+}
+
+/// Takes a space out of use that maps nothing any more, and gives its tables back.
+fn destroy<F: Format, P: Platform + Clone>(
+    machine: &Machine,
+    mut space: AddressSpace<F, P>,
+    mapper: &Mapper<'_>,
+) {
+    mapper.detach();
+    machine.dsb_stores();
+    machine.tlbi(Tlbi::ALL);
+    machine.dsb();
+    // SAFETY: no processor has the root loaded, and everything is forgotten.
+    unsafe { space.make_dead() };
+    let mut left = 0;
+    let destroyed = space.destroy(|_| left += 1);
+    machine.check(destroyed.is_ok() && left == 0, || {
+        format!("{left} leaves are left")
+    });
+    let used = machine.memory().used();
+    machine.check(used == 0, || format!("{used} frames are left"));
 }

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use tablewright::{Entry, Format, Kind, Level, Pa, Platform};
+use tablewright::{AddressSpace, Entry, Format, Half, Kind, Level, Liveness, Pa, Platform};
 
 use super::faulty::Faulty;
 
@@ -72,4 +72,11 @@ pub fn zero<F: Format>(platform: &Faulty<'_>, frame: Pa, level: Level) {
         let table = platform.table(frame, level);
         platform.fill(table, F::entries(level), 0, 0);
     }
+}
+
+/// Takes tables out of use that map nothing any more, and gives them back.
+pub fn destroy<F: Format>(platform: Faulty<'_>, root: Pa, half: Half) {
+    // SAFETY: the programs pass the root of tables of this format, which are live; nobody edits them any more.
+    let space = unsafe { AddressSpace::<F, _>::adopt(platform, root, half, Liveness::Live) };
+    super::destroy(platform.machine(), space, &platform.mapper);
 }

@@ -11,7 +11,7 @@ use tablewright_machine::{Machine, Outcome, Rule, RunError};
 
 use super::faulty::{Fault, Faulty, Stage};
 use super::oracle::{Oracle, Page};
-use super::{Bug, Dice, FRAMES, Kind, MEMORY, raw};
+use super::{Bug, Dice, FRAMES, Kind, MEMORY, announce, destroy, raw};
 
 /// Enough for the walk that makes the coarse map grow, and for the edit of the coarse map inside of it.
 const SLOTS: usize = 16;
@@ -143,7 +143,7 @@ pub fn run<F: Format<Input = Va>>(
     let unmapped = boot.unmap(all, &mut flush, |_| ControlFlow::Continue(()));
     machine.check(unmapped.is_ok(), || format!("{unmapped:?}"));
     fault.during(Stage::Flushing, || flush.finish(|_| ()));
-    super::edits::destroy(machine, boot, &platform.mapper);
+    destroy(machine, boot, &platform.mapper);
     Ok(outcome)
 }
 
@@ -305,7 +305,7 @@ impl<'m> Program<'_, 'm> {
         oracle: &Oracle<'m>,
         space: &AddressSpace<F, P>,
     ) {
-        super::edits::announce(self.machine);
+        announce(self.machine);
         for spot in &oracle.spots {
             let at = Pa::new(spot.va - self.offset);
             let inside = |spans: &[Span<Pa>]| spans.iter().any(|span| span.contains(at));

@@ -1,0 +1,49 @@
+//! What was cut off and is forgotten, until it is quiet.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use tablewright::shared::{Cut, SharedFlush, SharedPlatform};
+use tablewright::{Format, Leaf};
+
+/// What is complete and not quiet.
+pub struct Later<F: Format, P: SharedPlatform>(RefCell<VecDeque<Cut<F, P>>>);
+
+impl<F: Format, P: SharedPlatform> Later<F, P> {
+    pub fn new() -> Self {
+        Self(RefCell::default())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
+    pub fn push(&self, cut: Cut<F, P>) {
+        self.0.borrow_mut().push_back(cut);
+    }
+
+    /// Completes a flush, and keeps what is not quiet for later.
+    pub fn put_off(&self, flush: SharedFlush<F, P>) {
+        self.push(flush.issue().complete());
+        self.settle_one(|_| ());
+    }
+
+    /// Settles the oldest, if it is quiet. Whether it was.
+    pub fn settle_one(&self, leaves: impl FnMut(Leaf<F>)) -> bool {
+        // It is taken out: others may come here while this CPU waits for its turn.
+        let oldest = self.0.borrow_mut().pop_front();
+        let Some(cut) = oldest else {
+            return false;
+        };
+        match cut.quiet() {
+            Ok(completed) => {
+                completed.finish(leaves);
+                true
+            }
+            Err(again) => {
+                self.push(again);
+                false
+            }
+        }
+    }
+}
