@@ -6,7 +6,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
-use crate::{compare, fit, litmus, map_mem, page_table_test, report, reproduce};
+use crate::{compare, fit, litmus, map_mem, page_table_test, record, report, reproduce};
 
 /// Experiments with page tables
 #[derive(Parser, Debug)]
@@ -48,6 +48,8 @@ enum Command {
     Litmus(litmus::Arguments),
     /// Map, protect and unmap with Tablewright and the published crates, beside what this computer can do at best
     Compare(compare::Arguments),
+    /// Record which pages a program writes, interval by interval
+    Record(record::Arguments),
     /// Print a script that completes this program's options in a shell
     Completions {
         /// Which shell
@@ -69,6 +71,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Litmus(arguments) => litmus::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
+        Command::Record(arguments) => record::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "tablewright", &mut script);
@@ -129,7 +132,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_arguments_panic(arguments in prop::collection::vec(
-            prop_oneof!["map-mem|compare|fit|reproduce|completions|--[a-z-]{1,8}",
+            prop_oneof!["map-mem|compare|fit|record|reproduce|completions|--[a-z-]{1,8}",
             "--(ram|size|rounds|only|format|step|steps|free|rows|machine)=.{0,8}", ".*"],
             0..4,
         )) {

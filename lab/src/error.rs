@@ -11,6 +11,7 @@ use crate::format::FormatError;
 use crate::iomem::IomemError;
 use crate::plan::PlanError;
 use crate::published::TableError;
+use crate::record::recording::RecordingError;
 
 /// Why the program gives no result.
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +117,28 @@ pub enum Error {
         /// Of how many.
         total: usize,
     },
+    /// A file is not a recording, or not a whole one.
+    #[error("{path}: {error}", path = .path.display())]
+    Recording {
+        /// Which.
+        path: PathBuf,
+        /// Where it is wrong.
+        error: RecordingError,
+    },
+    /// A process cannot be recorded.
+    #[error("{process}: {problem}")]
+    Process {
+        /// Which.
+        process: String,
+        /// Why.
+        problem: String,
+    },
+    /// No process can be recorded on this computer.
+    #[error("this computer has no way to record what a process writes: {0}")]
+    Unrecordable(String),
+    /// Signals could not be told apart.
+    #[error("cannot handle signals: {0}")]
+    Signal(io::Error),
     /// A result has nowhere to go.
     #[error("{option} {path}: {error}", path = .path.display())]
     Output {
@@ -147,8 +170,12 @@ impl Error {
             | Self::Plan { .. }
             | Self::Memory { .. }
             | Self::Litmus(_)
+            | Self::Recording { .. }
+            | Self::Process { .. }
             | Self::Output { .. } => 2,
             Self::Map(_)
+            | Self::Unrecordable(_)
+            | Self::Signal(_)
             | Self::Subject { .. }
             | Self::Machine { .. }
             | Self::Verdicts { .. }

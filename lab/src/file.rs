@@ -7,24 +7,29 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 use crate::size::human;
 
-/// Nothing that this program reads is larger, and `/dev/zero` is never read to its end.
+/// Little that this program reads is larger, and `/dev/zero` is never read to its end.
 const LIMIT: u64 = 16 << 20;
 
 /// The bytes of a file that should be a `kind`.
 pub fn read(path: &Path, kind: &'static str) -> Result<Vec<u8>, Error> {
+    read_up_to(path, LIMIT, kind)
+}
+
+/// The same, of a kind that may be up to `limit` bytes long.
+pub fn read_up_to(path: &Path, limit: u64, kind: &'static str) -> Result<Vec<u8>, Error> {
     let read = || -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        File::open(path)?.take(LIMIT + 1).read_to_end(&mut bytes)?;
+        File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
     let bytes = read().map_err(|error| Error::Read {
         path: path.to_owned(),
         error,
     })?;
-    if bytes.len() as u64 > LIMIT {
+    if bytes.len() as u64 > limit {
         return Err(Error::TooLarge {
             path: path.to_owned(),
-            limit: human(LIMIT),
+            limit: human(limit),
             kind,
         });
     }
@@ -78,10 +83,10 @@ impl Target {
     }
 
     /// Puts the result there, all of it or nothing.
-    pub fn fill(self, text: &str) -> Result<(), Error> {
+    pub fn fill(self, contents: &(impl AsRef<[u8]> + ?Sized)) -> Result<(), Error> {
         fs::File::create_new(&self.draft)
             .and_then(|mut file| {
-                file.write_all(text.as_bytes())?;
+                file.write_all(contents.as_ref())?;
                 file.sync_all()
             })
             .and_then(|()| fs::rename(&self.draft, &self.path))

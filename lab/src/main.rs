@@ -21,6 +21,7 @@ mod platform;
 mod plot;
 mod progress;
 mod published;
+mod record;
 mod report;
 mod reproduce;
 mod size;

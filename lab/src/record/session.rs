@@ -1,0 +1,483 @@
+//! A recording from its first page to its file.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::layout::Layout;
+use super::method::{Harvest, Method, WatchError, Watcher};
+use super::process::{Process, ProcessError};
+use super::recording::{Cost, Header, LONGEST, Recording, Summary, Writer};
+use super::sys::page_size;
+use super::{Arguments, Choice, show};
+use crate::error::Error;
+use crate::file::Target;
+use crate::progress::Progress;
+use crate::report::{counted, time};
+use crate::size::human;
+
+/// What changes seldom is looked up no more often.
+const LOOK: Duration = Duration::from_secs(1);
+/// The longest wait without a look at what happened.
+const SLICE: Duration = Duration::from_millis(200);
+/// An address space that is gone belongs to a process that ends, or that is another program in a moment.
+const CHANGE: Duration = Duration::from_secs(5);
+
+/// Records as asked, writes the file, and says what is in it.
+pub fn record(arguments: &Arguments) -> Result<(), Error> {
+    let target = Target::new("--output", &arguments.output)?;
+    let methods = working(arguments.method)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(Error::Signal)?;
+    }
+    let mut command = match arguments.pid {
+        None => Some(start(arguments)?),
+        Some(_) => None,
+    };
+    let result = record_into(arguments, &methods, &stop, command.as_mut(), target);
+    match (result, command) {
+        (Err(error), Some(mut command)) => {
+            // It was started to be recorded.
+            let _ = command.kill();
+            let _ = command.wait();
+            Err(error)
+        }
+        (Ok(Outcome::Complete), Some(mut command)) => {
+            // The recording may be over and the command is not: whoever started both waits for both.
+            while !stop.load(Ordering::Relaxed) && matches!(command.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Ok(())
+        }
+        (result, _) => result.map(drop),
+    }
+}
+
+fn record_into(
+    arguments: &Arguments,
+    methods: &[(Method, u64)],
+    stop: &AtomicBool,
+    command: Option<&mut Child>,
+    target: Target,
+) -> Result<Outcome, Error> {
+    let pid = match (arguments.pid, &command) {
+        (Some(pid), _) => pid,
+        (None, Some(command)) => command.id().cast_signed(),
+        (None, None) => return Ok(Outcome::Complete),
+    };
+    let name = match arguments.command.first() {
+        Some(command) => command.display().to_string(),
+        None => format!("process {pid}"),
+    };
+    let refused = |problem: String| Error::Process {
+        process: name.clone(),
+        problem,
+    };
+    let process = match command {
+        Some(command) => opened(command),
+        None => Process::open(pid),
+    };
+    let process = process.map_err(|error| refused(error.to_string()))?;
+    let mut session = Session::begin(arguments, methods, process).map_err(refused)?;
+    let outcome = session.run(arguments, stop);
+    let recorded = session.finish();
+    target.fill(&recorded)?;
+    let recording = Recording::parse(recorded).map_err(|error| Error::Recording {
+        path: arguments.output.clone(),
+        error,
+    })?;
+    show::print(&arguments.output, &recording, false, arguments.json)?;
+    Ok(outcome)
+}
+
+/// The methods that may be used and work here, with what a fault costs with each.
+fn working(choice: Choice) -> Result<Vec<(Method, u64)>, Error> {
+    let wanted = match choice {
+        Choice::Auto => &Method::ALL[..],
+        Choice::Scan => &[Method::Scan],
+        Choice::SoftDirty => &[Method::SoftDirty],
+    };
+    let mut working = Vec::new();
+    let mut reasons = Vec::new();
+    for &method in wanted {
+        match method.probe() {
+            Ok(fault_ns) => working.push((method, fault_ns)),
+            Err(reason) => reasons.push(format!("{}: {reason}", method.name())),
+        }
+    }
+    if working.is_empty() {
+        return Err(Error::Unrecordable(reasons.join("; ")));
+    }
+    Ok(working)
+}
+
+fn start(arguments: &Arguments) -> Result<Child, Error> {
+    let mut words = arguments.command.iter();
+    let program = words.next().cloned().unwrap_or_default();
+    let mut command = Command::new(&program);
+    command.args(words);
+    if arguments.json {
+        command.stdout(Stdio::from(std::io::stderr()));
+    }
+    command.spawn().map_err(|error| Error::Process {
+        process: program.display().to_string(),
+        problem: format!("cannot be started: {error}"),
+    })
+}
+
+/// A method that has begun to watch a process.
+struct Watched {
+    method: Method,
+    fault_ns: u64,
+    watcher: Watcher,
+    /// What was there.
+    harvest: Harvest,
+    /// For how long the process was stopped for all this.
+    stopped_ns: u64,
+}
+
+/// Watches a process with the first of the methods that works on it. If it becomes another program meanwhile, that one.
+fn watch(methods: &[(Method, u64)], process: &mut Process) -> Result<Watched, String> {
+    let start = Instant::now();
+    loop {
+        let mut reasons = Vec::new();
+        let mut gone = false;
+        for &(method, fault_ns) in methods {
+            let begun = Watcher::attach(method, process).and_then(|(mut watcher, stopped_ns)| {
+                let harvest = watcher.harvest(process)?;
+                Ok(Watched {
+                    method,
+                    fault_ns,
+                    stopped_ns: stopped_ns + harvest.stopped_ns,
+                    watcher,
+                    harvest,
+                })
+            });
+            match begun {
+                Ok(watched) => return Ok(watched),
+                Err(WatchError::Method(reason)) => {
+                    reasons.push(format!("{}: {reason}", method.name()))
+                }
+                Err(WatchError::Gone) => gone = true,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        if !gone {
+            return Err(format!("no method works on it: {}", reasons.join("; ")));
+        }
+        // Between two programs it has no memory for a moment.
+        loop {
+            if process.ended(1) || start.elapsed() > CHANGE {
+                return Err(WatchError::Gone.to_string());
+            }
+            match Process::open(process.pid()) {
+                Ok(next) => {
+                    *process = next;
+                    break;
+                }
+                Err(ProcessError::NoMemory | ProcessError::None) => (),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+}
+
+/// A command that was just started: it takes a moment until it has its memory.
+fn opened(command: &mut Child) -> Result<Process, ProcessError> {
+    loop {
+        match Process::open(command.id().cast_signed()) {
+            Err(ProcessError::NoMemory | ProcessError::None) => match command.try_wait() {
+                Ok(None) => std::thread::yield_now(),
+                _ => return Err(ProcessError::NoMemory),
+            },
+            result => return result,
+        }
+    }
+}
+
+/// How a recording ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// As it should.
+    Complete,
+    /// By an error. A thread may be about to stop for us, which only our own end prevents.
+    Broken,
+}
+
+/// A recording that is being made.
+pub struct Session {
+    process: Process,
+    /// And what one of its faults costs.
+    method: (Method, u64),
+    watcher: Watcher,
+    layout: Layout,
+    writer: Writer,
+    summary: Summary,
+    /// When the last interval ended.
+    last: Instant,
+    /// What was already warned of.
+    direct: Vec<&'static str>,
+    children: usize,
+    programs: usize,
+    unwatched: u64,
+    looked: Instant,
+    /// Watching failed.
+    broken: bool,
+}
+
+impl Session {
+    /// Begins with the first of the methods that works on this process.
+    pub fn begin(
+        arguments: &Arguments,
+        methods: &[(Method, u64)],
+        mut process: Process,
+    ) -> Result<Self, String> {
+        let mut cost = Cost {
+            huge_before: process.huge(),
+            ..Cost::default()
+        };
+        let clock = Instant::now();
+        let watched = watch(methods, &mut process)?;
+        let last = Instant::now();
+        let there = watched.harvest;
+        cost.fault_ns = watched.fault_ns;
+        cost.stopped_ns = watched.stopped_ns;
+        cost.harvest_ns = (last - clock).as_nanos() as u64;
+        let header = Header {
+            method: watched.method.name().to_owned(),
+            blind: watched.method.blind(),
+            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
+                .map(|release| release.trim().to_owned())
+                .unwrap_or_default(),
+            command: process.command(),
+            pid: u64::from(process.pid().unsigned_abs()),
+            page_size: page_size(),
+            start_ns: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_nanos() as u64),
+            interval_ns: arguments.interval * 1_000_000,
+        };
+        let mut session = Self {
+            writer: Writer::new(&header),
+            layout: Layout::default(),
+            summary: Summary {
+                cost,
+                ..Summary::default()
+            },
+            process,
+            method: (watched.method, watched.fault_ns),
+            watcher: watched.watcher,
+            last,
+            direct: Vec::new(),
+            children: 0,
+            programs: 0,
+            unwatched: there.unwatched,
+            looked: last,
+            broken: false,
+        };
+        session.cover(&there);
+        let present = session.layout.numbers(&there.seen);
+        session.writer.present(&present);
+        session.look();
+        Ok(session)
+    }
+
+    /// Records until something ends it, which the summary names.
+    pub fn run(&mut self, arguments: &Arguments, stop: &AtomicBool) -> Outcome {
+        let interval = Duration::from_millis(arguments.interval);
+        let origin = self.last;
+        let end = arguments
+            .duration
+            .and_then(|duration| origin.checked_add(duration));
+        let mut progress = match (arguments.pid, arguments.duration, arguments.intervals) {
+            // A command writes to the same terminal.
+            (None, ..) => None,
+            (_, Some(duration), _) => {
+                Some(duration.as_nanos().div_ceil(interval.as_nanos()) as u64)
+            }
+            (.., intervals) => intervals,
+        }
+        .map(Progress::new);
+        let mut due = origin;
+        for number in 1u64.. {
+            // At regular times; but a harvest that takes long does not make the next interval short.
+            due += interval;
+            if due <= self.last + interval / 2 {
+                due = self.last + interval;
+            }
+            let ended = self.wait(end.map_or(due, |end| due.min(end)), stop);
+            if let Err(reason) = self.interval(ended) {
+                self.summary.ended = reason;
+                return match self.broken {
+                    true => Outcome::Broken,
+                    false => Outcome::Complete,
+                };
+            }
+            if let Some(progress) = &mut progress {
+                progress.step("recording");
+            }
+            let enough = self.writer.len() > LONGEST / 4 * 3;
+            let reason = if stop.load(Ordering::Relaxed) {
+                "by a signal to the recorder".to_owned()
+            } else if arguments.intervals.is_some_and(|most| number >= most) {
+                "after the intervals asked for".to_owned()
+            } else if end.is_some_and(|end| self.last >= end) {
+                "after the time asked for".to_owned()
+            } else if enough {
+                format!("because a recording is at most {} long", human(LONGEST))
+            } else {
+                continue;
+            };
+            self.summary.ended = reason;
+            self.look();
+            break;
+        }
+        Outcome::Complete
+    }
+
+    /// Waits, at most for the end of the process, of which it tells, or for a signal to the recorder.
+    fn wait(&self, due: Instant, stop: &AtomicBool) -> bool {
+        loop {
+            // A signal that comes just before the wait does not end it, so it must not be long.
+            let wait = due.saturating_duration_since(Instant::now()).min(SLICE);
+            if self.process.ended(wait.as_micros().div_ceil(1000) as i32) {
+                return true;
+            }
+            if stop.load(Ordering::Relaxed) || Instant::now() >= due {
+                return false;
+            }
+        }
+    }
+
+    /// One interval, which is over. What ends the recording is an error.
+    fn interval(&mut self, ended: bool) -> Result<(), String> {
+        let clock = Instant::now();
+        let harvest = if ended {
+            Err(WatchError::Gone)
+        } else {
+            self.watcher.harvest(&mut self.process)
+        };
+        let harvest = match harvest {
+            Ok(harvest) => harvest,
+            Err(WatchError::Gone) => self.other_program()?,
+            Err(error) => {
+                self.summary
+                    .warnings
+                    .push(format!("the recording ended early: {error}"));
+                self.broken = true;
+                return Err("by an error".to_owned());
+            }
+        };
+        let now = Instant::now();
+        self.cover(&harvest);
+        let written = self.layout.numbers(&harvest.written);
+        self.writer
+            .interval((now - self.last).as_nanos() as u64, &written);
+        self.last = now;
+        let cost = &mut self.summary.cost;
+        cost.harvest_ns += (now - clock).as_nanos() as u64;
+        cost.stopped_ns += harvest.stopped_ns;
+        cost.faults += harvest.faults;
+        self.unwatched = self.unwatched.max(harvest.unwatched);
+        if self.looked.elapsed() >= LOOK {
+            self.look();
+        }
+        Ok(())
+    }
+
+    /// The old address space is gone. If the process has another one, that is watched from now on, and everything in it
+    /// is new.
+    fn other_program(&mut self) -> Result<Harvest, String> {
+        let refused = match watch(&[self.method], &mut self.process) {
+            Ok(watched) => {
+                self.watcher = watched.watcher;
+                self.programs += 1;
+                self.summary.cost.stopped_ns += watched.stopped_ns;
+                // That was counted just now.
+                return Ok(Harvest {
+                    stopped_ns: 0,
+                    ..watched.harvest
+                });
+            }
+            Err(refused) => refused,
+        };
+        let lost = time(self.last.elapsed().as_nanos() as f64);
+        if !self.process.ended(0) {
+            return Err(format!(
+                "the process became another program, which cannot be recorded: {refused}"
+            ));
+        }
+        self.summary.warnings.push(format!(
+            "what the process wrote in its last {lost} at most is not in the recording"
+        ));
+        Err("the process ended".to_owned())
+    }
+
+    /// Page numbers for what was seen.
+    fn cover(&mut self, harvest: &Harvest) {
+        let writer = &mut self.writer;
+        self.layout
+            .cover(&harvest.seen, &harvest.map, |part, name| {
+                writer.region(part.first, part.pages, name);
+            });
+    }
+
+    /// Looks for what a recording does not show.
+    fn look(&mut self) {
+        self.looked = Instant::now();
+        self.children = self.children.max(self.process.children());
+        for way in self.process.direct_access() {
+            if !self.direct.contains(&way) {
+                self.direct.push(way);
+            }
+        }
+        // At the end it is too late to ask.
+        self.summary.cost.huge_after = self.process.huge();
+    }
+
+    /// The recording, as it stands in a file.
+    pub fn finish(mut self) -> Vec<u8> {
+        let warnings = &mut self.summary.warnings;
+        if !self.direct.is_empty() {
+            warnings.push(format!(
+                "the process has {}: what is written through it without a page fault is not in the recording",
+                self.direct.join(", ")
+            ));
+        }
+        if self.children > 0 {
+            warnings.push(format!(
+                "{} not followed",
+                counted(self.children as u64, "child was", "children were")
+            ));
+        }
+        if self.programs > 0 {
+            warnings.push(format!(
+                "the process became another program {}: all memory counts as written then",
+                counted(self.programs as u64, "time", "times")
+            ));
+        }
+        if self.unwatched > 0 {
+            warnings.push(format!(
+                "{} could not be watched",
+                human(self.unwatched.saturating_mul(page_size()))
+            ));
+        }
+        let Cost {
+            huge_before: before,
+            huge_after: after,
+            ..
+        } = self.summary.cost;
+        if after < before {
+            warnings.push(format!(
+                "{} of huge pages at the start, {} at the end: a write to a watched one splits it",
+                human(before),
+                human(after)
+            ));
+        }
+        self.writer.finish(&self.summary)
+    }
+}
