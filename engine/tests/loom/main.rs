@@ -1,5 +1,6 @@
 //! The lock-free protocols over all interleavings: entries that processors share, exclusive edits against walkers, edits
-//! by several processors at once, the question when a table is out of everybody's hands, and the slots of a guest.
+//! by several processors at once, the question when a table is out of everybody's hands, the slots of a guest, and the log
+//! of what it writes.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test --release -p tablewright --test loom`. Each protocol is explored whole,
 //! without a bound, with two threads and with three: one edits, or several do, and the others walk. The slots, of which a
@@ -9,5 +10,6 @@
 mod entries;
 mod exclusive;
 mod guest;
+mod log;
 mod shared;
 mod tables;

@@ -12,8 +12,8 @@ use tablewright::shared::{
     Walking,
 };
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Change, Entry, Invalidation, Level, Mapping, Pa, Perms, Platform,
-    Va,
+    AddressSpace, Attrs, Barrier, Caps, Change, Entry, Invalidation, Level, Mapping, Pa, Perms,
+    Platform, Va,
 };
 
 use crate::tables::{
@@ -37,6 +37,7 @@ struct Parts {
     used: AtomicU64,
     freed: AtomicU64,
     epochs: Epochs<'static>,
+    caps: Caps,
 }
 
 // SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no links (3.) and no
@@ -52,6 +53,9 @@ unsafe impl Platform for Machine {
     }
     unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
         NonNull::from(self.0.tables.entry(frame, 0))
+    }
+    fn caps(&self) -> Caps {
+        self.0.caps
     }
     fn barrier(&self, _: Barrier) {}
     fn invalidate(&self, _: &Invalidation) {}
@@ -76,6 +80,15 @@ type Space = SharedSpace<Tiny<false>, Machine>;
 
 impl Machine {
     pub fn new() -> Self {
+        Self::with_caps(Caps::CONSERVATIVE)
+    }
+
+    /// The entry that maps a page, if it can be written through the tables as they are.
+    pub fn can_write(&self, page: u64) -> bool {
+        self.0.tables.can_write(page)
+    }
+
+    pub fn with_caps(caps: Caps) -> Self {
         // What a thread of a model borrows has to live for ever.
         let slots: &'static [Slot] = Vec::leak((0..CPUS).map(|_| Slot::new()).collect());
         Self(Arc::new(Parts {
@@ -83,6 +96,7 @@ impl Machine {
             used: AtomicU64::new(0),
             freed: AtomicU64::new(0),
             epochs: Epochs::new(slots),
+            caps,
         }))
     }
 }

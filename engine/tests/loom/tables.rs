@@ -149,6 +149,20 @@ impl Tables {
         }
     }
 
+    /// Whether a processor could write a page.
+    pub fn can_write(&self, page: u64) -> bool {
+        type Either = Tiny<false>;
+        let top = self
+            .entry(ROOT, Either::index(page, Level::new(1)))
+            .follow();
+        if Either::kind(top, Level::new(1)) != Kind::Table || Either::is_asleep(top) {
+            return false;
+        }
+        let table = Either::address(top, Level::new(1));
+        let entry = self.entry(table, Either::index(page, Level::PAGE)).load();
+        Either::kind(entry, Level::PAGE) == Kind::Leaf && entry & WRITE != 0
+    }
+
     /// What a walker does for an access to the second page. Returns the flags that it set, or saw set; `None` for a fault.
     pub fn walk(&self, access: Access) -> Option<u64> {
         type Either = Tiny<false>;
@@ -159,6 +173,7 @@ impl Tables {
             assert_ne!(bits, POISON, "not written yet, or freed");
             match Either::kind(bits, level) {
                 Kind::Invalid => return None,
+                Kind::Table if Either::is_asleep(bits) => return None,
                 Kind::Table => {
                     table = Either::address(bits, level);
                     level = level.down()?;
