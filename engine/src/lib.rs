@@ -57,3 +57,7 @@ struct Embedding;
 #[cfg(all(doctest, feature = "hosted"))]
 #[doc = include_str!("../../docs/guest.md")]
 struct GuestMemory;
+
+#[cfg(all(doctest, feature = "hosted"))]
+#[doc = include_str!("../../docs/log.md")]
+struct Logging;

@@ -72,9 +72,15 @@ impl<'m> Bitmap<'m> {
 
     /// Marks these pages.
     pub fn mark_range(&self, pages: Range<u64>) {
-        each_word(self.words, pages, self.pages, |word, _, bits| {
-            word.fetch_or(bits, Ordering::Release);
-        });
+        each_word(
+            self.words,
+            pages,
+            self.pages,
+            |_| true,
+            |word, _, bits| {
+                word.fetch_or(bits, Ordering::Release);
+            },
+        );
     }
 
     /// Marks all, for a log that starts so: what is not protected yet is taken for written.
@@ -98,7 +104,7 @@ impl<'m> Bitmap<'m> {
     /// a bit for each page from there. They are to be protected before they are copied.
     #[inline]
     pub fn harvest(&self, pages: Range<u64>, mut each: impl FnMut(u64, u64)) {
-        each_word(self.words, pages, self.pages, |word, first, mask| {
+        each_word(self.words, pages, self.pages, any, |word, first, mask| {
             if word.load(Ordering::Relaxed) & mask == 0 {
                 return;
             }
@@ -109,6 +115,16 @@ impl<'m> Bitmap<'m> {
             each(first, bits);
         });
     }
+}
+
+/// So many words are looked at together: a cache line.
+const LINE: usize = 8;
+
+/// Whether any of these words has a bit.
+#[inline(always)]
+fn any(words: &[AtomicU64]) -> bool {
+    let bits = |all, word: &AtomicU64| all | word.load(Ordering::Relaxed);
+    words.iter().fold(0, bits) != 0
 }
 
 /// Two bitmaps in turn.
@@ -126,7 +142,7 @@ impl<'m> Bitmap<'m> {
 /// flip.current().mark(3); // goes into the other
 /// let Ok(marks) = idle.quiet(&&platform) else { panic!("nobody walks") };
 /// let mut found = Vec::new();
-/// marks.drain(|first, bits| found.push((first, bits)));
+/// marks.drain(|first, bits| found.extend((bits != 0).then_some((first, bits))));
 /// assert_eq!(found, [(64, 1 << 6)]);
 /// # Ok::<(), tablewright::dirty::LogError>(())
 /// ```
@@ -195,41 +211,63 @@ impl<'f, 'm> Idle<'f, 'm> {
 pub struct Quiet<'f, 'm>(&'f Bitmap<'m>);
 
 impl Quiet<'_, '_> {
-    /// Takes all marks away and gives them out, as [`Bitmap::harvest`] does.
+    /// Takes all marks away and gives them out, as [`Bitmap::harvest`] does; in a cache line that has marks, words without any
+    /// as well.
     #[inline]
     pub fn drain(self, mut each: impl FnMut(u64, u64)) {
-        for (index, word) in self.0.words.iter().enumerate() {
-            let bits = word.load(Ordering::Relaxed);
-            if bits != 0 {
-                word.store(0, Ordering::Relaxed);
-                each(index as u64 * BITS, bits);
+        let (lines, rest) = self.0.words.as_chunks::<LINE>();
+        let mut page = 0;
+        for line in lines {
+            if any(line) {
+                for word in line {
+                    let bits = word.load(Ordering::Relaxed);
+                    word.store(0, Ordering::Relaxed);
+                    each(page, bits);
+                    page += BITS;
+                }
+            } else {
+                page += LINE as u64 * BITS;
             }
+        }
+        for word in rest {
+            each(page, word.swap(0, Ordering::Relaxed));
+            page += BITS;
         }
     }
 }
 
-/// Calls `each` with every word that has bits of `pages`, the page of its first bit, and the mask of those bits.
+/// Calls `each` with every word that has bits of `pages`, the page of its first bit, and the mask of those bits; but not in
+/// lines that are not worth it.
 #[inline(always)]
 fn each_word(
     words: &[AtomicU64],
     pages: Range<u64>,
     limit: u64,
+    worth: impl Fn(&[AtomicU64]) -> bool,
     mut each: impl FnMut(&AtomicU64, u64, u64),
 ) {
     let end = pages.end.min(limit);
     if pages.start >= end {
         return;
     }
-    let (first, last) = (pages.start / BITS, (end - 1) / BITS);
-    for index in first..=last {
-        let page = index * BITS;
-        let mut mask = u64::MAX;
-        if page < pages.start {
-            mask &= u64::MAX << (pages.start - page);
+    let first = (pages.start / BITS) as usize;
+    let words = &words[first..=((end - 1) / BITS) as usize];
+    let mut page = first as u64 * BITS;
+    for line in words.chunks(LINE) {
+        if !worth(line) {
+            page += LINE as u64 * BITS;
+            continue;
         }
-        if end - page < BITS {
-            mask &= (1 << (end - page)) - 1;
+        for word in line {
+            let mut mask = u64::MAX;
+            if page < pages.start {
+                mask &= u64::MAX << (pages.start - page);
+            }
+            if end - page < BITS {
+                mask &= (1 << (end - page)) - 1;
+            }
+            each(word, page, mask);
+            page += BITS;
         }
-        each(&words[index as usize], page, mask);
     }
 }
