@@ -31,6 +31,7 @@ pub mod format;
 pub mod guest;
 #[cfg(feature = "hosted")]
 pub mod hosted;
+pub mod hyperv;
 pub mod linear;
 mod platform;
 pub mod shared;

@@ -1,0 +1,232 @@
+//! The guest's side: a flush becomes the input of one call.
+
+use core::fmt;
+
+use crate::flush::{Invalidation, What};
+
+use super::{
+    Call, Flags, Input, LIST, LIST_EX, Output, PAGE_WORDS, RANGE_PAGES, Range, Status, VpSet,
+};
+
+/// Where to flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Targets<'a> {
+    /// On every processor.
+    All,
+    /// On these. They are named by the number that the hypervisor gave them, not by that of the operating system.
+    Set(&'a VpSet),
+}
+
+/// In which address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// In that of this page-table root, as it stands in CR3. An identifier (PCID) in it is left out: it is not part of the
+    /// address space's name.
+    Space(u64),
+    /// In all of them, what is global included.
+    All,
+}
+
+/// Why a flush cannot be sent: it has to be done in another way, on all the processors that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A processor beyond the first 64, and the hypervisor does not take sets.
+    NeedsSet,
+    /// The hypervisor has said no.
+    Status(Status),
+    /// There is no input page for this processor yet.
+    NoPage,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NeedsSet => write!(
+                f,
+                "more than 64 processors, and the hypervisor takes no sets"
+            ),
+            Self::Status(status) => write!(f, "the hypervisor says: {status}"),
+            Self::NoPage => write!(f, "this processor has no page for the input"),
+        }
+    }
+}
+
+impl core::error::Error for Refusal {}
+
+/// What calls an embedder makes.
+///
+/// # Safety
+/// 1. [`call`](Messenger::call) makes the hypercall with the physical address of the page that it is given, on the
+///    processor to which the page belongs, and interrupts are held off from before the page is written to after the call.
+pub unsafe trait Messenger {
+    /// Makes a call with this page of input.
+    fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output;
+}
+
+/// Writes flushes into the input page of a processor.
+///
+/// ```
+/// use tablewright::flush::{Invalidation, What};
+/// use tablewright::hyperv::{Call, Encoder, PAGE_WORDS, Scope, Targets, VpSet};
+/// let mut page = [0; PAGE_WORDS];
+/// let mut to = VpSet::EMPTY;
+/// to.insert(5);
+/// let range = What::Range { first: 0x7000, last: 0x8fff, level: None, tables: false };
+/// let flush = [Invalidation { id: 0, what: range }];
+/// let input = Encoder::default().encode(&mut page, Targets::Set(&to), Scope::Space(0x1234_5001), &flush);
+/// let input = input?.ok_or("nobody to tell")?;
+/// assert_eq!((input.code(), input.reps()), (Call::List.code(), 1));
+/// assert_eq!(page[..4], [0x1234_5000, 0, 1 << 5, 0x7001]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Encoder {
+    /// Flushes with more ranges than this are of the whole space: a cost of the machine, and no more than a page holds.
+    pub most_ranges: usize,
+    /// The hypervisor recommends the calls with sets of processors.
+    pub takes_sets: bool,
+}
+
+impl Default for Encoder {
+    /// Up to 16 ranges; sets are taken.
+    fn default() -> Self {
+        Self {
+            most_ranges: 16,
+            takes_sets: true,
+        }
+    }
+}
+
+impl Encoder {
+    /// Writes what is to be flushed into a page, and gives the input value of the call; `None` if there is nothing to flush, or
+    /// nobody to tell: an empty mask means everybody to some hypervisors, and is never sent.
+    ///
+    /// # Errors
+    /// [`Refusal::NeedsSet`]: flush in another way.
+    pub fn encode(
+        &self,
+        page: &mut [u64; PAGE_WORDS],
+        targets: Targets<'_>,
+        scope: Scope,
+        what: &[Invalidation],
+    ) -> Result<Option<Input>, Refusal> {
+        let mut flags = Flags::empty();
+        let (mask, set) = match targets {
+            Targets::All => {
+                flags |= Flags::ALL_PROCESSORS;
+                (Some(0), None)
+            }
+            Targets::Set(set) if set.is_empty() => return Ok(None),
+            Targets::Set(set) => (set.mask(), Some(set)),
+        };
+        if what.is_empty() {
+            return Ok(None);
+        }
+        let space = match scope {
+            // Bits 11:0 are the identifier or flags, bit 63 asks for no flush.
+            Scope::Space(root) => root & 0x000f_ffff_ffff_f000,
+            Scope::All => {
+                flags |= Flags::ALL_SPACES;
+                0
+            }
+        };
+        let banks = match (mask, set) {
+            (None, Some(_)) if !self.takes_sets => return Err(Refusal::NeedsSet),
+            (None, Some(set)) => set.valid().count_ones() as usize,
+            _ => 0,
+        };
+        let call = |list| match (mask.is_some(), list) {
+            (true, false) => Call::Space,
+            (true, true) => Call::List,
+            (false, false) => Call::SpaceEx,
+            (false, true) => Call::ListEx,
+        };
+        // The header is written before the list; the flags, which depend on how that ends, afterwards.
+        page[0] = space;
+        let mut at = call(false).header();
+        match (mask, set) {
+            (Some(mask), _) => page[2] = mask,
+            (None, Some(set)) => {
+                page[2] = 0; // sparse
+                page[3] = set.valid();
+                for &bank in set.banks.iter().filter(|&&bank| bank != 0) {
+                    page[at] = bank;
+                    at += 1;
+                }
+            }
+            (None, None) => return Ok(None),
+        }
+        let room = match mask {
+            Some(_) => LIST,
+            None => LIST_EX - banks,
+        };
+        let input = match write_list(&mut page[at..], what, room.min(self.most_ranges)) {
+            Some(reps) => Input::new(call(true)).with_reps(reps),
+            None => {
+                if scope != Scope::All {
+                    flags |= Flags::NON_GLOBAL_ONLY;
+                }
+                Input::new(call(false))
+            }
+        };
+        page[1] = flags.bits();
+        Ok(Some(input.with_banks(banks)))
+    }
+
+    /// Writes a flush into the page of this processor and makes the call, again and again until all of a list is done.
+    ///
+    /// # Errors
+    /// What was not flushed has to be flushed in another way, on all processors that were named.
+    pub fn send(
+        &self,
+        messenger: &impl Messenger,
+        page: Option<&mut [u64; PAGE_WORDS]>,
+        targets: Targets<'_>,
+        scope: Scope,
+        what: &[Invalidation],
+    ) -> Result<(), Refusal> {
+        let page = page.ok_or(Refusal::NoPage)?;
+        let Some(mut input) = self.encode(page, targets, scope, what)? else {
+            return Ok(());
+        };
+        loop {
+            let output = messenger.call(input, page);
+            if output.status() != Status::SUCCESS {
+                return Err(Refusal::Status(output.status()));
+            }
+            let done = output.done();
+            if done >= input.reps() {
+                return Ok(());
+            }
+            // A hypervisor goes on with at least one element each time, or it never will.
+            if done <= input.start() {
+                return Err(Refusal::Status(Status::INPUT));
+            }
+            input = input.with_start(done);
+        }
+    }
+}
+
+/// Writes ranges as elements of a list: how many, or `None` if there are more than `most`, or all is to be flushed.
+fn write_list(list: &mut [u64], what: &[Invalidation], most: usize) -> Option<usize> {
+    let mut count = 0;
+    for invalidation in what {
+        let What::Range { first, last, .. } = invalidation.what else {
+            return None;
+        };
+        let (mut page, last) = (first >> 12, last >> 12);
+        loop {
+            let pages = (last - page).min(RANGE_PAGES - 1) + 1;
+            if count == most {
+                return None;
+            }
+            *list.get_mut(count)? = Range::pages(page, pages)?.bits();
+            count += 1;
+            page += pages;
+            if page > last {
+                break;
+            }
+        }
+    }
+    Some(count)
+}
