@@ -362,17 +362,16 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let slice = extent::<F>(input.bits(), at);
         let link = F::table(frame, Perms::empty());
         let _unfinished = self.begin();
-        let caps = self.caps();
+        // Whatever flags hardware sets meanwhile.
+        let how = transition(
+            F::RULE,
+            &State::of::<F>(entry, at),
+            &State::of::<F>(link, at),
+            at,
+            &self.caps(),
+            Contents::Same,
+        );
         let done = loop {
-            // Each time anew: a leaf that has been accessed meanwhile may be remembered.
-            let how = transition(
-                F::RULE,
-                &State::of::<F>(entry, at),
-                &State::of::<F>(link, at),
-                at,
-                &caps,
-                Contents::Same,
-            );
             // SAFETY: a table from the cache, which nobody can reach.
             let table = unsafe { Table::open(&self.platform, frame, below) };
             if let Err(error) = Self::fill(&table, entry, at, below) {

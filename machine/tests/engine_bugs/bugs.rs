@@ -95,13 +95,6 @@ pub const BUGS: &[Bug] = &[
         rules: &["break-before-make"],
     },
     Bug {
-        name: "whether a split has to break is worked out once",
-        file: RANGE,
-        find: "&State::of::<F>(«entry», at),\n                &State::of::<F>(link, at),",
-        with: "found.entry",
-        rules: &["break-before-make"],
-    },
-    Bug {
         name: "a coalesce forgets leaves of its own level, and not the table",
         file: FAULT,
         find: "«ranges.add(leaf.slice(), None, true);»",
@@ -216,9 +209,9 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "who was second to add a permission faults for ever",
-        file: GUEST,
-        find: "«self.space.forget_here(Ipa::new(request.at));»",
-        with: "",
+        file: FAULT,
+        find: "fn relaxed(&self, slice: Slice, level: Level) {«»",
+        with: "if PLANTED { return; }",
         rules: &["no progress"],
     },
     // The log of what is written, and tables that sleep.
@@ -241,7 +234,7 @@ pub const BUGS: &[Bug] = &[
         file: SLEEP,
         find: "if «entry & F::WAKING != 0» {\n            return",
         with: "false",
-        rules: &["program", "freed early", "stale use"],
+        rules: &["break-before-make", "program", "freed early", "stale use"],
     },
     Bug {
         name: "all is protected before walks are over",
@@ -255,7 +248,7 @@ pub const BUGS: &[Bug] = &[
         file: SLEEP,
         find: "if «generation & STARTING != 0» {\n                    return",
         with: "false",
-        rules: &["program"],
+        rules: &["break-before-make", "program"],
     },
     Bug {
         name: "all is protected and nothing is forgotten",

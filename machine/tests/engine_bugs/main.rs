@@ -31,7 +31,7 @@ pub struct Bug {
     rules: &'static [&'static str],
 }
 
-const SEEDS: u64 = 2000;
+const SEEDS: u64 = 10_000;
 const WORKLOAD: &str = "guest";
 /// Which bug is on, from 1.
 const SWITCH: &str = "TABLEWRIGHT_PLANTED";

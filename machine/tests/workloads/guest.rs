@@ -1461,6 +1461,9 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 Err(Declined::NoSlot | Declined::Denied(_)) => return Served::Declined,
             };
             if dice.once_in(2) {
+                if dice.once_in(4) {
+                    self.cpu().spend(dice.time());
+                }
                 let walk = request.slot().log.is_on().then(|| self.mapper.enter());
                 let reopened = self.guest.reopen(&request);
                 if reopened == Ok(true) && request.is_logged_write() {
