@@ -308,7 +308,9 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
             Cause::AccessFlag => 0,
             Cause::Permission if !slot.log.is_on() => 0,
             Cause::Permission | Cause::Translation => {
-                let level = fault.level.unwrap_or_else(|| self.space.level_of(fault.at));
+                // Where tables sleep the walk of the hardware may have ended above what is there.
+                let known = fault.level.filter(|_| !self.space.may_sleep());
+                let level = known.unwrap_or_else(|| self.space.level_of(fault.at));
                 level.height().saturating_sub(leaf.height())
             }
         }
