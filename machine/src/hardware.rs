@@ -44,9 +44,9 @@ use crate::architecture::Architecture;
 use crate::cache::Caches;
 use crate::dice::Dice;
 use crate::memory::{Memory, Meta, State};
-use crate::rules::{Obligation, Obligations, Rule, Violation};
+use crate::rules::{Cpus, Obligation, Obligations, Rule, Violation};
 use crate::sched::Scheduler;
-use crate::time::Time;
+use crate::time::{MAX_CPUS, Time};
 use crate::tlb::{Cached, Invalidations, Remembered, Tlb, Tlbi, WalkCache};
 use crate::trace::{Event, Tracer};
 
@@ -347,7 +347,6 @@ impl Space {
 /// An entry in memory.
 pub(crate) struct Spot<'h> {
     pub pa: u64,
-    frame: usize,
     meta: &'h Meta,
     pub state: State,
 }
@@ -366,15 +365,21 @@ pub struct Hardware {
     pub(crate) memory: Memory,
     /// Levels below the root.
     top: u8,
+    /// The number of the level of pages, and what is added to it for each level above: arm64 counts from the root, x86
+    /// from the pages.
+    last_level: i8,
+    level_step: i8,
     index_bits: u32,
     bits: Bits,
     /// Virtual addresses of guests that were worked on lately.
     guests: Dice,
     /// Where the address stands in a leaf of pages, if it stands where it stands in the address.
     address_mask: Option<u64>,
+    /// What the last byte of a page is from the first.
+    last_byte: u64,
     cores: Box<[Core]>,
-    /// How often each has published.
-    epochs: Box<[Cell<u32>]>,
+    /// How often each has published. As many as there may be: an index that is the CPU of a key needs no check.
+    epochs: Box<[Cell<u32>; MAX_CPUS]>,
     spaces: RefCell<Vec<Space>>,
     invalidations: Invalidations,
     obligations: RefCell<Obligations>,
@@ -434,6 +439,8 @@ impl Hardware {
             bits: Bits::of(&architecture),
             guests: Dice::new(seed),
             top: (regime.start_level() - regime.last_level()).unsigned_abs(),
+            last_level: regime.last_level(),
+            level_step: if architecture.is_x86() { 1 } else { -1 },
             index_bits: regime.page_shift() - 3,
             address_mask: match regime {
                 Regime::Arm64Stage1 {
@@ -443,8 +450,9 @@ impl Hardware {
                 Regime::X86_64 { .. } => Some((1 << 52) - (1 << 12)),
                 _ => None,
             },
+            last_byte: (1 << regime.page_shift()) - 1,
             cores: (0..cpus).map(core).collect(),
-            epochs: (0..cpus).map(|_| Cell::new(1)).collect(),
+            epochs: Box::new(std::array::from_fn(|_| Cell::new(1))),
             spaces: RefCell::default(),
             invalidations: Invalidations::new(),
             obligations: RefCell::default(),
@@ -471,17 +479,11 @@ impl Hardware {
     }
 
     fn level(&self, depth: u8) -> i8 {
-        let last = self.architecture.regime.last_level();
-        // arm64 counts from the root, x86 from the pages.
-        if self.architecture.is_x86() {
-            last + depth as i8
-        } else {
-            last - depth as i8
-        }
+        self.last_level + self.level_step * depth as i8
     }
 
     fn depth(&self, level: i8) -> u8 {
-        (level - self.architecture.regime.last_level()).unsigned_abs()
+        (level - self.last_level).unsigned_abs()
     }
 
     /// Bits of the addresses that an entry of a table with `depth` levels below translates.
@@ -531,11 +533,18 @@ impl Hardware {
         self.violations.borrow().clone()
     }
 
+    #[inline(always)]
     pub(crate) fn trace(&self, cpu: usize, event: impl FnOnce() -> Event) {
         if self.tracer.is_on() {
-            let time = self.clock.as_ref().map_or(Time::ZERO, |s| s.cpu().now());
-            self.tracer.emit(cpu, time, event);
+            self.write_trace(cpu, event);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn write_trace(&self, cpu: usize, event: impl FnOnce() -> Event) {
+        let time = self.clock.as_ref().map_or(Time::ZERO, |s| s.cpu().now());
+        self.tracer.emit(cpu, time, event);
     }
 
     /// Recomputes whether stores may take the short way.
@@ -648,7 +657,7 @@ impl Hardware {
             cutter: None,
             published: true,
             harmless: true,
-            issued: Vec::new(),
+            issued: Cpus::default(),
             local: Vec::new(),
             claimed: None,
             combined: self.architecture.guest.is_some(),

@@ -26,7 +26,7 @@ use crate::resource::Resource;
 use crate::rules::{Rule, Violation};
 use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler};
 use crate::shared::Walks;
-use crate::time::Time;
+use crate::time::{Price, Time};
 use crate::tlb::{Stages, Tlbi};
 use crate::trace::{Event, Sink};
 
@@ -94,6 +94,13 @@ pub struct Counts {
     pub faults: u64,
 }
 
+/// Those of the [`Costs`] that a program pays for each entry.
+struct Prices {
+    entry: Price,
+    load: Price,
+    publish: Price,
+}
+
 /// A computer: CPUs with their memory management units around one memory, in virtual time.
 ///
 /// ```
@@ -126,6 +133,7 @@ pub struct Machine {
     scheduler: Rc<Scheduler>,
     pub(crate) hardware: Hardware,
     costs: Costs,
+    prices: Prices,
     /// The system's bus for invalidations.
     bus: Resource,
     /// When the invalidations of each CPU will have gone over the bus.
@@ -185,6 +193,11 @@ impl Machine {
             })
                 .map(|_| Cell::new(u64::MAX))
                 .collect(),
+            prices: Prices {
+                entry: costs.entry.price(),
+                load: costs.load.price(),
+                publish: costs.publish.price(),
+            },
             costs,
             links,
             refuse_once_in: Cell::new(refuse_once_in),
@@ -574,9 +587,9 @@ impl Machine {
 
     /// Spends what something costs. Many profiles leave some costs out.
     #[inline(always)]
-    fn pay(&self, cost: Time) {
-        if cost != Time::ZERO {
-            self.cpu().spend(cost);
+    fn pay(&self, price: Price) {
+        if price != Price::FREE {
+            self.cpu().pay(price);
         }
     }
 
@@ -589,7 +602,7 @@ impl Machine {
     fn publish(&self) {
         let cpu = self.cpu();
         self.publications.update(|n| n + 1);
-        self.pay(self.costs.publish);
+        self.pay(self.prices.publish);
         cpu.order();
         self.hardware.publish_and_synchronise(cpu.id());
     }
@@ -1067,7 +1080,7 @@ impl Machine {
             // SAFETY: valid by (1.).
             _ => unsafe { entry.read() },
         };
-        self.pay(self.costs.load);
+        self.pay(self.prices.load);
         value
     }
 
@@ -1088,7 +1101,7 @@ impl Machine {
             None => unsafe { entry.write(bits) },
         }
         self.entries.update(|n| n + 1);
-        self.pay(self.costs.entry);
+        self.pay(self.prices.entry);
     }
 
     unsafe fn exchange(&self, entry: *mut u64, bits: u64) -> u64 {

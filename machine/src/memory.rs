@@ -15,6 +15,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
+use std::slice;
 
 /// What a frame holds before anybody has written it: valid in every format, and leading nowhere.
 pub(crate) const POISON: u64 = 0x0000_dead_dead_d003;
@@ -188,10 +189,8 @@ impl Memory {
         meta.generation
             .update(|generation| generation.wrapping_add(1));
         let fill = if state == State::Data { 0 } else { POISON };
-        for index in 0..self.entries() {
-            // SAFETY: the index is one of the frame.
-            unsafe { self.entry(frame, index).write(fill) };
-        }
+        // SAFETY: the entries of a frame, which was nobody's; there is one thread, and the reference ends here.
+        unsafe { slice::from_raw_parts_mut(self.entry(frame, 0), self.entries()) }.fill(fill);
         self.used.update(|used| used + 1);
         self.most.set(self.most.get().max(self.used.get()));
         Some(frame)
@@ -250,15 +249,14 @@ impl Memory {
         self.first + ((frame as u64) << self.shift)
     }
 
-    /// The physical address of an entry, its frame, and what is kept for that, given where the host has the entry.
+    /// The physical address of an entry, and what is kept for its frame, given where the host has the entry.
     /// `None` for an entry that is not in this memory.
     #[inline(always)]
-    pub(crate) fn find(&self, entry: *const u64) -> Option<(u64, usize, &Meta)> {
+    pub(crate) fn find(&self, entry: *const u64) -> Option<(u64, &Meta)> {
         let offset = entry.addr().wrapping_sub(self.base.as_ptr().addr());
         // What lies outside has a frame that there is not.
-        let frame = offset >> self.shift;
-        let meta = self.meta.get(frame)?;
-        Some((self.first.wrapping_add(offset as u64), frame, meta))
+        let meta = self.meta.get(offset >> self.shift)?;
+        Some((self.first.wrapping_add(offset as u64), meta))
     }
 
     /// Where the host has an entry of a frame.

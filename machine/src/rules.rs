@@ -140,6 +140,32 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
+/// A set of CPUs. Most are of one, which takes no memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cpus {
+    first: Option<u16>,
+    others: Vec<u16>,
+}
+
+impl Cpus {
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    fn contains(&self, cpu: usize) -> bool {
+        let cpu = cpu as u16;
+        self.first == Some(cpu) || self.others.contains(&cpu)
+    }
+
+    fn insert(&mut self, cpu: usize) {
+        if self.is_empty() {
+            self.first = Some(cpu as u16);
+        } else if !self.contains(cpu) {
+            self.others.push(cpu as u16);
+        }
+    }
+}
+
 /// What has to be invalidated, and how far that has come.
 #[derive(Clone, Debug)]
 pub(crate) struct Obligation {
@@ -169,7 +195,7 @@ pub(crate) struct Obligation {
     /// What an old copy allows, the new descriptor allows too: at worst a spurious fault.
     pub harmless: bool,
     /// Invalidations that cover it were issued by these CPUs, to all.
-    pub issued: Vec<u16>,
+    pub issued: Cpus,
     /// CPUs that have invalidated it for themselves; true when complete.
     pub local: Vec<(u16, bool)>,
     /// It was claimed to be invalidated by this CPU, and why that is not so.
@@ -184,7 +210,7 @@ pub(crate) struct Obligation {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Second {
     /// Invalidations on all CPUs were issued by these.
-    issued: Vec<u16>,
+    issued: Cpus,
     /// One of them is complete.
     done: bool,
     /// CPUs that have invalidated it for themselves; true when complete.
@@ -201,7 +227,7 @@ impl Second {
 
     fn issue(&mut self, cpu: usize, broadcast: bool) {
         if broadcast {
-            self.issued.push(cpu as u16);
+            self.issued.insert(cpu);
         } else if !self.here.iter().any(|&(told, _)| usize::from(told) == cpu) {
             self.here.push((cpu as u16, false));
         }
@@ -209,7 +235,7 @@ impl Second {
 
     fn complete(&mut self, cpu: usize) {
         let this = cpu as u16;
-        self.done |= self.issued.contains(&this);
+        self.done |= self.issued.contains(cpu);
         for told in &mut self.here {
             told.1 |= told.0 == this;
         }
@@ -224,13 +250,13 @@ impl Obligation {
 
     fn is_second_issued(&self, cpu: usize) -> bool {
         let second = self.second.as_ref();
-        second.is_some_and(|second| second.issued.contains(&(cpu as u16)))
+        second.is_some_and(|second| second.issued.contains(cpu))
     }
 
     /// An invalidation that covers it was issued.
     fn tell(&mut self, cpu: usize, broadcast: bool) {
         if broadcast {
-            self.issued.push(cpu as u16);
+            self.issued.insert(cpu);
         } else if !self.local.iter().any(|&(told, _)| usize::from(told) == cpu) {
             self.local.push((cpu as u16, false));
         }
@@ -239,8 +265,7 @@ impl Obligation {
     /// An invalidation of what was combined: the second step, if the first is done wherever this one reaches.
     fn issue_combined(&mut self, cpu: usize, tlbi: &Tlbi) {
         // Nobody knows all the virtual addresses under which a guest has combined a page: less than all is no step.
-        if !self.published || !tlbi.is_all_combined(self.id) || self.issued.contains(&(cpu as u16))
-        {
+        if !self.published || !tlbi.is_all_combined(self.id) || self.issued.contains(cpu) {
             return;
         }
         let done = if tlbi.broadcast {
@@ -388,7 +413,7 @@ impl Obligations {
                     obligation.depth,
                     obligation.table,
                 );
-            if !covered || obligation.issued.contains(&(cpu as u16)) {
+            if !covered || obligation.issued.contains(cpu) {
                 continue;
             }
             if first_step && obligation.is_second_issued(cpu) {
@@ -404,7 +429,9 @@ impl Obligations {
                 if to < last {
                     rest.push(obligation.part((to + 1, last)));
                 }
-                *obligation = obligation.part((first.max(from), last.min(to)));
+                if from > first || to < last {
+                    *obligation = obligation.part((first.max(from), last.min(to)));
+                }
             } else if from > first || to < last {
                 // What is remembered of a table goes with any address below it, but not the leaves below.
                 rest.push(obligation.clone());
@@ -430,7 +457,7 @@ impl Obligations {
                 && usize::from(o.writer) == cpu
                 && range.0 <= o.span.0
                 && o.span.1 <= range.1;
-            if !named || o.harmless || o.issued.contains(&(cpu as u16)) {
+            if !named || o.harmless || o.issued.contains(cpu) {
                 continue;
             }
             let why = if !o.published {
@@ -475,7 +502,7 @@ impl Obligations {
                 second.complete(cpu);
             }
             let told = !obligation.local.is_empty() && holders(obligation.space, &obligation.local);
-            if obligation.issued.contains(&this) || told {
+            if obligation.issued.contains(cpu) || told {
                 if obligation.contiguous {
                     discharged.push(obligation.clone());
                 }

@@ -23,7 +23,7 @@ use corosensei::{Coroutine, CoroutineResult};
 
 use crate::perturb::Perturbation;
 use crate::stack::ColouredStack;
-use crate::time::{MAX_CPUS, Time, cpu_of, time_of};
+use crate::time::{MAX_CPUS, Price, Time, cpu_of, time_of};
 use crate::tree::{NEVER, Tree};
 
 type Yielder = corosensei::Yielder<(), ()>;
@@ -448,6 +448,8 @@ impl Scheduler {
     #[cold]
     #[inline(never)]
     fn stop_for_good(&self) {
+        // It has been counted below zero.
+        self.accesses_left.set(0);
         if !self.is_unwinding() {
             self.exhausted.set(true);
             // The loop finds that the end of the run is first.
@@ -526,6 +528,12 @@ impl Scheduler {
     }
 }
 
+/// Tells the compiler that what comes next is rare, or long: the code for it, and what that has to save, goes out of the
+/// way of what is neither.
+#[cold]
+#[inline(always)]
+pub(crate) fn cold() {}
+
 /// The CPU that runs: what a simulated program does to time, and to other CPUs.
 ///
 /// A handle and no more than a reference to the [`Scheduler`]; it acts for whichever CPU runs when it is used. So what
@@ -570,11 +578,18 @@ impl<'s> Cpu<'s> {
     /// Spends time on something private. Nobody else can tell when it happens, so nobody is asked.
     #[inline(always)]
     pub fn spend(self, cost: Time) {
-        let key = self.0.now.get() + cost.high();
+        self.pay(cost.price());
+    }
+
+    /// The same, with a cost that was worked out before.
+    #[inline(always)]
+    pub(crate) fn pay(self, price: Price) {
+        let key = self.0.now.get() + price.high();
         if key < self.0.plain.get() {
             self.0.now.set(key);
         } else {
-            self.0.spend_slowly(cost);
+            cold();
+            self.0.spend_slowly(price.time());
         }
     }
 
@@ -587,9 +602,11 @@ impl<'s> Cpu<'s> {
         if self.0.now.get() > self.0.tree.first() {
             self.0.wait_for_turn();
         }
-        match self.0.accesses_left.get() {
-            0 => self.0.stop_for_good(),
-            left => self.0.accesses_left.set(left - 1),
+        // The store does not wait for the look: both are one instruction.
+        let (left, exhausted) = self.0.accesses_left.get().overflowing_sub(1);
+        self.0.accesses_left.set(left);
+        if exhausted {
+            self.0.stop_for_good();
         }
     }
 

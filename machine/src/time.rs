@@ -79,10 +79,33 @@ impl Time {
         ps << CPU_BITS
     }
 
+    /// What a clock advances by.
+    pub(crate) const fn price(self) -> Price {
+        Price(self.high())
+    }
+
     /// The key of an event of this CPU at this time.
     #[inline(always)]
     pub(crate) const fn key(self, cpu: usize) -> u64 {
         self.high() | cpu as u64
+    }
+}
+
+/// A length of time as it is added to a key: cut off and shifted once, where it is spent with each access.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Price(u64);
+
+impl Price {
+    pub const FREE: Self = Self(0);
+
+    /// As the upper part of a key.
+    #[inline(always)]
+    pub const fn high(self) -> u64 {
+        self.0
+    }
+
+    pub const fn time(self) -> Time {
+        time_of(self.0)
     }
 }
 

@@ -140,6 +140,11 @@ impl Tlbi {
             && (self.asid, self.range) == (None, None)
     }
 
+    /// Whether it drops everything on every CPU. What is rarest is asked first.
+    fn is_everything(&self) -> bool {
+        self.range.is_none() && self.id.is_none() && *self == Self::ALL
+    }
+
     /// Whether it is about this identifier.
     pub(crate) fn names(&self, id: u16, global: bool) -> bool {
         match (self.id, self.range) {
@@ -199,14 +204,14 @@ impl Invalidations {
     }
 
     /// From now on, what it covers is forgotten by `cpu`, or by all if it is broadcast.
-    pub fn take_effect(&self, tlbi: Tlbi, cpu: usize) {
+    pub fn take_effect(&self, tlbi: &Tlbi, cpu: usize) {
         let now = self.now.get() + 1;
         self.now.set(now);
-        if tlbi == Tlbi::ALL {
+        if tlbi.is_everything() {
             self.all.set(now);
         }
         let cpu = if tlbi.broadcast { ALL_CPUS } else { cpu as u16 };
-        self.ring[(now % KEPT) as usize].set(Record { tlbi, cpu });
+        self.ring[(now % KEPT) as usize].set(Record { tlbi: *tlbi, cpu });
     }
 
     /// Whether something that `cpu` remembers since `stamp` has not been invalidated.
@@ -223,7 +228,7 @@ impl Invalidations {
         table: bool,
     ) -> bool {
         stamp == self.now.get()
-            || self.spared_since(cpu, stamp, |tlbi| {
+            || self.spared_since(cpu, stamp, move |tlbi| {
                 tlbi.covers(id, global, span, depth, table)
             })
     }

@@ -164,6 +164,9 @@ pub(crate) fn build<F: Format, P: Platform>(
     slice: Slice,
     deny: Perms,
 ) -> Option<Pa> {
+    let Some(below) = level.down() else {
+        return build_pages::<F, P>(platform, frames, leaves, slice);
+    };
     let frame = frames.take(level)?;
     // SAFETY: the frame was allocated for this table.
     let table = unsafe { Table::open(platform, frame, level) };
@@ -172,36 +175,58 @@ pub(crate) fn build<F: Format, P: Platform>(
         F::index(slice.last, level) + 1,
     );
     table.fill(0..start, 0, 0);
-    match level.down() {
-        None => leaves.fill(&table, level, start..end, slice.first),
-        Some(below) => {
-            let size = 1u64 << F::shift(level);
-            let (mut index, mut first) = (start, slice.first);
-            while index < end {
-                let last = (first | (size - 1)).min(slice.last);
-                let part = Slice { first, last };
-                let mut count = 1;
-                if leaves.fits(level, part) {
-                    // All whole entries from here on are leaves: one run.
-                    let whole = ((slice.last - first) >> F::shift(level)) as usize
-                        + usize::from(slice.last & (size - 1) == size - 1);
-                    count = whole.clamp(1, end - index);
-                    leaves.fill(&table, level, index..index + count, first);
-                } else if let Some(child) =
-                    build::<F, P>(platform, frames, leaves, below, part, deny)
-                {
-                    table.store(index, F::table(child, deny));
-                } else {
-                    table.fill(index..1 << F::INDEX_BITS, 0, 0);
-                    drop(table);
-                    free_tree::<F, P>(platform, frame, level);
-                    return None;
-                }
-                index += count;
-                first = first.wrapping_add((count as u64) << F::shift(level)) & !(size - 1);
-            }
+    let size = 1u64 << F::shift(level);
+    let (mut index, mut first) = (start, slice.first);
+    while index < end {
+        let last = (first | (size - 1)).min(slice.last);
+        let part = Slice { first, last };
+        let mut count = 1;
+        if leaves.fits(level, part) {
+            // All whole entries from here on are leaves: one run.
+            let whole = ((slice.last - first) >> F::shift(level)) as usize
+                + usize::from(slice.last & (size - 1) == size - 1);
+            count = whole.clamp(1, end - index);
+            leaves.fill(&table, level, index..index + count, first);
+        } else {
+            // Nearly all tables are the last ones: they are filled in this loop.
+            let child = if below == Level::PAGE {
+                build_pages::<F, P>(platform, frames, leaves, part)
+            } else {
+                build::<F, P>(platform, frames, leaves, below, part, deny)
+            };
+            let Some(child) = child else {
+                table.fill(index..1 << F::INDEX_BITS, 0, 0);
+                drop(table);
+                free_tree::<F, P>(platform, frame, level);
+                return None;
+            };
+            table.store(index, F::table(child, deny));
         }
+        index += count;
+        first = first.wrapping_add((count as u64) << F::shift(level)) & !(size - 1);
     }
+    table.fill(end..1 << F::INDEX_BITS, 0, 0);
+    Some(frame)
+}
+
+/// The same of a table of pages: the level is a constant.
+#[inline(always)]
+fn build_pages<F: Format, P: Platform>(
+    platform: &P,
+    frames: &mut impl Frames,
+    leaves: &Leaves<F>,
+    slice: Slice,
+) -> Option<Pa> {
+    let level = Level::PAGE;
+    let frame = frames.take(level)?;
+    // SAFETY: the frame was allocated for this table.
+    let table = unsafe { Table::open(platform, frame, level) };
+    let (start, end) = (
+        F::index(slice.first, level),
+        F::index(slice.last, level) + 1,
+    );
+    table.fill(0..start, 0, 0);
+    leaves.fill(&table, level, start..end, slice.first);
     table.fill(end..1 << F::INDEX_BITS, 0, 0);
     Some(frame)
 }

@@ -465,7 +465,9 @@ mod tests {
             let mut progress = Progress::new(1);
             runner::run(&[&LIMIT], work, 1, arena, &mut progress).unwrap();
             let figures = threads::run(work, 2, arena, &mut progress).unwrap();
-            assert_eq!((figures.arrays.len(), figures.tree.len()), (2, 2));
+            let samples = 2 * threads::PAIRS as usize;
+            let counts = (figures.arrays.len(), figures.tree.len());
+            assert_eq!(counts, (samples, samples));
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a change of a reachable entry breaks, and what it owes.
 
 use crate::architecture::Ordering;
-use crate::rules::{Obligation, Rule, is_harmless, may_be_remembered, needs_break};
+use crate::rules::{Cpus, Obligation, Rule, is_harmless, may_be_remembered, needs_break};
 use tablewright_walker::{Denied, Descriptor, Leaf};
 
 use super::{Hardware, How};
@@ -39,7 +39,7 @@ impl Hardware {
             _ => None,
         };
         if let Some(leaf) = leaf_of(&is) {
-            self.check_allowed(cpu, leaf.pa, leaf.size);
+            self.check_allowed(cpu, leaf.pa, leaf.pa + (leaf.size - 1));
         }
         // Links change before obligations, so that a table which moves is never nowhere.
         let table_of = |d: &Descriptor| match d {
@@ -69,14 +69,16 @@ impl Hardware {
         {
             return;
         }
-        let harmless = self.is_harmless_below(Denied::default(), depth, first, before, new)
-            || self.is_harmless_below(
-                self.denied_above(space, first, depth),
-                depth,
-                first,
-                before,
-                new,
-            );
+        // A break takes everything away, whatever the tables above say.
+        let harmless = !matches!(is, Descriptor::Invalid)
+            && (self.is_harmless_below(Denied::default(), depth, first, before, new)
+                || self.is_harmless_below(
+                    self.denied_above(space, first, depth),
+                    depth,
+                    first,
+                    before,
+                    new,
+                ));
         // Bits that mean nothing to the hardware.
         if harmless && self.says_the_same(&was, &is) {
             return;
@@ -101,7 +103,7 @@ impl Hardware {
             cutter: None,
             published: self.architecture.ordering == Ordering::X86,
             harmless,
-            issued: Vec::new(),
+            issued: Cpus::default(),
             local: Vec::new(),
             claimed: None,
             combined: self.architecture.guest.is_some(),

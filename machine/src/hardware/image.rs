@@ -8,7 +8,7 @@
 use std::hash::{Hash, Hasher};
 
 use super::guest::Combined;
-use super::{Buffered, Hardware, How, Look, Request, Root, Translated, Walking};
+use super::{Buffered, Hardware, Look, Request, Root, Translated, Walking};
 use crate::memory::State;
 use crate::tlb::{Cached, Remembered, Tlbi};
 
@@ -215,13 +215,6 @@ impl Hardware {
         self.cores[cpu].early.replace(early);
     }
 
-    /// A store by software to a word of memory.
-    pub(crate) fn store_at(&self, cpu: usize, pa: u64, value: u64, how: How) {
-        if let Some(frame) = self.memory.frame_at(pa) {
-            self.store_slowly(cpu, pa, frame, value, how);
-        }
-    }
-
     /// A store of a CPU enters its buffer.
     pub(crate) fn buffer_store(&self, cpu: usize, pa: u64, value: u64) {
         let core = &self.cores[cpu];
@@ -332,7 +325,7 @@ impl Hardware {
             ..tlbi
         };
         for tlbi in broadcast.iter().map(local) {
-            self.invalidations.take_effect(tlbi, cpu);
+            self.invalidations.take_effect(&tlbi, cpu);
         }
         self.cores[cpu]
             .pending
@@ -346,7 +339,7 @@ impl Hardware {
     pub(crate) fn take_effect_of(&self, cpu: usize, number: usize) {
         let mut pending = self.cores[cpu].pending.borrow_mut();
         if let Some((tlbi, done)) = pending.get_mut(number) {
-            self.invalidations.take_effect(*tlbi, cpu);
+            self.invalidations.take_effect(tlbi, cpu);
             *done = true;
         }
     }

@@ -22,7 +22,7 @@ impl Hardware {
         }
         let early = self.dice.is_on() && self.dice.once_in(2);
         if early {
-            self.invalidations.take_effect(tlbi, cpu);
+            self.invalidations.take_effect(&tlbi, cpu);
         }
         self.cores[cpu].pending.borrow_mut().push((tlbi, early));
         if !self.obligations.borrow().is_empty() {
@@ -75,7 +75,7 @@ impl Hardware {
         }
         for (tlbi, done) in self.cores[cpu].pending.borrow_mut().iter_mut() {
             if !*done {
-                self.invalidations.take_effect(*tlbi, cpu);
+                self.invalidations.take_effect(tlbi, cpu);
                 *done = true;
             }
         }

@@ -2,6 +2,7 @@
 
 use crate::memory::{Meta, POISON, State};
 use crate::rules::Rule;
+use crate::sched::cold;
 use tablewright_walker::{Denied, Descriptor, Regime};
 
 use super::{Hardware, How};
@@ -67,6 +68,10 @@ impl Hardware {
         };
         // SAFETY: the entries of a frame; there is one thread, and nobody writes them while this slice lives.
         let all = unsafe { std::slice::from_raw_parts(self.memory.entry(frame, 0), entries) };
+        // Most tables are empty when they are linked: there is nothing to look at.
+        if all.iter().fold(0, |any, &entry| any | entry) == 0 {
+            return;
+        }
         let unwritten = all
             .iter()
             .fold(0, |n, &entry| n + usize::from(entry == POISON));
@@ -96,7 +101,9 @@ impl Hardware {
                 Descriptor::Table { pa, .. } => {
                     self.make_live(cpu, pa, first, depth - 1, space, how);
                 }
-                Descriptor::Leaf(leaf) => self.check_allowed(cpu, leaf.pa, leaf.size),
+                Descriptor::Leaf(leaf) => {
+                    self.check_allowed(cpu, leaf.pa, leaf.pa + (leaf.size - 1))
+                }
                 Descriptor::Reserved(why) => {
                     self.violate(
                         Rule::Reserved,
@@ -209,17 +216,18 @@ impl Hardware {
         self.allowed.set((1, 0));
     }
 
+    /// Memory from `pa` to `end` is mapped: whether it may be.
     #[inline(always)]
-    pub(super) fn check_allowed(&self, cpu: usize, pa: u64, size: u64) {
+    pub(super) fn check_allowed(&self, cpu: usize, pa: u64, end: u64) {
         let (first, last) = self.allowed.get();
-        if pa < first || pa + (size - 1) > last {
-            self.check_forbidden(cpu, pa, size);
+        if pa < first || end > last {
+            cold();
+            self.check_forbidden(cpu, pa, end);
         }
     }
 
     #[inline(never)]
-    pub(super) fn check_forbidden(&self, cpu: usize, pa: u64, size: u64) {
-        let end = pa + (size - 1);
+    pub(super) fn check_forbidden(&self, cpu: usize, pa: u64, end: u64) {
         let hit = {
             let forbidden = self.forbidden.borrow();
             let next = forbidden.partition_point(|&(_, last)| last < pa);
@@ -259,16 +267,18 @@ impl Hardware {
         if self.forbidden.borrow().is_empty() {
             return;
         }
-        let size = 1 << self.memory.page_shift();
         for &entry in entries {
             if !self.is_valid(entry) || entry == POISON {
                 continue;
             }
             match self.address_mask {
-                Some(mask) => self.check_allowed(cpu, entry & mask, size),
+                Some(mask) => {
+                    let pa = entry & mask;
+                    self.check_allowed(cpu, pa, pa + self.last_byte);
+                }
                 None => {
                     if let Descriptor::Leaf(leaf) = self.decode(0, 0, Denied::default(), entry) {
-                        self.check_allowed(cpu, leaf.pa, leaf.size);
+                        self.check_allowed(cpu, leaf.pa, leaf.pa + (leaf.size - 1));
                     }
                 }
             }

@@ -3,6 +3,7 @@
 use crate::architecture::Ordering;
 use crate::memory::State;
 use crate::rules::Rule;
+use crate::sched::cold;
 use crate::trace::Event;
 use tablewright_walker::{Denied, Descriptor};
 
@@ -12,10 +13,9 @@ impl Hardware {
     /// Where in memory an entry is. `None`: not in this memory, but the program's own.
     #[inline(always)]
     pub(crate) fn spot(&self, entry: *const u64) -> Option<Spot<'_>> {
-        let (pa, frame, meta) = self.memory.find(entry)?;
+        let (pa, meta) = self.memory.find(entry)?;
         Some(Spot {
             pa,
-            frame,
             meta,
             state: meta.state.get(),
         })
@@ -61,18 +61,24 @@ impl Hardware {
             let old = unsafe { entry.read() };
             if old & 1 == 0 {
                 if value & 1 != 0 {
-                    self.check_allowed(cpu, value & mask, 1 << self.memory.page_shift());
+                    let pa = value & mask;
+                    self.check_allowed(cpu, pa, pa + self.last_byte);
                 }
                 // SAFETY: valid by (1.).
                 unsafe { entry.write(value) };
                 return;
             }
         }
-        self.store_slowly(cpu, spot.pa, spot.frame, value, how);
+        cold();
+        self.store_slowly(cpu, spot.pa, value, how);
     }
 
+    /// A store by software to a word of memory, with all that may come of it.
     #[inline(never)]
-    pub(super) fn store_slowly(&self, cpu: usize, pa: u64, frame: usize, value: u64, how: How) {
+    pub(crate) fn store_slowly(&self, cpu: usize, pa: u64, value: u64, how: How) {
+        let Some(frame) = self.memory.frame_at(pa) else {
+            return; // What is no memory keeps nothing.
+        };
         // Nothing comes between the two halves of an atomic access.
         if how != How::Atomic {
             self.disturb(cpu, Some(pa));
@@ -188,6 +194,7 @@ impl Hardware {
     #[inline(always)]
     pub(crate) unsafe fn load(&self, cpu: usize, spot: &Spot<'_>, entry: *const u64) -> u64 {
         if self.wary.get() {
+            cold();
             return self.load_slowly(cpu, spot.pa);
         }
         // SAFETY: valid by (1.).
@@ -267,7 +274,7 @@ impl Hardware {
         self.drain(cpu);
         let old = self.memory.read(spot.pa);
         self.see(cpu, spot.pa);
-        self.store_slowly(cpu, spot.pa, spot.frame, value, How::Atomic);
+        self.store_slowly(cpu, spot.pa, value, How::Atomic);
         old
     }
 
@@ -287,7 +294,7 @@ impl Hardware {
             self.check_taken(cpu, spot.pa);
             return Err(old);
         }
-        self.store_slowly(cpu, spot.pa, spot.frame, value, How::Atomic);
+        self.store_slowly(cpu, spot.pa, value, How::Atomic);
         Ok(())
     }
 
@@ -385,6 +392,7 @@ impl Hardware {
     pub(crate) fn publish(&self, cpu: usize) {
         self.epochs[cpu].update(|epoch| epoch.wrapping_add(1));
         if self.wary.get() {
+            cold();
             self.publish_slowly(cpu);
         }
     }
@@ -394,6 +402,7 @@ impl Hardware {
     pub(crate) fn publish_and_synchronise(&self, cpu: usize) {
         self.epochs[cpu].update(|epoch| epoch.wrapping_add(1));
         if self.wary.get() {
+            cold();
             self.publish_slowly(cpu);
             self.synchronise(cpu);
         }

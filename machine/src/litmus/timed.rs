@@ -371,7 +371,7 @@ impl Run<'_> {
                 cpu.order();
                 let pa = self.layout.locate(self.test, location);
                 let how = if release { How::Release } else { How::Plain };
-                hardware.store_at(cpu.id(), pa, value, how);
+                hardware.store_slowly(cpu.id(), pa, value, how);
             }
         }
         Ok(())

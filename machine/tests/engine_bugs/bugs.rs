@@ -299,13 +299,6 @@ pub const BUGS: &[Bug] = &[
         rules: &["program", "stale use", "freed early"],
     },
     Bug {
-        name: "a table that sleeps is taken for a hole",
-        file: "format/stage2.rs",
-        find: "if «entry & marks == NOT_BLOCK | ASLEEP» && level",
-        with: "false",
-        rules: &["program", "no progress", "break-before-make", "freed early"],
-    },
-    Bug {
         name: "nothing is protected any more though a slot is logged",
         file: LOG,
         find: "Ok(true) => «Err(Unprotectable::Logged)»,",

@@ -95,7 +95,11 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (PartOfRunUnmapped, Baseline, &[BrokenRun]),
     (HalfARun, Baseline, &[BrokenRun]),
     // Concurrent edits.
-    (NotClaimed, Concurrent, &[BreakBeforeMake, Program]),
+    (
+        NotClaimed,
+        Concurrent,
+        &[BreakBeforeMake, NoProgress, Program],
+    ),
     (EntryLeftToOthersEarly, Concurrent, &[BreakBeforeMake]),
     (FrozenByStore, Concurrent, &[FlagLost, FreedEarly]),
     (PageFreedBeforeInvalidation, Concurrent, &[FreedEarly]),
