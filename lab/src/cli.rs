@@ -6,7 +6,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
-use crate::{compare, fit, litmus, map_mem, page_table_test, record, report, reproduce};
+use crate::{compare, fit, litmus, map_mem, migrate, page_table_test, record, report, reproduce};
 
 /// Experiments with page tables
 #[derive(Parser, Debug)]
@@ -50,6 +50,8 @@ enum Command {
     Compare(compare::Arguments),
     /// Record which pages a program writes, interval by interval
     Record(record::Arguments),
+    /// Migrate a running guest over a link, under each kind of dirty logging, on a machine
+    Migrate(migrate::Arguments),
     /// Print a script that completes this program's options in a shell
     Completions {
         /// Which shell
@@ -72,6 +74,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::Litmus(arguments) => litmus::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Record(arguments) => record::run(&arguments),
+        Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "tablewright", &mut script);

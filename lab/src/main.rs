@@ -15,6 +15,7 @@ mod limits;
 mod linear;
 mod litmus;
 mod map_mem;
+mod migrate;
 mod page_table_test;
 mod plan;
 mod platform;

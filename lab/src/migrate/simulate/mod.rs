@@ -1,0 +1,335 @@
+//! The migration on the software machine: vCPUs that write, a host that logs what they write and sends it.
+//!
+//! # What is simulated
+//!
+//! Pages have no contents but a **version**: a write counts it up, sending a page takes it along. At the end the versions at
+//! the destination have to be those of the source, page by page.
+//!
+//! A write goes through the tables of the guest, the TLB of its CPU and, if it faults, through the engine. Once a page is
+//! found writable, further writes to it cost the guest what it does with the page, and are not translated one by one: up to
+//! [`QUANTUM`] of them are done in one step, at its beginning. The host announces before it takes the permission to
+//! write from a page that it will, and says when every CPU has forgotten it; from the announcement on each write is
+//! translated again, and between the two it may succeed by what a TLB remembers. So nothing is written that the hardware
+//! would not let be written, and every write that it would is there to be lost.
+//!
+//! # The order
+//!
+//! As the engine demands: marks are taken, the pages are protected, the flush is complete, and then they are sent.
+
+mod guest;
+mod host;
+mod image;
+mod log;
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::AtomicU64;
+
+use tablewright::dirty::{Bitmap, Ring, RingEntry};
+use tablewright::format::{Ept, Stage2K4};
+use tablewright::guest::{Guest, Slot, SlotCell};
+use tablewright::shared::{Cut, SharedSpace, TableCache};
+use tablewright::{AddressSpace, Format, Half, Ipa, Span};
+use tablewright_machine::{
+    Architecture, Granule, Machine, MachineLock, Mapper, Memory, Profile, Regime, Setup, Time,
+};
+
+use super::Logging;
+use super::writes::Writes;
+use crate::error::Error;
+use crate::map_mem::machine::Threads;
+use image::Image;
+
+/// A page of the guest.
+pub const PAGE: u64 = 4096;
+/// A large page of the host.
+pub const BLOCK: u64 = 2 << 20;
+/// What a page takes on the link: itself, and 8 bytes that say which it is.
+pub const ON_LINK: u64 = PAGE + 8;
+/// What a page of zeros takes.
+pub const ZEROS_ON_LINK: u64 = 9;
+/// Where the guest's memory is in the host's.
+const PHYSICAL: u64 = 1 << 41;
+/// So much of the guest's time is done in one step.
+const QUANTUM: Time = Time::us(20);
+/// So many pages are sent in one step.
+const BATCH: u64 = 64;
+/// So many pages are protected by one flush: the work of a step is bounded, and so is what the machine has to watch.
+const FLUSH: u64 = 1024;
+/// What a CPU does before it asks again whether another is through.
+const PAUSE: Time = Time::ns(100);
+/// The part of time after which a throttled vCPU sleeps, as in QEMU.
+const TIMESLICE: Time = Time::ms(10);
+/// Rates are of periods of at least so long, as in QEMU.
+const PERIOD: Time = Time::s(1);
+
+/// The order in which the host does its part. All but the first lose writes.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Marks taken, protected, flushed, sent.
+    Right,
+    /// Sent before the flush is complete.
+    SentEarly,
+    /// Protected before marks are taken.
+    ProtectedFirst,
+}
+
+/// One run to be made.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// On which machine.
+    pub profile: Profile,
+    /// How writes are logged.
+    pub logging: Logging,
+    /// Pages of the guest.
+    pub pages: u64,
+    /// So many of them held something from the beginning; the others are zeros until they are written.
+    pub used: u64,
+    /// How many vCPUs.
+    pub vcpus: u16,
+    /// Memory is mapped in large leaves.
+    pub large: bool,
+    /// Bytes in a second.
+    pub bandwidth: u64,
+    /// The longest that the guest may be stopped.
+    pub downtime_limit: Time,
+    /// When the guest is stopped whatever is left.
+    pub timeout: Time,
+    /// Pages that are protected together.
+    pub chunk: u64,
+    /// Entries of a ring.
+    pub ring: usize,
+    /// What the guest writes.
+    pub writes: Writes,
+    /// How long it is busy with a page that it writes.
+    pub work: Time,
+    /// Slow it down if it writes more than is sent.
+    pub auto_converge: bool,
+    /// The order of the host's work.
+    #[cfg(test)]
+    pub order: Order,
+}
+
+/// One round: from one look at the log to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Round {
+    /// When it began, after the start.
+    pub at: Time,
+    /// Pages newly found to be dirty when it began.
+    pub dirty: u64,
+    /// Pages that were to be sent then.
+    pub remaining: u64,
+    /// How much the guest was slowed down in it, in percent.
+    pub throttle: u64,
+}
+
+/// What a run showed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ran {
+    /// Of all.
+    pub total: Time,
+    /// While the guest was stopped.
+    pub downtime: Time,
+    /// As it was expected before the guest was stopped.
+    pub expected_downtime: Time,
+    /// Until writes were logged.
+    pub setup: Time,
+    /// Bytes on the link.
+    pub transferred: u64,
+    /// Pages sent, and those of them that were zeros.
+    pub normal: u64,
+    pub duplicate: u64,
+    /// Pages not sent.
+    pub remaining: u64,
+    /// Pages that became dirty in a second, over the last period.
+    pub dirty_rate: f64,
+    /// Looks at the log.
+    pub syncs: u64,
+    /// How much the guest was slowed down at last, in percent.
+    pub throttle: u64,
+    /// It was stopped because the rest was small enough, and not because time was up.
+    pub converged: bool,
+    /// The rounds while the guest ran.
+    pub rounds: Vec<Round>,
+    /// Writes of pages by the guest, and its running time.
+    pub writes: u64,
+    pub running: Time,
+    /// Faults of the guest.
+    pub faults: u64,
+    /// The longest time from a write that faulted until it was done, and the sum of all.
+    pub stall_longest: Time,
+    pub stall_total: Time,
+    /// Times that a ring was full.
+    pub full: u64,
+    /// Invalidations issued, and waits for completion.
+    pub invalidations: u64,
+    pub waits: u64,
+    /// Interrupts that had a vCPU leave the guest.
+    pub kicks: u64,
+}
+
+/// The software machine. Runs share nothing, so that what they show depends neither on the threads nor on their order.
+pub fn software(threads: Threads, jobs: &[Job]) -> Result<Vec<Ran>, Error> {
+    threads.each(
+        jobs,
+        |_: &mut (), job| run(job),
+        |job| format!("migrate, {}", job.logging.name()),
+    )
+}
+
+/// Makes a run.
+pub fn run(job: &Job) -> Result<Ran, Error> {
+    if job.profile.architecture.is_x86() {
+        return run_as::<Ept<4>>(job);
+    }
+    match job.profile.architecture.forced_write_back {
+        false => run_as::<Stage2K4<40, false>>(job),
+        true => run_as::<Stage2K4<40, true>>(job),
+    }
+}
+
+fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
+    let failed = |problem: String| Error::Machine {
+        machine: job.profile.name.clone(),
+        step: job.logging.name(),
+        problem,
+    };
+    let vcpus = usize::from(job.vcpus);
+    let tables = job.pages / 512;
+    let frames = 2 * (tables + tables / 512) + 64 * (u64::from(job.vcpus) + 1) + 64;
+    let base = &job.profile.architecture;
+    let regime = if base.is_x86() {
+        Regime::Ept {
+            levels: 4,
+            mode_based: false,
+        }
+    } else {
+        Regime::Arm64Stage2 {
+            granule: Granule::K4,
+            input_bits: F::INPUT_BITS as u8,
+            wide: false,
+            forced_write_back: base.forced_write_back,
+        }
+    };
+    let architecture = Architecture {
+        regime,
+        guest: None,
+        // Writes are logged by faults.
+        hardware_dirty: false,
+        // Nothing is executed.
+        idc: true,
+        dic: true,
+        ..base.clone()
+    };
+    let mut setup = Setup::new(architecture, Memory::new(frames as usize, 12, 1 << 30));
+    // One more: the host's own.
+    setup.scheduler.cpus = vcpus + 1;
+    setup.costs = job.profile.costs.clone();
+    let machine = Machine::new(setup);
+    let mapper = machine.new_space();
+    let space = AddressSpace::<F, _>::new(mapper)
+        .ok_or_else(|| failed("no memory for a root".to_owned()))?;
+    mapper.attach(space.root(), Half::Lower, 0);
+    let cells = [const { SlotCell::new() }; 1];
+    let guest = Guest::new(SharedSpace::new(space), &cells);
+    let span = Span::new(Ipa::new(0), job.pages * PAGE).map_err(|it| failed(it.to_string()))?;
+    let slot = Slot::memory(span, 0);
+    guest.insert(slot).map_err(|it| failed(it.to_string()))?;
+
+    let words: Vec<AtomicU64> = (0..job.pages.div_ceil(64))
+        .map(|_| AtomicU64::new(0))
+        .collect();
+    let bitmap = Bitmap::new(&words, job.pages).map_err(|it| failed(it.to_string()))?;
+    let ring_entries: Vec<Vec<RingEntry>> = match job.logging {
+        Logging::Ring => (0..vcpus)
+            .map(|_| (0..job.ring).map(|_| RingEntry::new()).collect())
+            .collect(),
+        _ => Vec::new(),
+    };
+    let rings = ring_entries
+        .iter()
+        .map(|entries| Ring::new(entries))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|it| failed(it.to_string()))?;
+    let migration = Migration {
+        job,
+        machine: &machine,
+        mapper,
+        guest: &guest,
+        slot,
+        words: &words,
+        bitmap,
+        rings,
+        reaping: machine.new_lock(),
+        reaped: RefCell::new(vec![0; words.len()]),
+        image: Image::new(job.pages, job.chunk),
+        vcpus: (0..vcpus).map(|_| Vcpu::default()).collect(),
+        later: RefCell::default(),
+        started: Cell::new(None),
+        stop: Cell::new(false),
+        stopped: Cell::new(0),
+        throttle: Cell::new(0),
+        full: Cell::new(0),
+        kicks: Cell::new(0),
+        ran: RefCell::default(),
+        problem: RefCell::default(),
+    };
+    machine
+        .run(|cpu| {
+            if cpu.id() == vcpus {
+                migration.host(cpu);
+            } else {
+                migration.vcpu(cpu);
+            }
+        })
+        .map_err(|error| failed(error.to_string()))?;
+    if let Some(problem) = migration.problem.take() {
+        return Err(failed(problem));
+    }
+    if let Some(violation) = machine.settle().into_iter().next() {
+        return Err(failed(violation.to_string()));
+    }
+    Ok(migration.ran.take())
+}
+
+/// What the host keeps of a vCPU.
+#[derive(Default)]
+struct Vcpu {
+    tables: RefCell<TableCache>,
+    /// What interrupts have cost it, and it has not yet paid.
+    owed: Cell<Time>,
+    /// How long it was kept from what it wanted to do.
+    lost: Cell<Time>,
+    longest: Cell<Time>,
+    total: Cell<Time>,
+    faults: Cell<u64>,
+}
+
+struct Migration<'t, 'm, F: Format<Input = Ipa>> {
+    job: &'t Job,
+    machine: &'m Machine,
+    mapper: Mapper<'m>,
+    guest: &'t Guest<'t, F, Mapper<'m>>,
+    /// The slot without a log.
+    slot: Slot,
+    words: &'t [AtomicU64],
+    bitmap: Bitmap<'t>,
+    rings: Vec<Ring<'t>>,
+    /// Rings are harvested by one at a time.
+    reaping: MachineLock<'m>,
+    /// What was found in rings, and is protected.
+    reaped: RefCell<Vec<u64>>,
+    image: Image,
+    vcpus: Box<[Vcpu]>,
+    /// What is complete and not quiet.
+    later: RefCell<Vec<Cut<F, Mapper<'m>>>>,
+    started: Cell<Option<Time>>,
+    stop: Cell<bool>,
+    stopped: Cell<usize>,
+    /// Percent.
+    throttle: Cell<u64>,
+    full: Cell<u64>,
+    kicks: Cell<u64>,
+    ran: RefCell<Ran>,
+    problem: RefCell<Option<String>>,
+}

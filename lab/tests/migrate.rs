@@ -1,0 +1,193 @@
+//! What the program says of a migration.
+
+mod common;
+
+use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use serde_json::Value;
+
+const SMALL: [&str; 9] = [
+    "migrate",
+    "--memory",
+    "8M",
+    "--bandwidth",
+    "256M",
+    "--downtime-limit",
+    "2",
+    "--timeout",
+    "1",
+];
+
+fn json(arguments: &[&str]) -> Value {
+    let line = [&SMALL[..], &["--json"], arguments].concat();
+    let output = tablewright(&line);
+    assert!(output.status.success(), "{line:?}: {}", stderr(&output));
+    serde_json::from_str(stdout(&output)).expect("JSON")
+}
+
+/// A recording of two intervals of 10 ms, in which pages 0 to 9 and 20 to 24 of 512 were written.
+fn recording() -> Vec<u8> {
+    let mut bytes = b"TWRECORD\x01".to_vec();
+    // Method, blind spots, kernel, command, process, page size, start, interval.
+    bytes.extend(*b"\x04scan\x00\x01k\x01c\x07\x80\x20\x00\x80\xad\xe2\x04");
+    bytes.extend(*b"R\x00\x80\x04\x04heap");
+    for runs in [[0, 10], [20, 5]] {
+        bytes.extend(*b"I\x80\xad\xe2\x04\x01");
+        bytes.extend(runs);
+    }
+    // Intervals, pages written, why it ended, cost, warnings.
+    bytes.extend(*b"E\x02\x0f\x03end\x00\x00\x00\x00\x00\x00\x00");
+    let crc = crc32fast::hash(&bytes);
+    bytes.extend(crc.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn bad_input_is_one_line() {
+    for (arguments, says) in [
+        (&["--bandwidth", "0"][..], "a size must be more than zero"),
+        (
+            &["--bandwidth", "1K"],
+            "--bandwidth 1 KiB: the memory alone would take more than 3600 s",
+        ),
+        (&["--vcpus", "0"], "0 is not in 1..=65535"),
+        (
+            &["--vcpus", "16"],
+            "--vcpus 16: neutral has 15 CPUs for them",
+        ),
+        (
+            &["--memory", "65G"],
+            "--memory 65 GiB: at most 64 GiB are simulated",
+        ),
+        (
+            &["--memory", "6K"],
+            "--memory 6 KiB: not a multiple of 4 KiB",
+        ),
+        (
+            &["--memory", "1M", "--page-size", "2M"],
+            "--memory 1 MiB: not a multiple of 2 MiB",
+        ),
+        (
+            &["--memory", "1M", "--set", "2M"],
+            "--set 2 MiB: the guest has 1 MiB of memory",
+        ),
+        (&["--set", "5000"], "not a multiple of 4 KiB"),
+        (
+            &["--used", "2G"],
+            "--used 2 GiB: the guest has 256 MiB of memory",
+        ),
+        (&["--writes", "fixed"], "--writes fixed: needs a --rate"),
+        (&["--rate", "0"], "0 is not in 1..=1000000000"),
+        (
+            &["--ring-size", "100"],
+            "--ring-size 100: a ring of 100 entries: it has to be a power of two",
+        ),
+        (&["--ring-size", "0"], "has to be a power of two"),
+        (&["--logging", "none"], "invalid value 'none'"),
+        (&["--profile", "none"], "no profile 'none'"),
+        (&["--recording", "/no/such/file"], "/no/such/file: "),
+        (
+            &["--recording", "a", "--writes", "zipf"],
+            "cannot be used with",
+        ),
+        (&["--work", "0"], "0 is not in 1.."),
+    ] {
+        assert_refused(&[&["migrate"], arguments].concat(), says);
+    }
+}
+
+#[test]
+fn a_recording_that_is_none_is_refused_and_nothing_is_written() {
+    let whole = recording();
+    let plot = std::env::temp_dir().join(format!("tablewright-{}-none.svg", std::process::id()));
+    let plot = plot.to_str().expect("UTF-8");
+    for (name, bytes, says) in [
+        ("cut.twr", &whole[..whole.len() - 6], "it was cut off"),
+        ("foreign.twr", &b"# not one"[..], "not a recording"),
+    ] {
+        let file = Scratch::new(name, bytes);
+        assert_refused(
+            &["migrate", "--recording", file.path(), "--plot", plot],
+            says,
+        );
+        assert!(!std::path::Path::new(plot).exists());
+    }
+    let file = Scratch::new("small.twr", &whole);
+    let line = ["migrate", "--memory", "1M", "--recording", file.path()];
+    assert_refused(&line, "--memory 1 MiB: the recording is of 2 MiB");
+}
+
+#[test]
+fn a_recording_is_a_guest() {
+    let file = Scratch::new("guest.twr", recording());
+    let line = [
+        "migrate",
+        "--json",
+        "--downtime-limit",
+        "2",
+        "--memory",
+        "8M",
+        "--bandwidth",
+        "32M",
+    ];
+    let output = tablewright(&[&line[..], &["--recording", file.path()]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    for row in report["rows"].as_array().expect("rows") {
+        let (writes, rate) = (&row["guest"]["writes"], &row["guest"]["writes-per-second"]);
+        // 15 pages in 20 ms, for the 250 ms that 8 MiB take.
+        let rate = rate.as_u64().expect("a rate");
+        assert!((700..800).contains(&rate), "{writes} {rate}");
+        let sent = row["ram"]["normal"].as_u64().expect("pages");
+        assert!((2048..2048 + 100).contains(&sent), "{sent}");
+    }
+}
+
+#[test]
+fn the_names_and_units_are_those_of_qemu() {
+    let report = json(&["--writes", "fixed", "--rate", "20000", "--set", "2M"]);
+    let rows = report["rows"].as_array().expect("rows");
+    let names: Vec<_> = rows.iter().map(|row| row["logging"].as_str()).collect();
+    let kinds = ["manual", "all-set", "protect-all", "ring"];
+    assert_eq!(names, kinds.map(Some));
+    for row in rows {
+        for name in ["total-time", "downtime", "expected-downtime", "setup-time"] {
+            assert!(row[name].as_f64().expect(name) >= 0.0);
+        }
+        let ram = &row["ram"];
+        let number = |name: &str| ram[name].as_f64().expect("a number");
+        assert_eq!(number("total"), f64::from(8 << 20));
+        assert_eq!(number("remaining"), 0.0);
+        assert_eq!(
+            number("normal-bytes"),
+            number("normal") * number("page-size")
+        );
+        assert!(number("mbps") < 256.0 * 1.048_576 * 8.0);
+        assert!((10_000.0..=20_100.0).contains(&number("dirty-pages-rate")));
+        assert!(number("dirty-sync-count") >= 2.0);
+        assert_eq!(row["cpu-throttle-percentage"], 0);
+    }
+}
+
+#[test]
+fn the_same_arguments_give_the_same_bytes_and_a_picture() {
+    let picture = Scratch::new("rounds.svg", "");
+    let line = [
+        &SMALL[..],
+        &[
+            "--writes", "zipf", "--rate", "50000", "--seed", "7", "--plot",
+        ],
+        &[picture.path()],
+    ]
+    .concat();
+    let once = tablewright(&line);
+    assert!(once.status.success(), "{}", stderr(&once));
+    let again = tablewright(&[&line[..], &["--threads", "1"]].concat());
+    assert_eq!(stdout(&once), stdout(&again));
+    assert!(
+        stdout(&once)
+            .lines()
+            .all(|line| line.chars().count() <= 100)
+    );
+    let svg = std::fs::read_to_string(picture.path()).expect("a picture");
+    assert!(svg.starts_with("<svg") && svg.contains("protect-all"));
+}
