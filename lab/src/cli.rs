@@ -6,7 +6,10 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
-use crate::{compare, fit, litmus, map_mem, migrate, page_table_test, record, report, reproduce};
+use crate::{
+    compare, fit, litmus, map_mem, migrate, page_table_test, record, report, reproduce,
+    write_protect,
+};
 
 /// Experiments with page tables
 #[derive(Parser, Debug)]
@@ -40,6 +43,8 @@ enum Command {
     MapMem(map_mem::Arguments),
     /// Fault on one stage-2 table with many vCPUs, on a machine, as published and with the engine
     PageTableTest(page_table_test::Arguments),
+    /// Start to log what a guest writes, on a machine: as published and with the engine
+    WriteProtect(write_protect::Arguments),
     /// Find the costs with which a machine takes as long as was published
     Fit(fit::Arguments),
     /// Set every published figure beside what is measured for it
@@ -69,6 +74,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     match cli.command {
         Command::MapMem(arguments) => map_mem::run(&arguments),
         Command::PageTableTest(arguments) => page_table_test::run(&arguments),
+        Command::WriteProtect(arguments) => write_protect::run(&arguments),
         Command::Fit(arguments) => fit::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Litmus(arguments) => litmus::run(&arguments),

@@ -27,6 +27,7 @@ mod report;
 mod reproduce;
 mod size;
 mod stats;
+mod write_protect;
 
 use std::process::ExitCode;
 

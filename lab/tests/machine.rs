@@ -387,14 +387,19 @@ fn every_published_row_is_reproduced_or_listed() {
 
     let page = page.expect("a page");
     assert_eq!(page.matches("<section").count(), 5);
-    assert_eq!(page.matches("<svg").count(), 4);
+    assert_eq!(page.matches("<svg").count(), 6);
     let rows = rows(&report);
     assert_eq!(rows.len(), 51);
     for row in rows {
-        if row["experiment"] != "map-mem" {
-            assert_eq!(row["note"], "not implemented yet");
-            assert!(row["after"].is_null() && row["fitted"] == false);
-            continue;
+        match row["experiment"].as_str() {
+            Some("map-mem") => {}
+            Some("dirty-log" | "tlb-flush") => {
+                assert_eq!(row["note"], "not implemented yet");
+                assert!(row["after"].is_null() && row["fitted"] == false);
+                continue;
+            }
+            // They have tests of their own.
+            _ => continue,
         }
         let figure = |name: &str| {
             row[name]

@@ -53,4 +53,8 @@ pub struct Costs {
     pub fetch: Time,
     /// To deliver an interrupt to another CPU, until its handler runs.
     pub interrupt: Time,
+    /// For a vCPU to leave its guest for the host, or to enter it.
+    pub exit: Time,
+    /// To find the entry that maps a page by the page, as a kernel does that keeps a map back.
+    pub reverse_map: Time,
 }

@@ -73,6 +73,7 @@ mod cache;
 mod costs;
 mod dice;
 mod hardware;
+mod kick;
 mod lines;
 pub mod litmus;
 mod lock;

@@ -19,6 +19,7 @@ use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Table
 use crate::architecture::Architecture;
 use crate::costs::Costs;
 use crate::hardware::{Fault, Hardware, How, Look, Request, Spot, Translated, Want};
+use crate::kick::Kicks;
 use crate::lines::Lines;
 use crate::lock::{Held, Lock, LockCosts};
 use crate::memory::{Memory, State};
@@ -49,6 +50,8 @@ pub struct Setup {
     pub memory: Memory,
     /// With a seed: a frame is refused once in so many requests. 0: never.
     pub refuse_once_in: u64,
+    /// Hardware tells no CPU to forget what another has changed: vCPUs are [kicked](Machine::enter_guest).
+    pub kicks: bool,
 }
 
 impl Setup {
@@ -60,6 +63,7 @@ impl Setup {
             scheduler: Config::new(1),
             memory,
             refuse_once_in: 0,
+            kicks: false,
         }
     }
 }
@@ -92,6 +96,10 @@ pub struct Counts {
     pub accesses: u64,
     /// Accesses that faulted.
     pub faults: u64,
+    /// Interrupts sent to have vCPUs leave their guest.
+    pub kicks: u64,
+    /// Times that a vCPU forgot everything before it entered its guest.
+    pub flushes: u64,
 }
 
 /// Those of the [`Costs`] that a program pays for each entry.
@@ -143,6 +151,7 @@ pub struct Machine {
     /// The pages that were cleaned last, if that makes a difference.
     cleaned: Box<[Cell<u64>]>,
     lines: Lines,
+    pub(crate) kicks: Kicks,
     pub(crate) software_walks: Walks,
     links: Box<[TableLink]>,
     refuse_once_in: Cell<u64>,
@@ -168,6 +177,7 @@ impl Machine {
             scheduler,
             memory,
             refuse_once_in,
+            kicks,
         } = setup;
         assert_eq!(
             memory.page_shift(),
@@ -181,6 +191,7 @@ impl Machine {
         Self {
             hardware: Hardware::new(architecture, cpus, memory, seed, clock),
             lines: Lines::new(costs.transfer, cpus),
+            kicks: Kicks::new(kicks, cpus),
             software_walks: Walks::new(cpus),
             scheduler,
             bus: Resource::new(),
@@ -259,6 +270,8 @@ impl Machine {
             walks: self.walks.get(),
             accesses: self.accesses.get(),
             faults: self.faults.get(),
+            kicks: self.kicks.sent.get(),
+            flushes: self.kicks.flushes.get(),
         }
     }
 
@@ -969,12 +982,19 @@ unsafe impl Platform for Mapper<'_> {
     fn barrier(&self, barrier: Barrier) {
         match barrier {
             Barrier::Publish => self.machine.publish(),
-            Barrier::Complete => self.machine.complete(),
+            Barrier::Complete => {
+                self.machine.kick_if_noted();
+                self.machine.complete();
+            }
         }
     }
 
     fn invalidate(&self, what: &Invalidation) {
         let machine = self.machine;
+        if machine.kicks.on {
+            machine.kicks.note(machine.cpu().id());
+            return;
+        }
         let tlbi = self.tlbi_of(what);
         machine.issue(tlbi, machine.operations(&tlbi));
         if let Some(combined) = self.then(&tlbi) {

@@ -289,6 +289,7 @@ built_in! {
     "apple-m2-vm-16g"
     "kunpeng-920"
     "neutral"
+    "x86-12-vcpus"
 }
 
 fn names() -> String {
@@ -528,7 +529,7 @@ macro_rules! costs {
 
 costs! {
     entry load exchange table publish issue complete bus walk access exception transfer lock_take lock_hand_over clean
-    clean_again zero fetch interrupt
+    clean_again zero fetch interrupt exit reverse_map
 }
 
 impl Default for CostsToml {

@@ -310,6 +310,9 @@ impl Obligation {
 #[derive(Default)]
 pub(crate) struct Obligations(Vec<Obligation>, u64);
 
+/// So many of the last obligations may go on with a new one.
+const NEAR: usize = 64;
+
 impl Obligations {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -330,36 +333,35 @@ impl Obligations {
     }
 
     pub fn add(&mut self, new: Obligation) {
-        if let Some(last) = self.0.last_mut() {
-            let goes_on = last.span.1.wrapping_add(1) == new.span.0
-                && last
-                    .pa
-                    .wrapping_add(last.span.1 - last.span.0)
-                    .wrapping_add(1)
-                    == new.pa;
-            let alike = |o: &Obligation| {
-                (o.space, o.id, o.global, o.depth, o.table, o.contiguous)
-                    == (
-                        new.space,
-                        new.id,
-                        new.global,
-                        new.depth,
-                        new.table,
-                        new.contiguous,
-                    )
-                    && (o.writer, o.published, o.harmless)
-                        == (new.writer, new.published, new.harmless)
-                    && o.combined == new.combined
-                    && o.second.is_none()
-                    && o.cutter.is_none()
-                    && o.issued.is_empty()
-                    && o.local.is_empty()
-                    && o.claimed.is_none()
-            };
-            if goes_on && !new.table && alike(last) {
-                last.span.1 = new.span.1;
-                return;
-            }
+        // CPUs that change entries in turn have one each.
+        let alike = |o: &Obligation| {
+            (o.space, o.id, o.global, o.depth, o.table, o.contiguous)
+                == (
+                    new.space,
+                    new.id,
+                    new.global,
+                    new.depth,
+                    new.table,
+                    new.contiguous,
+                )
+                && (o.writer, o.published, o.harmless) == (new.writer, new.published, new.harmless)
+                && o.combined == new.combined
+                && o.second.is_none()
+                && o.cutter.is_none()
+                && o.issued.is_empty()
+                && o.local.is_empty()
+                && o.claimed.is_none()
+        };
+        let goes_on = |o: &Obligation| {
+            o.span.1.wrapping_add(1) == new.span.0
+                && o.pa.wrapping_add(o.span.1 - o.span.0).wrapping_add(1) == new.pa
+                && alike(o)
+        };
+        if !new.table
+            && let Some(before) = self.0.iter_mut().rev().take(NEAR).find(|o| goes_on(o))
+        {
+            before.span.1 = new.span.1;
+            return;
         }
         self.0.push(new);
     }

@@ -177,8 +177,8 @@ mod tests {
             .map(|(name, _)| *name)
             .collect();
         assert_eq!(sections, names);
-        // One for each system of the linear map, the first of which is now two, and one for stage 2.
-        assert_eq!(named("svg").count(), 6);
+        // One for each system of the linear map, the first of which is now two, one for stage 2, and one for the start of a log.
+        assert_eq!(named("svg").count(), 7);
         let rows = named("tr").count() - named("table").count();
         assert_eq!(rows, report.rows.len());
         assert_eq!(

@@ -287,6 +287,8 @@ fn costs() -> Costs {
         zero: Time::ZERO,
         fetch: Time::ZERO,
         interrupt: Time::ns(500),
+        exit: Time::ns(300),
+        reverse_map: Time::ZERO,
     }
 }
 

@@ -1,0 +1,85 @@
+//! The engine's way: the slot is logged, everything is protected in one step, and the first write gives a page back.
+
+use tablewright::dirty::{Bitmap, Marker};
+use tablewright::guest::{Access, Fault, Guest, Log, Slot};
+use tablewright::shared::{SharedFlush, Step};
+use tablewright::{Format, Ipa};
+use tablewright_machine::{Mapper, Rule, Time};
+
+use super::simulate::{Handled, Logger};
+
+/// How long whoever waits for walks of others looks away.
+const LOOK_AWAY: Time = Time::ns(50);
+
+/// The log of one guest.
+pub struct Engine<'m, 'g, 's, F: Format<Input = Ipa>> {
+    pub mapper: Mapper<'m>,
+    pub guest: &'g Guest<'s, F, Mapper<'m>>,
+    pub slot: Slot,
+    pub bitmap: Option<&'g Bitmap<'g>>,
+}
+
+impl<'m, F: Format<Input = Ipa>> Engine<'m, '_, '_, F> {
+    fn wait(&self) {
+        self.mapper.machine().cpu().spend(LOOK_AWAY);
+    }
+
+    fn finish(&self, flush: SharedFlush<F, Mapper<'m>>) {
+        let mut cut = flush.issue().complete();
+        while let Err(again) = cut.quiet().map(|completed| completed.finish(|_| ())) {
+            cut = again;
+            self.wait();
+        }
+    }
+
+    fn report(&self, what: String) {
+        self.mapper.machine().report(Rule::Program, what);
+    }
+
+    fn fault(&self, at: u64, access: Access) -> Handled {
+        let at = Ipa::new(at);
+        // Somebody is starting the log: the guest faults again.
+        let Ok(request) = self.guest.request(&Fault::new(at, access)) else {
+            return Handled::Again;
+        };
+        match self.guest.reopen(&request) {
+            Ok(true) => {
+                if let (true, Some(bitmap)) = (request.is_logged_write(), self.bitmap) {
+                    self.guest.mark(&Marker::Bitmap(bitmap), request.slot(), at);
+                }
+                Handled::Done
+            }
+            Ok(false) => Handled::Lost,
+            Err(_) => Handled::Again,
+        }
+    }
+}
+
+impl<F: Format<Input = Ipa>> Logger for Engine<'_, '_, '_, F> {
+    fn start(&self) {
+        // What is mapped is swept by protecting everything.
+        match self.guest.replace(self.slot.with_log(Log::ByFault)) {
+            Ok(sweep) => drop(sweep),
+            Err(error) => return self.report(error.to_string()),
+        }
+        let mut protecting = match self.guest.space().protect_all() {
+            Ok(protecting) => protecting,
+            Err(error) => return self.report(error.to_string()),
+        };
+        loop {
+            match protecting.step() {
+                Step::Waiting => self.wait(),
+                Step::Went(flush) => self.finish(flush),
+                Step::Over => return,
+            }
+        }
+    }
+
+    fn write_fault(&self, at: u64) -> Handled {
+        self.fault(at, Access::Write)
+    }
+
+    fn read_fault(&self, at: u64) -> Handled {
+        self.fault(at, Access::Read)
+    }
+}

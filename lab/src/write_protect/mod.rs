@@ -1,0 +1,392 @@
+//! `write-protect`: starting a dirty log, the published ways and the engine's.
+
+mod baseline;
+mod engine;
+pub mod simulate;
+
+use clap::Args;
+use serde::Serialize;
+use tablewright::Level;
+use tablewright_machine::{MAX_CPUS, Profile};
+
+use crate::error::Error;
+use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::published;
+use crate::report::{self, Report};
+use crate::size::{Size, human};
+use simulate::{How, Job, Ran, Stage2, Then};
+
+/// What `write-protect` can be asked.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tablewright write-protect
+  tablewright write-protect -b 256M -v 4 --format arm64 --json
+  tablewright write-protect --sizes 1G 64G 16T      the start alone, for each size")]
+pub struct Arguments {
+    /// How much memory the guest has, in pages of 4 KiB
+    #[arg(short, long, value_name = "SIZE", default_value = "3G")]
+    bytes: Size,
+    /// How many vCPUs; each writes its own part of the memory
+    #[arg(short, long, value_name = "N", default_value = "12", value_parser = clap::value_parser!(u16).range(1..))]
+    vcpus: u16,
+    /// Whose tables
+    #[arg(long, value_enum, default_value = "ept")]
+    format: Stage2,
+    /// The profile of a machine, by name or as a file [default: x86-12-vcpus, or kunpeng-920 for arm64]
+    #[arg(long, value_name = "PROFILE")]
+    machine: Option<String>,
+    /// How the log is started [default: each way in turn]
+    #[arg(long, value_enum)]
+    how: Option<How>,
+    /// The start alone, for guests of these sizes, in leaves as large as it takes for this computer [default: 1G to 16T]
+    #[arg(long, value_name = "SIZE", num_args = 0.., value_delimiter = ',', conflicts_with = "bytes")]
+    sizes: Option<Vec<Size>>,
+    #[command(flatten)]
+    threads: Threads,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The sizes of `--sizes`.
+const SIZES: [u64; 8] = [
+    1 << 30,
+    4 << 30,
+    16 << 30,
+    64 << 30,
+    256 << 30,
+    1 << 40,
+    4 << 40,
+    16 << 40,
+];
+/// More leaves than this are replaced by fewer and larger ones: the machine has a table for every 512.
+const MOST_LEAVES: u64 = 1 << 22;
+/// No memory is larger: the host's lies beside it.
+const MOST_BYTES: u64 = 1 << 45;
+
+#[derive(Serialize)]
+struct Parameters {
+    vcpus: u16,
+    format: &'static str,
+    machine: String,
+}
+
+#[derive(Serialize)]
+struct Row {
+    how: &'static str,
+    bytes: u64,
+    leaf_bytes: u64,
+    /// Nanoseconds of virtual time.
+    start: f64,
+    write: Option<f64>,
+    read: Option<f64>,
+    /// What was published for the start and for the writes, and how much more the machine takes.
+    published: [Option<f64>; 2],
+    error_percent: [Option<f64>; 2],
+    /// The machine was fitted on these figures.
+    fitted: bool,
+    entries_written_by_start: u64,
+    kicks: u64,
+    invalidations: u64,
+    faults_of_writes: Option<u64>,
+    faults_of_reads: Option<u64>,
+    retries: u64,
+    /// Supplied zeroed.
+    bitmap_bytes: u64,
+}
+
+/// Runs it, and prints what it took.
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    let profile = Profile::load(arguments.machine.as_deref().unwrap_or(
+        match arguments.format.is_x86() {
+            true => "x86-12-vcpus",
+            false => "kunpeng-920",
+        },
+    ))?;
+    let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    report.print(arguments.json, text)
+}
+
+/// The smallest leaves of which there are not too many.
+fn leaf_for(bytes: u64) -> Option<Level> {
+    (0..3).map(Level::new).find(|&leaf| {
+        bytes / leaf_bytes(leaf) <= MOST_LEAVES && bytes.is_multiple_of(leaf_bytes(leaf))
+    })
+}
+
+fn leaf_bytes(leaf: Level) -> u64 {
+    4096 << (9 * u32::from(leaf.height()))
+}
+
+/// Whether a machine can run it.
+fn check(profile: &Profile, format: Stage2, vcpus: u16) -> Result<(), Error> {
+    let architecture = &profile.architecture;
+    let why = if architecture.is_x86() != format.is_x86() {
+        format!("--format {}: it is of another architecture", format.name())
+    } else if architecture.regime.page_shift() != simulate::PAGE_SHIFT {
+        "write-protect runs with pages of 4 KiB".to_owned()
+    } else if architecture.hardware_dirty {
+        "its hardware marks what is written: protecting everything cannot be combined with that"
+            .to_owned()
+    } else {
+        // One CPU is for whoever starts the log.
+        let most = profile
+            .system
+            .cpus
+            .unwrap_or(u32::MAX)
+            .min(MAX_CPUS as u32 - 1);
+        if u32::from(vcpus) <= most {
+            return Ok(());
+        }
+        return Err(Error::Usage(format!(
+            "-v {vcpus}: {} has {most} CPUs for them",
+            profile.name
+        )));
+    };
+    Err(Error::Usage(format!("{}: {why}", profile.name)))
+}
+
+/// The ways that a format has.
+fn ways(arguments: &Arguments) -> Result<Vec<How>, Error> {
+    match (arguments.how, arguments.format.is_x86()) {
+        (Some(How::Fast), false) => Err(Error::Usage(
+            "--how fast: tables of arm64 carry no permissions, so that way is x86's alone"
+                .to_owned(),
+        )),
+        (Some(how), _) => Ok(vec![how]),
+        (None, true) => Ok(vec![How::Slow, How::Fast, How::Tablewright]),
+        (None, false) => Ok(vec![How::Slow, How::Tablewright]),
+    }
+}
+
+/// What is to be run, in the order of the rows: for each of them the start with the writes, and with the reads; or the start
+/// alone.
+fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
+    let of = |how, bytes, leaf, then| Job {
+        profile: profile.clone(),
+        format: arguments.format,
+        how,
+        bytes,
+        leaf,
+        vcpus: arguments.vcpus,
+        then,
+    };
+    let hows = ways(arguments)?;
+    let usage = |text| Err(Error::Usage(text));
+    let Some(sizes) = &arguments.sizes else {
+        let bytes = arguments.bytes.bytes();
+        if !bytes.is_multiple_of(4096) {
+            return usage(format!("-b {bytes}: not a multiple of 4 KiB"));
+        }
+        if bytes / 4096 > MOST_LEAVES {
+            return usage(format!(
+                "-b {}: at most {} in pages of 4 KiB; --sizes takes more",
+                human(bytes),
+                human(MOST_LEAVES * 4096)
+            ));
+        }
+        if bytes / 4096 < u64::from(arguments.vcpus) {
+            return usage(format!(
+                "-b {}: fewer pages than there are vCPUs",
+                human(bytes)
+            ));
+        }
+        let both = |how| [Then::Write, Then::Read].map(|then| of(how, bytes, Level::PAGE, then));
+        return Ok(hows.into_iter().flat_map(both).collect());
+    };
+    let sizes: Vec<u64> = match sizes.is_empty() {
+        true => SIZES.to_vec(),
+        false => sizes.iter().map(|size| size.bytes()).collect(),
+    };
+    let mut jobs = Vec::new();
+    for bytes in sizes {
+        let leaf = leaf_for(bytes).filter(|_| bytes <= MOST_BYTES);
+        let Some(leaf) = leaf else {
+            return usage(format!(
+                "--sizes {}: at most {}, and a multiple of 4 KiB, above {} of 2 MiB, above {} of 1 GiB",
+                human(bytes),
+                human(MOST_BYTES),
+                human(MOST_LEAVES << 12),
+                human(MOST_LEAVES << 21),
+            ));
+        };
+        jobs.extend(hows.iter().map(|&how| of(how, bytes, leaf, Then::Nothing)));
+    }
+    Ok(jobs)
+}
+
+fn test(
+    arguments: &Arguments,
+    profile: &Profile,
+    run: simulate::Run<'_>,
+) -> Result<Report<Parameters, Row>, Error> {
+    check(profile, arguments.format, arguments.vcpus)?;
+    let jobs = jobs(arguments, profile)?;
+    let mut rows: Vec<Row> = Vec::new();
+    for (job, ran) in jobs.iter().zip(run(&jobs)?) {
+        sound(job, &ran)?;
+        match (job.then, rows.last_mut()) {
+            // Its start is that of the run before.
+            (Then::Read, Some(row)) => {
+                row.read = Some(nanoseconds(ran.then));
+                row.faults_of_reads = Some(ran.faults);
+                row.retries += ran.retries;
+            }
+            _ => rows.push(row(job, &ran)),
+        }
+    }
+    Ok(Report {
+        experiment: "write-protect",
+        parameters: Parameters {
+            vcpus: arguments.vcpus,
+            format: arguments.format.name(),
+            machine: profile.name.clone(),
+        },
+        rows,
+        warnings: Vec::new(),
+    })
+}
+
+/// That the machine has no complaint.
+pub fn sound(job: &Job, ran: &Ran) -> Result<(), Error> {
+    match &ran.violation {
+        None => Ok(()),
+        Some(problem) => Err(Error::Machine {
+            machine: job.profile.name.clone(),
+            step: job.how.name(),
+            problem: problem.clone(),
+        }),
+    }
+}
+
+/// A time as the published table has it.
+pub fn nanoseconds(time: tablewright_machine::Time) -> f64 {
+    time.as_ps() as f64 / 1e3
+}
+
+fn row(job: &Job, ran: &Ran) -> Row {
+    let took = [nanoseconds(ran.start), nanoseconds(ran.then)];
+    let mut row = Row {
+        how: job.how.name(),
+        bytes: job.bytes,
+        leaf_bytes: leaf_bytes(job.leaf),
+        start: took[0],
+        write: (job.then == Then::Write).then_some(took[1]),
+        read: None,
+        published: [None; 2],
+        error_percent: [None; 2],
+        fitted: false,
+        entries_written_by_start: ran.entries,
+        kicks: ran.kicks,
+        invalidations: ran.invalidations,
+        faults_of_writes: (job.then == Then::Write).then_some(ran.faults),
+        faults_of_reads: None,
+        retries: ran.retries,
+        bitmap_bytes: ran.bitmap_bytes,
+    };
+    let is_case = (job.bytes, job.vcpus, job.then) == (3 << 30, 12, Then::Write);
+    let rows = published::built_in("write-protect").unwrap_or_default();
+    let case = rows
+        .iter()
+        .filter(|row| is_case && job.profile.system.published_as.contains(&row.system));
+    for figure in case {
+        let Some(metric) = metric(figure) else {
+            continue;
+        };
+        let published = match job.how {
+            How::Slow => figure.before,
+            How::Fast => figure.after,
+            How::Tablewright => None,
+        };
+        row.published[metric] = published;
+        row.error_percent[metric] = published.map(|it| error_percent(took[metric], it));
+        row.fitted |= job.how == How::Slow
+            && job.profile.is_fitted_on_metric(
+                &figure.system,
+                &figure.configuration,
+                &figure.metric,
+            );
+    }
+    row
+}
+
+/// Which of the two figures of this experiment a published row is, if it is one.
+pub fn metric(row: &published::Row) -> Option<usize> {
+    let case = row.configuration.starts_with("Case 1:") && row.unit == "ns";
+    match row.metric.get(..3) {
+        Some("(a)") if case => Some(0),
+        Some("(b)") if case => Some(1),
+        _ => None,
+    }
+}
+
+fn text(report: &Report<Parameters, Row>) -> String {
+    let Parameters {
+        vcpus,
+        format,
+        machine,
+    } = &report.parameters;
+    let mut text = format!(
+        "{} on {machine}, tables of {format}\n\n",
+        report::counted((*vcpus).into(), "vCPU", "vCPUs")
+    );
+    let optional = |time: Option<f64>| time.map_or("-".to_owned(), report::time);
+    let error = |row: &Row, metric: usize| match row.error_percent[metric] {
+        Some(error) => percent(error) + if row.fitted { " *" } else { "  " },
+        None => "-  ".to_owned(),
+    };
+    let times = report.rows.iter().map(|row| {
+        [
+            row.how.to_owned(),
+            human(row.bytes),
+            human(row.leaf_bytes),
+            report::time(row.start),
+            error(row, 0),
+            optional(row.write),
+            error(row, 1),
+            optional(row.read),
+        ]
+    });
+    text += &report::table(
+        [
+            "", "memory", "leaves", "start", "error  ", "write", "error  ", "read",
+        ],
+        1,
+        times.collect(),
+    );
+    let optional = |count: Option<u64>| count.map_or("-".to_owned(), report::count);
+    let counts = report.rows.iter().map(|row| {
+        [
+            row.how.to_owned(),
+            human(row.bytes),
+            report::count(row.entries_written_by_start),
+            report::count(row.kicks),
+            report::count(row.invalidations),
+            optional(row.faults_of_writes),
+            optional(row.faults_of_reads),
+            report::count(row.retries),
+            human(row.bitmap_bytes),
+        ]
+    });
+    text += "\n";
+    text += &report::table(
+        [
+            "",
+            "memory",
+            "entries\nwritten",
+            "kicks",
+            "invali-\ndations",
+            "faults of\nwrites",
+            "faults of\nreads",
+            "retries",
+            "bitmap",
+        ],
+        1,
+        counts.collect(),
+    );
+    if report.rows.iter().any(|row| row.fitted) {
+        text += "\n* the machine was fitted on this figure; every other is a test\n";
+    }
+    text
+}
