@@ -1,7 +1,7 @@
 //! One leaf at a time: what a fault asks for.
 
 use crate::addr::{Address, Level, Pa};
-use crate::bbm::{Contents, State, Transition, transition};
+use crate::bbm::{Contents, Rule, State, Transition, transition};
 use crate::entry::Table;
 use crate::flush::{Fate, Invalidation, Leaf, Ranges, What};
 use crate::format::{Attrs, Format, Kind, Perms};
@@ -574,15 +574,23 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let in_place =
             !before.lacking && how != Transition::Break && !before.strangers && !before.holes;
         let _unfinished = self.begin();
+        let forget_now = |space: &Self| {
+            let mut ranges = Ranges::new();
+            ranges.add(leaf.slice(), None, true);
+            ranges.run::<F, P>(&space.platform, space.id);
+        };
         let done = if in_place {
             found
                 .replace(found.entry, bits)
-                .inspect(|()| flush.forget(leaf.slice()))
+                .inspect(|()| match F::RULE {
+                    // Whoever invalidates the leaf has what was below it forgotten.
+                    Rule::X86 => flush.forget(leaf.slice()),
+                    // He names the level of the leaf, and what was below has others.
+                    Rule::Arm => forget_now(self),
+                })
         } else {
             self.claim_and(found, found.entry, F::FROZEN, bits, |space| {
-                let mut ranges = Ranges::new();
-                ranges.add(leaf.slice(), None, true);
-                ranges.run::<F, P>(&space.platform, space.id);
+                forget_now(space);
                 if before.lacking {
                     // Nobody maps through the table any more. Processors that were on their way may still install a page
                     // in it: one that is cleaned here as well, for nothing.

@@ -381,7 +381,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             }
             drop(table);
             let mut ranges = Ranges::new();
-            ranges.add(slice, Some(at), false);
+            // A leaf that has just taken the place of a table: what was below is not forgotten yet, and has other levels.
+            match self.has_seen_unfinished(1) {
+                true => ranges.add(slice, None, true),
+                false => ranges.add(slice, Some(at), false),
+            }
             let swapped = if how == Transition::Break {
                 self.claim_and(&found, entry, F::frozen(KEPT), link, |space| {
                     ranges.run::<F, P>(&space.platform, space.id);

@@ -345,10 +345,26 @@ impl Hardware {
         self.check_flags(cpu, pa, value);
         self.check_race(cpu, &stored);
         self.memory.write(pa, value);
-        if let Some(frame) = self.memory.frame_at(pa)
-            && self.memory.meta(frame).state.get() == State::Detached
+        if let Some(frame) = self.memory.frame_at(pa) {
+            match self.memory.meta(frame).state.get() {
+                State::Detached => self.linked_below_cut(pa, frame, value),
+                State::Live => self.linked_late(cpu, pa, frame, value),
+                _ => {}
+            }
+        }
+    }
+
+    /// A table was linked in one that was out of reach at the time of the store, and is reachable when the store is visible.
+    fn linked_late(&self, cpu: usize, pa: u64, frame: usize, value: u64) {
+        let meta = self.memory.meta(frame);
+        let (depth, first) = (meta.depth.get(), self.place(frame, pa));
+        if depth > 0
+            && self.is_valid(value)
+            && let Descriptor::Table { pa, .. } =
+                self.decode(depth, first, Denied::default(), value)
         {
-            self.linked_below_cut(pa, frame, value);
+            // Nothing happens if it is known.
+            self.make_live(cpu, pa, first, depth - 1, meta.space.get(), How::Release);
         }
     }
 

@@ -115,10 +115,15 @@ impl Hardware {
             }
             _ => false,
         };
+        // What is remembered of one member of a run may have been made of another, which is being broken.
+        let span = match &was {
+            Descriptor::Leaf(leaf) if leaf.contiguous => self.run_around(entry.first, entry.depth),
+            _ => entry.span(),
+        };
         let owed = self
             .obligations
             .borrow()
-            .about(entry.space, entry.span())
+            .about(entry.space, span)
             .next()
             .is_some();
         // The table that the entry stood in may be long gone, with the obligation for it.

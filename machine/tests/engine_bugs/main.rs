@@ -10,13 +10,12 @@
 //! ```
 
 mod bugs;
+mod log;
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-
-use bugs::BUGS;
 
 /// A way in which the engine might be wrong.
 pub struct Bug {
@@ -32,7 +31,8 @@ pub struct Bug {
 }
 
 const SEEDS: u64 = 10_000;
-const WORKLOAD: &str = "guest";
+/// What is planted, and the workload that is to catch it.
+const PLANTED: [(&str, &[Bug]); 2] = [("guest", bugs::BUGS), ("log", log::BUGS)];
 /// Which bug is on, from 1.
 const SWITCH: &str = "TABLEWRIGHT_PLANTED";
 
@@ -46,6 +46,13 @@ pub fn planted(number: usize) -> bool {
     *ON.get_or_init(|| on().unwrap_or(0)) == number
 }
 "#;
+
+/// All bugs, numbered from 1.
+fn all() -> impl Iterator<Item = (usize, &'static str, &'static Bug)> {
+    let each = |(workload, bugs): (_, &'static [Bug])| bugs.iter().map(move |bug| (workload, bug));
+    let numbered = (1..).zip(PLANTED.into_iter().flat_map(each));
+    numbered.map(|(number, (workload, bug))| (number, workload, bug))
+}
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -114,7 +121,7 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
     let manifest = fs::read_to_string(from.join("Cargo.toml")).map_err(io)?;
     fs::write(to.join("Cargo.toml"), manifest.replace(", \"lab\"", "")).map_err(io)?;
     let source = to.join("engine/src");
-    for (number, bug) in (1..).zip(BUGS) {
+    for (number, _, bug) in all() {
         let file = source.join(bug.file);
         let text = fs::read_to_string(&file).map_err(io)?;
         fs::write(&file, plant(&text, number, bug)?).map_err(io)?;
@@ -153,9 +160,9 @@ fn build(workspace: &Path) -> Result<PathBuf, String> {
     Ok(target.join("release/examples/seeds"))
 }
 
-fn seeds(program: &Path, number: usize, arguments: &[String]) -> Output {
+fn seeds(program: &Path, number: usize, workload: &str, arguments: &[String]) -> Output {
     Command::new(program)
-        .args(["--workload", WORKLOAD])
+        .args(["--workload", workload])
         .args(arguments)
         .env(SWITCH, number.to_string())
         .env("RUST_BACKTRACE", "0")
@@ -164,9 +171,9 @@ fn seeds(program: &Path, number: usize, arguments: &[String]) -> Output {
 }
 
 /// Lines about what was wrong.
-fn wrong(output: &Output) -> Vec<String> {
+fn wrong(output: &Output, workload: &str) -> Vec<String> {
     let said = String::from_utf8_lossy(&output.stdout);
-    let lines = said.lines().filter(|line| line.starts_with(WORKLOAD));
+    let lines = said.lines().filter(|line| line.starts_with(workload));
     lines.map(str::to_owned).collect()
 }
 
@@ -177,12 +184,12 @@ fn seed_of(line: &str) -> Option<u64> {
     digits[..end.unwrap_or(digits.len())].parse().ok()
 }
 
-fn hunt(program: &Path, number: usize, bug: &Bug) -> Result<String, String> {
+fn hunt(program: &Path, number: usize, workload: &str, bug: &Bug) -> Result<String, String> {
     const CHUNK: u64 = 100;
     for from in (1..=SEEDS).step_by(CHUNK as usize) {
         let arguments = [CHUNK.to_string(), "--from".to_owned(), from.to_string()];
-        let output = seeds(program, number, &arguments);
-        let lines = wrong(&output);
+        let output = seeds(program, number, workload, &arguments);
+        let lines = wrong(&output, workload);
         let Some(first) = lines.first() else {
             if output.status.success() {
                 continue;
@@ -195,8 +202,9 @@ fn hunt(program: &Path, number: usize, bug: &Bug) -> Result<String, String> {
             return Err(format!("another rule: {first}"));
         }
         let seed = seed_of(first).ok_or("no seed is named")?;
-        let again = seeds(program, number, &["--seed".to_owned(), seed.to_string()]);
-        if wrong(&again).first() != Some(first) {
+        let one = ["--seed".to_owned(), seed.to_string()];
+        let again = seeds(program, number, workload, &one);
+        if wrong(&again, workload).first() != Some(first) {
             return Err(format!("seed {seed} is not the same again: {first}"));
         }
         return Ok(format!("{rule}, seed {seed}"));
@@ -210,11 +218,14 @@ fn each_bug_in_the_engine_is_caught_by_the_right_rule() {
     let program = copy_with_bugs()
         .and_then(|copy| build(&copy))
         .unwrap_or_else(|why| panic!("{why}"));
-    let right = seeds(&program, 0, &[SEEDS.to_string()]);
-    assert!(right.status.success(), "without a bug: {:?}", wrong(&right));
+    for (workload, _) in PLANTED {
+        let right = seeds(&program, 0, workload, &[SEEDS.to_string()]);
+        let lines = wrong(&right, workload);
+        assert!(right.status.success(), "without a bug: {lines:?}");
+    }
     let mut failures = Vec::new();
-    for (number, bug) in (1..).zip(BUGS) {
-        match hunt(&program, number, bug) {
+    for (number, workload, bug) in all() {
+        match hunt(&program, number, workload, bug) {
             Ok(how) => println!("{}: {how}", bug.name),
             Err(why) => {
                 println!("{}: {why}", bug.name);
@@ -227,7 +238,7 @@ fn each_bug_in_the_engine_is_caught_by_the_right_rule() {
 
 #[test]
 fn the_engine_still_says_what_is_switched() {
-    for (number, bug) in (1..).zip(BUGS) {
+    for (number, _, bug) in all() {
         let file = workspace().join("engine/src").join(bug.file);
         let text = fs::read_to_string(file).expect("a file of the engine");
         if let Err(why) = plant(&text, number, bug) {

@@ -107,6 +107,22 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (NotCleaned, Concurrent, &[CacheMaintenance]),
     (CodeNotCleaned, Concurrent, &[CacheMaintenance]),
     (CodeNotRefetched, Concurrent, &[CacheMaintenance]),
+    // The log of what a guest writes.
+    (MarkedBeforeWritable, Log, &[Program]),
+    (MarkedAfterwards, Log, &[Program]),
+    (RoomAskedAfterwards, Log, &[Program]),
+    (DeviceUnmarked, Log, &[Program]),
+    (DeviceMarkedBefore, Log, &[Program]),
+    (FlagOfLeafIgnored, Log, &[Program]),
+    (CopiedBeforeFlush, Log, &[Program]),
+    (HarvestedAfterProtection, Log, &[Program]),
+    (KeptAndNotProtected, Log, &[Program]),
+    (ReleasedBeforeProtection, Log, &[Program]),
+    (RingStartsMarked, Log, &[Program]),
+    (StartNotSwept, Log, &[Program]),
+    (StartNotAwaited, Log, &[Program]),
+    (LastHarvestBeforeStop, Log, &[Program]),
+    (StoppedInHandler, Log, &[Program]),
 ];
 
 /// The first seed that catches the bug, and what it says.

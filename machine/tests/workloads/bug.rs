@@ -145,4 +145,38 @@ pub enum Bug {
     PageFreedBeforeInvalidation,
     /// A table goes back while others may be in it.
     TableFreedUnderOthers,
+
+    // The log of what a guest writes: the handlers of faults.
+    /// A page is marked, and then made writable.
+    MarkedBeforeWritable,
+    /// The guest goes on, and then the page is marked.
+    MarkedAfterwards,
+    /// Whether a ring has room is asked when the page is writable.
+    RoomAskedAfterwards,
+    /// The host writes, and marks nothing.
+    DeviceUnmarked,
+    /// The host marks, and then writes.
+    DeviceMarkedBefore,
+    /// A leaf goes that hardware has marked, and nobody looks.
+    FlagOfLeafIgnored,
+
+    // The same: who harvests.
+    /// Pages are copied before everybody has forgotten that they could be written.
+    CopiedBeforeFlush,
+    /// Pages are protected, and then their marks are taken away.
+    HarvestedAfterProtection,
+    /// Pages stay writable in a harvest, and nothing is protected after it.
+    KeptAndNotProtected,
+    /// Entries of a ring are released, and their pages copied, before they are protected.
+    ReleasedBeforeProtection,
+    /// A log with rings starts with everything marked.
+    RingStartsMarked,
+    /// A log starts, and what is mapped is not swept.
+    StartNotSwept,
+    /// A log starts with everything marked, and walks from before are not waited for.
+    StartNotAwaited,
+    /// The guest stops after the last harvest.
+    LastHarvestBeforeStop,
+    /// The guest stops in a handler.
+    StoppedInHandler,
 }

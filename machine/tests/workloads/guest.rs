@@ -1631,7 +1631,7 @@ enum Served {
     Declined,
 }
 
-fn span(first: u64, size: u64) -> Span<Ipa> {
+pub fn span(first: u64, size: u64) -> Span<Ipa> {
     Span::new(Ipa::new(first), size).expect("the span of a slot is no empty one")
 }
 
@@ -1644,7 +1644,7 @@ fn perm(want: Want) -> Perms {
 }
 
 /// What the machine says, as the engine takes it. The level is told, or not.
-fn classify(va: u64, want: Want, trap: Trap, dice: &Dice) -> Option<Fault> {
+pub fn classify(va: u64, want: Want, trap: Trap, dice: &Dice) -> Option<Fault> {
     let (at, want, cause, depth) = match trap {
         Trap::Translation { depth } => (va, want, Cause::Translation, depth),
         Trap::AccessFlag { depth } => (va, want, Cause::AccessFlag, depth),

@@ -11,10 +11,12 @@ mod bug;
 mod concurrent;
 mod edits;
 mod faulty;
+#[macro_use]
 mod guest;
 mod guests;
 mod identifiers;
 mod later;
+mod log;
 mod oracle;
 mod raw;
 mod windows;
@@ -48,11 +50,13 @@ pub enum Workload {
     Guests,
     /// A guest's memory: slots, faults and what a host does with its pages.
     Guest,
+    /// What a guest writes is logged, and copied.
+    Log,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Edits,
         Self::Windows,
         Self::Identifiers,
@@ -60,6 +64,7 @@ impl Workload {
         Self::Concurrent,
         Self::Guests,
         Self::Guest,
+        Self::Log,
     ];
 
     /// As it is given on a command line.
@@ -72,6 +77,7 @@ impl Workload {
             Self::Concurrent => "concurrent",
             Self::Guests => "guests",
             Self::Guest => "guest",
+            Self::Log => "log",
         }
     }
 }
@@ -328,11 +334,15 @@ fn machine(
 /// Runs a workload, with a bug in it or without, and with every step written to `trace` if there is one.
 pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>) -> Run {
     let dice = Dice::new(seed, workload as u64);
-    if workload == Workload::Guest {
-        let (kind, architecture, memory, cpus) = guest::setup(&dice);
+    if matches!(workload, Workload::Guest | Workload::Log) {
+        let (kind, architecture, memory, mut cpus) = guest::setup(&dice);
+        if workload == Workload::Log {
+            cpus = cpus.min(log::MOST_CPUS);
+        }
         let machine = machine(architecture, memory, &dice, seed, cpus);
-        return finish(machine, trace, |machine, between| {
-            guest::run(machine, &dice, kind, between)
+        return finish(machine, trace, |machine, between| match workload {
+            Workload::Log => log::run(machine, bug, &dice, kind, cpus, between),
+            _ => guest::run(machine, &dice, kind, between),
         });
     }
     let kind = Kind::of(&dice);
@@ -358,7 +368,7 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
             Workload::Identifiers => identifiers::run::<F>(machine, &fault, &dice, kind, between),
             Workload::Baseline => baseline::run::<F>(machine, &fault, &dice, kind, between),
             Workload::Concurrent => concurrent::run::<F>(machine, &fault, &dice, kind, between),
-            Workload::Guests | Workload::Guest => unreachable!("a guest has a host"),
+            Workload::Guests | Workload::Guest | Workload::Log => unreachable!("a guest has a host"),
         })
     })
 }

@@ -1,0 +1,108 @@
+//! What is planted into the log of what a guest writes, and caught where a guest is migrated.
+
+use super::Bug;
+
+const BITMAP: &str = "dirty/bitmap.rs";
+const FAULT: &str = "shared/fault.rs";
+const GUEST: &str = "guest/mod.rs";
+const LOG: &str = "guest/log.rs";
+const RING: &str = "dirty/ring.rs";
+const SLEEP: &str = "shared/sleep.rs";
+const SWEEP: &str = "guest/sweep.rs";
+
+pub const BUGS: &[Bug] = &[
+    // Harvests.
+    Bug {
+        name: "a harvest does not mark again what it has passed over",
+        file: LOG,
+        find: "_ => «bitmap.mark_range(run_pages)»,",
+        with: "drop(run_pages);",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a harvest of some pages takes the marks of their neighbours",
+        file: BITMAP,
+        find: "_ => «word.fetch_and(!mask, Ordering::AcqRel) & mask»,",
+        with: "word.swap(0, Ordering::AcqRel) & mask",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a harvest protects nothing",
+        file: LOG,
+        find: "let protects = «slot.log == Log::ByFault && !how.contains(Harvest::KEEP)»;",
+        with: "false",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a harvest washes off what hardware has marked",
+        file: LOG,
+        find: "«bitmap.mark_range(from..to);»",
+        with: "let _ = from..to;",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a large leaf that hardware has marked is one page in the log",
+        file: LOG,
+        find: "let to = «(first + size).saturating_sub(start) >> F::PAGE_SHIFT»;",
+        with: "from + 1",
+        rules: &["program"],
+    },
+    // What is writable without having been marked.
+    Bug {
+        name: "a read reopens a page to be written",
+        file: LOG,
+        find: "false => «Perms::empty()»,\n        };\n        let reopened",
+        with: "Perms::ANY_WRITE",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a read maps a page to be written",
+        file: GUEST,
+        find: "if «slot.log == Log::ByFault && *access != Access::Write» {",
+        with: "false",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a log that starts again finds tables awake as after the last",
+        file: SLEEP,
+        find: "let next = «generation & !OFF | STARTING»;",
+        with: "generation | STARTING",
+        rules: &["program"],
+    },
+    Bug {
+        name: "a sweep does not come back for what it has passed over",
+        file: SWEEP,
+        find: "«self.again |= passed_over;»",
+        with: "let _ = passed_over;",
+        rules: &["program", "freed early", "stale use"],
+    },
+    Bug {
+        name: "a block that takes the place of a table has it forgotten later",
+        file: FAULT,
+        find: "Rule::Arm => «forget_now(self)»,",
+        with: "flush.forget(leaf.slice())",
+        rules: &["break-before-make", "freed early", "stale use", "program"],
+    },
+    // Rings.
+    Bug {
+        name: "a ring always has room",
+        file: RING,
+        find: "«next.flags.load(Ordering::Acquire) == EMPTY»\n",
+        with: "true",
+        rules: &["program"],
+    },
+    Bug {
+        name: "an entry of a ring is empty when it is harvested",
+        file: RING,
+        find: "entry.flags.store(«HARVESTED», Ordering::Release);",
+        with: "EMPTY",
+        rules: &["program"],
+    },
+    Bug {
+        name: "what was collected from a ring is collected again",
+        file: RING,
+        find: "«self.collected.store(last, Ordering::Relaxed);»",
+        with: "",
+        rules: &["program"],
+    },
+];

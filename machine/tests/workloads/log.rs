@@ -1,0 +1,1281 @@
+//! The log of what a guest writes, driven as a migration drives it.
+//!
+//! CPU 0 is the host's: it starts a log, copies all of the guest's memory, harvests, protects and copies what was written,
+//! again and again, stops the guest, harvests for the last time, and ends the log; and then once more, with another kind of
+//! log. The other CPUs run the guest, and besides do what hosts do meanwhile: write for a device, move a page to another
+//! frame, split, put a block together, look which pages are used. At any time they are preempted, in a handler as well.
+//!
+//! A page is *stale* from a write to it until it is copied. So long, the log has to know of it:
+//!
+//! * when a harvest begins, what is stale is found by it, or still marked after it; a page of which somebody makes a mark
+//!   just then is let off;
+//! * when the guest was stopped and what was found then is copied, nothing is stale, and the copy equals the original in
+//!   every word.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicU64;
+
+use tablewright::dirty::{Bitmap, Flip, Marker, Ring, RingEntry};
+use tablewright::guest::{
+    Access, Backing, Cause, Declined, Fault, Guest, Harvest, Log, Pass, Request, Slot, SlotCell,
+    Sweep,
+};
+use tablewright::shared::{Mapped, Refused, SharedFlush, SharedSpace, Step, TableCache};
+use tablewright::{AddressSpace, Change, Entry, Format, Half, Ipa, Leaf, Level, Pa, Platform};
+use tablewright_machine::{
+    Cpu, Fault as Trap, Machine, Mapper, Outcome, Rule, RunError, Time, Want,
+};
+
+use super::guest::{Kind, classify, span};
+use super::later::Later;
+use super::{Bug, Dice, destroy};
+
+/// Virtual CPUs, and one for the host.
+pub const MOST_CPUS: usize = 5;
+const VMID: u16 = 5;
+/// Pages of the second slot.
+const SMALL: u64 = 4;
+/// Where the guest has the slots, each after the other.
+const SLOT: u64 = 1 << 33;
+/// Where a block is that is too large for the machine's memory, and its other frames.
+const FAR: u64 = 1 << 41;
+/// Entries of a ring.
+const ENTRIES: usize = 4;
+/// So many times somebody waits for others, for some microseconds: where memory is cleaned it may take milliseconds.
+const MOST_WAITS: u32 = 4000;
+/// The first word of a page that the host writes; those before it are the virtual CPUs'.
+const HOST_WORDS: usize = 16;
+
+pub fn run(
+    machine: &Machine,
+    bug: Option<Bug>,
+    dice: &Dice,
+    kind: Kind,
+    cpus: usize,
+    between: impl FnOnce(u64),
+) -> Result<Outcome, RunError> {
+    with_stage2!(kind, F => live::<F>(machine, bug, dice, cpus, between))
+}
+
+/// Where writes are marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Marks {
+    Bitmap,
+    Flip,
+    Ring,
+}
+
+/// How a log starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    /// All is protected by a sweep.
+    Sweep,
+    /// All is protected in one step.
+    Step,
+    /// Nothing is protected, all is marked.
+    Marked,
+    /// Nothing is protected: hardware marks.
+    Hardware,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    marks: Marks,
+    start: Start,
+    /// What was harvested is protected in one step.
+    keep: bool,
+}
+
+impl Plan {
+    fn of(dice: &Dice, hardware: bool) -> Self {
+        let marks = dice.pick(&[Marks::Bitmap, Marks::Flip, Marks::Ring]);
+        // Only a bitmap is for hardware's marks. And everything is not protected in one step where hardware marks.
+        let start = match (hardware, marks) {
+            (true, Marks::Bitmap) => dice.pick(&[Start::Sweep, Start::Marked, Start::Hardware]),
+            (true, Marks::Flip) => dice.pick(&[Start::Sweep, Start::Marked]),
+            (true, Marks::Ring) => Start::Sweep,
+            (false, Marks::Ring) => dice.pick(&[Start::Sweep, Start::Step]),
+            (false, _) => dice.pick(&[Start::Sweep, Start::Step, Start::Marked]),
+        };
+        Self {
+            marks,
+            start,
+            keep: !hardware && dice.once_in(3),
+        }
+    }
+
+    fn log(self) -> Log {
+        match self.start {
+            Start::Hardware => Log::ByHardware,
+            _ => Log::ByFault,
+        }
+    }
+}
+
+/// The log of one slot.
+struct Record<'m> {
+    bitmap: Bitmap<'m>,
+    flip: Flip<'m>,
+}
+
+struct Page {
+    slot: usize,
+    /// Its number in the slot.
+    index: u64,
+    frame: Cell<Pa>,
+    /// Its place in the block, or where it was at first.
+    home: Pa,
+    /// Somebody copies it, or gives it another frame.
+    busy: Cell<bool>,
+    /// The guest has to wait for it.
+    moving: Cell<bool>,
+    /// Written since it was copied.
+    stale: Cell<bool>,
+    /// Where it is copied to, if it is memory of the machine.
+    copy: Option<Pa>,
+}
+
+struct Vm<'a, 'm, F: Format<Input = Ipa>> {
+    machine: &'m Machine,
+    mapper: Mapper<'m>,
+    guest: Guest<'a, F, Mapper<'m>>,
+    bug: Option<Bug>,
+    page: u64,
+    block: u64,
+    slots: Vec<Slot>,
+    pages: Vec<Page>,
+    records: Vec<Record<'a>>,
+    /// One for each CPU.
+    rings: Vec<Ring<'a>>,
+    /// The log that is on, or about to be.
+    plan: Cell<Option<Plan>>,
+    /// The page that a CPU is about to mark.
+    pending: Vec<Cell<Option<usize>>>,
+    /// What a CPU marks too late.
+    owed: Vec<Cell<Option<Request>>>,
+    /// Handlers and edits so far, and those that are not over.
+    begun: Cell<u64>,
+    active: Cell<u32>,
+    /// The guest is to stop, or to end; and the virtual CPUs that have stopped.
+    stop: Cell<bool>,
+    over: Cell<bool>,
+    stopped: Cell<usize>,
+    later: Later<F, Mapper<'m>>,
+}
+
+/// What a harvest has come to.
+#[derive(Default)]
+struct Found {
+    all: BTreeSet<usize>,
+    /// Not copied yet.
+    left: BTreeSet<usize>,
+}
+
+/// What came of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Served {
+    /// The guest goes on.
+    Again,
+    /// The same, after a while.
+    Later,
+    /// The ring is full.
+    Full,
+}
+
+fn live<F: Format<Input = Ipa>>(
+    machine: &Machine,
+    bug: Option<Bug>,
+    dice: &Dice,
+    cpus: usize,
+    between: impl FnOnce(u64),
+) -> Result<Outcome, RunError> {
+    let mapper = machine.new_space();
+    let space = loop {
+        if let Some(space) = AddressSpace::<F, _>::new(mapper) {
+            break space.with_id(VMID);
+        }
+    };
+    mapper.attach(space.root(), Half::Lower, VMID);
+    let (page, block) = (1u64 << F::PAGE_SHIFT, 1u64 << F::shift(Level::new(1)));
+    // A block, single pages, or both.
+    let (has_block, has_small) =
+        dice.pick(&[(true, false), (true, false), (false, true), (true, true)]);
+    let take_page = || {
+        loop {
+            if let Some(page) = machine.take_page() {
+                return page;
+            }
+        }
+    };
+    let (mut slots, mut pages) = (Vec::new(), Vec::new());
+    let mut add = |size: u64, used: &[u64], home: &dyn Fn(u64) -> (Pa, Option<Pa>)| {
+        let id = slots.len() as u16;
+        let guest = span(SLOT << id, size);
+        let slot = Slot::memory(guest, SLOT << id).with_id(id);
+        slots.push(Slot {
+            page: block,
+            ..slot
+        });
+        for &index in used {
+            let (home, copy) = home(index);
+            pages.push(Page {
+                slot: usize::from(id),
+                index,
+                frame: Cell::new(home),
+                home,
+                busy: Cell::new(false),
+                moving: Cell::new(false),
+                stale: Cell::new(false),
+                copy,
+            });
+        }
+    };
+    let mut base = None;
+    if has_block {
+        let simulated = page == 1 << 12;
+        if simulated {
+            base = loop {
+                if let Some(base) = machine.take_pages((block / page) as usize) {
+                    break Some(base);
+                }
+            };
+        }
+        let first = base.unwrap_or(Pa::new(FAR)).get();
+        // At the ends of words of a bitmap, and of the table.
+        add(block, &[0, 1, 2, 63, 64, block / page - 1], &|index| {
+            (Pa::new(first + index * page), simulated.then(take_page))
+        });
+    }
+    if has_small {
+        let all: Vec<u64> = (0..SMALL).collect();
+        add(SMALL * page, &all, &|_| (take_page(), Some(take_page())));
+    }
+    let words: Vec<Vec<AtomicU64>> = slots
+        .iter()
+        .map(|slot| {
+            let words = 3 * (slot.guest.size() / page).div_ceil(64);
+            (0..words).map(|_| AtomicU64::new(0)).collect()
+        })
+        .collect();
+    let entries: Vec<[RingEntry; ENTRIES]> = (0..cpus)
+        .map(|_| [const { RingEntry::new() }; ENTRIES])
+        .collect();
+    let records = slots.iter().zip(&words).map(|(slot, words)| {
+        let count = slot.guest.size() / page;
+        let third = words.len() / 3;
+        let map = |number: usize| {
+            let words = &words[number * third..][..third];
+            Bitmap::new(words, count).expect("a bit for each page")
+        };
+        Record {
+            bitmap: map(0),
+            flip: Flip::new(map(1), map(2)).expect("both for the same pages"),
+        }
+    });
+    let rings = entries
+        .iter()
+        .map(|entries| Ring::new(entries).expect("a power of two"));
+    let cells = [const { SlotCell::new() }; 2];
+    let vm = Vm::<F> {
+        machine,
+        mapper,
+        guest: Guest::new(SharedSpace::new(space), &cells),
+        bug,
+        page,
+        block,
+        records: records.collect(),
+        rings: rings.collect(),
+        slots,
+        pages,
+        plan: Cell::new(None),
+        pending: (0..cpus).map(|_| Cell::new(None)).collect(),
+        owed: (0..cpus).map(|_| Cell::new(None)).collect(),
+        begun: Cell::new(0),
+        active: Cell::new(0),
+        stop: Cell::new(false),
+        over: Cell::new(false),
+        stopped: Cell::new(0),
+        later: Later::new(),
+    };
+    for &slot in &vm.slots {
+        let inserted = vm.guest.insert(slot);
+        machine.check(inserted.is_ok(), || format!("{inserted:?}"));
+    }
+    let seed = dice.below(1 << 48);
+    let migrations = 1 + dice.below(3);
+    let outcome = machine.run(|cpu| {
+        mapper.load();
+        let dice = Dice::new(seed, cpu.id() as u64);
+        let mut tables = TableCache::new();
+        if cpu.id() == 0 {
+            for _ in 0..migrations {
+                vm.pause(&dice, 40);
+                vm.migrate(&dice, &mut tables);
+            }
+            vm.over.set(true);
+        } else {
+            vm.run_guest(cpu, &dice, &mut tables);
+        }
+        tables.release(&mapper);
+    })?;
+    between(machine.digest());
+    if machine.violations().is_empty() {
+        machine.calm();
+        vm.tear_down(base);
+    }
+    Ok(outcome)
+}
+
+impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
+    fn cpu(&self) -> Cpu<'m> {
+        self.machine.cpu()
+    }
+
+    fn is(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// This CPU does something else, for so many times a while.
+    fn pause(&self, dice: &Dice, times: u64) {
+        self.cpu().spend(dice.time() * (1 + dice.below(times)));
+        self.cpu().order();
+    }
+
+    fn wait(&self) {
+        self.cpu().spend(Time::ns(150));
+        self.cpu().order();
+    }
+
+    fn number(&self, slot: usize, index: u64) -> Option<usize> {
+        let is = |page: &Page| page.slot == slot && page.index == index;
+        self.pages.iter().position(is)
+    }
+
+    fn at(&self, page: usize) -> u64 {
+        let page = &self.pages[page];
+        self.slots[page.slot].guest.start().get() + page.index * self.page
+    }
+
+    fn count(&self, slot: &Slot) -> u64 {
+        slot.guest.size() / self.page
+    }
+
+    /// An edit, or a handler, begins and ends.
+    fn during<T>(&self, what: impl FnOnce() -> T) -> T {
+        self.begun.update(|begun| begun + 1);
+        self.active.update(|active| active + 1);
+        let result = what();
+        self.active.update(|active| active - 1);
+        result
+    }
+
+    // ---- The guest ----
+
+    fn run_guest(&self, cpu: Cpu<'_>, dice: &Dice, tables: &mut TableCache) {
+        let host_once_in = dice.pick(&[4, 8, 16]);
+        loop {
+            self.halt();
+            if self.over.get() {
+                return;
+            }
+            if dice.once_in(host_once_in) {
+                self.during(|| self.manage(dice, tables));
+            } else {
+                let page = dice.below(self.pages.len() as u64) as usize;
+                let value = (dice.below(3) > 0).then(|| dice.below(1 << 60) + 1);
+                self.access(cpu, page, value, dice, tables);
+            }
+            cpu.spend(dice.time() * dice.pick(&[1, 1, 4]));
+        }
+    }
+
+    /// Stands still while the guest is to stop.
+    fn halt(&self) {
+        self.cpu().order();
+        if self.stop.get() {
+            self.stopped.update(|stopped| stopped + 1);
+            while self.stop.get() {
+                self.wait();
+            }
+            self.stopped.update(|stopped| stopped - 1);
+        }
+    }
+
+    /// One access. It is given up if the guest is to stop: it will be made again, or not.
+    fn access(
+        &self,
+        cpu: Cpu<'_>,
+        page: usize,
+        value: Option<u64>,
+        dice: &Dice,
+        tables: &mut TableCache,
+    ) {
+        let va = self.at(page) + 8 * cpu.id() as u64;
+        let (mut served_in_vain, mut waited) = (0, 0);
+        while served_in_vain < 100 && waited < MOST_WAITS {
+            let (want, result) = match value {
+                None => (Want::Read, self.machine.read(va).map(|_| ())),
+                Some(value) => (Want::Write, self.machine.write(va, value)),
+            };
+            let Err(trap) = result else {
+                // At the moment of the access: nobody was asked since.
+                if value.is_some() {
+                    self.pages[page].stale.set(true);
+                }
+                if let Some(request) = self.owed[cpu.id()].take() {
+                    self.pause(dice, 8);
+                    self.mark(&self.marker(request.slot()), &request, dice);
+                }
+                return;
+            };
+            cpu.spend(self.machine.costs().exception);
+            self.machine.dsb_stores();
+            let mut served = self.during(|| self.serve(page, va, want, trap, dice, tables));
+            while served == Served::Full {
+                self.wait();
+                if self.stop.get() || self.over.get() {
+                    return;
+                }
+                // Others may harvest, or end the log.
+                if self.rings[cpu.id()].has_room() || self.plan.get().is_none() {
+                    served = Served::Again;
+                }
+            }
+            if served == Served::Later {
+                waited += 1;
+                cpu.spend(Time::ns(500) * (1 + dice.below(8)));
+            } else {
+                served_in_vain += 1;
+            }
+            cpu.order();
+            if self.stop.get() || self.over.get() {
+                return;
+            }
+        }
+        self.machine.report(
+            Rule::NoProgress,
+            format!("an access to {va:#x} faults for ever: served {served_in_vain} times, waited {waited} times"),
+        );
+    }
+
+    /// Where the running CPU marks.
+    fn marker(&self, slot: &Slot) -> Marker<'_> {
+        let id = slot.id;
+        let record = &self.records[usize::from(id)];
+        match self.plan.get().map(|plan| plan.marks) {
+            Some(Marks::Ring) => Marker::Ring(&self.rings[self.cpu().id()], id),
+            Some(Marks::Flip) => Marker::Flip(&record.flip),
+            _ => Marker::Bitmap(&record.bitmap),
+        }
+    }
+
+    /// Where a write of the host's is marked.
+    fn own_marker(&self, slot: usize) -> Marker<'_> {
+        let record = &self.records[slot];
+        match self.plan.get().map(|plan| plan.marks) {
+            Some(Marks::Flip) => Marker::Flip(&record.flip),
+            // Beside rings, a bitmap.
+            _ => Marker::Bitmap(&record.bitmap),
+        }
+    }
+
+    /// The handler of a fault.
+    fn serve(
+        &self,
+        page: usize,
+        va: u64,
+        want: Want,
+        trap: Trap,
+        dice: &Dice,
+        tables: &mut TableCache,
+    ) -> Served {
+        let Some(fault) = classify(va, want, trap, dice) else {
+            return Served::Again;
+        };
+        if fault.cause == Cause::AccessFlag {
+            let _touched = self.guest.touch(&fault);
+            return Served::Again;
+        }
+        let pending = &self.pending[self.cpu().id()];
+        pending.set((want == Want::Write).then_some(page));
+        let mut flush = self.guest.space().flush();
+        let served = self.serve_with(&fault, dice, tables, &mut flush);
+        pending.set(None);
+        self.put_off(flush);
+        served
+    }
+
+    fn serve_with(
+        &self,
+        fault: &Fault,
+        dice: &Dice,
+        tables: &mut TableCache,
+        flush: &mut SharedFlush<F, Mapper<'m>>,
+    ) -> Served {
+        for _ in 0..3 {
+            let request = match self.guest.request(fault) {
+                Ok(request) => request,
+                Err(Declined::Busy) => return Served::Later,
+                Err(declined) => {
+                    self.machine.report(Rule::Program, declined.to_string());
+                    return Served::Later;
+                }
+            };
+            let marker = self.marker(request.slot());
+            let logged = request.is_logged_write();
+            if logged && !self.is(Bug::RoomAskedAfterwards) && marker.room().is_err() {
+                return Served::Full;
+            }
+            if logged && self.is(Bug::MarkedBeforeWritable) {
+                self.guest.mark(&marker, request.slot(), request.at());
+                self.pause(dice, 8);
+            }
+            if dice.below(3) > 0 {
+                match self.guest.reopen(&request) {
+                    Ok(true) => {
+                        self.done(&marker, &request, dice);
+                        return Served::Again;
+                    }
+                    Ok(false) | Err(Refused::Retry) => {}
+                    Err(Refused::Busy(_)) => return Served::Later,
+                    Err(other) => self.machine.report(Rule::Program, other.to_string()),
+                }
+            }
+            if !tables.top_up::<F, _>(&self.mapper, request.tables()) {
+                return Served::Later;
+            }
+            let Some(backing) = self.look_up(request.host()) else {
+                return Served::Later;
+            };
+            if dice.once_in(4) {
+                self.pause(dice, 8);
+            }
+            for _ in 0..3 {
+                match self.guest.map(&request, &backing, tables, flush) {
+                    Ok(mapped) => {
+                        self.done(&marker, &request, dice);
+                        if let Mapped::Replaced(old) = mapped {
+                            self.report(&old);
+                        }
+                        return Served::Again;
+                    }
+                    Err(Refused::Busy(_)) => return Served::Later,
+                    Err(Refused::Retry | Refused::Denied) => break,
+                    Err(Refused::NeedsTables(count)) => {
+                        if !tables.top_up::<F, _>(&self.mapper, count) {
+                            return Served::Later;
+                        }
+                    }
+                    Err(other) => {
+                        self.machine.report(Rule::Program, other.to_string());
+                        return Served::Later;
+                    }
+                }
+            }
+        }
+        Served::Later
+    }
+
+    /// The page of a request can be accessed.
+    fn done(&self, marker: &Marker<'_>, request: &Request, dice: &Dice) {
+        if !request.is_logged_write() || self.is(Bug::MarkedBeforeWritable) {
+            return;
+        }
+        if self.is(Bug::MarkedAfterwards) {
+            return self.owed[self.cpu().id()].set(Some(*request));
+        }
+        self.mark(marker, request, dice);
+    }
+
+    fn mark(&self, marker: &Marker<'_>, request: &Request, dice: &Dice) {
+        if dice.once_in(6) {
+            self.pause(dice, 30);
+        }
+        if self.is(Bug::StoppedInHandler) {
+            self.halt();
+        }
+        if marker.room().is_err() {
+            // It was asked for before, and this CPU alone fills its ring.
+            let asked = !self.is(Bug::RoomAskedAfterwards) && !self.is(Bug::MarkedAfterwards);
+            let what = || "a ring that had room has none".to_owned();
+            return self.machine.check(!asked, what);
+        }
+        self.guest.mark(marker, request.slot(), request.at());
+    }
+
+    // ---- The host's memory ----
+
+    /// The host looks a page up.
+    fn look_up(&self, at: u64) -> Option<Backing> {
+        let of = |slot: &Slot| (slot.host..slot.host + slot.guest.size()).contains(&at);
+        let slot = self.slots.iter().position(of)?;
+        let inside = at - self.slots[slot].host;
+        let page = &self.pages[self.number(slot, inside / self.page)?];
+        if page.moving.get() {
+            return None;
+        }
+        let whole = self.slots[slot].guest.size() == self.block
+            && self.pages.iter().all(|page| {
+                page.slot != slot || (page.frame.get() == page.home && !page.moving.get())
+            });
+        let size = if whole { self.block } else { self.page };
+        let frame = page.frame.get().get() + inside % self.page;
+        Some(Backing::new(Pa::new(frame), size))
+    }
+
+    fn lock(&self, page: usize) {
+        while self.pages[page].busy.replace(true) {
+            self.wait();
+        }
+    }
+
+    fn unlock(&self, page: usize) {
+        self.pages[page].busy.set(false);
+    }
+
+    /// A page is copied to where the guest is going to.
+    fn copy(&self, number: usize) {
+        self.lock(number);
+        let page = &self.pages[number];
+        match page.copy {
+            Some(to) => self.machine.copy_page(page.frame.get(), to),
+            None => self.cpu().order(),
+        }
+        // At the moment of the copy: nobody was asked since.
+        page.stale.set(false);
+        self.unlock(number);
+    }
+
+    /// What a page holds.
+    fn word(&self, frame: Pa, index: usize) -> &Entry {
+        // SAFETY: a page of the machine's memory that was taken and not given back, and a word of it. It is memory that no
+        // walker knows, and the machine is one thread of the host.
+        unsafe { self.mapper.table(frame, Level::PAGE).add(index).as_ref() }
+    }
+
+    /// Whether what the host writes is what the guest sees, without cleaning.
+    fn can_write(&self, page: usize) -> bool {
+        let architecture = self.machine.architecture();
+        let coherent =
+            architecture.is_x86() || architecture.forced_write_back || architecture.guest.is_none();
+        coherent && self.pages[page].copy.is_some()
+    }
+
+    // ---- What virtual CPUs do for the host ----
+
+    fn manage(&self, dice: &Dice, tables: &mut TableCache) {
+        let page = dice.below(self.pages.len() as u64) as usize;
+        // As long as large leaves can be written.
+        let early = self
+            .plan
+            .get()
+            .is_some_and(|plan| plan.start == Start::Marked);
+        if early && dice.once_in(2) {
+            return self.split(dice, tables);
+        }
+        match dice.below(12) {
+            0..=2 => self.write_for_device(page, dice),
+            3..=5 => self.shift(page, dice),
+            6 | 7 => self.split(dice, tables),
+            8 | 9 => self.recover(page, dice),
+            10 => self.age(page),
+            _ => self.settle_one(),
+        }
+    }
+
+    /// The host writes a word, and marks the page.
+    fn write_for_device(&self, number: usize, dice: &Dice) {
+        if !self.can_write(number) {
+            return;
+        }
+        let page = &self.pages[number];
+        let pending = &self.pending[self.cpu().id()];
+        let mark = || {
+            self.cpu().order();
+            if self.plan.get().is_some() && !self.is(Bug::DeviceUnmarked) {
+                let at = Ipa::new(self.at(number));
+                let marker = self.own_marker(page.slot);
+                self.guest.mark(&marker, &self.slots[page.slot], at);
+            }
+        };
+        if self.is(Bug::DeviceMarkedBefore) {
+            mark();
+            self.pause(dice, 30);
+        }
+        pending.set(Some(number));
+        self.lock(number);
+        self.machine.write_page(page.frame.get());
+        self.word(page.frame.get(), HOST_WORDS + self.cpu().id())
+            .store(dice.below(1 << 60) + 1);
+        page.stale.set(true);
+        self.unlock(number);
+        if self.is(Bug::DeviceMarkedBefore) {
+            return pending.set(None);
+        }
+        if dice.once_in(3) {
+            self.pause(dice, 20);
+        }
+        mark();
+        pending.set(None);
+    }
+
+    /// A page gets another frame, or the one back that it had at first.
+    fn shift(&self, number: usize, dice: &Dice) {
+        let page = &self.pages[number];
+        if page.busy.replace(true) {
+            return;
+        }
+        let old = page.frame.get();
+        let new = match (page.copy.is_some(), old == page.home) {
+            (_, false) => Some(page.home),
+            (true, true) => self.machine.take_page(),
+            (false, true) => Some(Pa::new(page.home.get() + self.block)),
+        };
+        if let Some(new) = new {
+            page.moving.set(true);
+            self.unmap(self.guest.sweep(span(self.at(number), self.page)), dice);
+            if page.copy.is_some() {
+                self.machine.copy_page(old, new);
+            }
+            page.frame.set(new);
+            page.moving.set(false);
+            if page.copy.is_some() && old != page.home {
+                self.machine.give_page(old);
+            }
+        }
+        self.unlock(number);
+    }
+
+    /// Leaves are split before anybody writes.
+    fn split(&self, dice: &Dice, tables: &mut TableCache) {
+        let slot = dice.pick(&self.slots);
+        let _few = tables.top_up::<F, _>(&self.mapper, 1 + dice.below(2) as u8);
+        let mut flush = self.guest.space().flush();
+        let split = self.guest.split(slot.guest, tables, &mut flush);
+        self.machine
+            .check(split.is_ok(), || format!("a split: {split:?}"));
+        self.put_off(flush);
+    }
+
+    /// A block is put in the place of a table.
+    fn recover(&self, page: usize, dice: &Dice) {
+        let read = Fault::new(Ipa::new(self.at(page)), Access::Read);
+        let Ok(request) = self.guest.request(&read) else {
+            return;
+        };
+        let Some(backing) = self.look_up(request.host()) else {
+            return;
+        };
+        if dice.once_in(2) {
+            self.pause(dice, 8);
+        }
+        let mut flush = self.guest.space().flush();
+        let _recovered = self.guest.recover(&request, &backing, &mut flush);
+        self.put_off(flush);
+    }
+
+    fn age(&self, page: usize) {
+        let slot = &self.slots[self.pages[page].slot];
+        let mut flush = self.guest.space().flush();
+        let aged = self.guest.space().age(slot.guest, |_| (), &mut flush);
+        self.machine.check(aged.is_ok(), || format!("{aged:?}"));
+        self.put_off(flush);
+    }
+
+    // ---- Sweeps and flushes ----
+
+    /// A leaf has gone that hardware may have marked.
+    fn report(&self, leaf: &Leaf<F>) {
+        let by_hardware = self
+            .plan
+            .get()
+            .is_some_and(|plan| plan.log() == Log::ByHardware);
+        if !by_hardware || !leaf.attrs().dirty || self.is(Bug::FlagOfLeafIgnored) {
+            return;
+        }
+        for (slot, record) in self.slots.iter().zip(&self.records) {
+            let start = slot.guest.start().get();
+            let (from, to) = (leaf.input().get(), leaf.input().get() + leaf.size());
+            let page = |at: u64| at.saturating_sub(start) / self.page;
+            record.bitmap.mark_range(page(from)..page(to));
+        }
+    }
+
+    fn put_off(&self, flush: SharedFlush<F, Mapper<'m>>) {
+        self.later.push(flush.issue().complete());
+        self.settle_one();
+    }
+
+    fn settle_one(&self) {
+        self.later.settle_one(|leaf| self.report(&leaf));
+    }
+
+    fn unmap(&self, mut sweep: Sweep<'_, '_, F, Mapper<'m>>, dice: &Dice) {
+        loop {
+            let mut held = Vec::new();
+            let pass = sweep.unmap(|leaf| {
+                held.push(leaf);
+                ControlFlow::Continue(())
+            });
+            let taken = match pass {
+                Ok(Pass::Went(taken)) => taken,
+                Ok(Pass::Waiting) => {
+                    self.wait();
+                    continue;
+                }
+                Ok(Pass::Over) => return,
+                Err(error) => return self.machine.report(Rule::Program, error.to_string()),
+            };
+            let issued = taken.issue();
+            if dice.once_in(4) {
+                self.pause(dice, 4);
+            }
+            let cut = issued.complete();
+            for leaf in held {
+                match cut.release(leaf) {
+                    Ok(leaf) => self.report(&leaf),
+                    Err(_) => self.machine.report(
+                        Rule::Program,
+                        "a leaf is not that of the flush it came with".to_owned(),
+                    ),
+                }
+            }
+            self.later.push(cut);
+            self.settle_one();
+        }
+    }
+
+    fn protect(&self, mut sweep: Sweep<'_, '_, F, Mapper<'m>>) {
+        loop {
+            let mut flush = self.guest.space().flush();
+            let pass = sweep.protect(Change::new().write_protect(), &mut flush);
+            self.put_off(flush);
+            match pass {
+                Ok(Pass::Waiting) => self.wait(),
+                Ok(Pass::Went(())) => {}
+                Ok(Pass::Over) => return,
+                Err(error) => return self.machine.report(Rule::Program, error.to_string()),
+            }
+        }
+    }
+
+    /// In one step.
+    fn protect_all(&self) {
+        let mut protecting = match self.guest.space().protect_all() {
+            Ok(protecting) => protecting,
+            Err(error) => return self.machine.report(Rule::Program, error.to_string()),
+        };
+        loop {
+            match protecting.step() {
+                Step::Waiting => self.wait(),
+                Step::Went(flush) => self.put_off(flush),
+                Step::Over => return,
+            }
+        }
+    }
+
+    // ---- The migration ----
+
+    fn migrate(&self, dice: &Dice, tables: &mut TableCache) {
+        let hardware = self.machine.architecture().hardware_dirty;
+        let mut plan = Plan::of(dice, hardware);
+        if self.is(Bug::RingStartsMarked) && plan.marks == Marks::Ring {
+            plan.start = Start::Marked;
+        }
+        self.start(plan);
+        if plan.start == Start::Marked && plan.marks != Marks::Ring {
+            self.pages.iter().for_each(|page| page.stale.set(true));
+        } else {
+            (0..self.pages.len()).for_each(|page| {
+                self.copy(page);
+                self.pause(dice, 4);
+            });
+        }
+        let rounds = dice.below(4);
+        for _ in 0..rounds {
+            if dice.once_in(3) {
+                self.during(|| self.split(dice, tables));
+            }
+            self.pause(dice, 20);
+            self.round(plan, dice);
+        }
+        // Some are given up.
+        if dice.below(5) > 0 {
+            self.finish(plan, dice);
+        }
+        self.end(dice);
+        self.stop.set(false);
+    }
+
+    fn start(&self, plan: Plan) {
+        // Whoever sees the slot logged sees where to mark.
+        self.plan.set(Some(plan));
+        if plan.start == Start::Marked {
+            for record in &self.records {
+                match plan.marks {
+                    Marks::Bitmap => record.bitmap.mark_all(),
+                    Marks::Flip => record.flip.current().mark_all(),
+                    Marks::Ring => {}
+                }
+            }
+        }
+        for slot in &self.slots {
+            let sweep = match self.replace(slot.with_log(plan.log())) {
+                Some(sweep) => sweep,
+                None => return,
+            };
+            if plan.start == Start::Sweep && !self.is(Bug::StartNotSwept) {
+                self.protect(sweep);
+            }
+        }
+        match plan.start {
+            Start::Sweep => {}
+            Start::Step => self.protect_all(),
+            // Who has looked the slot up before, when nothing was logged, may be mapping.
+            Start::Marked | Start::Hardware if !self.is(Bug::StartNotAwaited) => {
+                self.wait_for_walks()
+            }
+            Start::Marked | Start::Hardware => {}
+        }
+    }
+
+    fn wait_for_walks(&self) {
+        let moment = self.guest.space().moment();
+        while !self.guest.space().is_quiet(moment) {
+            self.wait();
+        }
+    }
+
+    fn replace(&self, slot: Slot) -> Option<Sweep<'_, '_, F, Mapper<'m>>> {
+        match self.guest.replace(slot) {
+            Ok(sweep) => Some(sweep),
+            Err(error) => {
+                self.machine.report(Rule::Program, error.to_string());
+                None
+            }
+        }
+    }
+
+    /// What a harvest that begins now has to find.
+    fn must(&self, plan: Plan) -> (Vec<usize>, u64) {
+        self.cpu().order();
+        let must = (0..self.pages.len()).filter(|&page| {
+            let pending = || self.pending.iter().any(|at| at.get() == Some(page));
+            self.pages[page].stale.get() && !pending()
+        });
+        let quiet = self.active.get() == 0 && self.later.is_empty();
+        // Where hardware marks in leaves, those that somebody is editing are out of reach.
+        let must = match plan.log() {
+            Log::ByHardware if !quiet => Vec::new(),
+            _ => must.collect(),
+        };
+        (must, self.begun.get())
+    }
+
+    fn check_found(&self, plan: Plan, (must, begun): (Vec<usize>, u64), found: &BTreeSet<usize>) {
+        self.cpu().order();
+        if plan.log() == Log::ByHardware && self.begun.get() != begun {
+            return;
+        }
+        for number in must {
+            let page = &self.pages[number];
+            let record = &self.records[page.slot];
+            let marked = match plan.marks {
+                Marks::Flip => record.flip.current().is_marked(page.index),
+                _ => record.bitmap.is_marked(page.index),
+            };
+            self.machine.check(marked || found.contains(&number), || {
+                let (slot, index) = (page.slot, page.index);
+                format!(
+                    "page {index} of slot {slot} was written, and no harvest finds it ({plan:?})"
+                )
+            });
+        }
+    }
+
+    /// A harvest, and what comes after it.
+    fn round(&self, plan: Plan, dice: &Dice) {
+        let must = self.must(plan);
+        let mut found = Found::default();
+        for slot in &self.slots {
+            let slot = slot.with_log(plan.log());
+            match plan.marks {
+                Marks::Flip => self.turn(plan, &slot, dice, &mut found),
+                // Beside rings, it has the host's own marks.
+                Marks::Bitmap | Marks::Ring => self.harvest(plan, &slot, dice, &mut found),
+            }
+        }
+        if plan.marks == Marks::Ring {
+            for ring in &self.rings {
+                self.empty(plan, ring, dice, &mut found);
+            }
+        }
+        self.check_found(plan, must, &found.all);
+        if plan.keep && !self.is(Bug::KeptAndNotProtected) {
+            self.protect_all();
+        }
+        for page in found.left {
+            self.copy(page);
+            if dice.once_in(2) {
+                self.pause(dice, 4);
+            }
+        }
+    }
+
+    /// The pages of a word that are used.
+    fn used(&self, slot: &Slot, first: u64, bits: u64) -> impl Iterator<Item = usize> {
+        let slot = usize::from(slot.id);
+        let pages = (0..64).filter(move |bit| bits >> bit & 1 != 0);
+        pages.filter_map(move |bit| self.number(slot, first + bit))
+    }
+
+    /// A flush is finished, and then pages are copied, now or in the end.
+    fn flush_and_copy(
+        &self,
+        plan: Plan,
+        flush: SharedFlush<F, Mapper<'m>>,
+        pages: Vec<usize>,
+        dice: &Dice,
+        found: &mut Found,
+    ) {
+        found.all.extend(&pages);
+        let now = !plan.keep && dice.once_in(2);
+        if self.is(Bug::CopiedBeforeFlush) && !plan.keep {
+            pages.iter().for_each(|&page| self.copy(page));
+            self.pause(dice, 8);
+            return self.put_off(flush);
+        }
+        if dice.once_in(3) {
+            self.pause(dice, 8);
+        }
+        self.put_off(flush);
+        if now {
+            pages.iter().for_each(|&page| self.copy(page));
+        } else {
+            found.left.extend(&pages);
+        }
+    }
+
+    fn harvest(&self, plan: Plan, slot: &Slot, dice: &Dice, found: &mut Found) {
+        let record = &self.records[usize::from(slot.id)];
+        let count = self.count(slot);
+        let chunk = dice.pick(&[count, count, count / 3 + 1, 64]);
+        let how = match plan.keep {
+            true => Harvest::KEEP,
+            false => Harvest::empty(),
+        };
+        for first in (0..count).step_by(chunk as usize) {
+            let pages = first..count.min(first + chunk);
+            let mut flush = self.guest.space().flush();
+            let mut used = Vec::new();
+            let each = |first, bits| used.extend(self.used(slot, first, bits));
+            if self.is(Bug::HarvestedAfterProtection) && !plan.keep && plan.log() == Log::ByFault {
+                let _protected = self.guest.protect(slot, pages.clone(), &mut flush);
+                self.put_off(flush);
+                self.pause(dice, 8);
+                record.bitmap.harvest(pages, each);
+                found.all.extend(&used);
+                found.left.extend(&used);
+                continue;
+            }
+            let bitmap = &record.bitmap;
+            let harvested = self
+                .guest
+                .harvest(slot, bitmap, pages, how, &mut flush, each);
+            self.machine
+                .check(harvested.is_ok(), || format!("a harvest: {harvested:?}"));
+            self.flush_and_copy(plan, flush, used, dice, found);
+        }
+    }
+
+    fn turn(&self, plan: Plan, slot: &Slot, dice: &Dice, found: &mut Found) {
+        let flip = &self.records[usize::from(slot.id)].flip;
+        let mut idle = flip.turn(&self.mapper);
+        let quiet = loop {
+            match idle.quiet(&self.mapper) {
+                Ok(quiet) => break quiet,
+                Err(again) => idle = again,
+            }
+            self.wait();
+        };
+        let mut words = Vec::new();
+        quiet.drain(|first, bits| words.push((first, bits)));
+        let mut flush = self.guest.space().flush();
+        let mut used = Vec::new();
+        for (first, bits) in words {
+            used.extend(self.used(slot, first, bits));
+            if plan.keep {
+                continue;
+            }
+            let mut protect = |pages| self.protect_pages(slot, pages, &mut flush);
+            if bits == u64::MAX {
+                protect(first..first + 64);
+                continue;
+            }
+            for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
+                protect(first + bit..first + bit + 1);
+            }
+        }
+        self.flush_and_copy(plan, flush, used, dice, found);
+    }
+
+    /// Pages whose marks were taken are protected; those that could not be are marked until they are.
+    fn protect_pages(
+        &self,
+        slot: &Slot,
+        pages: std::ops::Range<u64>,
+        flush: &mut SharedFlush<F, Mapper<'m>>,
+    ) {
+        let protected = self.guest.protect(slot, pages.clone(), flush);
+        self.machine
+            .check(protected.is_ok(), || format!("{protected:?}"));
+        let passed_over = protected.is_ok_and(|protected| protected.passed_over);
+        if passed_over {
+            for page in pages {
+                let at = slot.guest.start().get() + page * self.page;
+                let marker = self.own_marker(usize::from(slot.id));
+                self.guest.mark(&marker, slot, Ipa::new(at));
+            }
+        }
+    }
+
+    /// A ring is harvested, and its entries are free again.
+    fn empty(&self, plan: Plan, ring: &Ring<'_>, dice: &Dice, found: &mut Found) {
+        let mut harvested = 0;
+        let count = ring.harvest(|_, _| harvested += 1);
+        self.machine.check(count == harvested, || {
+            format!("a ring gives out {harvested} entries and says {count}")
+        });
+        if dice.once_in(3) {
+            self.pause(dice, 4);
+        }
+        let mut entries = Vec::new();
+        let collected = ring.collect(|slot, page| entries.push((slot, page)));
+        let page_of = |&(slot, page): &(u16, u64)| self.number(usize::from(slot), page);
+        let mut used: Vec<usize> = entries.iter().filter_map(page_of).collect();
+        let mut flush = self.guest.space().flush();
+        if self.is(Bug::ReleasedBeforeProtection) && !plan.keep {
+            // So they may be copied.
+            found.all.extend(&used);
+            used.drain(..).for_each(|page| self.copy(page));
+        }
+        if !plan.keep {
+            for (slot, page) in entries {
+                let slot = self.slots[usize::from(slot)].with_log(plan.log());
+                self.protect_pages(&slot, page..page + 1, &mut flush);
+            }
+        }
+        self.flush_and_copy(plan, flush, used, dice, found);
+        if plan.keep && !self.is(Bug::KeptAndNotProtected) {
+            self.protect_all();
+        }
+        ring.release(collected);
+    }
+
+    /// The guest stops, and what is left is copied.
+    fn finish(&self, plan: Plan, dice: &Dice) {
+        if self.is(Bug::LastHarvestBeforeStop) {
+            self.round(plan, dice);
+        }
+        self.stop.set(true);
+        while self.stopped.get() != self.pending.len() - 1 {
+            self.wait();
+        }
+        // Nobody walks: all of it is quiet, and what hardware has marked in what was cut off comes out.
+        while !self.later.is_empty() {
+            self.settle_one();
+        }
+        if !self.is(Bug::LastHarvestBeforeStop) {
+            self.round(plan, dice);
+        }
+        for page in &self.pages {
+            let (slot, index) = (page.slot, page.index);
+            self.machine.check(!page.stale.get(), || {
+                format!(
+                    "page {index} of slot {slot} was written, and not copied after it ({plan:?})"
+                )
+            });
+            let Some(copy) = page.copy else {
+                continue;
+            };
+            let words = (self.page / 8) as usize;
+            let differs = |&word: &usize| {
+                self.word(page.frame.get(), word).load() != self.word(copy, word).load()
+            };
+            let first = (0..words).find(differs);
+            self.machine.check(first.is_none(), || {
+                format!(
+                    "page {index} of slot {slot} and its copy differ in word {first:?} ({plan:?})"
+                )
+            });
+        }
+        if dice.once_in(2) {
+            self.stop.set(false);
+        }
+    }
+
+    /// The log ends, and blocks are put together.
+    fn end(&self, dice: &Dice) {
+        for &slot in &self.slots {
+            // What is mapped is what it was.
+            let _unchanged = self.replace(slot);
+        }
+        self.plan.set(None);
+        if dice.below(3) > 0 {
+            let off = self.guest.protect_no_more();
+            self.machine
+                .check(off.is_ok(), || format!("the log ends: {off:?}"));
+        }
+        if dice.once_in(2) {
+            self.during(|| (0..self.pages.len()).for_each(|page| self.recover(page, dice)));
+        }
+    }
+
+    /// Everything goes: no table, no page is left.
+    fn tear_down(self, base: Option<Pa>) {
+        let dice = Dice::new(1, 1);
+        for slot in &self.slots {
+            match self.guest.remove(slot.id) {
+                Ok(sweep) => self.unmap(sweep, &dice),
+                Err(error) => self.machine.report(Rule::Program, error.to_string()),
+            }
+        }
+        for _ in 0..10_000 {
+            if self.later.is_empty() {
+                break;
+            }
+            self.settle_one();
+        }
+        let Self {
+            machine,
+            mapper,
+            guest,
+            pages,
+            page,
+            block,
+            ..
+        } = self;
+        let block = base.map_or(0..0, |base| base.get()..base.get() + block);
+        for page in pages {
+            let own = !block.contains(&page.frame.get().get());
+            if page.copy.is_some() && own {
+                machine.give_page(page.frame.get());
+            }
+            if page.copy.is_some()
+                && page.frame.get() != page.home
+                && !block.contains(&page.home.get())
+            {
+                machine.give_page(page.home);
+            }
+            page.copy
+                .into_iter()
+                .for_each(|copy| machine.give_page(copy));
+        }
+        block
+            .step_by(page as usize)
+            .for_each(|frame| machine.give_page(Pa::new(frame)));
+        destroy(machine, guest.into_space().into_exclusive(), &mapper);
+    }
+}
