@@ -84,6 +84,10 @@ impl<'m> Bitmap<'m> {
     }
 
     /// Marks all, for a log that starts so: what is not protected yet is taken for written.
+    ///
+    /// Faults that were looked up before the slot was logged mark nothing. Before the first harvest the walks in which they
+    /// are have to be over: [`SharedSpace::moment`](crate::shared::SharedSpace::moment) and
+    /// [`is_quiet`](crate::shared::SharedSpace::is_quiet), after the slot was replaced.
     pub fn mark_all(&self) {
         self.mark_range(0..self.pages);
     }

@@ -17,6 +17,8 @@
 
 use std::io;
 
+use std::time::{Duration, Instant};
+
 use super::layout::{Mapping, mapping_of};
 use super::method::{Harvest, WatchError};
 use super::process::Process;
@@ -95,16 +97,26 @@ pub struct Scan {
 }
 
 impl Scan {
+    /// Where the process has an instruction for system calls. One that is just being started has its stack before its code:
+    /// it gets a second.
+    fn gate(process: &mut Process) -> Result<u64, WatchError> {
+        let until = Instant::now() + Duration::from_secs(1);
+        loop {
+            let code = process.code()?;
+            match gate(&process.memory, code.into_iter()) {
+                Ok(gate) => return Ok(gate),
+                Err(_) if !process.is_same() => return Err(WatchError::Gone),
+                Err(TraceError::NoGate) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// Begins to watch. Returns for how many nanoseconds the process was stopped.
     pub fn attach(process: &mut Process) -> Result<(Self, u64), WatchError> {
-        let code = process.code()?;
-        if code.is_empty() {
-            return Err(WatchError::Gone);
-        }
-        let gate = match gate(&process.memory, code.into_iter()) {
-            Err(_) if !process.is_same() => return Err(WatchError::Gone),
-            gate => gate?,
-        };
+        let gate = Self::gate(process)?;
         let thread = *process.threads()?.first().ok_or(TraceError::Ended)?;
         // A filter may end the process for a system call that it does not know.
         let status = process

@@ -249,7 +249,7 @@ fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
             percent(error) + if row.fitted { " *" } else { "  " }
         });
         [
-            report::wrapped(name(row), 22, "  "),
+            report::wrapped(name(row), 19, "  "),
             figure(row.published_before, &row.unit),
             figure(row.published_after, &row.unit),
             figure(row.before, &row.unit),
