@@ -381,12 +381,13 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             }
             drop(table);
             let mut ranges = Ranges::new();
-            // A leaf that has just taken the place of a table: what was below is not forgotten yet, and has other levels.
-            match self.has_seen_unfinished(1) {
-                true => ranges.add(slice, None, true),
-                false => ranges.add(slice, Some(at), false),
-            }
-            let swapped = if how == Transition::Break {
+            // It may be a leaf that has just taken the place of a table, which is not forgotten yet: one table must not take
+            // the place of another, nor be taken for a leaf.
+            let others = self.has_seen_unfinished(1);
+            let level = (!others).then_some(at);
+            ranges.add(slice, level, others);
+            let breaks = how == Transition::Break || others && F::RULE == Rule::Arm;
+            let swapped = if breaks {
                 self.claim_and(&found, entry, F::frozen(KEPT), link, |space| {
                     ranges.run::<F, P>(&space.platform, space.id);
                 })
