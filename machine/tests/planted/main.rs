@@ -47,7 +47,7 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (FreedBeforeCompletion, Edits, &[FreedEarly]),
     (FreedWhileMapped, Edits, &[FreedEarly]),
     (ReusedBeforeCompletion, Edits, &[BreakBeforeMake]),
-    (EditedTwice, Edits, &[BreakBeforeMake]),
+    (EditedTwice, Edits, &[BreakBeforeMake, FreedEarly]),
     (FlushDropped, Edits, &[Program]),
     (LastFlushDropped, Edits, &[NeverInvalidated]),
     (NotCleaned, Edits, &[CacheMaintenance]),
