@@ -160,14 +160,11 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
     let break_below = |needed: u8| {
         if caps.bbm < needed { Break } else { Invalidate }
     };
-    if old == new || *old == State::Absent {
-        return Store;
-    }
-    if *new == State::Absent {
-        // This is the break itself.
-        return Invalidate;
-    }
     match (old, new) {
+        _ if old == new => Store,
+        (State::Absent, _) => Store,
+        // This is the break itself.
+        (_, State::Absent) => Invalidate,
         (State::Table { frame: was, .. }, State::Table { frame: is, .. }) => {
             // Another table may translate differently at any size. The same table with other limits is a change of
             // permissions.
@@ -194,27 +191,21 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
             let native_changes = from.native != to.native;
             // Hardware sets flags in one member of a run for all of it, so that members may differ in them: changing
             // those that differ, and only those, must not break a part of the run.
-            let flags_change = was_contiguous == is_contiguous
-                && to
-                    == (Attrs {
-                        accessed: to.accessed,
-                        dirty: to.dirty,
-                        ..from
-                    });
+            let but_for_flags = |accessed, dirty| {
+                let flagged = Attrs {
+                    accessed,
+                    dirty,
+                    ..from
+                };
+                was_contiguous == is_contiguous && to == flagged
+            };
             let run = was_contiguous || is_contiguous;
             if type_changes || native_changes || address_changes || turns_global {
                 Break
-            } else if !run
-                && was == is
-                && to
-                    == (Attrs {
-                        accessed: true,
-                        ..from
-                    })
-            {
+            } else if !run && was == is && but_for_flags(true, from.dirty) {
                 // A copy from when the flag was set before says the same.
                 Store
-            } else if run && !flags_change {
+            } else if run && !but_for_flags(to.accessed, to.dirty) {
                 // Setting or clearing the bit changes the size of what is cached. Changing a member of a run leaves
                 // the members different until the last of them is written, which is the same thing.
                 break_below(1)
@@ -231,7 +222,6 @@ fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) 
                 break_below(2)
             }
         }
-        (State::Absent, _) | (_, State::Absent) => Invalidate,
     }
 }
 

@@ -205,19 +205,17 @@ impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
 
     /// How many flushes it took.
     fn protect_all(&self) -> Result<u32, Unprotectable> {
-        let mut protecting = self.guest.space().protect_all()?;
         let mut flushes = 0;
-        loop {
-            match protecting.step() {
-                Step::Waiting => {}
-                Step::Went(flush) => {
-                    assert!(!flush.is_clean());
-                    assert!(flush.finish(|_| ()).is_ok());
-                    flushes += 1;
-                }
-                Step::Over => return Ok(flushes),
-            }
-        }
+        let start = self.guest.space().protect_all()?;
+        start.drive(
+            || {},
+            |flush| {
+                assert!(!flush.is_clean());
+                assert!(flush.finish(|_| ()).is_ok());
+                flushes += 1;
+            },
+        );
+        Ok(flushes)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Which pages a guest has written since somebody asked last.
 //!
 //! A host that copies a running guest, to another machine or into a file, has to know what changes behind its back. It has
-//! all pages [logged](crate::guest::Log): none is writable before it is written, the first write faults, and whoever handles
-//! the fault [marks](crate::guest::Guest::mark) the page. The host *harvests*: it takes the marks away, protects those pages again, and
-//! copies them. Or hardware marks what is written, in the leaf, and harvesting is to collect that.
+//! all pages [logged](crate::guest::Log): none is writable before it is written, the first write faults, and whoever
+//! handles the fault [marks](crate::guest::Guest::mark) the page. The host *harvests*: it takes the marks away, protects
+//! those pages again, and copies them. Or hardware marks what is written, in the leaf, and harvesting is to collect that.
 //!
 //! # In which order
 //!

@@ -53,6 +53,15 @@ impl RingEntry {
     }
 }
 
+impl RingEntry {
+    /// What it says, to somebody who has seen by its state that he may ask.
+    #[inline]
+    fn give(&self, each: &mut impl FnMut(u16, u64)) {
+        let slot = self.slot.load(Ordering::Relaxed);
+        each(slot as u16, self.page.load(Ordering::Relaxed));
+    }
+}
+
 impl Default for RingEntry {
     fn default() -> Self {
         Self::new()
@@ -166,10 +175,7 @@ impl<'m> Ring<'m> {
             if entry.flags.load(Ordering::Acquire) != WRITTEN {
                 break;
             }
-            each(
-                entry.slot.load(Ordering::Relaxed) as u16,
-                entry.page.load(Ordering::Relaxed),
-            );
+            entry.give(&mut each);
             entry.flags.store(HARVESTED, Ordering::Release);
             number += 1;
         }
@@ -182,11 +188,7 @@ impl<'m> Ring<'m> {
         let first = self.collected.load(Ordering::Relaxed);
         let last = self.harvested.load(Ordering::Relaxed);
         for number in first..last {
-            let entry = self.entry(number);
-            each(
-                entry.slot.load(Ordering::Relaxed) as u16,
-                entry.page.load(Ordering::Relaxed),
-            );
+            self.entry(number).give(&mut each);
         }
         self.collected.store(last, Ordering::Relaxed);
         Collected {

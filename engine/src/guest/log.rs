@@ -76,9 +76,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
             return Err(Refused::Retry);
         }
         let at = Ipa::new(request.at);
-        if self.space.may_sleep() {
-            self.space.wake(at, writes)?;
-        }
+        self.space.wake(at, writes)?;
         let logged = request.slot.log.is_on();
         let given = match writes {
             true => Perms::ANY_WRITE,
@@ -211,25 +209,21 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         tables: &mut TableCache,
         flush: &mut SharedFlush<F, P>,
     ) -> Result<Option<Ipa>, EditError<Ipa>> {
-        let mut from = span.start();
-        loop {
-            let Ok(rest) = Span::inclusive(from, span.last()) else {
-                return Ok(None);
-            };
-            let Some(large) = self.space.first_large(rest)? else {
-                return Ok(None);
-            };
-            from = large;
-            match self.space.split(from, Level::PAGE, tables, flush) {
-                Ok(_) => {}
-                Err(_) => return Ok(Some(from)),
+        let mut rest = span;
+        while let Some(large) = self.space.first_large(rest)? {
+            if self.space.split(large, Level::PAGE, tables, flush).is_err() {
+                return Ok(Some(large));
             }
+            // It lies in the range.
+            rest = Span::inclusive(large, span.last()).unwrap_or(rest);
         }
+        Ok(None)
     }
 
     /// Puts the largest leaf back that the page and the slot allow, in the place of the table that is there, after a log has
-    /// ended; the request is one to read that was made up, and its page was looked up after it. In place where the architecture allows it. Where a break is needed, the entry is invalid for one exchange, one
-    /// invalidation and one store; what was below is settled with the flush, which may be that of many.
+    /// ended; the request is one to read that was made up, and its page was looked up after it. In place where the
+    /// architecture allows it. Where a break is needed, the entry is invalid for one exchange, one invalidation and one
+    /// store; what was below is settled with the flush, which may be that of many.
     ///
     /// Whether a leaf was put there. Not if writes are logged, or pages are all that fits, or something else than a table is
     /// there.

@@ -362,10 +362,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         if !self.slots.is_current(request.version) {
             return Err(Refused::Retry);
         }
-        if self.space.may_sleep() {
-            let writes = request.access == Access::Write;
-            self.space.wake(Ipa::new(request.at), writes)?;
-        }
+        let writes = request.access == Access::Write;
+        self.space.wake(Ipa::new(request.at), writes)?;
         let mut level = self.space.affordable(top, CLAIM, leaf_at)?;
         // A leaf that is in the way is split one level at a time.
         for _ in 0..MAX_LEVELS {

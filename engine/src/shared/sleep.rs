@@ -104,6 +104,27 @@ pub enum Step<F: Format, P: SharedPlatform> {
 }
 
 impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
+    /// Goes on until it is over, doing what the embedder does while he waits, and with a flush.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Caps, format::Ept, hosted::Threads};
+    /// # use tablewright::shared::SharedSpace;
+    /// # let caps = Caps { hardware_dirty: false, ..Caps::CONSERVATIVE };
+    /// # let platform = Threads::new(8, 12, 1).with_caps(caps);
+    /// # let space = SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap());
+    /// space.protect_all()?.drive(core::hint::spin_loop, |flush| assert!(flush.finish(|_| ()).is_ok()));
+    /// # Ok::<(), tablewright::shared::Unprotectable>(())
+    /// ```
+    pub fn drive(mut self, mut wait: impl FnMut(), mut finish: impl FnMut(SharedFlush<F, P>)) {
+        loop {
+            match self.step() {
+                Step::Waiting => wait(),
+                Step::Went(flush) => finish(flush),
+                Step::Over => return,
+            }
+        }
+    }
+
     /// Goes on.
     pub fn step(&mut self) -> Step<F, P> {
         let space = self.space;
@@ -191,10 +212,16 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     ///
     /// # Errors
     /// [`Refused::Busy`]: another processor does it, or a start is not over. [`Refused::Retry`].
+    #[inline(always)]
     pub fn wake(&self, input: F::Input, writes: bool) -> Result<(), Refused<F::Input>> {
-        if F::TABLES_RESTRICT && !writes {
-            return Ok(());
+        match self.may_sleep() && (writes || !F::TABLES_RESTRICT) {
+            true => self.wake_path(input),
+            false => Ok(()),
         }
+    }
+
+    #[inline(never)]
+    fn wake_path(&self, input: F::Input) -> Result<(), Refused<F::Input>> {
         let _walk = self.platform.enter();
         let generation = self.generation.load(Acquire);
         let (mut frame, mut level) = (self.root, F::root_level());

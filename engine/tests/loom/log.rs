@@ -6,7 +6,7 @@ use loom::sync::atomic::AtomicU64;
 use loom::thread::JoinHandle;
 use tablewright::dirty::{Bitmap, Marker};
 use tablewright::guest::{Access, Backing, Cause, Fault, Guest, Log, Request, Slot, SlotCell};
-use tablewright::shared::{SharedSpace, Step, TableCache};
+use tablewright::shared::{SharedSpace, TableCache};
 use tablewright::{AddressSpace, Attrs, Caps, Change, Ipa, Level, Mapping, Pa};
 
 use crate::shared::{Machine, on};
@@ -81,17 +81,12 @@ impl Vm {
 
     /// Protects everything. Where it would wait, it waits for the faults.
     fn protect_all(&self, faults: &mut Vec<JoinHandle<bool>>) {
-        let mut protecting = self.guest.space().protect_all().unwrap();
-        loop {
-            match protecting.step() {
-                Step::Waiting => {
-                    assert!(!faults.is_empty(), "nobody walks");
-                    join(faults);
-                }
-                Step::Went(flush) => assert!(flush.finish(|_| ()).is_ok()),
-                Step::Over => return,
-            }
-        }
+        let wait = || {
+            assert!(!faults.is_empty(), "nobody walks");
+            join(faults);
+        };
+        let start = self.guest.space().protect_all().unwrap();
+        start.drive(wait, |flush| assert!(flush.finish(|_| ()).is_ok()));
     }
 
     fn can_write(&self, page: u64) -> bool {

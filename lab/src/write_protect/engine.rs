@@ -2,7 +2,7 @@
 
 use tablewright::dirty::{Bitmap, Marker};
 use tablewright::guest::{Access, Fault, Guest, Log, Slot};
-use tablewright::shared::{SharedFlush, Step};
+use tablewright::shared::SharedFlush;
 use tablewright::{Format, Ipa};
 use tablewright_machine::{Mapper, Rule, Time};
 
@@ -62,16 +62,9 @@ impl<F: Format<Input = Ipa>> Logger for Engine<'_, '_, '_, F> {
             Ok(sweep) => drop(sweep),
             Err(error) => return self.report(error.to_string()),
         }
-        let mut protecting = match self.guest.space().protect_all() {
-            Ok(protecting) => protecting,
-            Err(error) => return self.report(error.to_string()),
-        };
-        loop {
-            match protecting.step() {
-                Step::Waiting => self.wait(),
-                Step::Went(flush) => self.finish(flush),
-                Step::Over => return,
-            }
+        match self.guest.space().protect_all() {
+            Ok(start) => start.drive(|| self.wait(), |flush| self.finish(flush)),
+            Err(error) => self.report(error.to_string()),
         }
     }
 

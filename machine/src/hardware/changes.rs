@@ -69,16 +69,17 @@ impl Hardware {
         {
             return;
         }
-        // A break takes everything away, whatever the tables above say.
-        let harmless = !matches!(is, Descriptor::Invalid)
-            && (self.is_harmless_below(Denied::default(), depth, first, before, new)
-                || self.is_harmless_below(
-                    self.denied_above(space, first, depth),
-                    depth,
-                    first,
-                    before,
-                    new,
-                ));
+        let harmless = match is {
+            // A break takes everything away, whatever the tables above say.
+            Descriptor::Invalid => false,
+            _ => {
+                allows_no_more(&was, &is, Denied::default()) || {
+                    let above = self.denied_above(space, first, depth);
+                    let below = |entry| self.decode(depth, first, above, entry);
+                    above != Denied::default() && allows_no_more(&below(before), &below(new), above)
+                }
+            }
+        };
         // Bits that mean nothing to the hardware.
         if harmless && self.says_the_same(&was, &is) {
             return;
@@ -109,33 +110,6 @@ impl Hardware {
             combined: self.architecture.guest.is_some(),
             second: None,
         });
-    }
-
-    /// Whether an old copy of an entry, made below tables that take `above` away, allows nothing that the new one forbids.
-    fn is_harmless_below(
-        &self,
-        above: Denied,
-        depth: u8,
-        first: u64,
-        before: u64,
-        new: u64,
-    ) -> bool {
-        let was = self.decode(depth, first, above, before);
-        let is = self.decode(depth, first, above, new);
-        match (was, is) {
-            (Descriptor::Leaf(was), Descriptor::Leaf(is)) => is_harmless(&was, &is),
-            (
-                Descriptor::Table { pa, denied },
-                Descriptor::Table {
-                    pa: now,
-                    denied: more,
-                },
-            ) => {
-                let denied = denied.union(above);
-                pa == now && denied.union(more) == denied
-            }
-            _ => false,
-        }
     }
 
     /// What the tables above an entry take away, and nobody remembers otherwise.
@@ -306,5 +280,23 @@ impl Hardware {
                 _ => false,
             }
         })
+    }
+}
+
+/// Whether an old copy of an entry, made below tables that take `above` away, allows nothing that the new one forbids.
+fn allows_no_more(was: &Descriptor, is: &Descriptor, above: Denied) -> bool {
+    match (was, is) {
+        (Descriptor::Leaf(was), Descriptor::Leaf(is)) => is_harmless(was, is),
+        (
+            Descriptor::Table { pa: was, denied },
+            Descriptor::Table {
+                pa: is,
+                denied: more,
+            },
+        ) => {
+            let denied = denied.union(above);
+            was == is && denied.union(*more) == denied
+        }
+        _ => false,
     }
 }

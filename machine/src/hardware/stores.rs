@@ -110,7 +110,7 @@ impl Hardware {
                 cpu,
                 format!("a store to {pa:#x}, in a frame that was given back"),
             ),
-            State::Detached => self.linked_below_cut(pa, frame, value),
+            State::Detached => self.linked(cpu, pa, frame, value),
             _ => {}
         }
         let core = &self.cores[cpu];
@@ -138,15 +138,24 @@ impl Hardware {
         self.look_around();
     }
 
-    /// Something is stored in a table that was cut off. Walkers that still know the way come to what it links.
-    fn linked_below_cut(&self, pa: u64, frame: usize, value: u64) {
+    /// What an entry links is reached by those who reach its table: by everybody, or, if that was cut off, by walkers who still
+    /// know the way.
+    fn linked(&self, cpu: usize, pa: u64, frame: usize, value: u64) {
         let meta = self.memory.meta(frame);
-        let (depth, first) = (meta.depth.get(), self.place(frame, pa));
-        if self.is_valid(value)
-            && let Descriptor::Table { pa, .. } =
-                self.decode(depth, first, Denied::default(), value)
-        {
-            self.make_known(pa, first, depth - 1, meta);
+        let (depth, state) = (meta.depth.get(), meta.state.get());
+        let known = matches!(state, State::Live | State::Detached);
+        if depth == 0 || !known || !self.is_valid(value) {
+            return;
+        }
+        let first = self.place(frame, pa);
+        let Descriptor::Table { pa, .. } = self.decode(depth, first, Denied::default(), value)
+        else {
+            return;
+        };
+        match state {
+            State::Detached => self.make_known(pa, first, depth - 1, meta),
+            // Nothing happens if it is known.
+            _ => self.make_live(cpu, pa, first, depth - 1, meta.space.get(), How::Release),
         }
     }
 
@@ -345,26 +354,9 @@ impl Hardware {
         self.check_flags(cpu, pa, value);
         self.check_race(cpu, &stored);
         self.memory.write(pa, value);
+        // The table may have been out of reach at the time of the store, or within.
         if let Some(frame) = self.memory.frame_at(pa) {
-            match self.memory.meta(frame).state.get() {
-                State::Detached => self.linked_below_cut(pa, frame, value),
-                State::Live => self.linked_late(cpu, pa, frame, value),
-                _ => {}
-            }
-        }
-    }
-
-    /// A table was linked in one that was out of reach at the time of the store, and is reachable when the store is visible.
-    fn linked_late(&self, cpu: usize, pa: u64, frame: usize, value: u64) {
-        let meta = self.memory.meta(frame);
-        let (depth, first) = (meta.depth.get(), self.place(frame, pa));
-        if depth > 0
-            && self.is_valid(value)
-            && let Descriptor::Table { pa, .. } =
-                self.decode(depth, first, Denied::default(), value)
-        {
-            // Nothing happens if it is known.
-            self.make_live(cpu, pa, first, depth - 1, meta.space.get(), How::Release);
+            self.linked(cpu, pa, frame, value);
         }
     }
 

@@ -18,7 +18,7 @@ use tablewright::guest::{
     Access, Backing, Cause, Declined, Fault, Guest, Log, Pass, Slot, SlotCell, Sweep,
 };
 use tablewright::shared::{
-    Cut, Mapped, Refused, SharedFlush, SharedPlatform, SharedSpace, Step, TableCache,
+    Cut, Mapped, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache,
 };
 use tablewright::{AddressSpace, Change, Format, Half, Ipa, Leaf, Level, Memory, Pa, Perms, Span};
 use tablewright_machine::{
@@ -829,16 +829,10 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
 
     /// In one step, if that can be.
     fn protect_all(&self) -> bool {
-        let Ok(mut protecting) = self.guest.space().protect_all() else {
-            return false;
-        };
-        loop {
-            match protecting.step() {
-                Step::Waiting => self.wait(),
-                Step::Went(flush) => self.put_off(flush),
-                Step::Over => return true,
-            }
-        }
+        let started = self.guest.space().protect_all();
+        started
+            .map(|start| start.drive(|| self.wait(), |flush| self.put_off(flush)))
+            .is_ok()
     }
 
     /// For the log only, page by page: whether all were.

@@ -22,7 +22,7 @@ use tablewright::guest::{
     Access, Backing, Cause, Declined, Fault, Guest, Harvest, Log, Pass, Request, Slot, SlotCell,
     Sweep,
 };
-use tablewright::shared::{Mapped, Refused, SharedFlush, SharedSpace, Step, TableCache};
+use tablewright::shared::{Mapped, Refused, SharedFlush, SharedSpace, TableCache};
 use tablewright::{AddressSpace, Change, Entry, Format, Half, Ipa, Leaf, Level, Pa, Platform};
 use tablewright_machine::{
     Cpu, Fault as Trap, Machine, Mapper, Outcome, Rule, RunError, Time, Want,
@@ -863,16 +863,9 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
 
     /// In one step.
     fn protect_all(&self) {
-        let mut protecting = match self.guest.space().protect_all() {
-            Ok(protecting) => protecting,
-            Err(error) => return self.machine.report(Rule::Program, error.to_string()),
-        };
-        loop {
-            match protecting.step() {
-                Step::Waiting => self.wait(),
-                Step::Went(flush) => self.put_off(flush),
-                Step::Over => return,
-            }
+        match self.guest.space().protect_all() {
+            Ok(start) => start.drive(|| self.wait(), |flush| self.put_off(flush)),
+            Err(error) => self.machine.report(Rule::Program, error.to_string()),
         }
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use tablewright::guest::{Harvest, Log, Slot};
-use tablewright::shared::{SharedFlush, Step, TableCache};
+use tablewright::shared::{SharedFlush, TableCache};
 use tablewright::{Format, Ipa, Span};
 #[cfg(test)]
 use tablewright_machine::Time;
@@ -85,14 +85,9 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
 
     fn protect_all(&self, cpu: Cpu<'_>) -> Result<(), String> {
         let space = self.guest.space();
-        let mut protecting = space.protect_all().map_err(|it| it.to_string())?;
-        loop {
-            match protecting.step() {
-                Step::Waiting => cpu.spend(PAUSE),
-                Step::Went(flush) => self.finish(cpu, flush),
-                Step::Over => return Ok(()),
-            }
-        }
+        let start = space.protect_all().map_err(|it| it.to_string())?;
+        start.drive(|| cpu.spend(PAUSE), |flush| self.finish(cpu, flush));
+        Ok(())
     }
 
     /// Splits what is large, ahead of the faults.
