@@ -84,6 +84,15 @@ impl Hardware {
         if harmless && self.says_the_same(&was, &is) {
             return;
         }
+        // Whoever uses the old copy may do no more than the new one allows, which the comparison of the two says without a
+        // list, and what becomes of the new one concerns both.
+        let rights_grow = |was: &Leaf, is: &Leaf| !was.contiguous && is_harmless(was, is);
+        if let (Descriptor::Leaf(was), Descriptor::Leaf(is_leaf)) = (&was, &is)
+            && rights_grow(was, is_leaf)
+            && may_be_remembered(&self.architecture, &is, false)
+        {
+            return;
+        }
         let id = self.spaces.borrow()[usize::from(space)].id;
         let (global, contiguous, old) = match leaf_of(&was) {
             Some(leaf) => (leaf.global, leaf.contiguous, leaf.pa),

@@ -148,14 +148,16 @@ impl Hardware {
             return;
         }
         let first = self.place(frame, pa);
-        let Descriptor::Table { pa, .. } = self.decode(depth, first, Denied::default(), value)
-        else {
+        let decoded = self.decode(depth, first, Denied::default(), value);
+        let Descriptor::Table { pa: table, .. } = decoded else {
             return;
         };
         match state {
-            State::Detached => self.make_known(pa, first, depth - 1, meta),
+            State::Detached => self.make_known(table, first, depth - 1, meta),
+            // It was linked and cut off again before either was visible.
+            _ if self.visible_to(cpu, pa) != value => {}
             // Nothing happens if it is known.
-            _ => self.make_live(cpu, pa, first, depth - 1, meta.space.get(), How::Release),
+            _ => self.make_live(cpu, table, first, depth - 1, meta.space.get(), How::Release),
         }
     }
 

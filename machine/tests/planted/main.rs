@@ -226,9 +226,29 @@ const STORIES: &[(Workload, &[u64], &str)] = &[
         "a run is read member by member, and was taken for clean when it was written meanwhile",
     ),
     (
+        Edits,
+        &[54651, 60387],
+        "a TLB may have one member of a run from another, which was being broken",
+    ),
+    (
+        Edits,
+        &[53443],
+        "a table was linked and cut off again before either store was visible, and taken for linked when they were",
+    ),
+    (
         Concurrent,
         &[68285, 69551, 82141, 92905],
         "a page that was unmapped while its table went left its flags to the next in its entry",
+    ),
+    (
+        Guest,
+        &[70752, 86167],
+        "a leaf that was aged without a flush was taken for forgotten",
+    ),
+    (
+        Log,
+        &[9652, 29172, 88154],
+        "a block was put back in place, and changed before everybody had forgotten the table",
     ),
 ];
 

@@ -255,7 +255,8 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
             let (mut bytes, mut count) = (0, 0);
             cpu.order();
             let mut page = first;
-            while page < end && count < BATCH && sending.remaining > down_to {
+            let most = BATCH.min(sending.remaining - down_to);
+            while page < end && count < most {
                 if sending.take(page) {
                     let version = self.image.source[page as usize].get();
                     sending.destination[page as usize] = Some(version);
@@ -267,6 +268,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
                 }
                 page += 1;
             }
+            sending.remaining -= count;
             sending.cursor = page % self.job.pages;
             sending.sent += bytes;
             ran.transferred += bytes;
@@ -320,12 +322,13 @@ impl Sending {
         self.found += new;
     }
 
+    /// Whether a page is to be sent. It is not any more; that there are fewer is for the caller to say, once for many: rustc
+    /// 1.95 loses the subtraction where both are in one loop.
     pub(super) fn take(&mut self, page: u64) -> bool {
         let word = &mut self.to_send[(page / 64) as usize];
         let bit = 1 << (page % 64);
         let there = *word & bit != 0;
         *word &= !bit;
-        self.remaining -= u64::from(there);
         there
     }
 

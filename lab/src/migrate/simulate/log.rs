@@ -262,13 +262,15 @@ impl<F: Format<Input = Ipa>> Migration<'_, '_, F> {
 
     fn send_now(&self, cpu: Cpu<'_>, pages: Range<u64>, sending: &mut Sending) {
         cpu.order();
-        let before = sending.remaining;
+        let mut count = 0;
         for page in pages {
             if sending.take(page) {
                 let version = self.image.source[page as usize].get();
                 sending.destination[page as usize] = Some(version);
+                count += 1;
             }
         }
-        cpu.spend(self.time_on_link((before - sending.remaining) * ON_LINK));
+        sending.remaining -= count;
+        cpu.spend(self.time_on_link(count * ON_LINK));
     }
 }
