@@ -653,6 +653,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     let last = first + (size - 1);
                     let part = Slice { first, last };
                     let child = F::address(entry, level);
+                    // Walkers fault at a table that sleeps, unless all that it takes away are permissions.
+                    survey.holes |= !F::TABLES_RESTRICT && F::is_asleep(entry);
                     self.survey(leaf, child, below, part, upkeep, survey, missing);
                     continue;
                 }

@@ -246,6 +246,11 @@ const STORIES: &[(Workload, &[u64], &str)] = &[
         "a leaf that was aged without a flush was taken for forgotten",
     ),
     (
+        Guest,
+        &[46555],
+        "a block was put over tables that slept as if walkers had found memory below them",
+    ),
+    (
         Log,
         &[9652, 29172, 88154],
         "a block was put back in place, and changed before everybody had forgotten the table",

@@ -322,7 +322,7 @@ fn machine(
     let mut setup = Setup::new(architecture, memory);
     setup.costs = costs();
     setup.scheduler.cpus = cpus;
-    setup.scheduler.max_accesses = 2_000_000;
+    setup.scheduler.max_accesses = 8_000_000;
     setup.scheduler.stack_size = 128 << 10;
     setup.scheduler.perturbation.seed = seed;
     setup.scheduler.perturbation.pause_once_in = 300;
