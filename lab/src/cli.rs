@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
 use crate::{
-    compare, fit, litmus, map_mem, migrate, page_table_test, record, report, reproduce,
+    compare, fit, litmus, map_mem, migrate, page_table_test, record, report, reproduce, tlb_flush,
     write_protect,
 };
 
@@ -45,6 +45,8 @@ enum Command {
     PageTableTest(page_table_test::Arguments),
     /// Start to log what a guest writes, on a machine: as published and with the engine
     WriteProtect(write_protect::Arguments),
+    /// Have other CPUs forget what was unmapped, by each messenger, on a machine or with this computer's kernel
+    TlbFlush(tlb_flush::Arguments),
     /// Find the costs with which a machine takes as long as was published
     Fit(fit::Arguments),
     /// Set every published figure beside what is measured for it
@@ -75,6 +77,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::MapMem(arguments) => map_mem::run(&arguments),
         Command::PageTableTest(arguments) => page_table_test::run(&arguments),
         Command::WriteProtect(arguments) => write_protect::run(&arguments),
+        Command::TlbFlush(arguments) => tlb_flush::run(&arguments),
         Command::Fit(arguments) => fit::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Litmus(arguments) => litmus::run(&arguments),

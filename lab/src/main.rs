@@ -22,11 +22,13 @@ mod platform;
 mod plot;
 mod progress;
 mod published;
+mod random;
 mod record;
 mod report;
 mod reproduce;
 mod size;
 mod stats;
+mod tlb_flush;
 mod write_protect;
 
 use std::process::ExitCode;

@@ -53,8 +53,14 @@ pub struct Costs {
     pub fetch: Time,
     /// To deliver an interrupt to another CPU, until its handler runs.
     pub interrupt: Time,
+    /// The same for an interrupt of a hypervisor's or a kernel's on the hardware itself, answered.
+    pub host_interrupt: Time,
+    /// For a CPU that has nothing to do, and sleeps, to start after an interrupt.
+    pub wake: Time,
     /// For a vCPU to leave its guest for the host, or to enter it.
     pub exit: Time,
     /// To find the entry that maps a page by the page, as a kernel does that keeps a map back.
     pub reverse_map: Time,
+    /// For a kernel to map a range, to handle the first fault in it and to unmap it, but for having others forget.
+    pub cycle: Time,
 }

@@ -290,6 +290,7 @@ built_in! {
     "kunpeng-920"
     "neutral"
     "x86-12-vcpus"
+    "hyperv-16-vcpus"
 }
 
 fn names() -> String {
@@ -529,7 +530,7 @@ macro_rules! costs {
 
 costs! {
     entry load exchange table publish issue complete bus walk access exception transfer lock_take lock_hand_over clean
-    clean_again zero fetch interrupt exit reverse_map
+    clean_again zero fetch interrupt host_interrupt wake exit reverse_map cycle
 }
 
 impl Default for CostsToml {

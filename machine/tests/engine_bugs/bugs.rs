@@ -40,6 +40,7 @@ pub const BUGS: &[Bug] = &[
             "program",
             "no progress",
             "linked early",
+            "flag lost",
         ],
     },
     Bug {
@@ -114,13 +115,6 @@ pub const BUGS: &[Bug] = &[
         find: "Rule::Arm => {\n                        «ranges.run::<F, P>(&self.platform, self.id);»",
         with: "flush.flush.add(slice, Some(at), false);",
         rules: &["freed early", "program", "break-before-make", "stale use"],
-    },
-    Bug {
-        name: "what is passed over is not forgotten",
-        file: RANGE,
-        find: "if «entry != 0» {\n        flush.add(slice, None, true);",
-        with: "false",
-        rules: &["freed early", "program", "stale use"],
     },
     Bug {
         name: "the edits of others are taken to be complete",
@@ -264,13 +258,6 @@ pub const BUGS: &[Bug] = &[
         ],
     },
     Bug {
-        name: "a table is woken in which somebody holds a claim",
-        file: SLEEP,
-        find: "«claimed = Err(Asleep::Busy);»",
-        with: "",
-        rules: &["program"],
-    },
-    Bug {
         name: "a large leaf is reopened while its slot is logged",
         file: LOG,
         find: "«(level == Level::PAGE || !logged)»",
@@ -289,13 +276,6 @@ pub const BUGS: &[Bug] = &[
         file: SWEEP,
         find: "true => «change.software(0)»,",
         with: "change",
-        rules: &["program", "stale use", "freed early"],
-    },
-    Bug {
-        name: "a page is reopened that was looked up before a change",
-        file: LOG,
-        find: "if «!self.slots.is_current(request.version)» {\n            return Err(Refused::Retry);\n        }\n        let at",
-        with: "false",
         rules: &["program", "stale use", "freed early"],
     },
     Bug {

@@ -295,6 +295,9 @@ fn costs() -> Costs {
         interrupt: Time::ns(500),
         exit: Time::ns(300),
         reverse_map: Time::ZERO,
+        host_interrupt: Time::ZERO,
+        wake: Time::ZERO,
+        cycle: Time::ZERO,
     }
 }
 

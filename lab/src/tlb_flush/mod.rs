@@ -1,0 +1,307 @@
+//! `tlb-flush`: having other CPUs forget, by each messenger, in a guest whose vCPUs may not all run.
+
+mod host;
+mod messenger;
+pub mod native;
+pub mod simulate;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use tablewright_machine::{MAX_CPUS, Profile, Time};
+
+use crate::error::Error;
+use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::published;
+use crate::report::{self, Report};
+pub use messenger::How;
+use simulate::{Job, Ran};
+
+/// What `tlb-flush` can be asked.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tablewright tlb-flush
+  tablewright tlb-flush -v 128 --cpus 12 -t 128 --work 2000    more vCPUs than physical CPUs, all of them busy
+  tablewright tlb-flush --how interrupt --how list -p 64 --json
+  tablewright tlb-flush --on native --file big                 the published program on this computer")]
+pub struct Arguments {
+    /// Threads of the program
+    #[arg(short, long = "tasks", value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..))]
+    tasks: u16,
+    /// Rounds of each thread; published: 10000
+    #[arg(short, long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rounds: u32,
+    /// Parts of the file that are mapped one after the other in a round
+    #[arg(short, long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    chunks: u32,
+    /// Pages of a part
+    #[arg(short, long, value_name = "N", default_value = "16384", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pages: u64,
+    /// How many vCPUs
+    #[arg(short, long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..))]
+    vcpus: u16,
+    /// How many physical CPUs they run on [default: one for each]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    cpus: Option<u16>,
+    /// What a thread computes between two cycles, in microseconds, on average
+    #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    work: u64,
+    /// After so long a vCPU gives its physical CPU to one that waits, in microseconds
+    #[arg(long, value_name = "US", default_value = "4000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    slice: u64,
+    /// Ranges in one hypercall, at most
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=509))]
+    ranges: u16,
+    /// How others are told; may be given several times [default: each way in turn]
+    #[arg(long, value_enum)]
+    how: Vec<How>,
+    /// On the software machine, or by real threads on this computer
+    #[arg(long, value_enum, default_value = "machine")]
+    on: On,
+    /// The file that is mapped on this computer, of at least as many pages; made and removed if none is given
+    #[arg(long, value_name = "FILE", conflicts_with = "machine")]
+    file: Option<PathBuf>,
+    /// The profile of a machine, by name or as a file
+    #[arg(long, value_name = "PROFILE", default_value = "hyperv-16-vcpus")]
+    machine: String,
+    #[command(flatten)]
+    threads: Threads,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum On {
+    /// The software machine
+    Machine,
+    /// This computer
+    Native,
+}
+
+#[derive(Serialize)]
+struct Parameters {
+    machine: String,
+    tasks: u16,
+    cycles: u64,
+    pages: u64,
+    vcpus: u16,
+    cpus: u16,
+    work_us: u64,
+    slice_us: u64,
+}
+
+/// Times are in nanoseconds.
+#[derive(Serialize)]
+struct Row {
+    how: &'static str,
+    time: f64,
+    /// Of one map, touch and unmap.
+    cycle: f64,
+    cpu_time: f64,
+    interrupts: u64,
+    hypercalls: u64,
+    broadcasts: u64,
+    list_bytes: u64,
+    wake_ups: u64,
+    /// vCPUs that were left to forget when they are entered next.
+    told_later: u64,
+    waiting: f64,
+    longest_wait: f64,
+    /// What was published for a cycle, and how much more it takes here.
+    published_cycle: Option<f64>,
+    error_percent: Option<f64>,
+    fitted: bool,
+}
+
+/// Runs it, and prints what it took.
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    if arguments.on == On::Native {
+        return native::run(&native::Program {
+            threads: arguments.tasks,
+            rounds: arguments.rounds,
+            chunks: arguments.chunks,
+            pages: arguments.pages,
+            file: arguments.file.clone(),
+            json: arguments.json,
+        });
+    }
+    if arguments.file.is_some() {
+        return Err(Error::Usage("--file: only with --on native".to_owned()));
+    }
+    let profile = Profile::load(&arguments.machine)?;
+    let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    report.print(arguments.json, text)
+}
+
+fn test(
+    arguments: &Arguments,
+    profile: &Profile,
+    run: simulate::Run<'_>,
+) -> Result<Report<Parameters, Row>, Error> {
+    let cpus = arguments.cpus.unwrap_or(arguments.vcpus);
+    let all = u32::from(arguments.tasks) + u32::from(arguments.vcpus);
+    if all > MAX_CPUS as u32 {
+        return Err(Error::Usage(format!(
+            "-t {} -v {}: together at most {MAX_CPUS}",
+            arguments.tasks, arguments.vcpus
+        )));
+    }
+    let hows = match arguments.how.is_empty() {
+        true => How::ALL.to_vec(),
+        false => arguments.how.clone(),
+    };
+    let job = |&how: &How| Job {
+        profile: profile.clone(),
+        how,
+        threads: arguments.tasks,
+        rounds: arguments.rounds,
+        chunks: arguments.chunks,
+        pages: arguments.pages,
+        vcpus: arguments.vcpus,
+        physical: cpus,
+        slice: Time::us(arguments.slice),
+        work: Time::us(arguments.work),
+        ranges: arguments.ranges.into(),
+    };
+    let jobs: Vec<Job> = hows.iter().map(job).collect();
+    let rows = jobs.iter().zip(run(&jobs)?);
+    Ok(Report {
+        experiment: "tlb-flush",
+        parameters: Parameters {
+            machine: profile.name.clone(),
+            tasks: arguments.tasks,
+            cycles: jobs[0].cycles(),
+            pages: arguments.pages,
+            vcpus: arguments.vcpus,
+            cpus,
+            work_us: arguments.work,
+            slice_us: arguments.slice,
+        },
+        rows: rows.map(|(job, ran)| row(job, &ran)).collect(),
+        warnings: Vec::new(),
+    })
+}
+
+fn nanoseconds(time: Time) -> f64 {
+    time.as_ps() as f64 / 1e3
+}
+
+/// Cycles of the published run.
+pub const PUBLISHED_CYCLES: u64 = 32 * 10_000 * 10;
+
+/// Whether a run is of the published program, but for how often it does the same.
+fn is_published(job: &Job) -> bool {
+    (job.threads, job.pages, job.vcpus, job.physical) == (32, 16_384, 16, 16)
+        && job.work == Time::ZERO
+}
+
+fn row(job: &Job, ran: &Ran) -> Row {
+    let cycle = nanoseconds(ran.time) / job.cycles() as f64;
+    let rows = published::built_in("tlb-flush").unwrap_or_default();
+    let mut figures = rows.iter().filter(|row| {
+        is_published(job)
+            && row.metric == "real"
+            && job.profile.system.published_as.contains(&row.system)
+    });
+    let figure = figures.next();
+    let published_cycle = figure
+        .and_then(|figure| match job.how {
+            How::Interrupt => figure.before,
+            How::List | How::Space => figure.after,
+            _ => None,
+        })
+        .map(|seconds| seconds * 1e9 / PUBLISHED_CYCLES as f64);
+    let tally = &ran.tally;
+    Row {
+        how: job.how.name(),
+        time: nanoseconds(ran.time),
+        cycle,
+        cpu_time: nanoseconds(tally.cpu_time),
+        interrupts: tally.interrupts,
+        hypercalls: tally.hypercalls,
+        broadcasts: tally.broadcasts,
+        list_bytes: tally.list_bytes,
+        wake_ups: tally.wake_ups,
+        told_later: tally.later,
+        waiting: nanoseconds(tally.waiting),
+        longest_wait: nanoseconds(tally.longest),
+        published_cycle,
+        error_percent: published_cycle.map(|published| error_percent(cycle, published)),
+        fitted: published_cycle.is_some() && job.how == How::Interrupt,
+    }
+}
+
+fn text(report: &Report<Parameters, Row>) -> String {
+    let parameters = &report.parameters;
+    let mut text = format!(
+        "{} of map, touch and unmap of {} by {} on {}, {}, {}\n\n",
+        report::counted(parameters.cycles, "cycle", "cycles"),
+        report::counted(parameters.pages, "page", "pages"),
+        report::counted(parameters.tasks.into(), "thread", "threads"),
+        parameters.machine,
+        report::counted(parameters.vcpus.into(), "vCPU", "vCPUs"),
+        report::counted(parameters.cpus.into(), "physical CPU", "physical CPUs"),
+    );
+    let times = report.rows.iter().map(|row| {
+        let error = row.error_percent.map_or("-  ".to_owned(), |error| {
+            percent(error) + if row.fitted { " *" } else { "  " }
+        });
+        [
+            row.how.to_owned(),
+            report::time(row.time),
+            report::time(row.cycle),
+            row.published_cycle.map_or("-".to_owned(), report::time),
+            error,
+            report::time(row.cpu_time),
+            report::time(row.waiting),
+            report::time(row.longest_wait),
+        ]
+    });
+    text += &report::table(
+        [
+            "",
+            "time",
+            "cycle",
+            "published",
+            "error  ",
+            "CPU time",
+            "waiting",
+            "longest",
+        ],
+        1,
+        times.collect(),
+    );
+    let counts = report.rows.iter().map(|row| {
+        [
+            row.how.to_owned(),
+            report::count(row.interrupts),
+            report::count(row.wake_ups),
+            report::count(row.hypercalls),
+            report::count(row.list_bytes),
+            report::count(row.told_later),
+            report::count(row.broadcasts),
+        ]
+    });
+    text += "\n";
+    text += &report::table(
+        [
+            "",
+            "inter-\nrupts",
+            "wake-ups",
+            "hyper-\ncalls",
+            "bytes of\nlists",
+            "told\nlater",
+            "broad-\ncasts",
+        ],
+        1,
+        counts.collect(),
+    );
+    if report.rows.iter().any(|row| row.fitted) {
+        text += "\n* the machine was fitted on this figure; every other is a test\n";
+    }
+    text
+}

@@ -1,0 +1,148 @@
+//! `tablewright tlb-flush`, as a user runs it.
+
+mod common;
+
+use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use serde_json::Value;
+
+fn json(arguments: &[&str]) -> Value {
+    let line = [&["tlb-flush", "--json"], arguments].concat();
+    let output = tablewright(&line);
+    assert!(output.status.success(), "{line:?}: {}", stderr(&output));
+    serde_json::from_str(stdout(&output)).expect("JSON")
+}
+
+fn rows(arguments: &[&str]) -> Vec<Value> {
+    let report = json(arguments);
+    report["rows"].as_array().expect("rows").clone()
+}
+
+fn number(row: &Value, key: &str) -> f64 {
+    row[key]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{key} in {row}"))
+}
+
+#[test]
+fn the_published_case_is_fitted_before_and_tried_after() {
+    let rows = rows(&["--how", "interrupt", "--how", "space"]);
+    assert_eq!(rows[0]["fitted"], true);
+    assert!(number(&rows[0], "error_percent").abs() < 2.0, "{}", rows[0]);
+    assert_eq!(rows[1]["fitted"], false);
+    assert!(number(&rows[1], "cycle") < number(&rows[0], "cycle"));
+    // As published: no more than about one CPU is busy.
+    let busy = number(&rows[0], "cpu_time") / number(&rows[0], "time");
+    assert!((0.9..1.1).contains(&busy), "{busy}");
+}
+
+#[test]
+fn with_too_few_physical_cpus_interrupts_wait_for_time_slices() {
+    let busy = [
+        "-v", "64", "-t", "64", "--work", "20000", "-r", "1", "-c", "4",
+    ];
+    let few = rows(&[&busy[..], &["--cpus", "6"]].concat());
+    let all = rows(&busy);
+    let of = |rows: &[Value], how: &str, key| {
+        let row = rows.iter().find(|row| row["how"] == how);
+        number(row.expect("each way"), key)
+    };
+    let slice = 4e6;
+    assert!(of(&few, "interrupt", "longest_wait") > slice);
+    assert!(of(&all, "interrupt", "longest_wait") < slice / 100.0);
+    for how in ["space", "list", "ex"] {
+        assert!(of(&few, how, "longest_wait") < slice / 100.0, "{how}");
+    }
+    assert!(of(&few, "kvm", "waiting") < of(&few, "interrupt", "waiting") / 4.0);
+    // Who waits burns the time of a physical CPU.
+    let burnt = of(&few, "interrupt", "cpu_time") - of(&few, "list", "cpu_time");
+    assert!(burnt > of(&few, "interrupt", "waiting") / 2.0, "{burnt}");
+}
+
+#[test]
+fn nobody_is_told_twice_and_nobody_is_left_out() {
+    for row in rows(&["-r", "2"]) {
+        let how = row["how"].as_str().expect("a name");
+        let told = number(&row, "interrupts") + number(&row, "told_later");
+        match how {
+            "invlpgb" | "broadcast" | "ranges" => {
+                assert!(told == 0.0 && number(&row, "broadcasts") > 0.0)
+            }
+            // Not all 15 others at each of the 640 flushes, and more than none.
+            _ => assert!((100.0..640.0 * 15.0).contains(&told), "{how}: {told}"),
+        }
+        assert_eq!(
+            number(&row, "hypercalls") > 0.0,
+            ["space", "list", "ex"].contains(&how)
+        );
+    }
+}
+
+#[test]
+fn lists_are_as_long_as_the_specification_has_them() {
+    let bytes = |pages, ranges| {
+        let rows = rows(&[
+            "--how", "list", "-r", "1", "-c", "2", "-p", pages, "--ranges", ranges,
+        ]);
+        number(&rows[0], "list_bytes") / number(&rows[0], "hypercalls")
+    };
+    // 3 words and one for each 4096 pages; or the whole space.
+    assert_eq!(bytes("16384", "16"), 8.0 * 7.0);
+    assert_eq!(bytes("16385", "16"), 8.0 * 8.0);
+    assert_eq!(bytes("65537", "16"), 8.0 * 3.0);
+    assert_eq!(bytes("65537", "17"), 8.0 * 20.0);
+}
+
+#[test]
+fn the_same_arguments_give_the_same_bytes() {
+    let run = |threads| {
+        let arguments = [
+            "tlb-flush",
+            "--json",
+            "-r",
+            "1",
+            "--cpus",
+            "3",
+            "--work",
+            "50",
+            "--threads",
+            threads,
+        ];
+        let output = tablewright(&arguments);
+        assert!(output.status.success());
+        output.stdout
+    };
+    assert_eq!(run("1"), run("2"));
+}
+
+#[test]
+fn this_computer_runs_it_too() {
+    let report = json(&["--on", "native", "-r", "1", "-t", "2", "-p", "16"]);
+    assert_eq!(report["cycles"], 20);
+    assert!(number(&report, "real") > 0.0);
+}
+
+#[test]
+fn bad_input_is_one_line() {
+    let small = Scratch::new("small", [0; 4096]);
+    for (arguments, says) in [
+        (&["-v", "0"][..], "0 is not in 1..=65535"),
+        (&["--how", "smoke"], "invalid value 'smoke'"),
+        (
+            &["-t", "1000", "-v", "1000"],
+            "-t 1000 -v 1000: together at most 1024",
+        ),
+        (
+            &["--on", "native", "--file", "/nonexistent"],
+            "--file /nonexistent: No such file",
+        ),
+        (
+            &["--on", "native", "--file", small.path()],
+            "bytes are mapped",
+        ),
+        (&["--file", "x"], "--file: only with --on native"),
+        (&["--ranges", "510"], "510 is not in 1..=509"),
+        (&["--machine", "none"], "no profile 'none'"),
+    ] {
+        assert_refused(&[&["tlb-flush"], arguments].concat(), says);
+    }
+}
