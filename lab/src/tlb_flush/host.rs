@@ -47,6 +47,8 @@ struct Vcpu {
     forgets: Cell<bool>,
     /// It may remember what the space says.
     holds: Cell<bool>,
+    /// The last flush that it has had its part in.
+    forgot: Cell<u64>,
 }
 
 /// What was counted.
@@ -78,6 +80,8 @@ pub struct Host<'c> {
     vcpus: Box<[Vcpu]>,
     /// The answers that each thread still waits for.
     asked: Box<[Cell<usize>]>,
+    /// Flushes of the space, of which there is one at a time.
+    flushes: Cell<u64>,
     pub tally: Cell<Tally>,
 }
 
@@ -99,6 +103,7 @@ impl<'c> Host<'c> {
             pending: RefCell::default(),
             forgets: Cell::new(false),
             holds: Cell::new(false),
+            forgot: Cell::new(0),
         };
         Self {
             costs,
@@ -107,6 +112,7 @@ impl<'c> Host<'c> {
             queue: RefCell::default(),
             vcpus: (0..vcpus).map(vcpu).collect(),
             asked: (0..threads).map(|_| Cell::new(0)).collect(),
+            flushes: Cell::new(0),
             tally: Cell::default(),
         }
     }
@@ -186,12 +192,14 @@ impl<'c> Host<'c> {
         cpu.order();
         let mut takes = Time::ZERO;
         if this.forgets.take() {
+            this.forgot.set(self.flushes.get());
             takes += self.costs.complete;
         }
         for interrupt in this.pending.take() {
             match interrupt {
                 Interrupt::Asked(thread) => {
                     takes += self.costs.exception + self.costs.complete;
+                    this.forgot.set(self.flushes.get());
                     // The idle loop leaves the space, and is not asked again.
                     if cpu.id() == self.idle_of(vcpu) {
                         this.holds.set(false);
@@ -343,17 +351,30 @@ impl<'c> Host<'c> {
 
     /// This vCPU runs a thread of the space.
     pub fn hold(&self, cpu: Cpu<'_>) {
-        self.vcpus[self.vcpu_of(cpu.id())].holds.set(true);
+        let this = &self.vcpus[self.vcpu_of(cpu.id())];
+        if !this.holds.replace(true) {
+            this.forgot.set(self.flushes.get());
+        }
     }
 
-    /// The other vCPUs that may remember what the space says.
+    /// A flush begins: the other vCPUs that may remember what the space says.
     pub fn holders(&self, cpu: Cpu<'_>) -> Vec<usize> {
         cpu.order();
+        self.flushes.set(self.flushes.get() + 1);
         let own = self.vcpu_of(cpu.id());
         let all = self.vcpus.iter().enumerate();
         all.filter(|&(vcpu, it)| vcpu != own && it.holds.get() && !it.forgets.get())
             .map(|(vcpu, _)| vcpu)
             .collect()
+    }
+
+    /// A flush is over. A vCPU that could still use what it remembers, if one was left out.
+    pub fn left_out(&self, cpu: Cpu<'_>) -> Option<usize> {
+        cpu.order();
+        let own = self.vcpu_of(cpu.id());
+        let remembers =
+            |it: &Vcpu| it.holds.get() && !it.forgets.get() && it.forgot.get() < self.flushes.get();
+        (0..self.vcpus.len()).find(|&vcpu| vcpu != own && remembers(&self.vcpus[vcpu]))
     }
 
     /// Where a vCPU is now.
@@ -429,6 +450,7 @@ impl<'c> Host<'c> {
             match self.vcpus[vcpu].state.get() {
                 State::Running => {
                     told = true;
+                    self.vcpus[vcpu].forgot.set(self.flushes.get());
                     self.interrupt(cpu, vcpu, Interrupt::Stolen);
                 }
                 _ => self.tell_later(vcpu),

@@ -125,6 +125,9 @@ impl<'j> Messenger<'j> {
                 host.wait(cpu);
             }
         }
+        if let Some(vcpu) = host.left_out(cpu) {
+            *self.problem.borrow_mut() = Some(format!("vCPU {vcpu} was not told"));
+        }
     }
 
     /// The call as the engine makes it, and takes it apart on the other side: how many bytes the hypervisor reads.
