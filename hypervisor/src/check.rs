@@ -1,0 +1,322 @@
+//! The processor itself is asked what random tables mean, address by address, and has to say what the judge says.
+//!
+//! The engine edits two trees at random while the processor uses them: stage 1 of EL1, and stage 2 below it. Then addresses
+//! are translated by `AT`, with stage 1 alone and with both, to read and to write, as EL1 and as EL0. The judge
+//! ([`tablewright_walker`]) walks the same tables by what the manual says. They agree if both find the same address, or the same
+//! fault at the same level of the same stage. An emulator may walk the tables anew for each `AT`, as QEMU does: then this says
+//! nothing about translations that should have been forgotten.
+
+use core::arch::asm;
+use core::ops::ControlFlow;
+use core::ptr;
+
+use arm_sysregs::el2::accessors::{read_hcr_el2, write_hcr_el2};
+use arm_sysregs::el2::registers::HcrEl2;
+use tablewright::{Address, AddressSpace, Attrs, Change, Format, Mapping, Pa, Perms, Span, format};
+use tablewright_walker::{Fault, Granule, Leaf, Permissions, Regime, translate};
+
+use crate::counters::Count;
+use crate::cpu;
+use crate::machine::{EL1, Machine, VMID, count};
+use crate::vm::Stage2;
+
+/// Addresses that are edited and asked for, in each stage: 1 GiB from here on.
+const VIRTUAL: u64 = 0x10_0000_0000;
+const INTERMEDIATE: u64 = 0x50_0000_0000;
+const PHYSICAL: u64 = 0x100_0000_0000;
+const WINDOW: u64 = 1 << 30;
+const PAGE: u64 = 4096;
+
+/// Edits between two rounds of questions, and questions in a round.
+const EDITS: u64 = 8;
+const QUESTIONS: u64 = 200;
+
+const STAGE_1: Regime = Regime::Arm64Stage1 {
+    granule: Granule::K4,
+    wide: false,
+};
+const STAGE_2: Regime = Regime::Arm64Stage2 {
+    granule: Granule::K4,
+    input_bits: Stage2::INPUT_BITS as u8,
+    wide: false,
+    forced_write_back: false,
+};
+
+/// Numbers without a pattern, the same each time (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
+
+/// One edit of a tree that is in use. What the engine refuses has changed nothing, and is as good as another.
+fn edit<F: Format>(
+    space: &mut AddressSpace<F, &Machine>,
+    from: u64,
+    to: u64,
+    attrs: &[Attrs],
+    random: &mut Random,
+) {
+    // Blocks and gigabytes come of themselves where the low bits agree.
+    let size = match random.below(32) {
+        0 => WINDOW,
+        1..12 => 2 << 20 << random.below(8),
+        _ => PAGE << random.below(12),
+    };
+    let start = random.below(WINDOW / size) * size;
+    let target = match random.below(3) {
+        0 => random.below(WINDOW / PAGE - size / PAGE + 1) * PAGE,
+        _ => random.below(WINDOW / size) * size,
+    };
+    let Ok(span) = Span::new(F::Input::from_bits(from + start), size) else {
+        return;
+    };
+    let attrs = random.one_of(attrs);
+    let attrs = Attrs {
+        accessed: random.below(8) != 0,
+        dirty: attrs.dirty && random.below(4) != 0,
+        ..attrs
+    };
+    let kind = random.below(8);
+    let mut flush = space.flush();
+    let _ = match kind {
+        0 => space.protect(span, Change::new().perms(attrs.perms), &mut flush),
+        1 => space.protect(span, Change::new().write_protect(), &mut flush),
+        _ => space
+            .unmap(span, &mut flush, |_| ControlFlow::Continue(()))
+            .map(|_| ()),
+    };
+    flush.finish(|_| ());
+    if kind > 2 {
+        let mapping = Mapping::new(attrs);
+        let mapping = if kind == 3 {
+            mapping.pages_only()
+        } else {
+            mapping
+        };
+        let mut flush = space.flush();
+        let _ = space.map(span, Pa::new(to + target), mapping, &mut flush);
+        flush.finish(|_| ());
+    }
+}
+
+/// An access, as `AT` and the judge know it.
+#[derive(Clone, Copy)]
+struct Access {
+    both: bool,
+    user: bool,
+    write: bool,
+}
+
+/// What came of it: an address, or the stage and the fault status of `PAR_EL1`.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    Page(u64),
+    Fault { stage: u8, status: u64 },
+}
+
+/// What the processor says.
+fn ask(at: u64, access: Access) -> Answer {
+    let par: u64;
+    macro_rules! at {
+        ($operation:literal) => {
+            // SAFETY: a look at a translation of EL1, which does not run yet.
+            unsafe {
+                asm!(
+                    concat!("at ", $operation, ", {at}"), "isb", "mrs {par}, par_el1",
+                    at = in(reg) at, par = out(reg) par, options(nostack, preserves_flags)
+                )
+            }
+        };
+    }
+    match (access.both, access.user, access.write) {
+        (false, false, false) => at!("s1e1r"),
+        (false, false, true) => at!("s1e1w"),
+        (false, true, false) => at!("s1e0r"),
+        (false, true, true) => at!("s1e0w"),
+        (true, false, false) => at!("s12e1r"),
+        (true, false, true) => at!("s12e1w"),
+        (true, true, false) => at!("s12e0r"),
+        (true, true, true) => at!("s12e0w"),
+    }
+    match par & 1 {
+        0 => Answer::Page(par & 0x000f_ffff_ffff_f000),
+        _ => Answer::Fault {
+            stage: 1 + (par >> 9 & 1) as u8,
+            status: par >> 1 & 0x3f,
+        },
+    }
+}
+
+/// What the judge says of one stage.
+fn judge(
+    stage: u8,
+    regime: Regime,
+    root: Pa,
+    at: u64,
+    allows: impl Fn(&Leaf) -> bool,
+) -> Result<u64, Answer> {
+    let mut read = |table: u64, index: usize| {
+        // SAFETY: a table of one of the trees, mapped one to one.
+        unsafe {
+            ptr::with_exposed_provenance::<u64>(table as usize)
+                .add(index)
+                .read_volatile()
+        }
+    };
+    // DDI 0487, ISS encoding of a data abort, DFSC: translation, access flag, permission, each with the level.
+    let fault = |kind: u64, level: i8| Answer::Fault {
+        stage,
+        status: kind << 2 | level as u64 & 3,
+    };
+    match translate(regime, root.get(), at, &mut read) {
+        Ok(leaf) if !leaf.accessed => Err(fault(2, leaf.level)),
+        Ok(leaf) if !allows(&leaf) => Err(fault(3, leaf.level)),
+        Ok(leaf) => Ok(leaf.physical(at) & !(PAGE - 1)),
+        Err(Fault::NotMapped { level }) => Err(fault(1, level)),
+        // The engine writes no such thing; no processor answers so.
+        Err(_) => Err(Answer::Fault {
+            stage: 0,
+            status: 0,
+        }),
+    }
+}
+
+fn expected(at: u64, access: Access, root_1: Pa, root_2: Pa) -> Answer {
+    let allows = |perms: &Permissions| {
+        if access.write {
+            perms.write
+        } else {
+            perms.read
+        }
+    };
+    let stage_1 = |leaf: &Leaf| {
+        allows(if access.user {
+            &leaf.access.user
+        } else {
+            &leaf.access.privileged
+        })
+    };
+    let answer = judge(1, STAGE_1, root_1, at, stage_1).and_then(|page| match access.both {
+        true => judge(2, STAGE_2, root_2, page, |leaf| {
+            allows(&leaf.access.privileged)
+        }),
+        false => Ok(page),
+    });
+    answer.map_or_else(|fault| fault, Answer::Page)
+}
+
+/// Asks the processor so many times. `own` is the memory in which tables are, which stage 1 is read through stage 2 from.
+///
+/// # Errors
+/// There is no memory for tables.
+pub fn run(machine: &Machine, own: Span<Pa>, questions: u64) -> Result<(), &'static str> {
+    const WRITABLE: Perms = Perms::READ.union(Perms::WRITE);
+    const NO_MEMORY: &str = "no memory for the tables that are checked";
+    let of_el1 = [
+        Attrs::KERNEL_DATA,
+        Attrs::KERNEL_RODATA,
+        Attrs::KERNEL_TEXT,
+        Attrs::USER_DATA,
+        Attrs::USER_RODATA,
+        Attrs::USER_TEXT,
+    ];
+    let of_guest = [
+        Attrs::GUEST_MEMORY,
+        Attrs::GUEST_DEVICE,
+        Attrs::GUEST_MEMORY.with_perms(Perms::READ.and_user()),
+        Attrs::GUEST_MEMORY.with_perms(Perms::WRITE.and_user()),
+        Attrs::GUEST_MEMORY.with_perms(WRITABLE.and_user()),
+    ];
+    let mut random = Random(0x7ab1_e3f1_9e0d_5eed);
+    let stage_1 = AddressSpace::<format::Arm64K4, _>::new(machine).ok_or(NO_MEMORY)?;
+    let mut stage_1 = stage_1.with_id(EL1);
+    let stage_2 = AddressSpace::<Stage2, _>::new(machine).ok_or(NO_MEMORY)?;
+    let mut stage_2 = stage_2.with_id(VMID);
+    let mut flush = stage_2.flush();
+    let tables =
+        Span::new(tablewright::Ipa::new(own.start().get()), own.size()).map_err(|_| NO_MEMORY)?;
+    stage_2
+        .map(tables, own.start(), Attrs::GUEST_MEMORY, &mut flush)
+        .map_err(|_| NO_MEMORY)?;
+    flush.finish(|_| ());
+    stage_1.make_live();
+    stage_2.make_live();
+    // SAFETY: EL1 does not run, and is set up anew before it does; its stage 1 is read through a stage 2 that maps the
+    // tables.
+    unsafe {
+        cpu::confine(stage_2.root());
+        asm!(
+            "msr ttbr0_el1, {root}", "msr tcr_el1, {tcr}", "msr mair_el1, {mair}", "msr sctlr_el1, {sctlr}", "isb",
+            "tlbi vmalls12e1", "dsb nsh", "isb",
+            root = in(reg) stage_1.root().get(),
+            // 48 bits below and nothing above, walks cacheable and inner shareable, 48 bits of output.
+            tcr = in(reg) 16u64 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 5 << 32,
+            mair = in(reg) format::MAIR,
+            sctlr = in(reg) cpu::SCTLR_EL1 | 1,
+            options(nostack, preserves_flags),
+        );
+    }
+    let mut asked = 0;
+    while asked < questions {
+        for _ in 0..EDITS {
+            edit(&mut stage_1, VIRTUAL, INTERMEDIATE, &of_el1, &mut random);
+            edit(&mut stage_2, INTERMEDIATE, PHYSICAL, &of_guest, &mut random);
+        }
+        for both in [false, true] {
+            let stage_2_bits = HcrEl2::VM | HcrEl2::PTW;
+            let hcr = read_hcr_el2().difference(stage_2_bits);
+            let stages = if both { hcr | stage_2_bits } else { hcr };
+            // SAFETY: whether EL1, which does not run, has a stage 2.
+            unsafe {
+                write_hcr_el2(stages);
+                asm!("isb", options(nostack, preserves_flags));
+            }
+            for _ in 0..QUESTIONS {
+                let at = VIRTUAL + random.below(WINDOW);
+                let access = Access {
+                    both,
+                    user: random.below(2) == 0,
+                    write: random.below(2) == 0,
+                };
+                let answer = ask(at, access);
+                let is_right = answer == expected(at, access, stage_1.root(), stage_2.root());
+                count(Count::Asked, 1);
+                count(
+                    Count::Translated,
+                    u64::from(matches!(answer, Answer::Page(_))),
+                );
+                count(Count::Disagreed, u64::from(!is_right));
+                asked += 1;
+            }
+        }
+    }
+    // SAFETY: EL1 has no stage 1 and no stage 2 any more, and nobody remembers them; the guest's is loaded before it runs.
+    unsafe {
+        asm!(
+            "msr sctlr_el1, {sctlr}", "msr ttbr0_el1, xzr", "msr vttbr_el2, xzr", "isb",
+            "tlbi alle1is", "dsb ish", "isb",
+            sctlr = in(reg) cpu::SCTLR_EL1,
+            options(nostack, preserves_flags),
+        );
+        stage_1.make_dead();
+        stage_2.make_dead();
+    }
+    match stage_1.destroy(|_| ()).is_ok() && stage_2.destroy(|_| ()).is_ok() {
+        true => Ok(()),
+        false => Err("tables that were checked are still in use"),
+    }
+}

@@ -1,0 +1,217 @@
+//! A processor: which one this is, the registers of EL2, and the way into the guest.
+//!
+//! Each virtual CPU is a processor. Interrupt controller, timers and UART are the guest's own, so interrupts go to it
+//! directly and the hypervisor has none: it is entered by a fault or a firmware call, and leaves again.
+
+use core::arch::{asm, naked_asm};
+use core::cell::UnsafeCell;
+
+use aarch64_rt::Stack;
+use arm_sysregs::el1::accessors::{
+    read_id_aa64mmfr0_el1, read_id_aa64mmfr1_el1, read_id_aa64pfr0_el1, read_id_aa64pfr1_el1,
+    read_midr_el1, read_mpidr_el1, write_sctlr_el1,
+};
+use arm_sysregs::el1::registers::SctlrEl1;
+use arm_sysregs::el2::accessors::{
+    read_tpidr_el2, write_cnthctl_el2, write_cntvoff_el2, write_cptr_el2, write_elr_el2,
+    write_hcr_el2, write_icc_sre_el2, write_mdcr_el2, write_spsr_el2, write_tpidr_el2,
+    write_vmpidr_el2, write_vpidr_el2, write_vtcr_el2, write_vttbr_el2,
+};
+use arm_sysregs::el2::registers::{
+    CnthctlEl2, CntvoffEl2, CptrEl2, ElrEl2, HcrEl2, IccSreEl2, MdcrEl2, SpsrEl2, TpidrEl2,
+    VmpidrEl2, VpidrEl2, VtcrEl2, VttbrEl2,
+};
+use tablewright::{Format, Pa, format};
+
+use crate::machine::VMID;
+use crate::vm::Stage2;
+
+/// The most processors: eight for a guest, and one beside it.
+pub const MOST: usize = 9;
+
+/// The bits of SCTLR_EL1 that are one where features are missing; MMU and caches off.
+pub const SCTLR_EL1: u64 = 0x30d0_0800;
+
+/// The stack of a processor that is started by a firmware call; it has 64 KiB.
+pub type CpuStack = Stack<16>;
+
+#[repr(transparent)]
+struct Stacks(UnsafeCell<[CpuStack; MOST]>);
+
+// SAFETY: reached by pointers only, by one processor each.
+unsafe impl Sync for Stacks {}
+
+static STACKS: Stacks = Stacks(UnsafeCell::new([const { Stack::new() }; MOST]));
+
+/// The stack of processor number `cpu`, which is below [`MOST`].
+pub fn stack(cpu: usize) -> *mut CpuStack {
+    STACKS.0.get().cast::<CpuStack>().wrapping_add(cpu)
+}
+
+/// The number of this processor.
+#[inline(always)]
+pub fn number() -> usize {
+    read_tpidr_el2().bits() as usize
+}
+
+/// This processor is number `cpu`.
+pub fn become_number(cpu: usize) {
+    // SAFETY: a register that only `number` reads.
+    unsafe { write_tpidr_el2(TpidrEl2::from_bits_retain(cpu as u64)) };
+}
+
+/// Loads the hypervisor's own map.
+///
+/// The map that the startup code has made translates as much, and the rest differently; and the two are of different
+/// heights, which no one store can change. So the MMU is off between them, and no memory is touched there.
+///
+/// # Safety
+/// 1. `root` is the first table of a map in which everything that the hypervisor uses is where it was.
+#[unsafe(naked)]
+unsafe extern "C" fn switch_map(root: u64, tcr: u64) {
+    naked_asm!(
+        "mrs x2, sctlr_el2",
+        "bic x3, x2, #1",
+        "dsb ish",
+        "msr sctlr_el2, x3",
+        "isb",
+        "msr ttbr0_el2, x0",
+        "msr tcr_el2, x1",
+        "isb",
+        "tlbi alle2",
+        "dsb nsh",
+        "isb",
+        "msr sctlr_el2, x2",
+        "isb",
+        "ret",
+    )
+}
+
+/// Runs on the map with this root from now on.
+///
+/// # Safety
+/// As for `switch_map`.
+pub unsafe fn load_map(root: Pa) {
+    // TCR_EL2: 48 bits of input, walks cacheable and inner shareable, 4 KiB granule, bits 31 and 23 are one.
+    let input = 64 - u64::from(format::Arm64K4::INPUT_BITS);
+    let tcr = input | 1 << 8 | 1 << 10 | 3 << 12 | output_size() << 16 | 1 << 23 | 1 << 31;
+    // SAFETY: passed on.
+    unsafe { switch_map(root.get(), tcr) };
+}
+
+/// What TCR_EL2.PS and VTCR_EL2.PS say: no more than 48 bits, which is what the formats have.
+fn output_size() -> u64 {
+    (read_id_aa64mmfr0_el1().bits() & 0xf).min(5)
+}
+
+/// Sets up everything that decides what the guest may do, and what comes to EL2. Whatever a register holds after reset is
+/// not known, so all of them are written; those of features are written where the processor has the feature.
+///
+/// # Safety
+/// 1. `root` is the first table of the guest's stage 2.
+pub unsafe fn confine(root: Pa) {
+    let vtcr = VtcrEl2::from_bits_retain(
+        (64 - u64::from(Stage2::INPUT_BITS))
+            | (u64::from(Stage2::root_level().height()) - 1) << 6 // SL0: 1 for a start at level 1
+            | 1 << 8 | 1 << 10 | 3 << 12 // walks cacheable and inner shareable
+            | output_size() << 16
+            | 1 << 31,
+    );
+    let hcr = HcrEl2::VM // stage 2
+        | HcrEl2::SWIO // who invalidates by set and way also cleans: it may be another's line
+        | HcrEl2::PTW // a walk of stage 1 through a device register faults
+        | HcrEl2::TSC // firmware calls come here
+        | HcrEl2::RW // EL1 is AArch64
+        | HcrEl2::API
+        | HcrEl2::APK; // pointer authentication is the guest's own
+    let (features, more) = (read_id_aa64pfr0_el1().bits(), read_id_aa64pfr1_el1().bits());
+    let memory = read_id_aa64mmfr1_el1().bits();
+    // SAFETY: none of these changes how the hypervisor itself runs, and the root is what the caller says (1.).
+    unsafe {
+        write_vtcr_el2(vtcr);
+        write_vttbr_el2(VttbrEl2::from_bits_retain(
+            root.get() | u64::from(VMID) << 48,
+        ));
+        write_hcr_el2(hcr);
+        // Nothing of floating point, SVE or SME is trapped. One are bits 13, 9 and 7 to 0.
+        write_cptr_el2(CptrEl2::from_bits_retain(0x22ff));
+        asm!("isb", options(nostack, preserves_flags));
+        if features >> 32 & 0xf != 0 {
+            // ZCR_EL2.LEN: vectors as long as they come.
+            asm!("msr s3_4_c1_c2_0, {}", in(reg) 0xfu64, options(nostack, preserves_flags));
+        }
+        if more >> 24 & 0xf != 0 {
+            // SMCR_EL2.LEN, and FA64 where there is such a thing.
+            asm!("msr s3_4_c1_c2_6, {}", in(reg) 0xfu64 | 1 << 31, options(nostack, preserves_flags));
+        }
+        if memory >> 40 & 0xf != 0 {
+            // HCRX_EL2: nothing more is allowed or trapped than without it.
+            asm!("msr s3_4_c1_c2_2, xzr", options(nostack, preserves_flags));
+        }
+        if read_id_aa64mmfr0_el1().bits() >> 56 & 0xf != 0 {
+            // HFGRTR_EL2 and HFGWTR_EL2: the two bits that trap when they are zero, nSMPRI_EL1 and nTPIDR2_EL0.
+            asm!(
+                "msr s3_4_c1_c1_4, {0}",
+                "msr s3_4_c1_c1_5, {0}",
+                "msr s3_4_c1_c1_6, xzr", // HFGITR_EL2
+                in(reg) 3u64 << 54,
+                options(nostack, preserves_flags),
+            );
+        }
+        if features >> 24 & 0xf != 0 {
+            // The registers of the interrupt controller are the guest's.
+            write_icc_sre_el2(IccSreEl2::SRE | IccSreEl2::DFB | IccSreEl2::DIB | IccSreEl2::ENABLE);
+            asm!(
+                "isb",
+                "msr s3_4_c12_c11_0, xzr",
+                options(nostack, preserves_flags)
+            ); // ICH_HCR_EL2
+        }
+        // All counters of events belong to the guest: HPMN is their number.
+        let counters: u64;
+        asm!("mrs {}, pmcr_el0", out(reg) counters, options(nomem, nostack, preserves_flags));
+        write_mdcr_el2(MdcrEl2::from_bits_retain(counters >> 11 & 0x1f));
+        asm!("msr hstr_el2, xzr", options(nostack, preserves_flags));
+    }
+    // Timers, physical ones too, are the guest's, and time has no offset.
+    write_cnthctl_el2(CnthctlEl2::EL0PCTEN | CnthctlEl2::EL1PCEN);
+    write_cntvoff_el2(CntvoffEl2::default());
+    write_vpidr_el2(VpidrEl2::from_bits_retain(read_midr_el1().bits()));
+    write_vmpidr_el2(VmpidrEl2::from_bits_retain(read_mpidr_el1().bits()));
+}
+
+/// Runs the guest on this processor: from `entry` on, with its MMU off, interrupts masked, and `argument` in its first
+/// register.
+///
+/// # Safety
+/// 1. `root` is the first table of the guest's stage 2, which maps nothing but what is the guest's.
+pub unsafe fn enter(root: Pa, entry: u64, argument: u64) -> ! {
+    // SAFETY: the registers are those of the guest, which is kept where it belongs by stage 2 (1.).
+    unsafe {
+        confine(root);
+        write_sctlr_el1(SctlrEl1::from_bits_retain(SCTLR_EL1));
+        write_elr_el2(ElrEl2::from_bits_retain(entry));
+        // EL1 with its own stack pointer, everything masked.
+        write_spsr_el2(
+            SpsrEl2::D | SpsrEl2::A | SpsrEl2::I | SpsrEl2::F | SpsrEl2::from_bits_retain(0b0101),
+        );
+        // What an earlier guest, or nobody, has left.
+        asm!("tlbi vmalls12e1", "dsb nsh", "isb", options(nostack));
+        leave(argument)
+    }
+}
+
+/// # Safety
+/// 1. ELR_EL2 and SPSR_EL2 are those of the guest, and everything that confines it is set up.
+#[unsafe(naked)]
+unsafe extern "C" fn leave(argument: u64) -> ! {
+    naked_asm!(
+        // Nothing of the hypervisor's is left in a register.
+        ".irp register, 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30",
+        "mov x\\register, xzr",
+        ".endr",
+        "eret",
+        "dsb nsh", // nothing is executed beyond it, not even ahead
+        "isb",
+    )
+}

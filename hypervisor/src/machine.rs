@@ -1,0 +1,344 @@
+//! What the engine asks of an embedder, on this machine: frames for tables, barriers, invalidations.
+//!
+//! One [`Machine`] serves several trees, told apart by the identity that their invalidations carry: the map that the hypervisor
+//! itself runs on ([`OWN`]), and stage 2 of the guest ([`VMID`]).
+//!
+//! # Why these instructions
+//!
+//! Sections are those of the Arm Architecture Reference Manual, DDI 0487.
+//!
+//! *Publish.* A walker is another observer of memory. A store to a descriptor is visible to it once a DSB that orders stores
+//! has completed (D8.2.6), on all processors of the inner shareable domain: `dsb ishst`. The ISB makes this processor
+//! discard what it has fetched ahead with the old descriptors, if it is its own map.
+//!
+//! *Invalidate, stage 2.* What a processor remembers of a guest's access is filed under the guest's virtual address, both
+//! stages in one. So there are two steps (D8.17): forget stage 2 by intermediate physical address, and *when that is
+//! complete* everything that was combined with it. In the other order a walker would combine anew, between the two, from
+//! what it still remembers of stage 2.
+//!
+//! *Complete.* TLB maintenance is complete when a DSB after it is, on the processor that issued it (D8.17.5); `ISH` because
+//! the instructions are broadcast to the inner shareable domain.
+//!
+//! The VMID that the instructions go by is that of `VTTBR_EL2`. Every processor that edits stage 2 has loaded it
+//! ([`cpu::confine`](crate::cpu::confine)), the one that runs no guest too.
+
+use core::arch::asm;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use arm_sysregs::el0::accessors::read_ctr_el0;
+use spin::mutex::SpinMutex;
+use tablewright::shared::{Epochs, Moment, SharedPlatform, Slot, Upkeep, Walking};
+use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, TableLink, What};
+
+use crate::counters::{Count, NAMES};
+use crate::cpu;
+
+/// The identity of the hypervisor's own map.
+pub const OWN: u16 = 0;
+/// The identity of the guest.
+pub const VMID: u16 = 1;
+/// The identity of a stage 1 of EL1 that is made to be [checked](crate::check).
+pub const EL1: u16 = 2;
+
+const PAGE: u64 = 4096;
+
+/// What is counted; `xtask` looks for it by this name.
+#[unsafe(no_mangle)]
+static COUNTERS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
+
+/// Counts.
+pub fn count(what: Count, by: u64) {
+    COUNTERS[what as usize].fetch_add(by, Ordering::Relaxed);
+}
+
+/// Waits without getting in anybody's way: where processors take turns, as they may in an emulator, this is the next one's.
+pub struct Patience;
+
+impl spin::RelaxStrategy for Patience {
+    #[inline(always)]
+    fn relax() {
+        // SAFETY: a hint.
+        unsafe { asm!("yield", options(nomem, nostack, preserves_flags)) };
+    }
+}
+
+/// A lock whose waiters are [patient](Patience).
+pub type Mutex<T> = spin::mutex::SpinMutex<T, Patience>;
+
+/// A planted bug: a class of invalidations that is left out, so that a test can show that it is missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Omit {
+    /// Those of leaves.
+    Leaves,
+    /// Those of everything.
+    Everything,
+}
+
+impl Omit {
+    /// The class of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "leaves" => Some(Self::Leaves),
+            "everything" => Some(Self::Everything),
+            _ => None,
+        }
+    }
+}
+
+/// The machine, as the engine sees it.
+pub struct Machine {
+    frames: Span<Pa>,
+    links: &'static [TableLink],
+    free: Mutex<Free>,
+    epochs: Epochs<'static>,
+    omit: Option<Omit>,
+}
+
+/// Frames that nobody uses: those that never were used, and a chain of those that were, through their first words.
+struct Free {
+    fresh: u64,
+    chain: u64,
+}
+
+static WALKS: [Slot; cpu::MOST] = [const { Slot::new() }; cpu::MOST];
+
+impl Machine {
+    /// A machine whose tables lie in `memory`, with or without a planted bug.
+    ///
+    /// # Safety
+    /// 1. Nobody else uses the memory, which lies where the hypervisor maps it one to one.
+    pub unsafe fn new(memory: Span<Pa>, omit: Option<Omit>) -> Option<Self> {
+        // A link for each frame, at the start.
+        let count = memory.size() / (PAGE + size_of::<TableLink>() as u64);
+        let links = (count * size_of::<TableLink>() as u64).next_multiple_of(2 * PAGE);
+        let first = memory.start().checked_add(links)?;
+        let frames = Span::inclusive(first, memory.last()).ok()?;
+        let base = ptr::without_provenance_mut::<TableLink>(memory.start().get() as usize);
+        for index in 0..count as usize {
+            // SAFETY: inside of the memory, which is ours (1.).
+            unsafe { base.add(index).write(TableLink::new()) };
+        }
+        Some(Self {
+            frames,
+            // SAFETY: just written, and left to nobody else (1.).
+            links: unsafe { core::slice::from_raw_parts(base, count as usize) },
+            free: SpinMutex::new(Free {
+                fresh: first.get(),
+                chain: 0,
+            }),
+            epochs: Epochs::new(&WALKS),
+            omit,
+        })
+    }
+
+    fn take(&self, size: u64) -> Option<Pa> {
+        let mut free = self.free.lock();
+        if size == PAGE && free.chain != 0 {
+            let frame = free.chain;
+            // SAFETY: a frame of the chain, whose first word says where the chain goes on.
+            free.chain = unsafe { ptr::with_exposed_provenance::<u64>(frame as usize).read() };
+            return Some(Pa::new(frame));
+        }
+        let frame = free.fresh.next_multiple_of(size);
+        if frame.checked_add(size - 1)? > self.frames.last().get() {
+            return None;
+        }
+        free.fresh = frame + size;
+        Some(Pa::new(frame))
+    }
+
+    /// A frame for anything.
+    pub fn take_frame(&self) -> Option<Pa> {
+        self.take(PAGE)
+    }
+
+    fn give(&self, frame: Pa) {
+        let mut free = self.free.lock();
+        // SAFETY: the caller gives a frame of this machine's back that nobody uses.
+        unsafe { ptr::with_exposed_provenance_mut::<u64>(frame.get() as usize).write(free.chain) };
+        free.chain = frame.get();
+    }
+}
+
+/// `tlbi OPERATION, address`, with the address in pages.
+macro_rules! tlbi {
+    ($operation:literal, $address:expr) => {
+        // SAFETY: forgetting is always allowed.
+        unsafe { asm!(concat!("tlbi ", $operation, ", {}"), in(reg) $address >> 12, options(nostack, preserves_flags)) }
+    };
+    ($operation:literal) => {
+        // SAFETY: forgetting is always allowed.
+        unsafe { asm!(concat!("tlbi ", $operation), options(nostack, preserves_flags)) }
+    };
+}
+
+/// A barrier by its name.
+macro_rules! barrier {
+    ($($name:literal),*) => {
+        // SAFETY: a barrier. It is a compiler barrier as well: no `nomem`.
+        unsafe { asm!($($name),*, options(nostack, preserves_flags)) }
+    };
+}
+
+// SAFETY: a frame is handed out once until it is freed (1.), lies where its address says, because the hypervisor's map is
+// one to one (2.), and has a link of its own (3.). The accessors are the engine's (4.), the barriers are argued above (5.),
+// and a reference is the machine (6.).
+unsafe impl Platform for Machine {
+    fn alloc_table(&self, _: Level) -> Option<Pa> {
+        let frame = self.take(PAGE)?;
+        count(Count::Tables, 1);
+        Some(frame)
+    }
+
+    unsafe fn free_table(&self, frame: Pa, _: Level) {
+        count(Count::Tables, 1u64.wrapping_neg());
+        self.give(frame);
+    }
+
+    fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
+        let root = self.take(PAGE * tables as u64)?;
+        count(Count::Tables, tables as u64);
+        Some(root)
+    }
+
+    unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
+        for table in 0..tables as u64 {
+            // SAFETY: each is a frame of its own; the rest is passed on.
+            unsafe { self.free_table(Pa::new(root.get() + table * PAGE), level) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
+        let table = ptr::with_exposed_provenance_mut(frame.get() as usize);
+        // SAFETY: no frame is at address 0: RAM begins above.
+        unsafe { NonNull::new_unchecked(table) }
+    }
+
+    fn barrier(&self, what: Barrier) {
+        match what {
+            Barrier::Publish => {
+                count(Count::Publications, 1);
+                barrier!("dsb ishst", "isb");
+            }
+            Barrier::Complete => {
+                count(Count::Completions, 1);
+                barrier!("dsb ish", "isb");
+            }
+        }
+    }
+
+    fn invalidate(&self, invalidation: &Invalidation) {
+        match (invalidation.id, invalidation.what) {
+            (OWN, _) => tlbi!("alle2is"),
+            (EL1, _) => tlbi!("vmalle1is"),
+            (_, What::Range { tables: false, .. }) if self.omit == Some(Omit::Leaves) => {}
+            (_, What::Everything) if self.omit == Some(Omit::Everything) => {}
+            (_, What::Everything) => {
+                count(Count::Flushes, 1);
+                tlbi!("vmalls12e1is");
+            }
+            (
+                _,
+                What::Range {
+                    first,
+                    last,
+                    level,
+                    tables,
+                },
+            ) => {
+                // One leaf at a time where their size is known.
+                let step = 1 << (12 + 9 * level.map_or(0, |level| u32::from(level.height())));
+                let mut at = first & !(step - 1);
+                while at <= last {
+                    count(Count::Pages, 1);
+                    match tables {
+                        true => tlbi!("ipas2e1is", at),
+                        false => tlbi!("ipas2le1is", at),
+                    }
+                    at += step;
+                }
+                barrier!("dsb ish");
+                tlbi!("vmalle1is");
+            }
+        }
+    }
+
+    fn caps(&self) -> Caps {
+        // The flags are left to software: VTCR_EL2.HA and HD are clear.
+        Caps {
+            hardware_access: false,
+            hardware_dirty: false,
+            ..Caps::CONSERVATIVE
+        }
+    }
+
+    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
+        let offset = frame.get().checked_sub(self.frames.start().get())?;
+        self.links.get((offset / PAGE) as usize)
+    }
+}
+
+// SAFETY: the epochs keep both promises.
+unsafe impl SharedPlatform for Machine {
+    /// `None` only for a processor beyond [`cpu::MOST`], of which none is started.
+    type Walk<'a> = Option<Walking<'a>>;
+
+    #[inline(always)]
+    fn enter(&self) -> Self::Walk<'_> {
+        self.epochs.enter(cpu::number())
+    }
+
+    fn cut(&self) -> Moment {
+        self.epochs.advance()
+    }
+
+    fn is_past(&self, moment: Moment) -> bool {
+        self.epochs.is_past(moment)
+    }
+
+    fn upkeep(&self) -> Upkeep {
+        // The guest starts with its caches off, and reads memory past them. CTR_EL0.DIC: instruction caches look after
+        // themselves.
+        Upkeep {
+            clean: true,
+            instructions: read_ctr_el0().bits() >> 29 & 1 == 0,
+        }
+    }
+
+    fn clean(&self, frame: Pa, size: u64) {
+        // CTR_EL0.DminLine: the logarithm of the words in the smallest line.
+        let line = 4 << (read_ctr_el0().bits() >> 16 & 0xf);
+        for at in (frame.get()..frame.get() + size).step_by(line) {
+            // SAFETY: what is cleaned keeps its value.
+            unsafe { asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags)) };
+        }
+        barrier!("dsb sy");
+    }
+
+    fn invalidate_instructions(&self, _: Pa, _: u64) {
+        // All of it: the guest's virtual addresses, which some caches go by, are not known.
+        // SAFETY: what is invalidated is fetched again.
+        unsafe {
+            asm!(
+                "ic ialluis",
+                "dsb ish",
+                "isb",
+                options(nostack, preserves_flags)
+            )
+        };
+    }
+
+    fn invalidate_here(&self, invalidation: &Invalidation) {
+        match invalidation.what {
+            What::Range { first, last, .. } if last - first < PAGE => {
+                tlbi!("ipas2e1", first);
+                barrier!("dsb nsh");
+                tlbi!("vmalle1");
+            }
+            _ => tlbi!("vmalls12e1"),
+        }
+        barrier!("dsb nsh", "isb");
+    }
+}

@@ -1,0 +1,477 @@
+//! A thin arm64 hypervisor on the engine's tables. It boots one guest, which need not know of it: an unmodified Linux.
+//!
+//! It starts at EL2, on the `virt` machine of QEMU, with a device tree that says where the guest's kernel was loaded. All
+//! memory below that is its own, and does not exist for the guest: it is in no node of the guest's tree, and in no entry of
+//! stage 2. What is above is mapped when it is touched, and nothing is mapped before ([`vm`]).
+//!
+//! | | |
+//! |---|---|
+//! | [`machine`] | what the engine asks for: frames, barriers, invalidations |
+//! | [`vm`] | the guest's memory |
+//! | [`snapshot`] | what the guest writes, logged, and copied while it runs |
+//! | [`exits`] | what brings the guest here |
+//! | [`cpu`] | registers of EL2, and the way into the guest |
+//! | [`check`] | tables of the engine, read by the processor and by the judge |
+//! | [`tree`] | the device tree, and what of it the guest is told |
+//!
+//! The order of the boot: the startup code turns the MMU on with a map of two blocks. On it the engine builds the map of
+//! all memory ([`own_map`]), which is loaded; then the guest's tree is written into the guest's memory, and the guest is
+//! entered. Further processors are started when the guest asks for them.
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+mod check;
+mod counters;
+mod cpu;
+mod exits;
+mod machine;
+mod snapshot;
+mod tree;
+mod vm;
+
+use alloc::vec::Vec;
+use core::fmt::Write as _;
+use core::ops::Range;
+use core::panic::PanicInfo;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use aarch64_rt::{InitialPagetable, entry, initial_pagetable};
+use arm_pl011_uart::{Uart, UniqueMmioPointer};
+use buddy_system_allocator::LockedHeap;
+use dtoolkit::fdt::Fdt;
+use tablewright::guest::{Guest, Slot, SlotCell};
+use tablewright::linear::{LinearMap, MemoryMap};
+use tablewright::shared::SharedSpace;
+use tablewright::{
+    AddressSpace, Attrs, Ipa, Mapping, Memory as MemoryType, Pa, Perms, Span, Va, format,
+};
+
+use machine::{Machine, Omit, VMID};
+use snapshot::{Kind, Log};
+use tree::{Reason, Tree};
+use vm::{CONTROL_SLOT, Leaves, Memory, Stage2, Vm};
+
+const PAGE: u64 = 4096;
+
+/// Where the device tree is if nobody says: at the start of memory.
+const DEVICE_TREE: u64 = 0x4000_0000;
+
+entry!(main);
+
+/// The map of the startup code, in blocks of 1 GiB: devices below, and the memory in which this was loaded.
+const BOOT_MAP: InitialPagetable = {
+    // Accessed, a single privilege level, valid.
+    let block = 1 << 10 | 1 << 6 | 1;
+    let mut map = [0; 512];
+    map[0] = block | 1 << 54 | 1 << 2; // never executed, Device-nGnRE
+    map[1] = block | 1 << 30 | 3 << 8; // inner shareable, write-back
+    InitialPagetable(map)
+};
+
+initial_pagetable!(BOOT_MAP, format::MAIR);
+
+/// For the device tree, which is read and written once.
+#[global_allocator]
+static HEAP: LockedHeap<32> = LockedHeap::empty();
+
+/// Where the UART is, if nobody says: where the machine has it.
+static UART: AtomicU64 = AtomicU64::new(0x900_0000);
+
+/// Everything, once it is there.
+pub struct World {
+    /// The guest.
+    pub vm: Vm,
+    /// The affinity of each processor; its place is its number.
+    pub cpus: Vec<u64>,
+    /// The root of the map that the hypervisor runs on.
+    pub map: Pa,
+}
+
+static WORLD: spin::once::Once<World> = spin::once::Once::new();
+
+/// Everything. There is something when the first guest runs.
+pub fn world() -> &'static World {
+    match WORLD.get() {
+        Some(world) => world,
+        None => panic!("there is no guest yet"),
+    }
+}
+
+unsafe extern "C" {
+    // Of the linker's script: only their addresses mean anything.
+    static text_begin: u8;
+    static rodata_begin: u8;
+    static data_begin: u8;
+    static dma_region: u8; // the end of the image
+}
+
+fn address(symbol: *const u8) -> u64 {
+    symbol.expose_provenance() as u64
+}
+
+/// Memory of the hypervisor's that is given out once, from below.
+struct Rest {
+    next: u64,
+    end: u64,
+}
+
+impl Rest {
+    /// So many bytes from the end, beginning with a block.
+    fn take_end(&mut self, size: u64) -> Option<Span<Pa>> {
+        let first = self.end.checked_sub(size)? & !((2 << 20) - 1);
+        if first < self.next {
+            return None;
+        }
+        self.end = first;
+        Span::new(Pa::new(first), size).ok()
+    }
+
+    /// Room for so many atomics, zeroed.
+    ///
+    /// # Safety
+    /// 1. All zeroes is a `T`.
+    /// 2. What lies between `next` and `end` is nobody's, and is mapped one to one.
+    unsafe fn take<T>(&mut self, count: u64) -> &'static [T] {
+        let first = self.next.next_multiple_of(PAGE);
+        self.next = first + (count * size_of::<T>() as u64).next_multiple_of(PAGE);
+        assert!(
+            self.next <= self.end,
+            "the hypervisor's memory is too small"
+        );
+        let first = ptr::with_exposed_provenance_mut::<T>(first as usize);
+        // SAFETY: in the memory that is nobody's (2.), and given out only here.
+        unsafe {
+            first.write_bytes(0, count as usize);
+            core::slice::from_raw_parts(first, count as usize)
+        }
+    }
+}
+
+/// The map that the hypervisor runs on: all memory one to one, its code executable and not writable, its constants neither.
+///
+/// In the translation regime of EL2 there is one privilege level, which goes by the bits of the user: `AP[1]` is one, and
+/// `UXN` says whether anybody may execute (DDI 0487 D8.4). So everything that is allowed, is to the user as well.
+fn own_map(machine: &'static Machine, tree: &Tree) -> Result<Pa, Reason> {
+    let of_el2 = |attrs: Attrs| attrs.with_perms(attrs.perms.and_user());
+    let span = |from: *const u8, to: *const u8| {
+        Span::new(Pa::new(address(from)), address(to) - address(from))
+            .map_err(|_| "the image is not laid out in pages")
+    };
+    let special = [
+        (
+            span(&raw const text_begin, &raw const rodata_begin)?,
+            of_el2(Attrs::KERNEL_TEXT),
+        ),
+        (
+            span(&raw const rodata_begin, &raw const data_begin)?,
+            of_el2(Attrs::KERNEL_RODATA),
+        ),
+    ];
+    let memory = MemoryMap {
+        ram: &[tree.ram],
+        reserved: &[],
+        special: &special,
+    };
+    let mut space =
+        AddressSpace::<format::Arm64K4, _>::new(machine).ok_or("no memory for the root")?;
+    let mut flush = space.flush();
+    let data = of_el2(Attrs::KERNEL_DATA);
+    LinearMap::new(Va::new(0), Mapping::new(data))
+        .build(&mut space, &memory, &mut flush)
+        .map_err(|_| "the map of all memory cannot be made")?;
+    // What the hypervisor uses of the devices.
+    for registers in [
+        tree.uart.get()..tree.uart.get() + PAGE,
+        tree.redistributors.clone(),
+    ] {
+        Span::new(Va::new(registers.start), registers.end - registers.start)
+            .ok()
+            .and_then(|span| {
+                space
+                    .map(
+                        span,
+                        Pa::new(registers.start),
+                        of_el2(Attrs::KERNEL_DEVICE),
+                        &mut flush,
+                    )
+                    .ok()
+            })
+            .ok_or("registers cannot be mapped")?;
+    }
+    // Nothing was mapped before, so there is nothing to invalidate.
+    flush.finish(|_| ());
+    space.make_own();
+    Ok(space.root())
+}
+
+fn main(device_tree: u64, _: u64, _: u64, _: u64) -> ! {
+    cpu::become_number(0);
+    let at = if device_tree == 0 {
+        DEVICE_TREE
+    } else {
+        device_tree
+    };
+    match boot(at) {
+        Ok((entry, argument)) => {
+            let root = world().vm.guest.space().root();
+            // SAFETY: the guest's tables, which map only what its slots hold.
+            unsafe { cpu::enter(root, entry, argument) }
+        }
+        Err(reason) => panic!("{reason}"),
+    }
+}
+
+/// What the command line asks for.
+struct Options {
+    leaves: Leaves,
+    /// So many frames are taken away.
+    evict: u64,
+    /// A planted bug.
+    omit: Option<Omit>,
+    /// What is written is logged.
+    log: Option<Kind>,
+    /// So many addresses of random tables are asked of the processor first.
+    check: u64,
+    /// The guest is copied, after so many milliseconds, and goes on on the copy.
+    snapshot: Option<u64>,
+}
+
+impl Options {
+    /// Reads words of the form `NAME=VALUE`.
+    fn read(line: &str) -> Result<Self, Reason> {
+        let mut options = Self {
+            leaves: Leaves::Pages,
+            evict: 0,
+            omit: None,
+            log: None,
+            check: 0,
+            snapshot: None,
+        };
+        for word in line.split_ascii_whitespace() {
+            let (name, value) = word.split_once('=').ok_or("an option is NAME=VALUE")?;
+            let number = || {
+                value
+                    .parse()
+                    .map_err(|_| "check, evict and snapshot are numbers")
+            };
+            match name {
+                "mapping" => {
+                    options.leaves = Leaves::named(value).ok_or("mapping is 4k, 2m or mixed")?
+                }
+                "evict" => options.evict = number()?,
+                "check" => options.check = number()?,
+                "omit" => {
+                    options.omit = Some(Omit::named(value).ok_or("omit is leaves or everything")?)
+                }
+                "log" => {
+                    options.log = Some(Kind::named(value).ok_or("log is bitmap, ring or all")?)
+                }
+                "snapshot" => options.snapshot = Some(number()?),
+                _ => return Err("an option is not known"),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Everything up to the guest: where it starts, and with what.
+fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
+    static MACHINE: spin::once::Once<Machine> = spin::once::Once::new();
+    const HEAP_SIZE: u64 = 4 << 20;
+
+    let image_end = address(&raw const dma_region);
+    // SAFETY: behind the image, where nobody has anything; `Rest` begins behind it.
+    unsafe { HEAP.lock().init(image_end as usize, HEAP_SIZE as usize) };
+    // SAFETY: where the loader has put it, in the blocks that the startup code maps.
+    let fdt = unsafe { Fdt::from_raw(ptr::with_exposed_provenance(device_tree as usize)) };
+    let tree = Tree::read(&fdt.map_err(|_| "there is no device tree")?)?;
+    UART.store(tree.uart.get(), Ordering::Relaxed);
+    let options = Options::read(&tree.arguments)?;
+    let guest = tree.guest()?;
+    if tree.cpus.len() > cpu::MOST {
+        return Err("there are more processors than the hypervisor has stacks for");
+    }
+
+    // What is left of the hypervisor's memory: room for a copy of the guest at the end, what the guest's memory is on, and
+    // tables.
+    let mut rest = Rest {
+        next: image_end + HEAP_SIZE,
+        end: guest.start().get(),
+    };
+    let copy = match options.snapshot {
+        Some(_) => Some(
+            rest.take_end(guest.size())
+                .ok_or("no memory for a copy of the guest")?,
+        ),
+        None => None,
+    };
+    let pages = guest.size() / PAGE;
+    let logged = if options.log.is_some() {
+        pages.div_ceil(64)
+    } else {
+        0
+    };
+    // SAFETY: zero is an atomic (1.); behind the image and the heap, below the guest, nobody has anything (2.).
+    let (frames, scattered, words): (&[AtomicU32], &[AtomicBool], &[AtomicU64]) = unsafe {
+        (
+            rest.take(pages),
+            rest.take(pages.div_ceil(512)),
+            rest.take(2 * logged),
+        )
+    };
+    let tables =
+        Span::new(Pa::new(rest.next), rest.end - rest.next).map_err(|_| "no memory for tables")?;
+    // For pages only there is a table for each 2 MiB, and what is above them; and each processor holds some in reserve.
+    if tables.size() < guest.size() / 512 * 9 / 8 + (1 << 20) {
+        return Err("the hypervisor's memory is too small for the guest's tables");
+    }
+    // SAFETY: the rest of it is the tables'.
+    let machine = unsafe { Machine::new(tables, options.omit) }.ok_or("no memory for tables")?;
+    let machine = MACHINE.call_once(|| machine);
+
+    let map = own_map(machine, &tree)?;
+    // SAFETY: everything is where it was.
+    unsafe { cpu::load_map(map) };
+
+    if options.check != 0 {
+        check::run(machine, tables, options.check)?;
+    }
+    let (slots, plain) = slots(machine, &tree, guest, options.leaves)?;
+    let memory = Memory::new(
+        guest,
+        options.leaves,
+        options.evict,
+        frames,
+        scattered,
+        machine,
+    );
+    let log = match options.log {
+        Some(kind) => Some(Log::new(kind, pages, words).ok_or("the log has no memory")?),
+        None => None,
+    };
+    // The last processor is the hypervisor's where there is something to do beside the guest.
+    let cpus = tree.cpus.len() - usize::from(log.is_some());
+    let (blob, at) = tree.for_guest(cpus)?;
+    // SAFETY: memory of the guest's, behind everything that was loaded.
+    unsafe {
+        let to = ptr::with_exposed_provenance_mut::<u8>(at.get() as usize);
+        ptr::copy_nonoverlapping(blob.as_ptr(), to, blob.len());
+    }
+    let entry = tree.kernel.start;
+    let helper = tree.cpus.get(cpus).copied();
+    let mut affinities = tree.cpus;
+    affinities.truncate(cpus);
+    let vm = Vm::new(slots, memory, log);
+    let world = WORLD.call_once(|| World {
+        vm,
+        cpus: affinities,
+        map,
+    });
+    if let Some(helper) = helper {
+        let run = move || {
+            cpu::become_number(cpus);
+            // SAFETY: the map that the first processor runs on; and the guest's tables, by whose VMID it invalidates.
+            unsafe {
+                cpu::load_map(world.map);
+                cpu::confine(world.vm.guest.space().root());
+            }
+            let Some(log) = &world.vm.log else { return };
+            match (options.snapshot, copy) {
+                (Some(after), Some(area)) => snapshot::take(&world.vm, log, plain, area, after),
+                _ => snapshot::log_for_ever(&world.vm, log, plain),
+            }
+            loop {
+                wait();
+            }
+        };
+        exits::launch(helper, cpus, run).map_err(|_| "the last processor does not start")?;
+    }
+    Ok((entry, at.get()))
+}
+
+type Slots = Guest<'static, Stage2, &'static Machine>;
+
+/// What is where for the guest, and the slot of its memory. Nothing is mapped yet.
+fn slots(
+    machine: &'static Machine,
+    tree: &Tree,
+    guest: Span<Ipa>,
+    leaves: Leaves,
+) -> Result<(Slots, Slot), Reason> {
+    static CELLS: [SlotCell; 32] = [const { SlotCell::new() }; 32];
+    const REGISTERS: Perms = Perms::READ.union(Perms::WRITE);
+    // Of each redistributor: control registers, and those of its own interrupts.
+    const HALF: u64 = 64 << 10;
+
+    let space = AddressSpace::<Stage2, _>::new(machine).ok_or("no memory for the guest's root")?;
+    let mut space = space.with_id(VMID);
+    space.make_live();
+    let slots = Guest::new(SharedSpace::new(space), &CELLS);
+    let memory = Slot {
+        page: leaves.largest(),
+        ..Slot::memory(guest, guest.start().get())
+    };
+    slots
+        .insert(memory)
+        .map_err(|_| "the guest's memory is no slot")?;
+    let insert = |number, registers: Range<u64>, perms| {
+        let (first, end) = (
+            registers.start & !(PAGE - 1),
+            registers.end.next_multiple_of(PAGE),
+        );
+        let registers =
+            Span::new(Ipa::new(first), end - first).map_err(|_| "a device lies nowhere")?;
+        let slot = Slot::memory(registers, first)
+            .with_id(number)
+            .with_perms(perms);
+        slots
+            .insert(Slot {
+                memory: MemoryType::Device,
+                page: PAGE,
+                ..slot
+            })
+            .map_err(|_| "a device is no slot")
+    };
+    for (number, device) in (1..CONTROL_SLOT).zip(&tree.devices) {
+        insert(number, device.clone(), REGISTERS)?;
+    }
+    for (number, _) in (0..).zip(&tree.cpus) {
+        let first = tree.redistributors.start + u64::from(number) * 2 * HALF;
+        insert(CONTROL_SLOT + number, first..first + HALF, Perms::READ)?;
+        insert(
+            CONTROL_SLOT + cpu::MOST as u16 + number,
+            first + HALF..first + 2 * HALF,
+            REGISTERS,
+        )?;
+    }
+    Ok((slots, memory))
+}
+
+/// Waits for nothing.
+fn wait() {
+    // SAFETY: waits.
+    unsafe { core::arch::asm!("wfi", options(nomem, nostack, preserves_flags)) };
+}
+
+/// Says something on the guest's console.
+fn say(what: core::fmt::Arguments<'_>) {
+    let address = UART.load(Ordering::Relaxed);
+    let Some(registers) = NonNull::new(ptr::with_exposed_provenance_mut(address as usize)) else {
+        return;
+    };
+    // SAFETY: the registers of the UART. The guest may use them at the same time: then what both say is mixed up.
+    let mut uart = Uart::new(unsafe { UniqueMmioPointer::new(registers) });
+    let _ = write!(uart, "{what}\r\n");
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    say(format_args!("PANIC in the hypervisor: {info}"));
+    let _ = smccc::psci::system_off::<smccc::Smc>();
+    loop {
+        wait();
+    }
+}

@@ -1,0 +1,269 @@
+//! What a boot needs, fetched and built where it is missing.
+//!
+//! The kernel and the guest's shell come from Debian, by a package manager that works in a directory of its own under
+//! `target/guest`: nothing of this computer's packages is changed, and no rights are needed. QEMU has to be installed; that
+//! is said before it is done, and done only by root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::{About as _, Error, Result, initramfs, load};
+
+/// The program that emulates the machine.
+pub const QEMU: &str = "qemu-system-aarch64";
+
+/// The target that the hypervisor is built for: no floating point, whose registers are the guest's.
+const TARGET: &str = "aarch64-unknown-none-softfloat";
+
+/// Where the guest's packages come from.
+const SOURCE: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main\n";
+
+/// The files of a boot.
+#[derive(Clone)]
+pub struct Files {
+    /// The hypervisor.
+    pub hypervisor: PathBuf,
+    /// The guest's kernel.
+    pub kernel: PathBuf,
+    /// The guest's first file system.
+    pub initrd: PathBuf,
+}
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// Where things are built: absolute, because the hypervisor is built from another directory.
+fn target() -> PathBuf {
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    std::path::absolute(&target).unwrap_or(target)
+}
+
+/// Where files for guests are kept.
+fn scratch() -> PathBuf {
+    target().join("guest")
+}
+
+/// Runs a command and returns what it says.
+fn output(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().about(&name)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said
+            .lines()
+            .rev()
+            .find(|line| !line.is_empty())
+            .unwrap_or_default();
+        return Err(Error::Other(format!("{name} failed: {last}")));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn is_installed(program: &str) -> bool {
+    Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok()
+}
+
+/// What a boot needs, and is not built here: an emulator, a kernel, a shell. Returns the kernel and the shell.
+///
+/// # Errors
+/// What cannot be had, and how to get it by hand.
+pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
+    qemu()?;
+    let scratch = scratch();
+    fs::create_dir_all(&scratch).about(scratch.display())?;
+    let kernel = match kernel {
+        Some(kernel) => kernel.to_path_buf(),
+        None => from_package(&scratch, "linux-image-arm64", "./boot/vmlinuz-*", "Image")?,
+    };
+    let busybox = from_package(&scratch, "busybox-static", "./bin/busybox", "busybox")?;
+    Ok((kernel, busybox))
+}
+
+/// Everything that a boot needs.
+///
+/// # Errors
+/// What cannot be had, and how to get it by hand; what cannot be built.
+pub fn everything(kernel: Option<&Path>) -> Result<Files> {
+    let (kernel, busybox) = guest(kernel)?;
+    let initrd = scratch().join("initrd");
+    initramfs::make(&initrd, &busybox, &load::script())?;
+    let hypervisor = hypervisor("tablewright-hypervisor")?;
+    Ok(Files {
+        hypervisor,
+        kernel,
+        initrd,
+    })
+}
+
+/// Sees to it that QEMU is there.
+fn qemu() -> Result<()> {
+    if is_installed(QEMU) {
+        return Ok(());
+    }
+    const INSTALL: &str = "apt-get install --yes --no-install-recommends qemu-system-arm";
+    let by_hand = format!(
+        "{QEMU} is missing. Install QEMU 7.2 or later, with `sudo {INSTALL}` on Debian and Ubuntu, or put a {QEMU} of \
+         your own into PATH"
+    );
+    let is_root = output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0");
+    if !is_root || !is_installed("apt-get") {
+        return Err(Error::Other(by_hand));
+    }
+    eprintln!("installing QEMU: {INSTALL}");
+    let mut words = INSTALL.split(' ');
+    let status = Command::new(words.next().unwrap_or_default())
+        .args(words)
+        .stdout(Stdio::null())
+        .status();
+    match status.about("apt-get")?.success() {
+        true => Ok(()),
+        false => Err(Error::Other(by_hand)),
+    }
+}
+
+/// One file out of a package of Debian's for arm64, kept from then on.
+fn from_package(scratch: &Path, package: &str, member: &str, name: &str) -> Result<PathBuf> {
+    let file = scratch.join(name);
+    if file.exists() {
+        return Ok(file);
+    }
+    let by_hand = |why: &Error| {
+        Error::Other(format!(
+            "{why}; to do it by hand, put {member} out of Debian's {package} for arm64 to {}",
+            file.display()
+        ))
+    };
+    eprintln!(
+        "fetching {package} for arm64 from deb.debian.org, to {}",
+        scratch.display()
+    );
+    let fetch = || -> Result<()> {
+        let apt = Apt::new(scratch)?;
+        // A package that only says which is the newest of its kind.
+        let depends = output(
+            apt.command("apt-cache")
+                .args(["depends", "--important", package]),
+        )?;
+        let newest = depends
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+        let package =
+            newest.map_or_else(|| package.to_string(), |rest| format!("linux-image-{rest}"));
+        output(apt.command("apt-get").args(["download", &package]))?;
+        let archive = fs::read_dir(scratch)
+            .about(scratch.display())?
+            .filter_map(std::result::Result::ok);
+        let archive = archive.map(|entry| entry.path()).find(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(&format!("{package}_")))
+        });
+        let archive =
+            archive.ok_or_else(|| Error::Other(format!("{package} was not downloaded")))?;
+        let mut unpack = Command::new("dpkg-deb");
+        let mut unpack = unpack
+            .arg("--fsys-tarfile")
+            .arg(&archive)
+            .stdout(Stdio::piped())
+            .spawn()
+            .about("dpkg-deb")?;
+        let mut tar = Command::new("tar");
+        tar.args(["--extract", "--to-stdout", "--wildcards", member]);
+        tar.stdin(unpack.stdout.take().map_or_else(Stdio::null, Stdio::from));
+        let unpacked = tar.output().about("tar")?;
+        unpack.wait().about("dpkg-deb")?;
+        if !unpacked.status.success() || unpacked.stdout.is_empty() {
+            return Err(Error::Other(format!(
+                "{} holds no {member}",
+                archive.display()
+            )));
+        }
+        // Under its name only when it is whole.
+        let part = file.with_extension("part");
+        fs::write(&part, unpacked.stdout).about(part.display())?;
+        fs::rename(&part, &file).about(file.display())?;
+        fs::remove_file(&archive).about(archive.display())
+    };
+    fetch().map_err(|why| by_hand(&why))?;
+    Ok(file)
+}
+
+/// A package manager for arm64 with everything in a directory of its own.
+struct Apt {
+    directory: PathBuf,
+}
+
+impl Apt {
+    fn new(scratch: &Path) -> Result<Self> {
+        let directory = scratch.join("apt");
+        let at = directory.display();
+        for part in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(directory.join(part)).about(directory.display())?;
+        }
+        let configuration = format!(
+            "APT::Architecture \"arm64\";\nAPT::Architectures {{ \"arm64\"; }};\nDir::State \"{at}\";\n\
+             Dir::State::status \"{at}/status\";\nDir::Cache \"{at}/cache\";\nDir::Etc::sourcelist \"{at}/sources.list\";\n\
+             Dir::Etc::sourceparts \"-\";\nAPT::Sandbox::User \"\";\n"
+        );
+        for (name, text) in [
+            ("apt.conf", &*configuration),
+            ("sources.list", SOURCE),
+            ("status", ""),
+        ] {
+            let file = directory.join(name);
+            fs::write(&file, text).about(file.display())?;
+        }
+        let apt = Self { directory };
+        output(apt.command("apt-get").arg("update"))?;
+        Ok(apt)
+    }
+
+    /// A command that looks nowhere else, and leaves what it downloads beside the directory.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", self.directory.join("apt.conf"));
+        command.current_dir(self.directory.parent().unwrap_or(&self.directory));
+        command
+    }
+}
+
+/// Builds a program that runs on the bare machine.
+///
+/// # Errors
+/// It cannot be built, or the target cannot be had.
+pub fn hypervisor(program: &str) -> Result<PathBuf> {
+    let installed =
+        output(Command::new("rustup").args(["target", "list", "--installed"])).unwrap_or_default();
+    if !installed.lines().any(|line| line == TARGET) && is_installed("rustup") {
+        eprintln!("installing Rust's standard library for {TARGET}: rustup target add {TARGET}");
+        output(Command::new("rustup").args(["target", "add", TARGET]))?;
+    }
+    let target = target().join("hypervisor");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .current_dir(root().join("hypervisor"))
+        .env("CARGO_TARGET_DIR", &target)
+        .env_remove("RUSTFLAGS");
+    cargo.args([
+        "build",
+        "--quiet",
+        "--release",
+        "--target",
+        TARGET,
+        "--bin",
+        program,
+    ]);
+    match cargo.status().about("cargo")?.success() {
+        true => Ok(target.join(TARGET).join("release").join(program)),
+        false => Err(Error::Other(format!("{program} cannot be built"))),
+    }
+}

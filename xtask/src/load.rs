@@ -1,0 +1,117 @@
+//! The load: what the guest does while its memory is taken away, and how to tell that none of it went wrong.
+//!
+//! Each worker fills files in memory, forks processes that read, sort and compare them, and says the hash of what it has
+//! got; which hash that is, is known here. There is one worker more than there are CPUs, so that they are moved about.
+
+use sha2::{Digest, Sha256};
+
+/// So many lines has the text whose hash is known.
+const LINES: u32 = 30_000;
+
+/// What a worker's line begins with.
+const SAYS: &str = "load: hash ";
+/// What the guest says when all workers are done.
+const DONE: &str = "load: done";
+/// What nobody may say.
+const FORBIDDEN: [&str; 5] = [
+    "PANIC",
+    "Kernel panic",
+    "Oops",
+    "Unable to handle kernel",
+    "BUG:",
+];
+
+/// The program that the guest runs first.
+pub fn script() -> String {
+    format!(
+        r#"#!/bin/busybox sh
+/bin/busybox mkdir -p /dev /proc /tmp
+/bin/busybox mount -t devtmpfs dev /dev
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t tmpfs tmp /tmp
+/bin/busybox --install -s /bin
+export PATH=/bin
+rounds=0
+for word in $(cat /proc/cmdline); do
+    case $word in
+    load=*) rounds=${{word#load=}} ;;
+    shell) setsid sh -c 'exec sh < /dev/ttyAMA0 > /dev/ttyAMA0 2>&1'; poweroff -f ;;
+    esac
+done
+work() {{
+    for round in $(seq $rounds); do
+        seq {LINES} > /tmp/$1
+        sort -r /tmp/$1 | sort -n > /tmp/$1.sorted
+        cmp /tmp/$1 /tmp/$1.sorted
+        for copy in 1 2 3 4; do cp /tmp/$1.sorted /tmp/$1.$copy; done
+        for copy in 1 2 3 4; do cmp /tmp/$1 /tmp/$1.$copy; rm /tmp/$1.$copy; done
+        for child in $(seq 20); do (true); done
+        set -- $1 $(sha256sum /tmp/$1.sorted)
+        echo "{SAYS}$2"
+    done
+}}
+echo "guest: $(nproc) CPUs, Linux $(uname -r)"
+for worker in $(seq 0 $(nproc)); do work $worker & done
+wait
+echo "{DONE}"
+poweroff -f
+"#
+    )
+}
+
+/// Whether the load came out right, by what the guest said.
+///
+/// # Errors
+/// What is wrong.
+pub fn check(console: &[String], cpus: u8, rounds: u32) -> Result<(), String> {
+    let text: String = (1..=LINES).map(|line| format!("{line}\n")).collect();
+    let right: String = Sha256::digest(text)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    if let Some(line) = console
+        .iter()
+        .find(|line| FORBIDDEN.iter().any(|word| line.contains(word)))
+    {
+        return Err(format!("the console says: {line}"));
+    }
+    let hashes: Vec<_> = console
+        .iter()
+        .filter_map(|line| line.trim_end().strip_prefix(SAYS))
+        .collect();
+    if let Some(wrong) = hashes.iter().find(|hash| **hash != right) {
+        return Err(format!("a hash is {wrong} and should be {right}"));
+    }
+    let expected = (u32::from(cpus) + 1) * rounds;
+    if hashes.len() != expected as usize {
+        return Err(format!("{} of {expected} hashes were said", hashes.len()));
+    }
+    match console.iter().any(|line| line.trim_end() == DONE) {
+        true => Ok(()),
+        false => Err("the load did not end".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DONE, SAYS, check};
+
+    const RIGHT: &str = "3b1f7d9d9a5e";
+
+    #[test]
+    fn a_load_is_right_only_with_every_hash() {
+        let wrong = vec![format!("{SAYS}{RIGHT}"), DONE.into()];
+        assert!(check(&wrong, 1, 1).is_err_and(|why| why.contains("should be")));
+        let right = check(&wrong, 1, 1)
+            .err()
+            .and_then(|why| why.rsplit(' ').next().map(String::from));
+        let line = format!("{SAYS}{}", right.unwrap_or_default());
+        let said = [line.clone(), line.clone(), DONE.into()];
+        assert_eq!(check(&said, 1, 1), Ok(()));
+        assert!(check(&said[1..], 1, 1).is_err(), "a hash is missing");
+        assert!(check(&said[..2], 1, 1).is_err(), "it did not end");
+        let mut said = said.to_vec();
+        said.push("Kernel panic - not syncing".into());
+        assert!(check(&said, 1, 1).is_err());
+    }
+}

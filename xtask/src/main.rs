@@ -1,0 +1,223 @@
+//! Boots a Linux that knows nothing of it under the hypervisor, in QEMU.
+//!
+//! | command | |
+//! |---|---|
+//! | `cargo xtask fetch` | fetches what is missing, and says how to do it by hand |
+//! | `cargo xtask boot` | for a person: fetches what is missing, builds, boots, shows the guest's console and the hypervisor's counters |
+//! | `cargo xtask test-guest` | for a machine: a matrix of boots, each of which has to come out right |
+
+#[path = "../../hypervisor/src/counters.rs"]
+mod counters;
+mod fetch;
+mod initramfs;
+mod load;
+mod qemu;
+mod test_guest;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use qemu::{Boot, End};
+
+/// What goes wrong, in one line.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file, or a program, and what happened to it.
+    #[error("{0}: {1}")]
+    Io(String, std::io::Error),
+    /// Everything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// What comes out of anything here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Names the file or the program that an error is about.
+pub trait About<T> {
+    /// The error with its subject.
+    ///
+    /// # Errors
+    /// The same, named.
+    fn about(self, what: impl std::fmt::Display) -> Result<T>;
+}
+
+impl<T> About<T> for std::io::Result<T> {
+    fn about(self, what: impl std::fmt::Display) -> Result<T> {
+        self.map_err(|error| Error::Io(what.to_string(), error))
+    }
+}
+
+/// Boots a Linux under the hypervisor
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Fetch what a boot needs and is missing, and do nothing else
+    Fetch,
+    /// Boot one guest, and show its console and the hypervisor's counters
+    Boot(BootArgs),
+    /// Boot a matrix of guests under load, and check what comes out
+    TestGuest(test_guest::TestArgs),
+}
+
+/// How large the leaves of stage 2 are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Leaves {
+    /// Pages of 4 KiB
+    #[value(name = "4k")]
+    Pages,
+    /// Blocks of 2 MiB
+    #[value(name = "2m")]
+    Blocks,
+    /// In turn 2 MiB by a block and 2 MiB by pages
+    Mixed,
+}
+
+/// How writes are logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Log {
+    /// In a bitmap; each leaf is protected
+    Bitmap,
+    /// In a ring for each CPU; each leaf is protected
+    Ring,
+    /// In a bitmap; all memory is protected in one step
+    All,
+}
+
+/// The name of a value, as it is said on a command line.
+pub fn name_of<T: ValueEnum>(value: &T) -> String {
+    value
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().into())
+}
+
+#[derive(Args)]
+struct BootArgs {
+    /// An uncompressed arm64 kernel (Image) [default: Debian's]
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// Virtual CPUs
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
+    cpus: u8,
+    /// The guest's memory
+    #[arg(long, default_value = "512M", value_parser = mebibytes, value_name = "SIZE")]
+    memory: u64,
+    /// The leaves that it is mapped with
+    #[arg(long, value_enum, default_value_t = Leaves::Pages)]
+    mapping: Leaves,
+    /// Take so many frames away from the guest, and give them back when it misses them
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    evict: u64,
+    /// Log what the guest writes: the log is started, harvested and ended again and again
+    #[arg(long, value_enum, value_name = "KIND")]
+    log: Option<Log>,
+    /// Copy the running guest, compare each page, and let it go on on the copy
+    #[arg(long)]
+    snapshot: bool,
+    /// The processor that QEMU emulates
+    #[arg(long, default_value = qemu::CPU_MAX)]
+    cpu: String,
+    /// A shell instead of a load; `poweroff -f` ends it
+    #[arg(long)]
+    shell: bool,
+    /// How often the load does its work
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    rounds: u32,
+    /// Further arguments for QEMU
+    #[arg(last = true)]
+    qemu: Vec<String>,
+}
+
+/// `512M`, `1G`: in MiB.
+fn mebibytes(text: &str) -> std::result::Result<u64, String> {
+    let (number, unit) = text.split_at(text.trim_end_matches(char::is_alphabetic).len());
+    let unit = match unit {
+        "M" | "MiB" => 1,
+        "G" | "GiB" => 1024,
+        _ => return Err("say 512M or 1G".into()),
+    };
+    let size = number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(unit));
+    size.filter(|size| (192..=65536).contains(size))
+        .ok_or_else(|| "the guest takes 192M to 64G".into())
+}
+
+fn boot(args: &BootArgs) -> Result<()> {
+    let files = fetch::everything(args.kernel.as_deref())?;
+    let boot = Boot {
+        files: &files,
+        cpu: &args.cpu,
+        cpus: args.cpus,
+        memory: args.memory,
+        leaves: args.mapping,
+        evict: args.evict,
+        check: 0,
+        log: args.log.or(args.snapshot.then_some(Log::All)),
+        snapshot: args.snapshot,
+        omit: None,
+        guest: if args.shell {
+            "shell".into()
+        } else {
+            format!("load={}", args.rounds)
+        },
+        limit: None,
+        more: &args.qemu,
+    };
+    let ran = if args.shell {
+        qemu::converse(&boot)?
+    } else {
+        qemu::watch(&boot)?
+    };
+    match ran.end {
+        End::PoweredOff => {}
+        End::Reset => return Err(Error::Other("the guest reset the machine".into())),
+        End::Gone => return Err(Error::Other("QEMU ended by itself".into())),
+        End::Late => return Err(Error::Other("the guest took too long".into())),
+    }
+    println!(
+        "\nthe hypervisor counted, in {:.1} s:",
+        ran.took.as_secs_f64()
+    );
+    let counted = counters::NAMES.iter().zip(&ran.counters);
+    for (name, number) in counted.filter(|(_, number)| **number != 0) {
+        println!("{number:>12} {name}");
+    }
+    if args.snapshot {
+        ran.check_snapshot().map_err(Error::Other)?;
+        println!("the copy was equal in every page, and the guest went on on it");
+    }
+    if !args.shell {
+        load::check(&ran.console, args.cpus, args.rounds).map_err(Error::Other)?;
+        println!("the load's hashes are right");
+    }
+    Ok(())
+}
+
+/// The most that one boot of a test may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Fetch => fetch::guest(None).map(|_| ()),
+        Command::Boot(args) => boot(&args),
+        Command::TestGuest(args) => test_guest::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

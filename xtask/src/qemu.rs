@@ -1,0 +1,463 @@
+//! One boot in QEMU: its arguments, its console, and a look at the hypervisor's counters while it runs.
+//!
+//! The counters lie in the hypervisor's memory, under a symbol of its image; QEMU reads them by its machine protocol. When the
+//! guest powers off the machine stands still with its memory, is read once more, and is gone.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind};
+use serde_json::{Value, json};
+
+use crate::counters::{Count, NAMES};
+use crate::fetch::{Files, QEMU};
+use crate::{About as _, Error, Leaves, Log, Result, name_of};
+
+/// The processor with everything that QEMU has; pointer authentication with the algorithm that is quick to emulate.
+pub const CPU_MAX: &str = "max,pauth-impdef=on";
+
+/// Memory begins here; the hypervisor's share of it comes first.
+const MEMORY: u64 = 0x4000_0000;
+
+/// When a copy is begun, in milliseconds after the start: the load is at work.
+const SNAPSHOT_AFTER: u64 = 5000;
+
+/// What to boot.
+pub struct Boot<'a> {
+    /// The files.
+    pub files: &'a Files,
+    /// The processor to emulate.
+    pub cpu: &'a str,
+    /// How many.
+    pub cpus: u8,
+    /// The guest's memory, in MiB.
+    pub memory: u64,
+    /// How it is mapped.
+    pub leaves: Leaves,
+    /// How many frames are taken away.
+    pub evict: u64,
+    /// How many addresses of random tables are asked of the processor before the guest runs.
+    pub check: u64,
+    /// How writes are logged.
+    pub log: Option<Log>,
+    /// Whether the guest is copied, and goes on on the copy.
+    pub snapshot: bool,
+    /// Which invalidations are left out.
+    pub omit: Option<&'static str>,
+    /// What the guest's first program is told.
+    pub guest: String,
+    /// How long it may take.
+    pub limit: Option<Duration>,
+    /// Further arguments for QEMU.
+    pub more: &'a [String],
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The guest powered the machine off.
+    PoweredOff,
+    /// The guest reset the machine.
+    Reset,
+    /// QEMU ended by itself.
+    Gone,
+    /// It took too long.
+    Late,
+}
+
+/// What came out.
+pub struct Ran {
+    /// How it ended.
+    pub end: End,
+    /// What was said on the console.
+    pub console: Vec<String>,
+    /// What the hypervisor counted last.
+    pub counters: Vec<u64>,
+    /// Whether the hypervisor's code and constants are still what they were.
+    pub is_intact: bool,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Ran {
+    /// One of the numbers.
+    pub fn count(&self, what: Count) -> u64 {
+        self.counters.get(what as usize).copied().unwrap_or(0)
+    }
+}
+
+impl Ran {
+    /// Whether the copy of the guest was made, and was right.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check_snapshot(&self) -> std::result::Result<(), String> {
+        if self.count(Count::Resumed) == 0 {
+            return Err("the guest was not copied to the end".into());
+        }
+        if self.count(Count::Copied) <= self.count(Count::Compared) {
+            return Err("the guest wrote nothing while it was copied".into());
+        }
+        match self.count(Count::Different) {
+            0 => Ok(()),
+            different => Err(format!("{different} pages differ from the copy")),
+        }
+    }
+}
+
+/// The program itself, that ends with us.
+struct Qemu {
+    child: Child,
+    monitor: Monitor,
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// QEMU's machine protocol.
+struct Monitor {
+    stream: BufReader<UnixStream>,
+    /// How the guest has ended, once it has.
+    end: Option<End>,
+    counters: u64,
+}
+
+impl Monitor {
+    fn new(socket: &Path, counters: u64) -> Result<Self> {
+        let started = Instant::now();
+        let stream = loop {
+            match UnixStream::connect(socket) {
+                Ok(stream) => break stream,
+                Err(error) if started.elapsed() > Duration::from_secs(10) => {
+                    return Err(error).about(format!("{QEMU} does not answer"));
+                }
+                Err(_) => thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .about("the monitor")?;
+        let mut monitor = Self {
+            stream: BufReader::new(stream),
+            end: None,
+            counters,
+        };
+        // The greeting. If it does not come, it has said why.
+        let ready = monitor
+            .read()
+            .and_then(|_| monitor.ask(json!({"execute": "qmp_capabilities"})));
+        ready
+            .map(|_| monitor)
+            .map_err(|_| Error::Other(format!("{QEMU} ended before it began")))
+    }
+
+    fn read(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).about("the monitor")?;
+        let value: Value = serde_json::from_str(&line)
+            .map_err(|error| Error::Other(format!("{QEMU} says: {error}")))?;
+        if value["event"] == "SHUTDOWN" {
+            let reset = value["data"]["reason"] == "guest-reset";
+            self.end
+                .get_or_insert(if reset { End::Reset } else { End::PoweredOff });
+        }
+        Ok(value)
+    }
+
+    /// Asks, and waits for the answer.
+    fn ask(&mut self, question: Value) -> Result<Value> {
+        writeln!(self.stream.get_ref(), "{question}").about("the monitor")?;
+        loop {
+            let mut value = self.read()?;
+            if value.get("return").is_some() || value.get("error").is_some() {
+                return Ok(value["return"].take());
+            }
+        }
+    }
+
+    /// What is in memory.
+    fn memory(&mut self, at: u64, size: usize) -> Result<Vec<u8>> {
+        let file = temporary("memory");
+        let arguments = json!({"val": at, "size": size, "filename": file});
+        self.ask(json!({"execute": "pmemsave", "arguments": arguments}))?;
+        let bytes = std::fs::read(&file).about(file.display());
+        let _ = std::fs::remove_file(&file);
+        bytes
+    }
+
+    /// Whether code and constants of this program are in memory as they are in its file.
+    fn is_intact(&mut self, image: &Path) -> Result<bool> {
+        let data = std::fs::read(image).about(image.display())?;
+        for (at, bytes) in constants(&data)
+            .map_err(|error| Error::Other(format!("{}: {error}", image.display())))?
+        {
+            if self.memory(at, bytes.len())? != bytes {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn counters(&mut self) -> Result<Vec<u64>> {
+        let command = format!("xp /{}gx {:#x}", NAMES.len(), self.counters);
+        let answer = self.ask(
+            json!({"execute": "human-monitor-command", "arguments": {"command-line": command}}),
+        )?;
+        let words = answer.as_str().unwrap_or_default().split_ascii_whitespace();
+        Ok(words
+            .filter_map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok())
+            .collect())
+    }
+}
+
+/// A file for a moment. The name of a socket is short: it may not fit into a directory of the build's.
+fn temporary(what: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("tablewright-{what}-{}", std::process::id()))
+}
+
+/// The sections of a program that nobody writes: where they are in memory, and what is in them.
+fn constants(data: &[u8]) -> object::Result<Vec<(u64, &[u8])>> {
+    let file = object::File::parse(data)?;
+    let is_constant = |section: &object::Section<'_, '_>| {
+        matches!(
+            section.kind(),
+            SectionKind::Text | SectionKind::ReadOnlyData
+        ) && section.size() != 0
+    };
+    file.sections()
+        .filter(is_constant)
+        .map(|section| Ok((section.address(), section.data()?)))
+        .collect()
+}
+
+/// Where a symbol of the hypervisor's is.
+fn symbol(image: &Path, name: &str) -> Result<u64> {
+    let data = std::fs::read(image).about(image.display())?;
+    let file = object::File::parse(&*data)
+        .map_err(|error| Error::Other(format!("{}: {error}", image.display())))?;
+    let symbol = file.symbols().find(|symbol| symbol.name() == Ok(name));
+    symbol
+        .map(|symbol| symbol.address())
+        .ok_or_else(|| Error::Other(format!("{} has no {name}", image.display())))
+}
+
+/// How much memory a kernel takes: `image_size` of its header.
+fn kernel_size(kernel: &Path) -> Result<u64> {
+    let data = std::fs::read(kernel).about(kernel.display())?;
+    let is_image = data.get(56..60) == Some(b"ARM\x64");
+    let size = data
+        .get(16..24)
+        .and_then(|size| size.try_into().ok())
+        .map_or(0, u64::from_le_bytes);
+    match is_image && data[8..16] == [0; 8] {
+        true => Ok(size.max(data.len() as u64)),
+        false => Err(Error::Other(format!(
+            "{}: no uncompressed arm64 kernel (Image) that can be loaded to any 2 MiB",
+            kernel.display()
+        ))),
+    }
+}
+
+/// Who has the guest's console.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Console {
+    /// The terminal, Ctrl-C included.
+    Terminal,
+    /// This program, which only listens.
+    Pipe,
+}
+
+fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
+    let Boot { files, .. } = boot;
+    let counters = symbol(&files.hypervisor, "COUNTERS")?;
+    // Its tables take a 512th of the guest's memory; a copy of the guest as much as the guest.
+    let own = (boot.memory / 128).max(64) + if boot.snapshot { boot.memory } else { 0 };
+    let kernel = MEMORY + (own << 20);
+    let initrd = kernel + kernel_size(&files.kernel)?.next_multiple_of(2 << 20);
+    let socket = temporary("monitor");
+    let _ = std::fs::remove_file(&socket);
+    let mut options = format!("mapping={} evict={}", name_of(&boot.leaves), boot.evict);
+    if let Some(log) = &boot.log {
+        options += &format!(" log={}", name_of(log));
+    }
+    if boot.check != 0 {
+        options += &format!(" check={}", boot.check);
+    }
+    if boot.snapshot {
+        options += &format!(" snapshot={SNAPSHOT_AFTER}");
+    }
+    if let Some(class) = boot.omit {
+        options += &format!(" omit={class}");
+    }
+    // One processor more, that is not the guest's, does what is done beside the guest.
+    let cpus = boot.cpus + u8::from(boot.log.is_some());
+    // A comma in a value is doubled.
+    let file = |path: &Path| path.display().to_string().replace(',', ",,");
+    let mut command = Command::new(QEMU);
+    command
+        .args(["-machine", "virt,virtualization=on,gic-version=3", "-nodefaults", "-display", "none"])
+        .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
+        .args(["-no-reboot", "-no-shutdown"])
+        .args(["-cpu", boot.cpu, "-smp", &cpus.to_string(), "-m", &format!("{}M", own + boot.memory)])
+        .args(["-qmp", &format!("unix:{},server=on,wait=off", file(&socket))])
+        .arg("-kernel")
+        .arg(&files.hypervisor)
+        .args(["-append", &options])
+        .args([
+            "-device",
+            &format!(
+                "guest-loader,addr={kernel:#x},kernel={},bootargs=console=ttyAMA0 quiet panic=-1 {}",
+                file(&files.kernel),
+                boot.guest
+            ),
+        ])
+        .args(["-device", &format!("guest-loader,addr={initrd:#x},initrd={}", file(&files.initrd))])
+        .args(boot.more);
+    if console == Console::Pipe {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+    }
+    let mut child = command.spawn().about(QEMU)?;
+    match Monitor::new(&socket, counters) {
+        Ok(monitor) => {
+            let _ = std::fs::remove_file(&socket);
+            Ok(Qemu { child, monitor })
+        }
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error)
+        }
+    }
+}
+
+/// Boots, and leaves the terminal to the guest.
+///
+/// # Errors
+/// QEMU cannot be started, or asked.
+pub fn converse(boot: &Boot<'_>) -> Result<Ran> {
+    let started = Instant::now();
+    let mut qemu = spawn(boot, Console::Terminal)?;
+    let mut counters = Vec::new();
+    while qemu.monitor.end.is_none() && qemu.child.try_wait().about(QEMU)?.is_none() {
+        thread::sleep(Duration::from_millis(200));
+        counters = qemu.monitor.counters().unwrap_or(counters);
+    }
+    let end = qemu.monitor.end.unwrap_or(End::Gone);
+    Ok(Ran {
+        end,
+        console: Vec::new(),
+        counters,
+        is_intact: true,
+        took: started.elapsed(),
+    })
+}
+
+/// Boots, and shows the console, with a line of counters below it.
+///
+/// # Errors
+/// QEMU cannot be started, or asked.
+pub fn watch(boot: &Boot<'_>) -> Result<Ran> {
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
+        bar.set_style(style);
+    }
+    let ran = run(
+        boot,
+        |line| bar.suspend(|| println!("{line}")),
+        |counters| {
+            let shown = [Count::Faults, Count::Tables, Count::Pages, Count::Evicted];
+            let numbers = shown.map(|what| {
+                (
+                    counters.get(what as usize).copied().unwrap_or(0),
+                    NAMES[what as usize],
+                )
+            });
+            bar.set_message(
+                numbers
+                    .map(|(number, name)| format!("{number} {name}"))
+                    .join(", "),
+            );
+            bar.tick();
+        },
+    );
+    bar.finish_and_clear();
+    ran
+}
+
+/// Boots. Each line of the console, and the counters now and then, are handed on.
+///
+/// # Errors
+/// QEMU cannot be started, or asked.
+pub fn run(
+    boot: &Boot<'_>,
+    mut line: impl FnMut(&str),
+    mut look: impl FnMut(&[u64]),
+) -> Result<Ran> {
+    let started = Instant::now();
+    let mut qemu = spawn(boot, Console::Pipe)?;
+    let (says, said) = channel();
+    if let Some(console) = qemu.child.stdout.take() {
+        thread::spawn(move || {
+            let mut console = BufReader::new(console);
+            let mut bytes = Vec::new();
+            while console
+                .read_until(b'\n', &mut bytes)
+                .is_ok_and(|count| count != 0)
+            {
+                let text = String::from_utf8_lossy(&bytes).trim_end().to_string();
+                bytes.clear();
+                if says.send(text).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    let (mut console, mut counters) = (Vec::new(), Vec::new());
+    let mut looked = Instant::now();
+    let end = loop {
+        match said.recv_timeout(Duration::from_millis(100)) {
+            Ok(text) => {
+                line(&text);
+                console.push(text);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break qemu.monitor.end.unwrap_or(End::Gone),
+        }
+        if looked.elapsed() > Duration::from_millis(200) {
+            looked = Instant::now();
+            // What it says last is kept if it is gone meanwhile.
+            counters = qemu.monitor.counters().unwrap_or(counters);
+            look(&counters);
+            if let Some(end) = qemu.monitor.end {
+                break end;
+            }
+        }
+        if boot.limit.is_some_and(|limit| started.elapsed() > limit) {
+            break End::Late;
+        }
+    };
+    counters = qemu.monitor.counters().unwrap_or(counters);
+    let is_intact = end == End::PoweredOff && qemu.monitor.is_intact(&boot.files.hypervisor)?;
+    let took = started.elapsed();
+    // What is still on its way from the console.
+    drop(qemu);
+    console.extend(said.iter().inspect(|text| line(text)));
+    Ok(Ran {
+        end,
+        console,
+        counters,
+        is_intact,
+        took,
+    })
+}
