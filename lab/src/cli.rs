@@ -7,8 +7,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
 use crate::{
-    compare, fit, litmus, map_mem, migrate, page_table_test, record, report, reproduce, tlb_flush,
-    write_protect,
+    compare, dirty_log, fit, litmus, map_mem, migrate, page_table_test, record, report, reproduce,
+    tlb_flush, write_protect,
 };
 
 /// Experiments with page tables
@@ -47,6 +47,8 @@ enum Command {
     WriteProtect(write_protect::Arguments),
     /// Have other CPUs forget what was unmapped, by each messenger, on a machine or with this computer's kernel
     TlbFlush(tlb_flush::Arguments),
+    /// Log what a guest writes, phase by phase, on a machine, and disable the log as published and with the engine
+    DirtyLog(dirty_log::Arguments),
     /// Find the costs with which a machine takes as long as was published
     Fit(fit::Arguments),
     /// Set every published figure beside what is measured for it
@@ -78,6 +80,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::PageTableTest(arguments) => page_table_test::run(&arguments),
         Command::WriteProtect(arguments) => write_protect::run(&arguments),
         Command::TlbFlush(arguments) => tlb_flush::run(&arguments),
+        Command::DirtyLog(arguments) => dirty_log::run(&arguments),
         Command::Fit(arguments) => fit::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Litmus(arguments) => litmus::run(&arguments),

@@ -5,6 +5,7 @@
 mod arena;
 mod cli;
 mod compare;
+mod dirty_log;
 mod error;
 mod file;
 mod fit;

@@ -266,25 +266,10 @@ fn the_steps_are_the_same_on_every_run_and_each_is_faster_than_the_last() {
 }
 
 #[test]
-fn rows_that_cannot_be_run_are_listed() {
-    let report = json(&["reproduce", "--only", "tlb-flush,dirty-log", "--json"]);
-    let rows = rows(&report);
-    assert_eq!(rows.len(), 16);
-    for row in rows {
-        assert_eq!(row["note"], "not implemented yet");
-        assert!(
-            row["after"].is_null()
-                && row["fitted"] == false
-                && row["published_after"].is_null() != row["published_after"].is_number()
-        );
-    }
-}
-
-#[test]
 fn tables_of_the_machine_fit_a_terminal() {
     for line in [
         "map-mem --on machine --machine apple-m2-vm-16g",
-        "reproduce --only page-table-test dirty-log tlb-flush write-protect",
+        "reproduce --only page-table-test tlb-flush write-protect",
         "fit --machine apple-m2-vm-16g",
     ] {
         let output = tablewright(&line.split(' ').collect::<Vec<_>>());
@@ -387,17 +372,12 @@ fn every_published_row_is_reproduced_or_listed() {
 
     let page = page.expect("a page");
     assert_eq!(page.matches("<section").count(), 5);
-    assert_eq!(page.matches("<svg").count(), 6);
+    assert_eq!(page.matches("<svg").count(), 8);
     let rows = rows(&report);
     assert_eq!(rows.len(), 51);
     for row in rows {
         match row["experiment"].as_str() {
             Some("map-mem") => {}
-            Some("dirty-log" | "tlb-flush") => {
-                assert_eq!(row["note"], "not implemented yet");
-                assert!(row["after"].is_null() && row["fitted"] == false);
-                continue;
-            }
             // They have tests of their own.
             _ => continue,
         }

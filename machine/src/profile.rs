@@ -290,6 +290,7 @@ built_in! {
     "kunpeng-920"
     "neutral"
     "x86-12-vcpus"
+    "x86-416-vcpus"
     "hyperv-16-vcpus"
 }
 

@@ -81,7 +81,7 @@ enum On {
 }
 
 /// Bytes, in decimal or hexadecimal, or as a size.
-fn offset(text: &str) -> Result<u64, String> {
+pub fn offset(text: &str) -> Result<u64, String> {
     let bytes = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),

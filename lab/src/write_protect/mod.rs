@@ -115,7 +115,8 @@ fn leaf_for(bytes: u64) -> Option<Level> {
     })
 }
 
-fn leaf_bytes(leaf: Level) -> u64 {
+/// The memory that a leaf translates.
+pub fn leaf_bytes(leaf: Level) -> u64 {
     4096 << (9 * u32::from(leaf.height()))
 }
 

@@ -1,0 +1,208 @@
+//! Disabling as published: under the lock for reading, one table after the other is cut off, and the next fault maps its memory
+//! in a large leaf.
+//!
+//! What stands for a table that is being taken away is *frozen*: a fault that finds it leaves the lock, and the guest faults again.
+//! Everything below is *processed*: each entry is frozen by an exchange, for good, and what it was is accounted for. All vCPUs
+//! *flush*: they forget. Then the entry is *unfrozen*: it is a hole, and the next fault may fill it. The change is about the
+//! order:
+//!
+//! | | |
+//! |---|---|
+//! | before | freeze, process, flush, unfreeze |
+//! | flush first | freeze, flush, process, unfreeze |
+//! | unfreeze first | freeze, unfreeze, process, flush |
+//! | after | freeze, flush, unfreeze, process |
+//!
+//! Unfreezing before the flush is right only because the same memory comes back. A page that is merely protected is made
+//! writable by a fault without the lock. Tables are freed later, by nobody who is measured.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use tablewright::guest::HOST_WRITES;
+use tablewright::{
+    Attrs, Barrier, Format, Invalidation, Ipa, Kind, Level, Pa, Perms, Platform, What,
+};
+
+use super::simulate::Way;
+use super::world::World;
+use crate::write_protect::leaf_bytes;
+use crate::write_protect::simulate::Handled;
+
+/// In which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Before,
+    FlushFirst,
+    UnfreezeFirst,
+    After,
+}
+
+pub struct Baseline<'w, 'm, F> {
+    world: &'w World<'m>,
+    order: Order,
+    /// Who had the line of the lock and the counts last.
+    owner: Cell<usize>,
+    format: PhantomData<F>,
+}
+
+impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
+    pub fn new(world: &'w World<'m>, order: Order) -> Self {
+        Self {
+            world,
+            order,
+            owner: Cell::new(usize::MAX),
+            format: PhantomData,
+        }
+    }
+
+    /// An atomic operation on the lock, or on a count beside it.
+    fn count(&self) {
+        let cpu = self.world.cpu();
+        cpu.order();
+        if self.owner.replace(cpu.id()) != cpu.id() {
+            self.world.fetch();
+        }
+    }
+
+    fn zap(&self, at: u64) {
+        let (entry, bits, level) = self.world.find::<F>(at, self.world.leaf);
+        let (Kind::Table, Some(below)) = (F::kind(bits, level), level.down()) else {
+            return;
+        };
+        let mapper = &self.world.mapper;
+        let begin = (self.world.cpu().now(), self.world.worked());
+        // SAFETY: an entry of a table of ours.
+        let frozen = unsafe { mapper.compare_exchange(entry, bits, F::FROZEN) };
+        if frozen.is_err() {
+            return;
+        }
+        let process = || {
+            self.world
+                .work(|| self.process(F::address(bits, level), below));
+        };
+        let flush = || {
+            mapper.barrier(Barrier::Publish);
+            mapper.invalidate(&Invalidation {
+                id: 0,
+                what: What::Range {
+                    first: at,
+                    last: at + (leaf_bytes(level) - 1),
+                    level: None,
+                    tables: true,
+                },
+            });
+            mapper.barrier(Barrier::Complete);
+            self.world.flushes.update(|flushes| flushes + 1);
+        };
+        // SAFETY: an entry of a table of ours.
+        let unfreeze = || unsafe { mapper.link(entry, 0) };
+        match self.order {
+            Order::Before => {
+                process();
+                flush();
+                unfreeze();
+            }
+            Order::FlushFirst => {
+                flush();
+                process();
+                unfreeze();
+            }
+            Order::UnfreezeFirst => {
+                unfreeze();
+                process();
+                flush();
+            }
+            Order::After => {
+                flush();
+                unfreeze();
+                process();
+            }
+        }
+        let took = self.world.cpu().now().saturating_sub(begin.0);
+        let worked = self.world.worked().saturating_sub(begin.1);
+        self.world.zaps.borrow_mut().push((took, worked));
+    }
+
+    /// Takes every entry of a table away that was cut off.
+    fn process(&self, table: Pa, level: Level) {
+        let machine = self.world.mapper.machine();
+        self.world.fetch_table();
+        for index in 0..F::entries(level) {
+            let entry = self.world.entry(table, level, index);
+            // Hardware may still set its flags, and a vCPU may be on its way to make it writable.
+            // SAFETY: an entry of a table of ours.
+            let old = unsafe { self.world.mapper.exchange(entry, F::FROZEN) };
+            match (F::kind(old, level), level.down()) {
+                (Kind::Table, Some(below)) => self.process(F::address(old, level), below),
+                (Kind::Leaf, _) => {
+                    machine.cpu().spend(machine.costs().entry);
+                    self.world.fetch();
+                    self.count();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn leaf(&self, at: u64) -> u64 {
+        let level = self.world.leaf;
+        let attrs = Attrs {
+            perms: (Perms::READ | Perms::WRITE).and_user(),
+            accessed: true,
+            dirty: true,
+            software: HOST_WRITES,
+            ..Attrs::GUEST_MEMORY
+        };
+        let first = at & !(leaf_bytes(level) - 1);
+        // Attributes that every format has.
+        F::encode(&attrs, level).unwrap_or(0) | F::put_address(self.world.host(first))
+    }
+}
+
+impl<F: Format<Input = Ipa>> Way for Baseline<'_, '_, F> {
+    fn disable(&self) {
+        self.count();
+        for at in self.world.parts() {
+            self.zap(at);
+        }
+        self.count();
+    }
+
+    fn fault(&self, at: u64, write: bool) -> Handled {
+        let mapper = &self.world.mapper;
+        let (entry, bits, level) = self.world.find::<F>(at, Level::PAGE);
+        if F::kind(bits, level) == Kind::Leaf {
+            let mut attrs = F::decode(bits, level);
+            if write {
+                attrs.perms |= Perms::ANY_WRITE & Attrs::GUEST_MEMORY.perms;
+                attrs.dirty = true;
+            }
+            let new = F::encode(&attrs, level).map_or(bits, |attrs| {
+                attrs | F::put_address(F::address(bits, level))
+            });
+            if new == bits {
+                // The vCPU has not forgotten what was there.
+                return Handled::Again;
+            }
+            // SAFETY: an entry of a table of ours.
+            return match unsafe { mapper.compare_exchange(entry, bits, new) } {
+                Ok(()) => Handled::Done,
+                Err(_) => Handled::Again,
+            };
+        }
+        self.count();
+        let (entry, bits, level) = self.world.find::<F>(at, self.world.leaf);
+        let mut handled = Handled::Again;
+        if (bits, level) == (0, self.world.leaf) {
+            // SAFETY: an entry of a table of ours.
+            let installed = unsafe { mapper.compare_exchange(entry, 0, self.leaf(at)) };
+            if installed.is_ok() {
+                self.world.set_large(at, true);
+                handled = Handled::Done;
+            }
+        }
+        self.count();
+        handled
+    }
+}

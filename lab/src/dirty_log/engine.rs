@@ -1,0 +1,178 @@
+//! The engine's own way: large leaves are put in the place of tables, which stay in use until then, and many are flushed together.
+//!
+//! What was cut off is settled at the end, when all have forgotten it. No entry is ever frozen, so no vCPU waits. The same host serves the faults
+//! of all phases before, whichever way comes last.
+
+use std::cell::RefCell;
+
+use tablewright::dirty::{Bitmap, Marker};
+use tablewright::guest::{Access, Backing, Fault, Guest, Request};
+use tablewright::shared::{Cut, Refused, SharedFlush, TableCache};
+use tablewright::{Format, Ipa, Level};
+use tablewright_machine::{Mapper, Rule, Time};
+
+use super::simulate::Way;
+use super::world::World;
+use crate::write_protect::leaf_bytes;
+use crate::write_protect::simulate::Handled;
+
+/// So many leaves are recovered before everybody has to forget what was below them.
+const BATCH: usize = 64;
+/// How long whoever waits for walks of others looks away.
+const LOOK_AWAY: Time = Time::ns(50);
+
+pub struct Engine<'w, 'm, 'g, 's, F: Format<Input = Ipa>> {
+    pub world: &'w World<'m>,
+    pub guest: &'g Guest<'s, F, Mapper<'m>>,
+    pub bitmaps: &'g [Bitmap<'g>],
+    /// What a page of the host has.
+    pub page: u64,
+    pub caches: Box<[RefCell<TableCache>]>,
+    /// What was recovered, to be settled.
+    pub cut: RefCell<Vec<Cut<F, Mapper<'m>>>>,
+}
+
+impl<'m, F: Format<Input = Ipa>> Engine<'_, 'm, '_, '_, F> {
+    pub fn look_away(&self) {
+        self.world.cpu().spend(LOOK_AWAY);
+    }
+
+    /// Completes a flush, and settles what was cut off when walks that may hold it are over.
+    pub fn finish(&self, flush: SharedFlush<F, Mapper<'m>>) {
+        self.settle_cut(flush.issue().complete());
+    }
+
+    fn settle_cut(&self, cut: Cut<F, Mapper<'m>>) {
+        while !self.guest.space().is_quiet(cut.moment()) {
+            self.look_away();
+        }
+        match cut.quiet() {
+            Ok(completed) => completed.finish(|_| ()),
+            Err(_) => self.report("walks that were over are not".to_owned()),
+        }
+    }
+
+    /// Everybody forgets what was below the leaves that were recovered.
+    fn forget(&self, flush: SharedFlush<F, Mapper<'m>>, batch: &mut Vec<u64>) {
+        if batch.is_empty() {
+            return;
+        }
+        self.world.flushes.update(|flushes| flushes + 1);
+        self.cut.borrow_mut().push(flush.issue().complete());
+        batch
+            .drain(..)
+            .for_each(|at| self.world.set_large(at, true));
+    }
+
+    fn report(&self, what: String) {
+        self.world.mapper.machine().report(Rule::Program, what);
+    }
+
+    /// The host has given the page, which takes it as long as there is to be zeroed.
+    fn map(&self, at: Ipa, access: Access) -> Handled {
+        let cpu = self.world.cpu();
+        let machine = self.world.mapper.machine();
+        cpu.spend(machine.costs().zero * (self.page / leaf_bytes(Level::PAGE)));
+        let first = self.world.host(at.get() & !(self.page - 1));
+        let mut tables = self.caches[cpu.id()].take();
+        let mut flush = self.guest.space().flush();
+        let handled = loop {
+            let Ok(request) = self.guest.request(&Fault::new(at, access)) else {
+                break Handled::Again;
+            };
+            let page = Backing::new(first, self.page);
+            match self.guest.map(&request, &page, &mut tables, &mut flush) {
+                Err(Refused::NeedsTables(count)) => {
+                    if !tables.top_up::<F, _>(&self.world.mapper, count) {
+                        break Handled::Lost;
+                    }
+                }
+                Ok(_) => {
+                    if request.is_logged_write() {
+                        self.mark(&request, at);
+                    }
+                    self.world
+                        .set_large(at.get(), self.page > leaf_bytes(Level::PAGE));
+                    break Handled::Done;
+                }
+                Err(_) => break Handled::Again,
+            }
+        };
+        let _empty = self.caches[cpu.id()].replace(tables);
+        if !flush.is_clean() {
+            self.finish(flush);
+        }
+        handled
+    }
+
+    fn mark(&self, request: &Request, at: Ipa) {
+        let slot = request.slot();
+        let bitmap = &self.bitmaps[usize::from(slot.id)];
+        self.guest.mark(&Marker::Bitmap(bitmap), slot, at);
+    }
+}
+
+impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
+    fn disable(&self) {
+        let mut flush = self.guest.space().flush();
+        let mut batch = Vec::with_capacity(BATCH);
+        // Those below a leaf of this level: one, or one and 512.
+        let height = u32::from(self.world.leaf.height());
+        let tables = (512u64.pow(height) - 1) / 511;
+        for at in self.world.parts() {
+            let fault = Fault::new(Ipa::new(at), Access::Read);
+            let page = Backing::new(self.world.host(at), self.page);
+            loop {
+                let Ok(request) = self.guest.request(&fault) else {
+                    return self.report(format!("no slot for {at:#x}"));
+                };
+                let recovered = self.world.work(|| {
+                    (0..tables).for_each(|_| self.world.fetch_table());
+                    self.guest.recover(&request, &page, &mut flush)
+                });
+                match recovered {
+                    Ok(true) => batch.push(at),
+                    Ok(false) => {}
+                    Err(Refused::Busy(_) | Refused::Retry) => {
+                        self.look_away();
+                        continue;
+                    }
+                    Err(refused) => self.report(refused.to_string()),
+                }
+                break;
+            }
+            if batch.len() == BATCH {
+                let next = self.guest.space().flush();
+                self.forget(std::mem::replace(&mut flush, next), &mut batch);
+            }
+        }
+        self.forget(flush, &mut batch);
+    }
+
+    fn settle(&self) {
+        let cut = self.cut.take();
+        self.world
+            .work(|| cut.into_iter().for_each(|cut| self.settle_cut(cut)));
+    }
+
+    fn fault(&self, at: u64, write: bool) -> Handled {
+        let access = match write {
+            true => Access::Write,
+            false => Access::Read,
+        };
+        let at = Ipa::new(at);
+        let Ok(request) = self.guest.request(&Fault::new(at, access)) else {
+            return Handled::Again;
+        };
+        match self.guest.reopen(&request) {
+            Ok(true) => {
+                if request.is_logged_write() {
+                    self.mark(&request, at);
+                }
+                Handled::Done
+            }
+            Ok(false) => self.map(at, access),
+            Err(_) => Handled::Again,
+        }
+    }
+}

@@ -1,0 +1,562 @@
+//! `dirty-log`: logging what a guest writes, phase by phase as in the well-known test, and above all how the log is disabled.
+
+mod baseline;
+mod engine;
+pub mod figures;
+mod picture;
+pub mod simulate;
+mod world;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use tablewright_machine::{MAX_CPUS, Profile, Time};
+
+use crate::error::Error;
+use crate::file::Target;
+use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::page_table_test;
+use crate::page_table_test::input::{Backing, Mode, PAGE, Region, Source};
+use crate::published;
+use crate::report::{self, Report};
+use crate::size::{Size, human};
+use figures::{Bucket, Metric};
+use simulate::{How, Job, Ran, Scale};
+
+/// What `dirty-log` can be asked.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tablewright dirty-log -s anonymous_hugetlb_1gb -v 416 -b 1G -e
+  tablewright dirty-log -s anonymous_hugetlb_2mb -v 64 -b 4G -e --how tablewright --json
+  tablewright dirty-log -v 4 -b 64M -i 3 -w 50 -a")]
+pub struct Arguments {
+    /// The guest's mode, by name or by its number in the test of 2021: how many addresses it has
+    #[arg(short, long, value_name = "MODE", default_value = "PXXV48_4K")]
+    mode: Mode,
+    /// What backs the guest's memory, by the test's name for it
+    #[arg(short, long, value_name = "BACKING", default_value = "anonymous")]
+    source: Backing,
+    /// How much memory each vCPU has
+    #[arg(short, long, value_name = "SIZE", default_value = "1G")]
+    bytes: Size,
+    /// How many vCPUs; each accesses its own part of the memory
+    #[arg(short, long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
+    vcpus: u16,
+    /// How often the memory is written, and the log read and cleared
+    #[arg(short, long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    iterations: u32,
+    /// The vCPUs go on while logging is disabled
+    #[arg(short = 'e', long)]
+    run_while_disabling: bool,
+    /// Reading the log also clears it
+    #[arg(short = 'g', long)]
+    no_manual_protect: bool,
+    /// How many slots the memory is in
+    #[arg(short = 'x', long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    slots: u16,
+    /// Of so many accesses of a hundred the guest writes; it reads in the others
+    #[arg(short, long, value_name = "PERCENT", default_value = "100", value_parser = clap::value_parser!(u8).range(0..=100))]
+    write_percent: u8,
+    /// Access pages in random order
+    #[arg(short = 'a', long)]
+    random_access: bool,
+    /// The seed of what is random
+    #[arg(short, long, value_name = "SEED", default_value = "1")]
+    random_seed: u64,
+    /// Where the memory starts in the guest's physical addresses, in bytes [default: as far up as they go]
+    #[arg(short = 'p', long, value_name = "OFFSET", value_parser = page_table_test::offset)]
+    offset: Option<u64>,
+    /// The profile of a machine, by name or as a file
+    #[arg(long, value_name = "PROFILE", default_value = "x86-416-vcpus")]
+    machine: String,
+    /// How logging is disabled [default: each way in turn]
+    #[arg(long, value_enum)]
+    how: Option<How>,
+    /// Run with one Nth of the pages, and multiply what takes as long as there are pages [default: a quarter of a
+    /// million pages are run, or a block for each vCPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    scale: Option<u64>,
+    #[command(flatten)]
+    threads: Threads,
+    /// Draw how long disabling takes, and the longest stall, into this SVG file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// So many pages are run where nothing is said.
+const USUAL_PAGES: u64 = 1 << 18;
+/// The tables of more would not fit into many computers.
+const MOST_PAGES: u64 = 1 << 22;
+/// No memory is larger: the host's lies beside it.
+const MOST_BYTES: u64 = 1 << 45;
+/// A level of tables less.
+const LEVEL: u64 = 512;
+
+#[derive(Serialize)]
+struct Parameters {
+    source: &'static str,
+    bytes_per_vcpu: u64,
+    vcpus: u16,
+    iterations: u32,
+    slots: u16,
+    write_percent: u8,
+    random_access: bool,
+    manual_protect: bool,
+    run_while_disabling: bool,
+    machine: String,
+    /// One page of a run stands for so many.
+    scale: u64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    how: &'static str,
+    /// Seconds of virtual time.
+    populate: f64,
+    enable: f64,
+    dirty: Vec<f64>,
+    get: Vec<f64>,
+    clear: Vec<f64>,
+    disable: f64,
+    /// What was published for disabling, and how much more the machine takes.
+    published: Option<f64>,
+    error_percent: Option<f64>,
+    /// The machine was fitted on this figure.
+    fitted: bool,
+    /// How long it took to take each table apart.
+    zaps: Vec<Bucket>,
+    /// How long accesses took that did not just go through, from their issue to their completion.
+    stall_longest_us: f64,
+    stall_p999_us: f64,
+    stall_total_s: f64,
+    /// Of disabling.
+    flushes: u64,
+    kicks: u64,
+    faults: u64,
+    retries: u64,
+}
+
+/// Runs it, and prints what it took.
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    let profile = Profile::load(&arguments.machine)?;
+    let plot = arguments.plot.as_deref();
+    let plot = plot.map(|path| Target::new("--plot", path)).transpose()?;
+    let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    report.print(arguments.json, text)?;
+    match plot {
+        Some(plot) => plot.fill(&picture::of(&report).svg()?),
+        None => Ok(()),
+    }
+}
+
+fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
+    let architecture = &profile.architecture;
+    let why = if !architecture.is_x86() {
+        "dirty-log takes tables apart as x86 does, and this is another architecture"
+    } else if architecture.hardware_dirty {
+        "its hardware marks what is written, and dirty-log is by faults"
+    } else {
+        // One CPU is for the thread of the host.
+        let most = profile.system.cpus.unwrap_or(u32::MAX).min(MAX_CPUS as u32) - 1;
+        if u32::from(vcpus) <= most {
+            return Ok(());
+        }
+        return Err(Error::Usage(format!(
+            "-v {vcpus}: {} has {most} CPUs for them",
+            profile.name
+        )));
+    };
+    Err(Error::Usage(format!("{}: {why}", profile.name)))
+}
+
+/// A case, as it is asked for.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub backing: Backing,
+    pub bytes: u64,
+    pub vcpus: u16,
+    pub mode: Mode,
+    pub offset: Option<u64>,
+    pub scale: Option<u64>,
+}
+
+impl Case {
+    /// The published one.
+    pub fn published() -> Option<Self> {
+        Some(Self {
+            backing: "anonymous_hugetlb_1gb".parse().ok()?,
+            bytes: 1 << 30,
+            vcpus: 416,
+            mode: "PXXV48_4K".parse().ok()?,
+            offset: None,
+            scale: None,
+        })
+    }
+
+    fn is_published(&self) -> bool {
+        Self::published().is_some_and(|case| {
+            (case.backing, case.bytes, case.vcpus) == (self.backing, self.bytes, self.vcpus)
+        })
+    }
+
+    /// Its scale, and what backs the memory then.
+    fn scaled(&self) -> Result<(Scale, Source), Error> {
+        let source = self.backing.source;
+        let size = source.bytes();
+        let fits = |smaller: u64, fewer: u64| {
+            let all = smaller.checked_mul(fewer);
+            all.is_some_and(|all| {
+                self.bytes.is_multiple_of(all) && (self.bytes / all).is_multiple_of(size / smaller)
+            })
+        };
+        // Two levels of tables below a page of the host are one.
+        let deep = source.level().height() == 2;
+        let (smaller, fewer) = match self.scale {
+            Some(scale) if deep && scale.is_multiple_of(LEVEL) => (LEVEL, scale / LEVEL),
+            Some(scale) => (1, scale),
+            None => {
+                let smaller = if deep { LEVEL } else { 1 };
+                let pages = self.bytes / PAGE * u64::from(self.vcpus) / smaller;
+                let mut fewer = 1;
+                while pages / fewer > USUAL_PAGES && fits(smaller, fewer * 2) {
+                    fewer *= 2;
+                }
+                (smaller, fewer)
+            }
+        };
+        if !fits(smaller, fewer) {
+            return Err(Error::Usage(match self.scale {
+                Some(scale) => format!(
+                    "--scale {scale}: {} is no multiple of {scale} times {}{}",
+                    human(self.bytes),
+                    human(size / smaller),
+                    if deep {
+                        ", nor is it a multiple of 512"
+                    } else {
+                        ""
+                    }
+                ),
+                None => format!(
+                    "-b {}: not a multiple of the {} that {} has",
+                    human(self.bytes),
+                    human(size),
+                    self.backing.name
+                ),
+            }));
+        }
+        let source = match (source, smaller) {
+            (Source::Fixed { shift }, LEVEL) => Source::Fixed { shift: shift - 9 },
+            (source, _) => source,
+        };
+        Ok((Scale { smaller, fewer }, source))
+    }
+
+    /// The run of it with what the test does where nothing else is said, and with vCPUs that go on.
+    pub fn job(&self, profile: &Profile, how: How) -> Result<Job, Error> {
+        // Where it is as it is asked for, whatever part of it is run.
+        let all = self.bytes.checked_mul(u64::from(self.vcpus));
+        let all = all.filter(|all| *all <= MOST_BYTES).ok_or_else(|| {
+            Error::Usage(format!(
+                "-b {}: at most {} for all vCPUs",
+                human(self.bytes),
+                human(MOST_BYTES)
+            ))
+        })?;
+        let region = Region::new(self.mode, self.backing, all, self.offset)?;
+        let (scale, source) = self.scaled()?;
+        let pages = self.bytes / PAGE * u64::from(self.vcpus) / (scale.smaller * scale.fewer);
+        if pages > MOST_PAGES {
+            return Err(Error::Usage(format!(
+                "-b {}: {} pages are too many to simulate, at most {}: give --scale",
+                human(self.bytes),
+                report::count(pages),
+                report::count(MOST_PAGES)
+            )));
+        }
+        let region = Region {
+            bytes: pages * PAGE,
+            ..region
+        };
+        Ok(Job {
+            profile: profile.clone(),
+            how,
+            source,
+            region,
+            scale,
+            vcpus: self.vcpus,
+            iterations: 2,
+            slots: 1,
+            write_percent: 100,
+            random: false,
+            seed: 1,
+            manual: true,
+            running: true,
+        })
+    }
+}
+
+fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
+    let hows = match arguments.how {
+        Some(how) => vec![how],
+        None => How::ALL.to_vec(),
+    };
+    let case = case(arguments);
+    let mut jobs = Vec::new();
+    for how in hows {
+        let job = case.job(profile, how)?;
+        let page = job.source.bytes();
+        if !(job.region.bytes / page).is_multiple_of(u64::from(arguments.slots)) {
+            return Err(Error::Usage(format!(
+                "-x {}: {} of pages of {} cannot be divided so",
+                arguments.slots,
+                human(job.region.bytes),
+                human(page)
+            )));
+        }
+        jobs.push(Job {
+            iterations: arguments.iterations,
+            slots: arguments.slots,
+            write_percent: arguments.write_percent,
+            random: arguments.random_access,
+            seed: arguments.random_seed,
+            manual: !arguments.no_manual_protect,
+            running: arguments.run_while_disabling,
+            ..job
+        });
+    }
+    Ok(jobs)
+}
+
+fn case(arguments: &Arguments) -> Case {
+    Case {
+        backing: arguments.source,
+        bytes: arguments.bytes.bytes(),
+        vcpus: arguments.vcpus,
+        mode: arguments.mode,
+        offset: arguments.offset,
+        scale: arguments.scale,
+    }
+}
+
+fn test(
+    arguments: &Arguments,
+    profile: &Profile,
+    run: simulate::Run<'_>,
+) -> Result<Report<Parameters, Row>, Error> {
+    check(profile, arguments.vcpus)?;
+    let jobs = jobs(arguments, profile)?;
+    let is_published = case(arguments).is_published() && arguments.run_while_disabling;
+    let mut rows = Vec::new();
+    for (job, ran) in jobs.iter().zip(run(&jobs)?) {
+        sound(job, &ran)?;
+        rows.push(row(job, &ran, is_published));
+    }
+    Ok(Report {
+        experiment: "dirty-log",
+        parameters: Parameters {
+            source: arguments.source.name,
+            bytes_per_vcpu: arguments.bytes.bytes(),
+            vcpus: arguments.vcpus,
+            iterations: arguments.iterations,
+            slots: arguments.slots,
+            write_percent: arguments.write_percent,
+            random_access: arguments.random_access,
+            manual_protect: !arguments.no_manual_protect,
+            run_while_disabling: arguments.run_while_disabling,
+            machine: profile.name.clone(),
+            scale: jobs
+                .first()
+                .map_or(1, |job| job.scale.smaller * job.scale.fewer),
+        },
+        rows,
+        warnings: Vec::new(),
+    })
+}
+
+/// That the machine has no complaint.
+pub fn sound(job: &Job, ran: &Ran) -> Result<(), Error> {
+    match &ran.violation {
+        None => Ok(()),
+        Some(problem) => Err(Error::Machine {
+            machine: job.profile.name.clone(),
+            step: job.how.name(),
+            problem: problem.clone(),
+        }),
+    }
+}
+
+fn row(job: &Job, ran: &Ran, is_published: bool) -> Row {
+    let figures = published::built_in("dirty-log").unwrap_or_default();
+    let figure = figures.iter().find(|row| {
+        is_published
+            && figures::metric(row) == Some(Metric::Disabling)
+            && job.profile.system.published_as.contains(&row.system)
+    });
+    let published = figure.and_then(|row| match job.how {
+        How::Before => row.before,
+        How::After => row.after,
+        _ => None,
+    });
+    let fitted = figure.is_some_and(|row| {
+        let profile = &job.profile;
+        job.how == How::Before
+            && profile.is_fitted_on_metric(&row.system, &row.configuration, &row.metric)
+    });
+    let seconds = |times: &[Time]| times.iter().map(|time| time.as_secs_f64()).collect();
+    let (longest, p999, total) = figures::stalls(&ran.stalls);
+    let disable = ran.disable.as_secs_f64();
+    Row {
+        how: job.how.name(),
+        populate: ran.populate.as_secs_f64(),
+        enable: ran.enable.as_secs_f64(),
+        dirty: seconds(&ran.dirty),
+        get: seconds(&ran.get),
+        clear: seconds(&ran.clear),
+        disable,
+        published,
+        error_percent: published.map(|it| error_percent(disable, it)),
+        fitted,
+        zaps: figures::histogram(&ran.zaps, job.scale.fewer),
+        stall_longest_us: longest.as_secs_f64() * 1e6,
+        stall_p999_us: p999.as_secs_f64() * 1e6,
+        stall_total_s: total,
+        flushes: ran.flushes,
+        kicks: ran.kicks,
+        faults: ran.faults,
+        retries: ran.retries,
+    }
+}
+
+fn head(parameters: &Parameters) -> String {
+    format!(
+        "{}, {} of {} for each of {}",
+        parameters.machine,
+        human(parameters.bytes_per_vcpu),
+        parameters.source,
+        report::counted(u64::from(parameters.vcpus), "vCPU", "vCPUs"),
+    )
+}
+
+/// The phases before the last, in the words of the well-known test.
+fn phases(row: &Row, manual: bool) -> String {
+    let seconds = |name: &str, time: f64| format!("{name}: {}\n", report::time(time * 1e9));
+    let mut text = seconds("Populate memory time", row.populate);
+    text += &seconds("Enabling dirty logging time", row.enable);
+    for (number, dirty) in row.dirty.iter().enumerate() {
+        let of = |what: &str| format!("Iteration {} {what} time", number + 1);
+        text += "\n";
+        text += &seconds(&of("dirty memory"), *dirty);
+        text += &seconds(&of("get dirty log"), row.get[number]);
+        if let Some(clear) = row.clear.get(number) {
+            text += &seconds(&of("clear dirty log"), *clear);
+        }
+    }
+    text += "\n";
+    let over = |what: &str, times: &[f64]| {
+        let total: f64 = times.iter().sum();
+        format!(
+            "{what} dirty log over {} took {}. (Avg {}/iteration)\n",
+            report::counted(times.len() as u64, "iteration", "iterations"),
+            report::time(total * 1e9),
+            report::time(total / times.len().max(1) as f64 * 1e9)
+        )
+    };
+    text += &over("Get", &row.get);
+    if manual {
+        text += &over("Clear", &row.clear);
+    }
+    text
+}
+
+fn text(report: &Report<Parameters, Row>) -> String {
+    let parameters = &report.parameters;
+    let mut text = head(parameters) + "\n";
+    if parameters.scale > 1 {
+        text += &format!(
+            "with 1/{} of the pages; what takes as long as there are pages is multiplied\n",
+            parameters.scale
+        );
+    }
+    if let Some(row) = report.rows.first() {
+        text += "\n";
+        text += &phases(row, parameters.manual_protect);
+    }
+    let rows = report.rows.iter().map(|row| {
+        let error = row.error_percent.map_or("-".to_owned(), |error| {
+            percent(error) + if row.fitted { " *" } else { "  " }
+        });
+        [
+            row.how.to_owned(),
+            report::time(row.disable * 1e9),
+            error,
+            report::time(row.stall_longest_us * 1e3),
+            report::time(row.stall_p999_us * 1e3),
+            report::time(row.stall_total_s * 1e9),
+            report::count(row.flushes),
+            report::count(row.faults),
+            report::count(row.retries),
+        ]
+    });
+    text += &format!("\n{}:\n\n", figures::DISABLING);
+    text += &report::table(
+        [
+            "",
+            "time",
+            "error  ",
+            "stall\nlongest",
+            "99.9 %",
+            "in total",
+            "flushes",
+            "faults",
+            "retries",
+        ],
+        1,
+        rows.collect(),
+    );
+    text += &zaps(report);
+    if report.rows.iter().any(|row| row.fitted) {
+        text += "\n* the machine was fitted on this figure; every other is a test\n";
+    }
+    text
+}
+
+/// How long the tables took that were taken apart.
+fn zaps(report: &Report<Parameters, Row>) -> String {
+    let ways: Vec<&Row> = report
+        .rows
+        .iter()
+        .filter(|row| !row.zaps.is_empty())
+        .collect();
+    let longest = ways.iter().map(|row| row.zaps.len()).max().unwrap_or(0);
+    let count = |how: How, at: usize| {
+        let way = ways.iter().find(|row| row.how == how.name());
+        way.map_or("-".to_owned(), |row| {
+            let count = row.zaps.get(at).map_or(0, |bucket| bucket.count);
+            report::count(count)
+        })
+    };
+    let rows = (0..longest).filter_map(|at| {
+        let bucket = ways.iter().find_map(|row| row.zaps.get(at))?;
+        let some = |row: &&Row| row.zaps.get(at).is_some_and(|bucket| bucket.count > 0);
+        ways.iter().any(some).then(|| {
+            [
+                format!("{} to {} ms", bucket.from_ms, bucket.to_ms),
+                count(How::Before, at),
+                count(How::FlushFirst, at),
+                count(How::UnfreezeFirst, at),
+                count(How::After, at),
+            ]
+        })
+    });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let header = ["tables", "before", "flush-first", "unfreeze-first", "after"];
+    format!("\n{}", report::table(header, 1, rows))
+}

@@ -1,0 +1,274 @@
+//! What the program says of logging what a guest writes, and of disabling the log.
+
+mod common;
+
+use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use serde_json::Value;
+
+const PUBLISHED: [&str; 7] = ["-s", "anonymous_hugetlb_1gb", "-v", "416", "-b", "1G", "-e"];
+
+fn json(arguments: &[&str]) -> Value {
+    let line = [&["dirty-log", "--json"], arguments].concat();
+    let output = tablewright(&line);
+    assert!(output.status.success(), "{line:?}: {}", stderr(&output));
+    serde_json::from_str(stdout(&output)).expect("JSON")
+}
+
+fn row<'v>(report: &'v Value, how: &str) -> &'v Value {
+    let rows = report["rows"].as_array().expect("rows");
+    let row = rows.iter().find(|row| row["how"] == how);
+    row.unwrap_or_else(|| panic!("no row for {how}"))
+}
+
+fn number(row: &Value, key: &str) -> f64 {
+    row[key]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{key} is no number: {row}"))
+}
+
+/// How many zaps there were, and the milliseconds that the longest took at least.
+fn zaps(row: &Value) -> (u64, u64) {
+    let buckets = row["zaps"].as_array().expect("buckets");
+    let count = |bucket: &Value| bucket["count"].as_u64().expect("a count");
+    let longest = buckets.iter().rfind(|bucket| count(bucket) > 0);
+    let from = longest.map_or(0, |bucket| bucket["from_ms"].as_u64().expect("ms"));
+    (buckets.iter().map(count).sum(), from)
+}
+
+#[test]
+fn bad_input_is_one_line() {
+    for (arguments, says) in [
+        (&["-v", "0"][..], "0 is not in 1..=65535"),
+        (
+            &["-v", "417"],
+            "-v 417: x86-416-vcpus has 416 CPUs for them",
+        ),
+        (&["-i", "0"], "0 is not in 1..=1000"),
+        (&["-w", "101"], "101 is not in 0..=100"),
+        (&["-b", "0"], "a size must be more than zero"),
+        (
+            &["-b", "5000"],
+            "-b 4.9 KiB: not a multiple of the 4 KiB that anonymous has",
+        ),
+        (
+            &["-s", "anonymous_hugetlb_1gb", "-b", "512M", "-v", "2"],
+            "-b 512 MiB: not a multiple of the 1 GiB that anonymous_hugetlb_1gb has",
+        ),
+        (&["-s", "floppy"], "no such backing: use one of anonymous, "),
+        (
+            &["-b", "16T", "-v", "3"],
+            "-b 16 TiB: at most 32 TiB for all vCPUs",
+        ),
+        (
+            &["-m", "P40V48_4K", "-b", "2T"],
+            "P40V48_4K has addresses for 1 TiB",
+        ),
+        (&["-p", "0x1800"], "-p 0x1800: not a multiple of 4 KiB"),
+        (&["-x", "0"], "0 is not in 1..=1024"),
+        (
+            &["-s", "anonymous_thp", "-b", "2M", "-v", "2", "-x", "3"],
+            "-x 3: 4 MiB of pages of 2 MiB cannot be divided so",
+        ),
+        (&["--scale", "0"], "0 is not in 1.."),
+        (
+            &["--scale", "3"],
+            "--scale 3: 1 GiB is no multiple of 3 times 4 KiB",
+        ),
+        (
+            &["-s", "anonymous_hugetlb_1gb", "--scale", "2"],
+            "--scale 2: 1 GiB is no multiple of 2 times 1 GiB, nor is it a multiple of 512",
+        ),
+        (&["-b", "32G", "--scale", "1"], "are too many to simulate"),
+        (&["--how", "fly"], "unfreeze-first"),
+        (&["--machine", "none"], "no profile 'none'"),
+        (
+            &["--machine", "kunpeng-920"],
+            "kunpeng-920: dirty-log takes tables apart as x86 does",
+        ),
+        (
+            &["--plot", "/no/such/directory/a.svg"],
+            "/no/such/directory",
+        ),
+    ] {
+        assert_refused(&[&["dirty-log"], arguments].concat(), says);
+    }
+    let dirty = "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"vm\"\nram_gib = 1\n[architecture]\nformat = \"x86-64\"\n";
+    let dirty = Scratch::new("dirty-log.toml", dirty);
+    assert_refused(
+        &["dirty-log", "--machine", dirty.path()],
+        "its hardware marks what is written",
+    );
+}
+
+/// Every run checks what it finds in the log; these are all the ways to make one.
+#[test]
+fn every_page_that_is_written_is_in_the_log() {
+    for arguments in [
+        &["-b", "1M", "-v", "4", "-i", "3", "-e"][..],
+        &["-b", "4M", "-v", "4", "-s", "anonymous_thp", "-x", "8"],
+        &["-b", "4M", "-v", "4", "-s", "anonymous_thp", "-g", "-e"],
+        &[
+            "-b", "4M", "-v", "2", "-s", "shmem", "-a", "-w", "50", "-r", "7",
+        ],
+        &[
+            "-b",
+            "2M",
+            "-v",
+            "3",
+            "-s",
+            "anonymous_hugetlb_2mb",
+            "-w",
+            "0",
+            "-e",
+        ],
+    ] {
+        let report = json(arguments);
+        let iterations = report["parameters"]["iterations"].as_u64();
+        for row in report["rows"].as_array().expect("rows") {
+            let times = |key: &str| row[key].as_array().expect("times").len() as u64;
+            assert_eq!(Some(times("dirty")), iterations, "{row}");
+            assert_eq!(times("get"), times("dirty"));
+            let clears = if arguments.contains(&"-g") {
+                0
+            } else {
+                times("dirty")
+            };
+            assert_eq!(times("clear"), clears);
+        }
+    }
+}
+
+#[test]
+fn nobody_waits_for_what_is_recovered_in_place() {
+    let report = json(&["-s", "anonymous_hugetlb_2mb", "-v", "96", "-b", "2M", "-e"]);
+    let of = |how| row(&report, how);
+    let stall = |how| number(of(how), "stall_longest_us");
+    // Who is in the way before the change waits for all of it, and after it for the flush alone.
+    for frozen in ["before", "flush-first"] {
+        assert!(stall(frozen) > 3.0 * stall("after"), "{frozen}");
+        assert!(number(of(frozen), "retries") > 10.0 * number(of("after"), "retries"));
+        assert!(number(of(frozen), "disable") > 1.05 * number(of("after"), "disable"));
+    }
+    // Its vCPUs remember the table until the flush, and fault there; nothing is frozen for them.
+    let unfrozen = number(of("unfreeze-first"), "disable");
+    assert!(unfrozen * 1.05 < number(of("before"), "disable"));
+    let ours = of("tablewright");
+    assert!(number(ours, "disable") * 10.0 < number(of("after"), "disable"));
+    assert!(stall("tablewright") < 10.0, "{ours}");
+    // One for each table, and one for 64 of them.
+    assert_eq!(zaps(of("after")).0, 96);
+    assert_eq!(number(of("after"), "flushes"), 96.0);
+    assert_eq!(
+        (number(ours, "flushes"), number(ours, "retries")),
+        (2.0, 0.0)
+    );
+    assert_eq!(zaps(ours).0, 0);
+}
+
+/// A table of a part stands for a tree, or for several tables.
+#[test]
+fn a_part_takes_as_long_as_all_of_it() {
+    let of = |scale| {
+        json(&[
+            "-s",
+            "anonymous_hugetlb_2mb",
+            "-v",
+            "2",
+            "-b",
+            "32M",
+            "-e",
+            "--scale",
+            scale,
+        ])
+    };
+    let (all, part) = (of("1"), of("4"));
+    for how in ["before", "after", "tablewright"] {
+        let time = |report| number(row(report, how), "disable");
+        // What the engine flushes at once is less with a part.
+        let (most, least) = if how == "tablewright" {
+            (1.6, 0.9)
+        } else {
+            (1.1, 0.9)
+        };
+        let ratio = time(&part) / time(&all);
+        assert!((least..most).contains(&ratio), "{how}: {ratio}");
+        assert_eq!(zaps(row(&all, how)).0, zaps(row(&part, how)).0);
+    }
+    let deep = json(&["-s", "anonymous_hugetlb_1gb", "-v", "2", "-b", "1G", "-e"]);
+    assert_eq!(deep["parameters"]["scale"], 512);
+    let (zapped, shallow) = (row(&deep, "after"), row(&all, "after"));
+    assert_eq!(zaps(zapped).0, 2);
+    // 2 GiB have 32 times as many pages as 64 MiB.
+    let ratio = number(zapped, "disable") / number(shallow, "disable");
+    assert!((20.0..40.0).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn the_same_arguments_give_the_same_bytes() {
+    let line = [
+        "dirty-log",
+        "-s",
+        "anonymous_thp",
+        "-v",
+        "3",
+        "-b",
+        "4M",
+        "-e",
+        "-a",
+        "-w",
+        "60",
+        "--json",
+    ];
+    let once = tablewright(&line);
+    let again = tablewright(&[&line[..], &["--threads", "1"]].concat());
+    assert_eq!(stdout(&once), stdout(&again));
+    let other = tablewright(&[&line[..], &["-r", "2"]].concat());
+    assert_ne!(stdout(&once), stdout(&other));
+    let picture = Scratch::new("dirty-log.svg", "");
+    let text = tablewright(&[&line[..line.len() - 1], &["--plot", picture.path()]].concat());
+    for line in stdout(&text).lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    let picture = std::fs::read_to_string(picture.path()).expect("a picture");
+    assert!(picture.contains("longest stall"));
+}
+
+#[test]
+#[ignore = "forty million accesses for each way: minutes without optimisation, so CI runs it with"]
+fn the_published_case() {
+    let report = json(&PUBLISHED);
+    let of = |how| row(&report, how);
+    let error = |how| number(of(how), "error_percent");
+    // Fitted, and predicted.
+    assert!(error("before").abs() < 1.0, "{}", error("before"));
+    assert_eq!(
+        (&of("before")["fitted"], &of("after")["fitted"]),
+        (&true.into(), &false.into())
+    );
+    assert!(error("after").abs() < 20.0, "{}", error("after"));
+    // The shape: half a second to four seconds for most of them.
+    let slow: u64 = of("before")["zaps"].as_array().expect("buckets")[9..]
+        .iter()
+        .map(|bucket| bucket["count"].as_u64().expect("a count"))
+        .sum();
+    assert!((300..=360).contains(&slow), "{slow}, published 340");
+    assert_eq!(zaps(of("before")), (416, 2048));
+    let ours = of("tablewright");
+    assert!(
+        number(ours, "disable") < 33.65,
+        "a tenth of what was published"
+    );
+    assert!(number(ours, "stall_longest_us") <= 1000.0, "{ours}");
+    assert_eq!(number(ours, "flushes"), 7.0);
+}
+
+#[test]
+#[ignore = "a quarter of a million pages: a minute without optimisation, so CI runs it with"]
+fn blocks_of_2_mib() {
+    let report = json(&["-s", "anonymous_hugetlb_2mb", "-v", "64", "-b", "4G", "-e"]);
+    let (after, ours) = (row(&report, "after"), row(&report, "tablewright"));
+    assert_eq!(zaps(after).0, 64 * 2048);
+    assert!(number(ours, "disable") * 10.0 < number(after, "disable"));
+    assert!(number(ours, "stall_longest_us") <= 1000.0, "{ours}");
+    assert_eq!(number(ours, "flushes") * 64.0, number(after, "flushes"));
+}
