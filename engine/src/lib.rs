@@ -13,8 +13,8 @@
 //!
 //! Start at [`AddressSpace`] for the edits, at [`Platform`] for what an embedder provides, at [`Flush`] for what an edit
 //! leaves behind, at [`mod@format`] for the descriptor formats, and at [`linear`] for the map of all memory that a kernel
-//! makes when it boots; [`shared`] has the edits that many processors make at once, and [`guest`] what a hypervisor makes of
-//! them.
+//! makes when it boots; [`shared`] has the edits that many processors make at once, [`guest`] what a hypervisor makes of
+//! them, and [`shootdown`] what it takes to have other processors forget.
 //!
 //! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a [platform](hosted) on
 //! ordinary memory for tests and needs `std`.
@@ -35,6 +35,7 @@ pub mod hyperv;
 pub mod linear;
 mod platform;
 pub mod shared;
+pub mod shootdown;
 mod space;
 mod walk;
 
@@ -62,3 +63,7 @@ struct GuestMemory;
 #[cfg(all(doctest, feature = "hosted"))]
 #[doc = include_str!("../../docs/log.md")]
 struct Logging;
+
+#[cfg(all(doctest, feature = "hosted"))]
+#[doc = include_str!("../../docs/shootdown.md")]
+struct RemoteFlushes;

@@ -390,7 +390,16 @@ impl VpSet {
 
     /// Who is, in order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..PROCESSORS).filter(|&vp| self.contains(vp))
+        (0..).zip(self.banks).flat_map(|(number, bank)| {
+            let rest = |bits: &u64| Some(bits & (bits - 1)).filter(|&rest| rest != 0);
+            let bits = core::iter::successors(Some(bank).filter(|&bank| bank != 0), rest);
+            bits.map(move |bits| number * 64 + bits.trailing_zeros())
+        })
+    }
+
+    /// Those of 64 banks.
+    pub(crate) fn from_banks(banks: [u64; 64]) -> Self {
+        Self { banks }
     }
 
     /// A bit for each bank that is not empty.

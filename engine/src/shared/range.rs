@@ -91,6 +91,13 @@ pub struct Cut<F: Format, P: SharedPlatform> {
     moment: Moment,
 }
 
+/// Of edits that are exclusive, too: software may walk the tables without a lock.
+impl<F: Format, P: SharedPlatform> From<Completed<F, P>> for Cut<F, P> {
+    fn from(completed: Completed<F, P>) -> Self {
+        Self::new(completed)
+    }
+}
+
 impl<F: Format, P: SharedPlatform> Cut<F, P> {
     fn new(completed: Completed<F, P>) -> Self {
         // Without tables there is nothing to wait for, nor to announce.

@@ -1,6 +1,6 @@
 //! The lock-free protocols over all interleavings: entries that processors share, exclusive edits against walkers, edits
-//! by several processors at once, the question when a table is out of everybody's hands, the slots of a guest, and the log
-//! of what it writes.
+//! by several processors at once, the question when a table is out of everybody's hands, the slots of a guest, the log
+//! of what it writes, and flushes of other processors.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test --release -p tablewright --test loom`. Each protocol is explored whole,
 //! without a bound, with two threads and with three: one edits, or several do, and the others walk. The slots, of which a
@@ -12,4 +12,5 @@ mod exclusive;
 mod guest;
 mod log;
 mod shared;
+mod shootdown;
 mod tables;

@@ -1,0 +1,158 @@
+//! Sets of processors, and spaces that know who has them loaded.
+
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicU64, Ordering};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::Pa;
+use crate::hyperv::VpSet;
+
+use super::Identity;
+
+/// Some of up to 4096 processors, by the numbers of the operating system.
+///
+/// It is a bit set like [`VpSet`], and another type: a hypervisor knows processors by other numbers.
+///
+/// ```
+/// use tablewright::shootdown::Cpus;
+/// let mut cpus = Cpus::EMPTY;
+/// assert!(cpus.insert(5) && cpus.insert(130) && !cpus.insert(4096));
+/// cpus.retain(|cpu| cpu > 5);
+/// assert_eq!((cpus.len(), cpus.iter().next()), (1, Some(130)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpus(VpSet);
+
+impl Cpus {
+    /// Nobody.
+    pub const EMPTY: Self = Self(VpSet::EMPTY);
+    /// Numbers are below this.
+    pub const MOST: usize = crate::hyperv::PROCESSORS as usize;
+
+    /// Adds one. False if its number is too large.
+    pub fn insert(&mut self, cpu: usize) -> bool {
+        cpu < Self::MOST && self.0.insert(cpu as u32)
+    }
+
+    /// Takes one out.
+    pub fn remove(&mut self, cpu: usize) {
+        if cpu < Self::MOST {
+            self.0.remove(cpu as u32);
+        }
+    }
+
+    /// Takes all out.
+    pub fn clear(&mut self) {
+        *self = Self::EMPTY;
+    }
+
+    /// Takes out those of whom it is not true.
+    pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
+        let before = *self;
+        before
+            .iter()
+            .filter(|&cpu| !keep(cpu))
+            .for_each(|cpu| self.remove(cpu));
+    }
+
+    /// Whether one is in it.
+    pub fn contains(&self, cpu: usize) -> bool {
+        cpu < Self::MOST && self.0.contains(cpu as u32)
+    }
+
+    /// Whether nobody is.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many are.
+    pub fn len(&self) -> u32 {
+        self.0.len()
+    }
+
+    /// Who is, in order.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().map(|cpu| cpu as usize)
+    }
+}
+
+/// An address space, as far as flushes know it: its identifier, its generation, and who has it loaded.
+///
+/// What is global is in all spaces, and of none: see [`Forget::All`](super::Forget::All).
+#[derive(Debug)]
+pub struct Space<'m> {
+    root: Pa,
+    /// No other space has, had or will have it.
+    pub(super) number: u64,
+    pub(super) identity: Identity,
+    /// Flushes so far, those by messengers that reach everybody left out.
+    pub(super) generation: AtomicU64,
+    /// A bit for each processor.
+    cpus: &'m [AtomicU64],
+}
+
+impl<'m> Space<'m> {
+    /// Words for the set of so many processors.
+    pub const fn words(cpus: usize) -> usize {
+        cpus.div_ceil(64)
+    }
+
+    /// A space with these tables, which nobody has loaded. Its number is not 0, and no other space gets it, not after this one
+    /// has gone either.
+    pub fn new(number: u64, root: Pa, cpus: &'m [AtomicU64]) -> Self {
+        for word in cpus {
+            word.store(0, Ordering::Relaxed);
+        }
+        Self {
+            root,
+            number,
+            identity: Identity::new(),
+            generation: AtomicU64::new(0),
+            cpus,
+        }
+    }
+
+    /// The root of its tables.
+    pub fn root(&self) -> Pa {
+        self.root
+    }
+
+    /// Its identifier.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Whether nobody has it loaded: its tables may be taken down.
+    pub fn is_idle(&self) -> bool {
+        // Acquire: what was done with the space comes before.
+        self.cpus
+            .iter()
+            .all(|word| word.load(Ordering::Acquire) == 0)
+    }
+
+    /// A processor is about to load it. A full fence follows.
+    pub(super) fn enter(&self, cpu: usize) {
+        if let Some(word) = self.cpus.get(cpu / 64) {
+            word.fetch_or(1 << (cpu % 64), Ordering::Relaxed);
+        }
+    }
+
+    /// A processor has loaded another.
+    pub(super) fn leave(&self, cpu: usize) {
+        if let Some(word) = self.cpus.get(cpu / 64) {
+            // Release: after its last use of the space.
+            word.fetch_and(!(1 << (cpu % 64)), Ordering::Release);
+        }
+    }
+
+    /// Who has it loaded. A full fence comes before.
+    pub(super) fn cpus(&self) -> Cpus {
+        // Acquire: who is not there any more has made its last use of it.
+        let banks = |bank: usize| match self.cpus.get(bank) {
+            Some(word) => word.load(Ordering::Acquire),
+            None => 0,
+        };
+        Cpus(VpSet::from_banks(core::array::from_fn(banks)))
+    }
+}
