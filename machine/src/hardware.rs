@@ -297,10 +297,30 @@ struct Root {
 /// A contiguous run: space, first and last address, levels below.
 type Run = (u16, (u64, u64), u8);
 
+/// What a CPU does with what it remembers.
+///
+/// ```
+/// use tablewright_machine::{Architecture, CpuState, Machine, Memory, Setup};
+/// let machine = Machine::new(Setup::new(Architecture::x86_64(4), Memory::new(4, 12, 0)));
+/// machine.set_state(CpuState::Lazy);
+/// machine.set_state(CpuState::Active);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuState {
+    /// It uses the space that it has loaded.
+    #[default]
+    Active,
+    /// The program does not, until it says that it does. Walkers go on by themselves: tables have to be forgotten.
+    Lazy,
+    /// It does not run, and nor do its walkers: a virtual processor that was taken off.
+    Stopped,
+}
+
 /// What one CPU has.
 struct Core {
     /// Lower and upper half; on x86 both are the same.
     roots: [Cell<Option<Root>>; 2],
+    state: Cell<CpuState>,
     tlb: Tlb,
     cache: WalkCache,
     buffer: RefCell<Vec<Buffered>>,
@@ -334,8 +354,11 @@ impl Core {
 struct Space {
     root: Option<(u64, bool)>,
     id: u16,
-    /// CPUs that have loaded it.
+    /// CPUs that have loaded it. Of a space that is tracked, those that have not left it since.
     cpus: Vec<u64>,
+    /// The program knows who has it loaded, and tells nobody else: who has left it does not use what he remembers before he has
+    /// loaded it again.
+    tracked: bool,
 }
 
 impl Space {
@@ -423,6 +446,7 @@ impl Hardware {
         let regime = architecture.regime;
         let core = |_| Core {
             roots: [Cell::new(None), Cell::new(None)],
+            state: Cell::default(),
             tlb: Tlb::new(architecture.tlb_sets, architecture.tlb_ways),
             cache: WalkCache::new(architecture.walk_cache),
             buffer: RefCell::default(),
@@ -566,6 +590,7 @@ impl Hardware {
             root: None,
             id: 0,
             cpus: vec![0; self.cores.len().div_ceil(64)],
+            tracked: false,
         });
         (spaces.len() - 1) as u16
     }
@@ -582,7 +607,9 @@ impl Hardware {
             .borrow()
             .iter()
             .any(|o| o.id == id && o.space != space && o.span == (0, u64::MAX));
-        if taken || remembered {
+        // Under which identifier a tracked space is loaded is said, and looked at, then.
+        let tracked = self.spaces.borrow()[usize::from(space)].tracked;
+        if (taken || remembered) && !tracked {
             let why = if taken {
                 "another space has it"
             } else {
@@ -631,6 +658,10 @@ impl Hardware {
             (space.root.take(), space.id)
         };
         let Some((root, _)) = root else { return };
+        let tracked = self.spaces.borrow()[usize::from(space)].tracked;
+        if tracked {
+            self.abandon(cpu, space);
+        }
         for core in &self.cores {
             for half in &core.roots {
                 if half.get().is_some_and(|root| root.space == space) {
@@ -641,6 +672,9 @@ impl Hardware {
         let number = self.obligations.borrow_mut().number();
         for (table, _) in self.first_tables(root, 0) {
             self.make_detached(table, self.top, number);
+        }
+        if tracked {
+            return self.look_around();
         }
         self.obligations.borrow_mut().add(Obligation {
             number,
@@ -688,6 +722,99 @@ impl Hardware {
             core.roots[usize::from(upper)].set(root);
         }
         self.synchronise(cpu);
+    }
+
+    /// Nobody may have a tracked space loaded that is detached; then nobody uses what was owed.
+    fn abandon(&self, cpu: usize, space: u16) {
+        let left = (0..self.cores.len()).find(|&other| self.uses(other, space, true));
+        if let Some(other) = left {
+            let what = format!("a space is taken down that CPU {other} has loaded");
+            self.violate(Rule::FreedEarly, cpu, what);
+        }
+        self.obligations.borrow_mut().drop_of(space);
+    }
+
+    pub(crate) fn track(&self, space: u16) {
+        self.spaces.borrow_mut()[usize::from(space)].tracked = true;
+    }
+
+    /// Loads the root of a tracked space, under this identifier.
+    pub(crate) fn load_tracked(&self, cpu: usize, space: u16, id: u16) {
+        let before = std::mem::replace(&mut self.spaces.borrow_mut()[usize::from(space)].id, id);
+        if before != id {
+            self.rename(cpu, space, id);
+        }
+        let core = &self.cores[cpu];
+        let of_another = |e: &Cached| e.id == id && e.space != space && !e.global;
+        let held = core.tlb.iter(cpu, &self.invalidations).find(of_another);
+        if let Some(entry) = held {
+            self.violate(
+                Rule::IdentifierReused,
+                cpu,
+                format!(
+                    "identifier {id} is loaded for space {space}, and the TLB has {:#x} of space {} under it",
+                    entry.first, entry.space
+                ),
+            );
+        }
+        self.end_walks(cpu);
+        self.load_root(cpu, space);
+    }
+
+    /// Loading CR3 is serialising (SDM vol. 3A 9.3): walks under the root before are over. On arm64 they may be on their way until an
+    /// invalidation.
+    fn end_walks(&self, cpu: usize) {
+        if self.architecture.is_x86() {
+            self.cores[cpu].speculative.set(None);
+        }
+    }
+
+    /// A tracked space has another identifier.
+    fn rename(&self, cpu: usize, space: u16, id: u16) {
+        let other = (0..self.cores.len()).find(|&other| {
+            let mut roots = self.cores[other].roots.iter().filter_map(Cell::get);
+            roots.any(|root| root.space == space && root.id != id)
+        });
+        if let Some(other) = other {
+            self.violate(
+                Rule::IdentifierReused,
+                cpu,
+                format!("space {space} gets identifier {id}, and CPU {other} has it loaded under another"),
+            );
+        }
+        let drained = |o: &Obligation| {
+            let buffer = &self.cores[usize::from(o.writer)].buffer;
+            buffer.borrow().is_empty()
+        };
+        self.obligations.borrow_mut().rename(space, id, drained);
+    }
+
+    /// A CPU has loaded another root: what it remembers of the space it does not use before it loads it again.
+    pub(crate) fn leave(&self, cpu: usize, space: u16) {
+        self.spaces.borrow_mut()[usize::from(space)].cpus[cpu / 64] &= !(1 << (cpu % 64));
+    }
+
+    /// No root is loaded. A context synchronisation event.
+    pub(crate) fn unload(&self, cpu: usize) {
+        let core = &self.cores[cpu];
+        core.roots.iter().for_each(|root| root.set(None));
+        self.end_walks(cpu);
+        self.synchronise(cpu);
+    }
+
+    pub(crate) fn set_state(&self, cpu: usize, state: CpuState) {
+        self.cores[cpu].state.set(state);
+    }
+
+    /// Whether a CPU, or its walker, may use what it remembers of a space: of its tables, or of leaves.
+    fn uses(&self, cpu: usize, space: u16, table: bool) -> bool {
+        let spaces = self.spaces.borrow();
+        let space = &spaces[usize::from(space)];
+        match self.cores[cpu].state.get() {
+            CpuState::Active => !space.tracked || space.has(cpu as u16),
+            CpuState::Lazy => table && space.has(cpu as u16),
+            CpuState::Stopped => false,
+        }
     }
 
     // ---- Frames ----
@@ -783,12 +910,14 @@ impl Hardware {
         for (other, core) in self.cores.iter().enumerate() {
             let mut tlb = core.tlb.iter(other, &self.invalidations);
             // The map of all memory leads to free memory as well, and still says so.
-            let held =
-                tlb.find(|e| e.pa < pa + page && pa < e.pa + (1 << e.bits) && !self.still_says(e));
-            let known = core
-                .cache
-                .iter()
-                .find(|known| known.table == pa && self.is_remembered(other, known));
+            let held = tlb.find(|e| {
+                let leads = e.pa < pa + page && pa < e.pa + (1 << e.bits);
+                leads && !self.still_says(e) && self.uses(other, e.space, false)
+            });
+            let known = core.cache.iter().find(|known| {
+                let remembered = known.table == pa && self.is_remembered(other, known);
+                remembered && self.uses(other, known.space, true)
+            });
             let combined = self.combined_with(other, pa, pa + page);
             if let Some(entry) = held.or(combined) {
                 self.violate(

@@ -73,6 +73,7 @@ mod cache;
 mod costs;
 mod dice;
 mod hardware;
+mod interrupt;
 mod kick;
 mod lines;
 pub mod litmus;
@@ -93,7 +94,7 @@ mod tree;
 
 pub use architecture::{Architecture, Granule, Ordering, Regime};
 pub use costs::Costs;
-pub use hardware::{Cause, Fault, Request, Want};
+pub use hardware::{Cause, CpuState, Fault, Request, Want};
 pub use lock::{Held, Lock, LockCosts};
 pub use machine::{
     Counts, Machine, MachineHeld, MachineIdentity, MachineLock, MachineSlots, Mapper, Setup,

@@ -18,7 +18,8 @@ use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Table
 
 use crate::architecture::Architecture;
 use crate::costs::Costs;
-use crate::hardware::{Fault, Hardware, How, Look, Request, Spot, Translated, Want};
+use crate::hardware::{CpuState, Fault, Hardware, How, Look, Request, Spot, Translated, Want};
+use crate::interrupt::Interrupts;
 use crate::kick::Kicks;
 use crate::lines::Lines;
 use crate::lock::{Held, Lock, LockCosts};
@@ -152,6 +153,7 @@ pub struct Machine {
     cleaned: Box<[Cell<u64>]>,
     lines: Lines,
     pub(crate) kicks: Kicks,
+    pub(crate) interrupts: Interrupts,
     pub(crate) software_walks: Walks,
     links: Box<[TableLink]>,
     refuse_once_in: Cell<u64>,
@@ -192,6 +194,7 @@ impl Machine {
             hardware: Hardware::new(architecture, cpus, memory, seed, clock),
             lines: Lines::new(costs.transfer, cpus),
             kicks: Kicks::new(kicks, cpus),
+            interrupts: Interrupts::new(cpus),
             software_walks: Walks::new(cpus),
             scheduler,
             bus: Resource::new(),
@@ -427,6 +430,38 @@ impl Machine {
         let cpu = self.cpu();
         cpu.order();
         self.hardware.load_guest(cpu.id(), root);
+    }
+
+    /// The running CPU loads the tables of a kernel that are nobody's space: there is no root.
+    pub fn unload(&self) {
+        let cpu = self.cpu();
+        cpu.order();
+        self.hardware.unload(cpu.id());
+    }
+
+    /// Whether the running CPU uses the space that it has loaded.
+    pub fn set_state(&self, state: CpuState) {
+        let cpu = self.cpu();
+        cpu.order();
+        self.hardware.set_state(cpu.id(), state);
+    }
+
+    /// A hypervisor has one of its virtual processors forget, between two instructions of it: as an invalidation of its own.
+    pub fn forget_on(&self, other: usize, tlbi: Tlbi) {
+        let cpu = self.cpu();
+        cpu.spend(self.costs.exit);
+        cpu.order();
+        while let Some(until) = self.hardware.busy_until(other) {
+            cpu.wait_until(until.max(cpu.now() + Time::ps(1)));
+            cpu.order();
+        }
+        let here = Tlbi {
+            broadcast: false,
+            ..tlbi
+        };
+        self.hardware.invalidate(other, here);
+        self.hardware.complete(other);
+        self.hardware.synchronise(other);
     }
 
     /// The kernel copies a page through its own cacheable mapping, which is not simulated.
@@ -752,6 +787,28 @@ impl<'m> Mapper<'m> {
         let cpu = self.machine.cpu();
         cpu.order();
         self.machine.hardware.detach(cpu.id(), self.space);
+    }
+
+    /// The same for a space whose program knows who has it loaded, and under which identifier, which is said by
+    /// [`load_as`](Mapper::load_as). Who has loaded another and has [left](Mapper::leave) it need not be told what has changed: he forgets it
+    /// before he loads the space again, or breaks a rule when he uses it.
+    pub fn track(&self, root: Pa, half: tablewright::Half) {
+        self.machine.hardware.track(self.space);
+        self.attach(root, half, 0);
+    }
+
+    /// The running CPU loads the root of a space that is tracked, under this identifier.
+    pub fn load_as(&self, id: u16) {
+        let cpu = self.machine.cpu();
+        cpu.order();
+        self.machine.hardware.load_tracked(cpu.id(), self.space, id);
+    }
+
+    /// The running CPU, which has loaded another root or none, has left the space.
+    pub fn leave(&self) {
+        let cpu = self.machine.cpu();
+        cpu.order();
+        self.machine.hardware.leave(cpu.id(), self.space);
     }
 
     /// The running CPU loads the root.

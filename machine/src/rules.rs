@@ -243,6 +243,11 @@ impl Second {
 }
 
 impl Obligation {
+    /// This CPU has said that it is invalidated.
+    pub fn is_claimed_by(&self, cpu: usize) -> bool {
+        self.claimed.is_some_and(|(by, _)| usize::from(by) == cpu)
+    }
+
     /// The first of two steps is done on all CPUs.
     pub fn is_second_done(&self) -> bool {
         self.second.as_ref().is_some_and(|second| second.done)
@@ -324,6 +329,23 @@ impl Obligations {
 
     pub fn clear(&mut self) {
         self.0.clear();
+    }
+
+    /// Nobody uses the space any more.
+    pub fn drop_of(&mut self, space: u16) {
+        self.0.retain(|o| o.space != space);
+    }
+
+    /// The space is loaded under another identifier, and nobody has it loaded under the one before: what was changed visibly is
+    /// remembered under none that is used.
+    pub fn rename(&mut self, space: u16, id: u16, is_visible: impl Fn(&Obligation) -> bool) {
+        self.0.retain_mut(|o| {
+            if o.space != space {
+                return true;
+            }
+            o.id = id;
+            !(o.published && is_visible(o))
+        });
     }
 
     /// A number for the next.
@@ -492,7 +514,7 @@ impl Obligations {
     pub fn complete(
         &mut self,
         cpu: usize,
-        holders: impl Fn(u16, &[(u16, bool)]) -> bool,
+        all_told: impl Fn(&Obligation) -> bool,
     ) -> (Vec<Obligation>, Vec<Obligation>) {
         let this = cpu as u16;
         let (mut discharged, mut wrong) = (Vec::new(), Vec::new());
@@ -503,8 +525,7 @@ impl Obligations {
             if let Some(second) = &mut obligation.second {
                 second.complete(cpu);
             }
-            let told = !obligation.local.is_empty() && holders(obligation.space, &obligation.local);
-            if obligation.issued.contains(cpu) || told {
+            if obligation.issued.contains(cpu) || all_told(obligation) {
                 if obligation.contiguous {
                     discharged.push(obligation.clone());
                 }

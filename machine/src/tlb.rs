@@ -448,6 +448,7 @@ pub(crate) struct Remembered {
     /// Levels below the table.
     pub depth: u8,
     pub id: u16,
+    pub space: u16,
     pub table: u64,
     pub denied: Denied,
     pub stamp: u64,

@@ -2,7 +2,7 @@
 
 use crate::memory::State;
 
-use super::{Early, Fault, Hardware, Look, Request, Translated, Want};
+use super::{CpuState, Early, Fault, Hardware, Look, Request, Translated, Want};
 
 impl Hardware {
     /// Something that the hardware is free to do at any moment happens, if the dice say so: a walk of some CPU for an
@@ -22,6 +22,9 @@ impl Hardware {
         }
         let other = self.dice.below(self.cores.len() as u64) as usize;
         let core = &self.cores[other];
+        if core.state.get() == CpuState::Stopped {
+            return;
+        }
         let near = near.and_then(|pa| {
             let frame = self.memory.frame_at(pa)?;
             let meta = self.memory.meta(frame);

@@ -55,6 +55,11 @@ impl Hardware {
             .max()
     }
 
+    /// Whether an access of this CPU is under way, and until when.
+    pub(crate) fn busy_until(&self, cpu: usize) -> Option<Time> {
+        self.cores[cpu].under_way.get().map(|(_, until)| until)
+    }
+
     /// What was issued takes effect now, if it has not yet.
     pub(crate) fn take_effect(&self, cpu: usize) {
         self.drain(cpu);
@@ -107,11 +112,20 @@ impl Hardware {
         self.obligations.borrow_mut().publish(cpu);
         let (discharged, wrong) = {
             let spaces = self.spaces.borrow();
-            let all_told = |space: u16, told: &[(u16, bool)]| {
-                let space = &spaces[usize::from(space)];
+            let all_told = |o: &Obligation| {
+                let space = &spaces[usize::from(o.space)];
+                let told = &o.local;
                 let holders = || (0..self.cores.len() as u16).filter(|&c| space.has(c));
+                if space.tracked {
+                    // Who has it loaded, and uses it, changes all the time: it is whoever does when all is said to be told.
+                    let mut using =
+                        holders().filter(|&c| self.uses(usize::from(c), o.space, o.table));
+                    return o.is_claimed_by(cpu) && using.all(|c| told.contains(&(c, true)));
+                }
                 // Nobody is told twice. With many CPUs, each of which completes for itself, most are not told yet.
-                told.len() >= holders().count() && holders().all(|c| told.contains(&(c, true)))
+                !told.is_empty()
+                    && told.len() >= holders().count()
+                    && holders().all(|c| told.contains(&(c, true)))
             };
             self.obligations.borrow_mut().complete(cpu, all_told)
         };

@@ -104,7 +104,8 @@ impl Hardware {
 
     #[inline(never)]
     pub(super) fn check_stale(&self, cpu: usize, request: Request, entry: &Cached, now: u64) {
-        if !self.judging.get() {
+        // Walkers may use what they like where the program uses nothing.
+        if !self.judging.get() || !self.uses(cpu, entry.space, false) {
             return;
         }
         let was = self.decode(entry.depth, entry.first, Denied::default(), entry.raw);
@@ -243,6 +244,7 @@ impl Hardware {
                         first: va >> bits << bits,
                         depth: below,
                         id: walking.id,
+                        space: walking.space,
                         table: walk.table(),
                         denied: walk.denied(),
                         stamp: walking.stamp,

@@ -11,6 +11,7 @@
 
 mod bugs;
 mod log;
+mod shootdown;
 
 use std::fs;
 use std::io;
@@ -32,7 +33,11 @@ pub struct Bug {
 
 const SEEDS: u64 = 10_000;
 /// What is planted, and the workload that is to catch it.
-const PLANTED: [(&str, &[Bug]); 2] = [("guest", bugs::BUGS), ("log", log::BUGS)];
+const PLANTED: [(&str, &[Bug]); 3] = [
+    ("guest", bugs::BUGS),
+    ("log", log::BUGS),
+    ("shootdown", shootdown::BUGS),
+];
 /// Which bug is on, from 1.
 const SWITCH: &str = "TABLEWRIGHT_PLANTED";
 
@@ -119,7 +124,11 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
         copy(&from.join(part), &to.join(part)).map_err(io)?;
     }
     let manifest = fs::read_to_string(from.join("Cargo.toml")).map_err(io)?;
-    fs::write(to.join("Cargo.toml"), manifest.replace(", \"lab\", \"xtask\"", "")).map_err(io)?;
+    fs::write(
+        to.join("Cargo.toml"),
+        manifest.replace(", \"lab\", \"xtask\"", ""),
+    )
+    .map_err(io)?;
     let source = to.join("engine/src");
     for (number, _, bug) in all() {
         let file = source.join(bug.file);

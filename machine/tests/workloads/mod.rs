@@ -19,6 +19,7 @@ mod later;
 mod log;
 mod oracle;
 mod raw;
+mod shootdown;
 mod windows;
 
 use std::cell::{Cell, RefCell};
@@ -52,11 +53,13 @@ pub enum Workload {
     Guest,
     /// What a guest writes is logged, and copied.
     Log,
+    /// Remote flushes, by every messenger.
+    Shootdown,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Edits,
         Self::Windows,
         Self::Identifiers,
@@ -65,6 +68,7 @@ impl Workload {
         Self::Guests,
         Self::Guest,
         Self::Log,
+        Self::Shootdown,
     ];
 
     /// As it is given on a command line.
@@ -78,6 +82,7 @@ impl Workload {
             Self::Guests => "guests",
             Self::Guest => "guest",
             Self::Log => "log",
+            Self::Shootdown => "shootdown",
         }
     }
 }
@@ -351,6 +356,8 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
     let kind = Kind::of(&dice);
     let cpus = match workload {
         Workload::Concurrent | Workload::Guests => 2 + dice.below(MOST_CPUS - 1),
+        Workload::Shootdown if dice.once_in(16) => 2 + dice.below(shootdown::MOST_CPUS - 1),
+        Workload::Shootdown => 2 + dice.below(MOST_CPUS - 1),
         _ => 1 + dice.below(MOST_CPUS),
     };
     let host = (workload == Workload::Guests).then(|| guests::Host::of(&dice));
@@ -371,6 +378,7 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
             Workload::Identifiers => identifiers::run::<F>(machine, &fault, &dice, kind, between),
             Workload::Baseline => baseline::run::<F>(machine, &fault, &dice, kind, between),
             Workload::Concurrent => concurrent::run::<F>(machine, &fault, &dice, kind, between),
+            Workload::Shootdown => shootdown::run::<F>(machine, &dice, cpus as usize, between),
             Workload::Guests | Workload::Guest | Workload::Log => unreachable!("a guest has a host"),
         })
     })

@@ -1,0 +1,182 @@
+//! What is planted into remote flushes, and caught where CPUs go from space to space.
+
+use super::Bug;
+
+const CPUS: &str = "shootdown/cpus.rs";
+const DEFERRED: &str = "shootdown/deferred.rs";
+const ENCODER: &str = "hyperv/guest.rs";
+const HERE: &str = "shootdown/here.rs";
+const HYPERCALL: &str = "shootdown/hypercall.rs";
+const IDENTIFIERS: &str = "shootdown/identifiers.rs";
+
+/// Somebody uses what he should have forgotten, or is said to have forgotten, or what was given back.
+const STALE: &[&str] = &[
+    "invalidation",
+    "stale use",
+    "freed early",
+    "walk astray",
+    "program",
+];
+/// The same, under an identifier of another.
+const REUSED: &[&str] = &["identifier reused", "program", "freed early", "stale use"];
+
+pub const BUGS: &[Bug] = &[
+    // Who is told.
+    Bug {
+        name: "a lazy processor is not told that tables have gone",
+        file: HERE,
+        find: "if «!tables» {",
+        with: "true",
+        rules: STALE,
+    },
+    Bug {
+        name: "a lazy processor goes on where it was",
+        file: HERE,
+        find: "«self.catch_up(space, space.identity.id(), actions);»",
+        with: "let _ = actions;",
+        rules: STALE,
+    },
+    Bug {
+        name: "a processor that comes back has missed nothing",
+        file: HERE,
+        find: "if «missed && (kept || loaded)» {",
+        with: "missed && loaded",
+        rules: STALE,
+    },
+    Bug {
+        name: "of a space that is not known nothing is remembered",
+        file: HERE,
+        find: "None => «generation != 0»,",
+        with: "false",
+        rules: STALE,
+    },
+    Bug {
+        name: "a part is flushed though a generation was missed",
+        file: HERE,
+        find: "if «seen + 1 == generation» && ranges",
+        with: "true",
+        rules: STALE,
+    },
+    Bug {
+        name: "a processor is out of the set before another root is loaded",
+        file: HERE,
+        find: "«load(id);»",
+        with: "if let Some(from) = from.filter(|from| from.number != number) { from.leave(self.number); } load(id);",
+        rules: STALE,
+    },
+    Bug {
+        name: "only the first 64 processors are told",
+        file: CPUS,
+        find: "if let Some(word) = «self.cpus.get(cpu / 64)» {\n            word.fetch_or",
+        with: "self.cpus.get(usize::from(cpu > 2))",
+        rules: STALE,
+    },
+    // What they are told.
+    Bug {
+        name: "a message is without its last range",
+        file: HERE,
+        find: "self.count.store(«count as u64», Ordering::Relaxed);",
+        with: "if count > 1 { count as u64 - 1 } else { count as u64 }",
+        rules: STALE,
+    },
+    Bug {
+        name: "nobody waits for answers",
+        file: HERE,
+        find: "while «outbox.left.load(Ordering::Acquire) != 0» {",
+        with: "false",
+        rules: STALE,
+    },
+    Bug {
+        name: "who sends does not forget himself",
+        file: HERE,
+        find: "        if «here» {",
+        with: "false",
+        rules: STALE,
+    },
+    // Messengers.
+    Bug {
+        name: "a hypercall that was refused is taken for done",
+        file: HYPERCALL,
+        find: "told = «sent.is_ok()»;",
+        with: "let _ = sent; true",
+        rules: STALE,
+    },
+    Bug {
+        name: "a processor without a VP index is taken for told",
+        file: HYPERCALL,
+        find: "*cpus = «left»;",
+        with: "{ let _ = left; Cpus::EMPTY }",
+        rules: STALE,
+    },
+    Bug {
+        name: "the number of the operating system is taken for the VP index",
+        file: HYPERCALL,
+        find: "let vp = «self.calls.vp_index(cpu)»;",
+        with: "self.calls.vp_index(cpu).map(|_| cpu as u32)",
+        rules: STALE,
+    },
+    Bug {
+        name: "the address space is named by more than its root",
+        file: HYPERCALL,
+        find: "let scope = Scope::Space(«message.root.get()»);",
+        with: "message.root.get() | u64::from(message.id) << 12",
+        rules: STALE,
+    },
+    Bug {
+        name: "pages of a range are counted by the floor",
+        file: ENCODER,
+        find: "            if «page > last» {",
+        with: "page + RANGE_PAGES > last",
+        rules: STALE,
+    },
+    Bug {
+        name: "banks of the last call are left in the page",
+        file: ENCODER,
+        find: "                    page[at] = «bank»;",
+        with: "if page[at] != 0 { page[at] } else { bank }",
+        rules: STALE,
+    },
+    Bug {
+        name: "a virtual processor that runs is taken for one that does not",
+        file: DEFERRED,
+        find: "let flush = |flags: u8| («flags & Self::PREEMPTED != 0»)",
+        with: "true",
+        rules: STALE,
+    },
+    Bug {
+        name: "the host is not asked to flush",
+        file: DEFERRED,
+        find: ".then_some(«flags | Self::FLUSH»);",
+        with: "flags",
+        rules: STALE,
+    },
+    // Identifiers.
+    Bug {
+        name: "an identifier is used again and nothing is forgotten",
+        file: IDENTIFIERS,
+        find: "        if «pending» {",
+        with: "false",
+        rules: REUSED,
+    },
+    Bug {
+        name: "an identifier that is loaded is given to another space",
+        file: IDENTIFIERS,
+        find: "«allocator.take(kept as u16);»",
+        with: "let _ = kept;",
+        rules: &[
+            "identifier reused",
+            "program",
+            "freed early",
+            "stale use",
+            "invalidation",
+            "conflict",
+        ],
+    },
+    Bug {
+        name: "an identifier of an old generation is loaded",
+        file: IDENTIFIERS,
+        find: "            && «current»\n",
+        with: "word != 0",
+        rules: REUSED,
+    },
+];
