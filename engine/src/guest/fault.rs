@@ -80,6 +80,9 @@ impl Fault {
     /// DDI 0487 D24.2.39 (`ESR_EL2`, instruction and data aborts), D24.2.61 (`HPFAR_EL2`). The offset in the page is that
     /// of the virtual address, which for a fault in a walk of stage 1 says nothing: then it is 0. Such a walk reads a
     /// descriptor; if it may not do that, although it can, it wanted to set a flag.
+    ///
+    /// `HPFAR_EL2` need not hold the address after a permission fault that is not of such a walk. Whoever has no processor that
+    /// promises it translates `FAR_EL2` first (`AT S1E1R`), and gives the page of `PAR_EL1` in the form of `HPFAR_EL2`.
     pub fn arm64(esr: u64, hpfar: u64, far: u64) -> Option<Self> {
         const INSTRUCTION_ABORT: u64 = 0x20;
         const DATA_ABORT: u64 = 0x24;

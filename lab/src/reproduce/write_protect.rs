@@ -41,7 +41,8 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
     let row = |figure: published::Row| {
         let Some(metric) = metric(&figure) else {
             return Ok(Row {
-                note: "a migration, which this experiment is not".to_owned(),
+                note: "a migration: neither the link nor what ended it is published, and at these rates the guest writes all of its \
+                       set again before that is sent".to_owned(),
                 ..Row::of("write-protect", figure)
             });
         };
