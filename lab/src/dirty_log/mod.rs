@@ -15,7 +15,7 @@ use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::file::Target;
-use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
 use crate::page_table_test;
 use crate::page_table_test::input::{Backing, Mode, PAGE, Region, Source};
 use crate::published;
@@ -380,14 +380,7 @@ fn test(
 
 /// That the machine has no complaint.
 pub fn sound(job: &Job, ran: &Ran) -> Result<(), Error> {
-    match &ran.violation {
-        None => Ok(()),
-        Some(problem) => Err(Error::Machine {
-            machine: job.profile.name.clone(),
-            step: job.how.name(),
-            problem: problem.clone(),
-        }),
-    }
+    no_violation(&job.profile, job.how.name(), ran.violation.as_deref())
 }
 
 fn row(job: &Job, ran: &Ran, is_published: bool) -> Row {

@@ -205,6 +205,22 @@ pub fn error_percent(this: f64, that: f64) -> f64 {
     (this - that) / that * 100.0
 }
 
+/// That no rule was broken in a step of an experiment.
+pub fn no_violation(
+    profile: &Profile,
+    step: &'static str,
+    violation: Option<&str>,
+) -> Result<(), Error> {
+    match violation {
+        None => Ok(()),
+        Some(problem) => Err(Error::Machine {
+            machine: profile.name.clone(),
+            step,
+            problem: problem.to_owned(),
+        }),
+    }
+}
+
 /// What a profile says that it does not explain in a published row.
 pub fn unexplained(
     profile: &Profile,

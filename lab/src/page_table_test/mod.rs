@@ -73,7 +73,7 @@ pub struct Arguments {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum On {
+pub enum On {
     /// The software machine, in virtual time
     Machine,
     /// Threads of this computer, in real time

@@ -7,14 +7,16 @@ pub mod simulate;
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::page_table_test::On;
 use crate::published;
 use crate::report::{self, Report};
+use crate::write_protect::nanoseconds;
 pub use messenger::How;
 use simulate::{Job, Ran};
 
@@ -71,15 +73,6 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// Where to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum On {
-    /// The software machine
-    Machine,
-    /// This computer
-    Native,
 }
 
 #[derive(Serialize)]
@@ -184,10 +177,6 @@ fn test(
         rows: rows.map(|(job, ran)| row(job, &ran)).collect(),
         warnings: Vec::new(),
     })
-}
-
-fn nanoseconds(time: Time) -> f64 {
-    time.as_ps() as f64 / 1e3
 }
 
 /// Cycles of the published run.

@@ -10,7 +10,7 @@ use tablewright::Level;
 use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
-use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
 use crate::published;
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -251,14 +251,7 @@ fn test(
 
 /// That the machine has no complaint.
 pub fn sound(job: &Job, ran: &Ran) -> Result<(), Error> {
-    match &ran.violation {
-        None => Ok(()),
-        Some(problem) => Err(Error::Machine {
-            machine: job.profile.name.clone(),
-            step: job.how.name(),
-            problem: problem.clone(),
-        }),
-    }
+    no_violation(&job.profile, job.how.name(), ran.violation.as_deref())
 }
 
 /// A time as the published table has it.
