@@ -208,7 +208,19 @@ fn boot(args: &BootArgs) -> Result<()> {
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            // One line: the rest is usage.
+            let text = error.to_string();
+            let what = text.split("\n\n").next().unwrap_or_default();
+            let words: Vec<&str> = what.split_whitespace().collect();
+            eprintln!("{}", words.join(" "));
+            return ExitCode::from(2);
+        }
+        Err(help) => help.exit(),
+    };
+    let done = match cli.command {
         Command::Fetch => fetch::guest(None).map(|_| ()),
         Command::Boot(args) => boot(&args),
         Command::TestGuest(args) => test_guest::run(&args),
