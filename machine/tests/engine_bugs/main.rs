@@ -126,11 +126,11 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
         copy(&from.join(part), &to.join(part)).map_err(io)?;
     }
     let manifest = fs::read_to_string(from.join("Cargo.toml")).map_err(io)?;
-    fs::write(
-        to.join("Cargo.toml"),
-        manifest.replace(", \"lab\", \"xtask\"", ""),
-    )
-    .map_err(io)?;
+    let others = [", \"lab\"", ", \"xtask\""];
+    let manifest = others
+        .iter()
+        .fold(manifest, |manifest, other| manifest.replace(other, ""));
+    fs::write(to.join("Cargo.toml"), manifest).map_err(io)?;
     let source = to.join("engine/src");
     for (number, _, bug) in all() {
         let file = source.join(bug.file);
