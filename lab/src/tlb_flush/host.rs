@@ -135,6 +135,13 @@ impl<'c> Host<'c> {
         self.tally.set(tally);
     }
 
+    fn count_wait(&self, waited: Time) {
+        self.count(|tally| {
+            tally.waiting += waited;
+            tally.longest = tally.longest.max(waited);
+        });
+    }
+
     // ---- Physical CPUs ----
 
     /// A vCPU that has something to do: gets a physical CPU, now or later.
@@ -421,11 +428,7 @@ impl<'c> Host<'c> {
             }
             self.run(cpu, vcpu, self.slice);
         }
-        let waited = cpu.now() - began;
-        self.count(|tally| {
-            tally.waiting += waited;
-            tally.longest = tally.longest.max(waited);
-        });
+        self.count_wait(cpu.now() - began);
     }
 
     /// Has a vCPU forget when it is entered next.
@@ -459,10 +462,6 @@ impl<'c> Host<'c> {
         if told {
             self.work(cpu, self.costs.host_interrupt);
         }
-        let waited = cpu.now() - began;
-        self.count(|tally| {
-            tally.waiting += waited;
-            tally.longest = tally.longest.max(waited);
-        });
+        self.count_wait(cpu.now() - began);
     }
 }
