@@ -1,10 +1,10 @@
 //! `migrate`: a live migration by pre-copy, under each kind of dirty logging.
 
 mod picture;
-mod simulate;
+pub mod simulate;
 #[cfg(test)]
 mod tests;
-mod writes;
+pub mod writes;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::map_mem::machine::Threads;
 use crate::record::recording::{Interval, Recording};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
-use simulate::{BLOCK, Job, PAGE, Ran};
+use simulate::{BLOCK, Job, PAGE, PERIOD, Ran, SLICE};
 use writes::{Model, Writes};
 
 /// What `migrate` can be asked.
@@ -275,7 +275,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             ..job.clone()
         })
         .collect();
-    let ran = simulate::software(arguments.threads, &jobs)?;
+    let ran = simulate::software(arguments.threads)(&jobs)?;
     let mut warnings = Vec::new();
     for (kind, ran) in kinds.iter().zip(&ran) {
         if !ran.converged {
@@ -448,6 +448,8 @@ fn plan(
         bandwidth,
         downtime_limit: Time::ms(arguments.downtime_limit),
         timeout: Time::s(arguments.timeout),
+        slice: SLICE,
+        period: PERIOD,
         chunk: arguments.chunk.bytes() / PAGE,
         ring,
         writes,

@@ -3,7 +3,7 @@
 use tablewright_machine::{Profile, Time};
 
 use super::Logging;
-use super::simulate::{Job, Order, Ran, run};
+use super::simulate::{Job, Order, PERIOD, Ran, SLICE, run};
 use super::writes::{Model, Writes};
 
 const ALL: [Logging; 5] = [
@@ -26,6 +26,8 @@ fn job(logging: Logging, model: Model, rate: Option<u64>) -> Job {
         bandwidth: 256 << 20,
         downtime_limit: Time::ms(2),
         timeout: Time::ms(60),
+        slice: SLICE,
+        period: PERIOD,
         chunk: 512,
         ring: 64,
         writes: Writes::Model {
@@ -146,6 +148,27 @@ fn with_a_fixed_rate_a_fast_start_takes_no_longer_than_a_slow_one() {
         assert!(fast.0.as_secs_f64() <= slow.0.as_secs_f64() * 1.01);
         assert!(fast.1 <= slow.1);
     }
+}
+
+/// Looking at the log takes 128 us, in which more is written than a step of sending takes away: who looks as soon as the
+/// rest is small enough looks for ever.
+#[test]
+fn a_guest_that_always_writes_is_migrated_over_a_link_that_is_faster() {
+    let mut job = job(Logging::Manual, Model::Greedy, None);
+    (job.pages, job.used) = (8192, 8192);
+    job.writes = Writes::Model {
+        model: Model::Sequential,
+        set: 4096,
+        rate: Some(500_000),
+        seed: 1,
+    };
+    job.bandwidth = 6 << 30;
+    job.timeout = Time::ms(300);
+    job.downtime_limit = Time::us(100);
+    job.slice = Time::us(400);
+    job.profile.costs.load = Time::us(1);
+    let ran = ran(&job);
+    assert!(ran.converged && ran.syncs < 20, "{} looks", ran.syncs);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod dirty_log;
 mod map_mem;
+mod migrate;
 mod page;
 mod page_table_test;
 mod tlb_flush;
@@ -21,6 +22,7 @@ use crate::dirty_log::simulate as disabling;
 use crate::error::Error;
 use crate::file::Target;
 use crate::map_mem::machine::{self, Threads, percent};
+use crate::migrate::simulate as migrations;
 use crate::page_table_test::simulate;
 use crate::published;
 use crate::report::{self, Report};
@@ -123,6 +125,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             page_table_test: &simulate::software(arguments.threads),
             dirty_log: &disabling::software(arguments.threads),
             write_protect: &starts::software(arguments.threads),
+            migrate: &migrations::software(arguments.threads),
             tlb_flush: &flushes::software(arguments.threads),
         },
     )?;
@@ -140,6 +143,7 @@ struct Runs<'r> {
     page_table_test: simulate::Run<'r>,
     dirty_log: disabling::Run<'r>,
     write_protect: starts::Run<'r>,
+    migrate: migrations::Run<'r>,
     tlb_flush: flushes::Run<'r>,
 }
 
@@ -156,7 +160,7 @@ fn reproduce(only: &[String], runs: Runs<'_>) -> Result<Report<Parameters, Row>,
             "map-mem" => map_mem::rows(published, runs.map_mem)?,
             "page-table-test" => page_table_test::rows(published, runs.page_table_test)?,
             "dirty-log" => dirty_log::rows(published, runs.dirty_log)?,
-            "write-protect" => write_protect::rows(published, runs.write_protect)?,
+            "write-protect" => write_protect::rows(published, runs.write_protect, runs.migrate)?,
             "tlb-flush" => tlb_flush::rows(published, runs.tlb_flush)?,
             _ => published
                 .into_iter()
@@ -293,6 +297,7 @@ fn quick() -> Runs<'static> {
         page_table_test: &simulate::linear,
         dirty_log: &disabling::linear,
         write_protect: &starts::linear,
+        migrate: &|jobs| Ok(vec![migrations::Ran::default(); jobs.len()]),
         tlb_flush: &|jobs| Ok(vec![flushes::Ran::default(); jobs.len()]),
     }
 }
@@ -315,9 +320,8 @@ mod tests {
         assert_eq!(report.rows.len(), published);
         for row in &report.rows {
             let ran = match row.experiment {
-                "map-mem" | "page-table-test" | "dirty-log" => true,
+                "map-mem" | "page-table-test" | "dirty-log" | "write-protect" => true,
                 "tlb-flush" => row.metric != "user",
-                "write-protect" => row.configuration.starts_with("Case 1:"),
                 _ => false,
             };
             assert_eq!(row.after.is_some(), ran);

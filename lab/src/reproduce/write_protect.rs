@@ -1,22 +1,28 @@
-//! Starting a dirty log: the published case on the machine of its system's profile.
+//! Starting a dirty log, and a migration with it: the published cases on the machine of their system's profile.
 
 use tablewright::Level;
 
-use super::Row;
 use super::map_mem::profile_of;
+use super::{Row, migrate};
 use crate::error::Error;
 use crate::map_mem::machine::{error_percent, unexplained};
+use crate::migrate::simulate as migrations;
 use crate::published;
 use crate::write_protect::simulate::{How, Job, Run, Stage2, Then};
 use crate::write_protect::{metric, nanoseconds, sound};
 
 const HOWS: [How; 3] = [How::Slow, How::Fast, How::Tablewright];
 
-/// The writes are run with one such part of the memory, and their time is multiplied: a page takes as long as any other.
+/// The writes, and the migration, are run with one such part of the memory, and their time is multiplied: a page takes as long
+/// as any other.
 const PART: u64 = 16;
 
 /// The rows of the published table.
-pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Error> {
+pub fn rows(
+    published: Vec<published::Row>,
+    run: Run<'_>,
+    migrate: migrations::Run<'_>,
+) -> Result<Vec<Row>, Error> {
     let case = published.iter().find(|row| metric(row).is_some());
     let profile = case.map_or(Ok(None), |row| profile_of(&row.system))?;
     let Some(profile) = profile else {
@@ -38,26 +44,28 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
     for (job, ran) in jobs.iter().zip(&ran) {
         sound(job, ran)?;
     }
+    let migrated = migrate::figures(&profile, PART, migrate)?;
     let row = |figure: published::Row| {
-        let Some(metric) = metric(&figure) else {
-            return Ok(Row {
-                note: "a migration: neither the link nor what ended it is published, and at these rates the guest writes all of its \
-                       set again before that is sent".to_owned(),
-                ..Row::of("write-protect", figure)
-            });
-        };
         let (starts, writes) = ran.split_at(HOWS.len());
-        let times: Vec<f64> = match metric {
-            0 => starts.iter().map(|ran| nanoseconds(ran.start)).collect(),
-            _ => writes
-                .iter()
-                .map(|ran| nanoseconds(ran.then) * PART as f64)
-                .collect(),
+        let (times, part, fitted) = match (metric(&figure), migrate::metric(&figure)) {
+            (Some(metric), _) => {
+                let times: Vec<f64> = match metric {
+                    0 => starts.iter().map(|ran| nanoseconds(ran.start)).collect(),
+                    _ => writes
+                        .iter()
+                        .map(|ran| nanoseconds(ran.then) * PART as f64)
+                        .collect(),
+                };
+                let selects = (&*figure.system, &*figure.configuration, &*figure.metric);
+                let fitted = profile.is_fitted_on_metric(selects.0, selects.1, selects.2);
+                (times, metric == 1, fitted)
+            }
+            // Link and writer are.
+            (None, Some(metric)) => (migrated.iter().map(|ran| ran[metric]).collect(), true, true),
+            (None, None) => return Row::of("write-protect", figure),
         };
-        let fitted =
-            profile.is_fitted_on_metric(&figure.system, &figure.configuration, &figure.metric);
         let mut note = format!("on {}, virtual time", profile.name);
-        if metric == 1 {
+        if part {
             note += &format!(", with 1/{PART} of the memory");
         }
         if fitted {
@@ -71,18 +79,16 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
         ) {
             note += &format!("; not explained: {gap}");
         }
-        Ok(Row {
+        let after = times.get(1).copied();
+        Row {
             before: times.first().copied(),
-            after: times.get(1).copied(),
-            tablewright: times.get(2).copied(),
-            error_percent: match (times.get(1), figure.after_ms()) {
-                (Some(after), Ok(ms)) => Some(error_percent(after / 1e6, ms)),
-                _ => None,
-            },
+            after,
+            tablewright: times.last().copied(),
+            error_percent: after.zip(figure.after).map(|(a, b)| error_percent(a, b)),
             fitted,
             note,
             ..Row::of("write-protect", figure)
-        })
+        }
     };
-    published.into_iter().map(row).collect()
+    Ok(published.into_iter().map(row).collect())
 }

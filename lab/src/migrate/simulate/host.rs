@@ -7,7 +7,7 @@ use tablewright::shared::SharedFlush;
 use tablewright::{Attrs, Format, Ipa, Mapping, Pa};
 use tablewright_machine::{Cpu, Mapper, Time};
 
-use super::{BATCH, Migration, ON_LINK, PAGE, PERIOD, PHYSICAL, Ran, Round, ZEROS_ON_LINK};
+use super::{BATCH, Migration, ON_LINK, PAGE, PHYSICAL, Ran, Round, ZEROS_ON_LINK};
 
 /// What the host is about to send.
 pub struct Sending {
@@ -211,7 +211,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
     /// A period is over, if it was long enough or nothing else is known: rates, and how much to slow the guest down.
     fn period(&self, cpu: Cpu<'_>, last: bool, sending: &mut Sending, ran: &mut Ran) {
         let lasted = cpu.now() - sending.since;
-        if lasted == Time::ZERO || lasted < PERIOD && !(last && ran.dirty_rate == 0.0) {
+        if lasted == Time::ZERO || lasted < self.job.period && !(last && ran.dirty_rate == 0.0) {
             return;
         }
         let dirty = sending.found - sending.before.0;
@@ -232,7 +232,10 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
         sending.since = cpu.now();
     }
 
-    /// Sends until so many pages are left, or time is up.
+    /// Sends until so few pages are left at the end of a slice, or none at any time, or time is up.
+    ///
+    /// To stop at the page with which few enough are left would be to look at the log for ever: while that is done the guest
+    /// writes one more.
     fn send(
         &self,
         cpu: Cpu<'_>,
@@ -241,7 +244,14 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
         sending: &mut Sending,
         ran: &mut Ran,
     ) -> Result<(), String> {
-        while sending.remaining > down_to && until.is_none_or(|until| cpu.now() < until) {
+        let mut slice = cpu.now();
+        while sending.remaining > 0 && until.is_none_or(|until| cpu.now() < until) {
+            if cpu.now() - slice >= self.job.slice {
+                if sending.remaining <= down_to {
+                    break;
+                }
+                slice = cpu.now();
+            }
             let Some(first) = sending.next() else {
                 return Err("pages to be sent were lost".to_owned());
             };
@@ -255,8 +265,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
             let (mut bytes, mut count) = (0, 0);
             cpu.order();
             let mut page = first;
-            let most = BATCH.min(sending.remaining - down_to);
-            while page < end && count < most {
+            while page < end && count < BATCH {
                 if sending.take(page) {
                     let version = self.image.source[page as usize].get();
                     sending.destination[page as usize] = Some(version);

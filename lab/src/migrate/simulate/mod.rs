@@ -55,12 +55,14 @@ const QUANTUM: Time = Time::us(20);
 const BATCH: u64 = 64;
 /// So many pages are protected by one flush: the work of a step is bounded, and so is what the machine has to watch.
 const FLUSH: u64 = 1024;
+/// So long QEMU sends before it asks whether the rest is small enough.
+pub const SLICE: Time = Time::ms(50);
 /// What a CPU does before it asks again whether another is through.
 const PAUSE: Time = Time::ns(100);
 /// The part of time after which a throttled vCPU sleeps, as in QEMU.
 const TIMESLICE: Time = Time::ms(10);
-/// Rates are of periods of at least so long, as in QEMU.
-const PERIOD: Time = Time::s(1);
+/// QEMU's rates are of periods of at least so long.
+pub const PERIOD: Time = Time::s(1);
 
 /// The order in which the host does its part. All but the first lose writes.
 #[cfg(test)]
@@ -95,6 +97,10 @@ pub struct Job {
     pub downtime_limit: Time,
     /// When the guest is stopped whatever is left.
     pub timeout: Time,
+    /// So long is sent before it is asked whether the rest is small enough.
+    pub slice: Time,
+    /// Rates are of periods of at least so long.
+    pub period: Time,
     /// Pages that are protected together.
     pub chunk: u64,
     /// Entries of a ring.
@@ -168,13 +174,18 @@ pub struct Ran {
     pub kicks: u64,
 }
 
+/// Makes runs, and gives what each showed, in their order.
+pub type Run<'r> = &'r dyn Fn(&[Job]) -> Result<Vec<Ran>, Error>;
+
 /// The software machine. Runs share nothing, so that what they show depends neither on the threads nor on their order.
-pub fn software(threads: Threads, jobs: &[Job]) -> Result<Vec<Ran>, Error> {
-    threads.each(
-        jobs,
-        |_: &mut (), job| run(job),
-        |job| format!("migrate, {}", job.logging.name()),
-    )
+pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
+    move |jobs| {
+        threads.each(
+            jobs,
+            |_: &mut (), job| run(job),
+            |job| format!("migrate, {}", job.logging.name()),
+        )
+    }
 }
 
 /// Makes a run.
