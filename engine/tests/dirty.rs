@@ -346,17 +346,17 @@ fn a_large_leaf_is_not_made_writable_while_its_slot_is_logged() {
     // The log ends, and the block comes back in place.
     drop(vm.guest.replace(ram.with_log(Log::Off)).unwrap());
     let read = Fault::new(Ipa::new(0x5000), Access::Read);
-    let mut flush = vm.guest.space().flush();
+    let mut recovery = vm.guest.space().recovery();
     let request = vm.guest.request(&read).unwrap();
     let page = Backing::new(Pa::new(OFFSET + 0x5000), GIB);
-    assert_eq!(vm.guest.recover(&request, &page, &mut flush), Ok(true));
-    assert!(!flush.is_clean());
-    assert!(flush.finish(|_| panic!("no leaf has gone")).is_ok());
+    assert_eq!(vm.guest.recover(&request, &page, &mut recovery), Ok(true));
+    assert!(!recovery.is_clean());
+    assert!(recovery.finish(|_| panic!("no leaf has gone")).is_ok());
     assert_eq!(vm.guest.space().query(Ipa::new(0)).unwrap().size(), GIB);
     assert!(vm.can_write(0x5000) && vm.can_write(GIB - 1));
-    let mut flush = vm.guest.space().flush();
-    assert_eq!(vm.guest.recover(&request, &page, &mut flush), Ok(false));
-    assert!(flush.finish(|_| ()).is_ok());
+    let mut recovery = vm.guest.space().recovery();
+    assert_eq!(vm.guest.recover(&request, &page, &mut recovery), Ok(false));
+    assert!(recovery.is_clean() && recovery.finish(|_| ()).is_ok());
     // Without a log it is simply writable again.
     assert_eq!(vm.protect_all(), Ok(1));
     assert_eq!(vm.reopen(0x5000, Access::Write), Ok(true));

@@ -29,10 +29,13 @@ use tablewright::{Change, Ipa, Pa, Span};
 use crate::counters::Count;
 use crate::cpu;
 use crate::machine::{Patience, count};
-use crate::vm::{Vm, settle};
+use crate::vm::{Vm, quiet, settle};
 
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
+
+/// Blocks that come back together when a log ends: tables that one flush carries.
+const TOGETHER: usize = 64;
 
 /// Entries of the ring of one virtual CPU.
 const RING: usize = 1024;
@@ -263,18 +266,21 @@ impl Driver<'_> {
         while guest.protect_no_more().is_err() {
             Patience::relax();
         }
-        for block in 0..self.plain.guest.size() / BLOCK {
-            let at = Ipa::new(self.plain.guest.start().get() + block * BLOCK);
-            let mut flush = guest.space().flush();
-            // Made up: nobody has faulted. Where nothing is mapped, nothing comes back.
-            if let (Ok(request), Some(page)) = (
-                guest.request(&Fault::new(at, Access::Read)),
-                self.vm.memory.look_up(at),
-            ) && guest.recover(&request, &page, &mut flush) == Ok(true)
-            {
-                count(Count::Recovered, 1);
+        let blocks = self.plain.guest.size() / BLOCK;
+        for first in (0..blocks).step_by(TOGETHER) {
+            let mut recovery = guest.space().recovery();
+            for block in (first..blocks).take(TOGETHER) {
+                let at = Ipa::new(self.plain.guest.start().get() + block * BLOCK);
+                // Made up: nobody has faulted. Where nothing is mapped, nothing comes back.
+                if let (Ok(request), Some(page)) = (
+                    guest.request(&Fault::new(at, Access::Read)),
+                    self.vm.memory.look_up(at),
+                ) && guest.recover(&request, &page, &mut recovery) == Ok(true)
+                {
+                    count(Count::Recovered, 1);
+                }
             }
-            settle(flush);
+            quiet(recovery.complete());
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::dirty::{Bitmap, Marker};
 use crate::edit::Change;
 use crate::format::{Format, Perms};
 use crate::shared::{
-    Protected, Refused, Relaxed, SharedFlush, SharedPlatform, TableCache, Unprotectable,
+    Protected, Recovery, Refused, Relaxed, SharedFlush, SharedPlatform, TableCache, Unprotectable,
 };
 use crate::space::EditError;
 
@@ -222,19 +222,19 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 
     /// Puts the largest leaf back that the page and the slot allow, in the place of the table that is there, after a log has
     /// ended; the request is one to read that was made up, and its page was looked up after it. In place where the
-    /// architecture allows it. Where a break is needed, the entry is invalid for one exchange, one invalidation and one
-    /// store; what was below is settled with the flush, which may be that of many.
+    /// architecture allows it, and then forgotten with the others of the recovery. Where a break is needed, the entry is
+    /// invalid for one exchange, one invalidation and one store. What was below is settled with the recovery.
     ///
     /// Whether a leaf was put there. Not if writes are logged, or pages are all that fits, or something else than a table is
     /// there.
     ///
     /// # Errors
-    /// [`Refused`]; [`Refused::Retry`] also if the flush is full: finish it.
+    /// [`Refused`]; [`Refused::Retry`] also if no more can be carried: finish the recovery, and begin another.
     pub fn recover(
         &self,
         request: &Request,
         page: &Backing,
-        flush: &mut SharedFlush<F, P>,
+        recovery: &mut Recovery<'_, F, P>,
     ) -> Result<bool, Refused<Ipa>> {
         if request.slot.log.is_on() {
             return Ok(false);
@@ -248,7 +248,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         let top = self.fitting(request.at, frame, &request.slot, page.size);
         let leaf_at = |level| Self::leaf_at(request, page, level, attrs);
         let level = self.space.affordable(top, CLAIM, leaf_at)?;
-        self.space.recover(&leaf_at(level)?, flush)
+        self.space.recover(&leaf_at(level)?, recovery)
     }
 
     /// Nothing is logged any more: what [sleeps](crate::shared::SharedSpace::protect_all) need not be protected when it is

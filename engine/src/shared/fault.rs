@@ -10,7 +10,9 @@ use crate::space::EditError;
 use crate::walk::{MAX_LEVELS, Slice};
 
 use super::range::extent;
-use super::{Found, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache, plain};
+use super::{
+    Found, Recovery, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache, plain,
+};
 
 /// A leaf to be mapped, checked and encoded.
 ///
@@ -167,7 +169,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     Kind::Invalid if found.entry == 0 => self.install(leaf, &found),
                     Kind::Invalid => Err(Refused::Busy(leaf.input())),
                     Kind::Leaf => self.change(leaf, &found),
-                    Kind::Table => self.coalesce(leaf, &found, flush),
+                    Kind::Table => self.coalesce(leaf, &found, flush, false),
                 };
             }
             match kind {
@@ -439,13 +441,15 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// More is allowed than before: another processor may fault once for nothing, this one shall not.
     fn relaxed(&self, slice: Slice, level: Level) {
         self.platform.barrier(Barrier::Publish);
+        // What this processor remembers may be of the table that a larger leaf has just taken the place of.
+        let others = level != Level::PAGE && self.has_seen_unfinished(0);
         self.platform.invalidate_here(&Invalidation {
             id: self.id,
             what: What::Range {
                 first: slice.first,
                 last: slice.last,
-                level: Some(level),
-                tables: false,
+                level: (!others).then_some(level),
+                tables: others,
             },
         });
     }
@@ -476,9 +480,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let caps = self.caps();
         let new = State::of::<F>(leaf.bits, level);
         let (clean, instructions) = self.upkeep(&leaf.attrs, Perms::empty());
-        let mut ranges = Ranges::new();
-        ranges.add(leaf.slice(), Some(level), false);
         let _unfinished = self.begin();
+        // It may have just taken the place of a table, whose leaves have another level.
+        let others = self.has_seen_unfinished(1);
+        let mut ranges = Ranges::new();
+        ranges.add(leaf.slice(), (!others).then_some(level), others);
         loop {
             let old = State::of::<F>(entry, level);
             let how = transition(F::RULE, &old, &new, level, &caps, Contents::Different);
@@ -533,12 +539,15 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// The entry is invalid for one exchange, one invalidation and one store. What takes as long as the table is large is
     /// done before and after. The flags of what was below may be set until it has been forgotten, so that they are not
     /// summed up but taken for set: the leaf was accessed, and what could be written was.
+    ///
+    /// What is put in place is forgotten with the flush where the caller `recovers`: see [`recover`](super::recover).
     #[inline(never)]
-    fn coalesce(
+    pub(super) fn coalesce(
         &self,
         leaf: &NewLeaf<F>,
         found: &Found<'_, P>,
         flush: &mut SharedFlush<F, P>,
+        recovers: bool,
     ) -> Result<Mapped<F>, Refused<F::Input>> {
         let Some(below) = leaf.level.down() else {
             return Err(Refused::Retry);
@@ -583,10 +592,10 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             found
                 .replace(found.entry, bits)
                 .inspect(|()| match F::RULE {
-                    // Whoever invalidates the leaf has what was below it forgotten.
-                    Rule::X86 => flush.forget(leaf.slice()),
                     // He names the level of the leaf, and what was below has others.
-                    Rule::Arm => forget_now(self),
+                    Rule::Arm if !recovers => forget_now(self),
+                    // Whoever invalidates the leaf has what was below it forgotten.
+                    _ => flush.forget(leaf.slice()),
                 })
         } else {
             self.claim_and(found, found.entry, F::FROZEN, bits, |space| {
@@ -617,7 +626,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     pub(crate) fn recover(
         &self,
         leaf: &NewLeaf<F>,
-        flush: &mut SharedFlush<F, P>,
+        recovery: &mut Recovery<'_, F, P>,
     ) -> Result<bool, Refused<F::Input>> {
         let _walk = self.platform.enter();
         // SAFETY: a walk is entered.
@@ -625,7 +634,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         if found.level != leaf.level || F::kind(found.entry, found.level) != Kind::Table {
             return Ok(false);
         }
-        self.coalesce(leaf, &found, flush).map(|_| true)
+        self.coalesce(leaf, &found, &mut recovery.flush, true)
+            .map(|_| true)
     }
 
     /// Looks at what a table holds beside the memory of `leaf`, and at what it lacks of it: `missing` is called with what

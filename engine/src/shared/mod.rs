@@ -33,12 +33,14 @@ mod bulk;
 mod fault;
 pub mod quiet;
 mod range;
+mod recover;
 mod sleep;
 mod tables;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
 pub use quiet::{Epochs, Moment, Quiescence, Slot, Walking};
 pub use range::{Cut, Protected, SharedFlush, SharedIssued, Taken, TakenIssued};
+pub use recover::Recovery;
 pub use sleep::{Protecting, Step, Unprotectable};
 pub use tables::TableCache;
 

@@ -245,11 +245,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         change: Change,
         flush: &mut SharedFlush<F, P>,
     ) -> Result<Protected, EditError<F::Input>> {
-        let protected = self.change_each(span, change, |_| (), flush)?;
-        if self.has_seen_unfinished(own) {
-            flush.flush.add(self.check(span)?, None, true);
-        }
-        Ok(protected)
+        self.change_each(own, span, change, |_| (), flush)
     }
 
     /// Clears the accessed flag of each leaf in `span` that has it, and hands the leaf, as it was, to `young`. Leaves that
@@ -281,7 +277,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         young: impl FnMut(Leaf<F>),
         flush: &mut SharedFlush<F, P>,
     ) -> Result<Protected, EditError<F::Input>> {
-        self.change_each(span, Change::new().accessed(false), young, flush)
+        self.change_each(0, span, Change::new().accessed(false), young, flush)
     }
 
     /// Makes each leaf in `span` clean that is dirty, and hands it, as it was, to `dirty`. Leaves that reach over an end count
@@ -312,11 +308,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         dirty: impl FnMut(Leaf<F>),
         flush: &mut SharedFlush<F, P>,
     ) -> Result<Protected, EditError<F::Input>> {
-        self.change_each(span, Change::new().dirty(false), dirty, flush)
+        self.change_each(0, span, Change::new().dirty(false), dirty, flush)
     }
 
     fn change_each(
         &self,
+        own: u32,
         span: Span<F::Input>,
         change: Change,
         changed: impl FnMut(Leaf<F>),
@@ -331,10 +328,15 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             changed,
             sum: Protected::default(),
         };
-        match self.visit(slice, &mut protect) {
+        let changed = match self.visit(slice, &mut protect) {
             ControlFlow::Continue(()) => Ok(protect.sum),
             ControlFlow::Break(error) => Err(error),
+        };
+        // What was changed may be remembered by another level.
+        if self.has_seen_unfinished(own) {
+            flush.flush.add(slice, None, true);
         }
+        changed
     }
 
     /// Splits the leaf that translates `input` into leaves one level smaller, in a table that is filled before anybody sees

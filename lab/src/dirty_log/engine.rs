@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use tablewright::dirty::{Bitmap, Marker};
 use tablewright::guest::{Access, Backing, Fault, Guest, Request};
-use tablewright::shared::{Cut, Refused, SharedFlush, TableCache};
+use tablewright::shared::{Cut, Recovery, Refused, SharedFlush, TableCache};
 use tablewright::{Format, Ipa, Level};
 use tablewright_machine::{Mapper, Rule, Time};
 
@@ -53,12 +53,13 @@ impl<'m, F: Format<Input = Ipa>> Engine<'_, 'm, '_, '_, F> {
     }
 
     /// Everybody forgets what was below the leaves that were recovered.
-    fn forget(&self, flush: SharedFlush<F, Mapper<'m>>, batch: &mut Vec<u64>) {
+    fn forget(&self, recovery: Recovery<'_, F, Mapper<'m>>, batch: &mut Vec<u64>) {
+        let cut = recovery.complete();
         if batch.is_empty() {
             return;
         }
         self.world.flushes.update(|flushes| flushes + 1);
-        self.cut.borrow_mut().push(flush.issue().complete());
+        self.cut.borrow_mut().push(cut);
         batch
             .drain(..)
             .for_each(|at| self.world.set_large(at, true));
@@ -114,7 +115,7 @@ impl<'m, F: Format<Input = Ipa>> Engine<'_, 'm, '_, '_, F> {
 
 impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
     fn disable(&self) {
-        let mut flush = self.guest.space().flush();
+        let mut recovery = self.guest.space().recovery();
         let mut batch = Vec::with_capacity(BATCH);
         // Those below a leaf of this level: one, or one and 512.
         let height = u32::from(self.world.leaf.height());
@@ -128,7 +129,7 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
                 };
                 let recovered = self.world.work(|| {
                     (0..tables).for_each(|_| self.world.fetch_table());
-                    self.guest.recover(&request, &page, &mut flush)
+                    self.guest.recover(&request, &page, &mut recovery)
                 });
                 match recovered {
                     Ok(true) => batch.push(at),
@@ -142,11 +143,11 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
                 break;
             }
             if batch.len() == BATCH {
-                let next = self.guest.space().flush();
-                self.forget(std::mem::replace(&mut flush, next), &mut batch);
+                let next = self.guest.space().recovery();
+                self.forget(std::mem::replace(&mut recovery, next), &mut batch);
             }
         }
-        self.forget(flush, &mut batch);
+        self.forget(recovery, &mut batch);
     }
 
     fn settle(&self) {

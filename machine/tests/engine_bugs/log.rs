@@ -6,6 +6,8 @@ const BITMAP: &str = "dirty/bitmap.rs";
 const FAULT: &str = "shared/fault.rs";
 const GUEST: &str = "guest/mod.rs";
 const LOG: &str = "guest/log.rs";
+const RANGE: &str = "shared/range.rs";
+const RECOVER: &str = "shared/recover.rs";
 const RING: &str = "dirty/ring.rs";
 const SLEEP: &str = "shared/sleep.rs";
 const SWEEP: &str = "guest/sweep.rs";
@@ -79,8 +81,22 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a block that takes the place of a table has it forgotten later",
         file: FAULT,
-        find: "Rule::Arm => «forget_now(self)»,",
+        find: "Rule::Arm if !recovers => «forget_now(self)»,",
         with: "flush.forget(leaf.slice())",
+        rules: &["break-before-make", "freed early", "stale use", "program"],
+    },
+    Bug {
+        name: "a recovery does not count as an edit",
+        file: RECOVER,
+        find: "«core::mem::forget(self.begin());»",
+        with: "",
+        rules: &["break-before-make", "freed early", "stale use", "program"],
+    },
+    Bug {
+        name: "what is changed is forgotten by its own level, whatever it took the place of",
+        file: RANGE,
+        find: "«flush.flush.add(slice, None, true);»\n        }\n        changed",
+        with: "",
         rules: &["break-before-make", "freed early", "stale use", "program"],
     },
     // Rings.

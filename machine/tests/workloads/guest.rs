@@ -1197,9 +1197,12 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         if dice.once_in(2) {
             self.cpu().spend(dice.time());
         }
-        let mut flush = self.guest.space().flush();
-        let _recovered = self.guest.recover(&request, &page, &mut flush);
-        self.put_off(flush);
+        self.open.update(|open| open + 1);
+        let mut recovery = self.guest.space().recovery();
+        let _recovered = self.guest.recover(&request, &page, &mut recovery);
+        // Others edit the block before the table is forgotten.
+        self.cpu().spend(dice.time() * dice.below(8));
+        self.keep(recovery.complete());
     }
 
     // ---- What the guest does ----

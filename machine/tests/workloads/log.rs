@@ -759,21 +759,24 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         self.put_off(flush);
     }
 
-    /// A block is put in the place of a table.
+    /// Blocks are put in the place of tables, from the one of `page` on.
     fn recover(&self, page: usize, dice: &Dice) {
-        let read = Fault::new(Ipa::new(self.at(page)), Access::Read);
-        let Ok(request) = self.guest.request(&read) else {
-            return;
-        };
-        let Some(backing) = self.look_up(request.host()) else {
-            return;
-        };
-        if dice.once_in(2) {
-            self.pause(dice, 8);
+        let mut recovery = self.guest.space().recovery();
+        for page in (0..self.pages.len()).skip(page).take(1 << dice.below(4)) {
+            let read = Fault::new(Ipa::new(self.at(page)), Access::Read);
+            let Ok(request) = self.guest.request(&read) else {
+                continue;
+            };
+            let Some(backing) = self.look_up(request.host()) else {
+                continue;
+            };
+            if dice.once_in(2) {
+                self.pause(dice, 8);
+            }
+            let _recovered = self.guest.recover(&request, &backing, &mut recovery);
         }
-        let mut flush = self.guest.space().flush();
-        let _recovered = self.guest.recover(&request, &backing, &mut flush);
-        self.put_off(flush);
+        self.later.push(recovery.complete());
+        self.settle_one();
     }
 
     fn age(&self, page: usize) {
