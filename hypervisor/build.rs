@@ -4,9 +4,11 @@ fn main() {
     for script in ["image.ld", "memory.ld"] {
         println!("cargo::rustc-link-arg-bin=tablewright-hypervisor=-T{script}");
     }
-    for argument in ["-Thostile.ld", "--oformat=binary"] {
-        println!("cargo::rustc-link-arg-bin=hostile={argument}");
+    for program in ["hostile", "linear"] {
+        for argument in [&format!("-T{program}.ld"), "--oformat=binary"] {
+            println!("cargo::rustc-link-arg-bin={program}={argument}");
+        }
+        println!("cargo::rerun-if-changed={program}.ld");
     }
     println!("cargo::rerun-if-changed=memory.ld");
-    println!("cargo::rerun-if-changed=hostile.ld");
 }

@@ -13,7 +13,6 @@ mod format;
 mod iomem;
 mod judge;
 mod limits;
-mod linear;
 mod litmus;
 mod map_mem;
 mod migrate;

@@ -4,6 +4,7 @@
 //! `target/guest`: nothing of this computer's packages is changed, and no rights are needed. QEMU has to be installed; that
 //! is said before it is done, and done only by root.
 
+use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -44,12 +45,20 @@ fn target() -> PathBuf {
 }
 
 /// Where files for guests are kept.
-fn scratch() -> PathBuf {
-    target().join("guest")
+///
+/// # Errors
+/// There is no such place, and it cannot be made.
+pub fn scratch() -> Result<PathBuf> {
+    let scratch = target().join("guest");
+    fs::create_dir_all(&scratch).about(scratch.display())?;
+    Ok(scratch)
 }
 
 /// Runs a command and returns what it says.
-fn output(command: &mut Command) -> Result<String> {
+///
+/// # Errors
+/// It cannot be run, or fails; then the last line of what it says.
+pub fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().about(&name)?;
     if !output.status.success() {
@@ -79,8 +88,7 @@ fn is_installed(program: &str) -> bool {
 /// What cannot be had, and how to get it by hand.
 pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     qemu()?;
-    let scratch = scratch();
-    fs::create_dir_all(&scratch).about(scratch.display())?;
+    let scratch = scratch()?;
     let kernel = match kernel {
         Some(kernel) => kernel.to_path_buf(),
         None => from_package(&scratch, "linux-image-arm64", "./boot/vmlinuz-*", "Image")?,
@@ -95,7 +103,7 @@ pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
 /// What cannot be had, and how to get it by hand; what cannot be built.
 pub fn everything(kernel: Option<&Path>) -> Result<Files> {
     let (kernel, busybox) = guest(kernel)?;
-    let initrd = scratch().join("initrd");
+    let initrd = scratch()?.join("initrd");
     initramfs::make(&initrd, &busybox, &load::script())?;
     let hypervisor = hypervisor("tablewright-hypervisor")?;
     Ok(Files {
@@ -106,7 +114,10 @@ pub fn everything(kernel: Option<&Path>) -> Result<Files> {
 }
 
 /// Sees to it that QEMU is there.
-fn qemu() -> Result<()> {
+///
+/// # Errors
+/// It is not, and how to get it by hand.
+pub fn qemu() -> Result<()> {
     if is_installed(QEMU) {
         return Ok(());
     }
@@ -236,6 +247,23 @@ impl Apt {
     }
 }
 
+/// The build tool, in the repository.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root());
+    cargo
+}
+
+/// Builds the plugin by which QEMU counts instructions.
+///
+/// # Errors
+/// It cannot be built.
+pub fn plugin() -> Result<PathBuf> {
+    output(cargo().args(["build", "--quiet", "--package", "xtask-plugin"]))?;
+    let name = format!("{DLL_PREFIX}xtask_plugin{DLL_SUFFIX}");
+    Ok(target().join("debug").join(name))
+}
+
 /// Builds a program that runs on the bare machine.
 ///
 /// # Errors
@@ -248,7 +276,7 @@ pub fn hypervisor(program: &str) -> Result<PathBuf> {
         output(Command::new("rustup").args(["target", "add", TARGET]))?;
     }
     let target = target().join("hypervisor");
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = cargo();
     cargo
         .current_dir(root().join("hypervisor"))
         .env("CARGO_TARGET_DIR", &target)

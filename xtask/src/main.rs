@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `cargo xtask fetch` | fetches what is missing, and says how to do it by hand |
 //! | `cargo xtask boot` | for a person: fetches what is missing, builds, boots, shows the guest's console and the hypervisor's counters |
+//! | `cargo xtask linear` | makes the linear map step by step, and counts its barriers and invalidations, in QEMU and on the software machine |
 //! | `cargo xtask test-guest` | for a machine: a matrix of boots, each of which has to come out right |
 
 #[path = "../../hypervisor/src/counters.rs"]
 mod counters;
 mod fetch;
 mod initramfs;
+mod linear;
 mod load;
 mod qemu;
 mod test_guest;
@@ -65,6 +67,8 @@ enum Command {
     Fetch,
     /// Boot one guest, and show its console and the hypervisor's counters
     Boot(BootArgs),
+    /// Make the linear map step by step, and count its barriers and invalidations, in QEMU and on the software machine
+    Linear,
     /// Boot a matrix of guests under load, and check what comes out
     TestGuest(test_guest::TestArgs),
 }
@@ -223,6 +227,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Fetch => fetch::guest(None).map(|_| ()),
         Command::Boot(args) => boot(&args),
+        Command::Linear => linear::run(|line| println!("{line}")),
         Command::TestGuest(args) => test_guest::run(&args),
     };
     match done {

@@ -5,7 +5,7 @@ use clap::Args;
 use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
 use crate::qemu::{self, Boot, CPU_MAX, End, Ran};
-use crate::{Error, LIMIT, Leaves, Log, Result, fetch, load, name_of};
+use crate::{Error, LIMIT, Leaves, Log, Result, fetch, linear, load, name_of};
 
 #[derive(Args)]
 pub struct TestArgs {
@@ -242,6 +242,19 @@ pub fn run(args: &TestArgs) -> Result<()> {
         None => args.all || test.short,
     };
     let (mut passed, mut failed) = (0, 0);
+    let is_linear = |name: &String| !exact && linear::NAME.contains(name.as_str());
+    if args.name.as_ref().is_none_or(is_linear) {
+        match linear::run(|_| ()) {
+            Ok(()) => {
+                passed += 1;
+                println!("ok      {}", linear::NAME);
+            }
+            Err(why) => {
+                failed += 1;
+                println!("FAILED  {}: {why}", linear::NAME);
+            }
+        }
+    }
     for test in TESTS.iter().filter(chosen) {
         let boot = Boot {
             files: if test.hostile { &hostile } else { &files },

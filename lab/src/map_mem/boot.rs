@@ -11,10 +11,10 @@ use std::ptr::NonNull;
 use tablewright::format::{
     Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, X86_64,
 };
-use tablewright::linear::{LinearMap, MemoryMap, SlotMemory, Slots, Window, Windowed};
-use tablewright::{
-    AddressSpace, Attrs, Entry, Half, Level, Liveness, Mapping, Pa, Perms, Platform, Span, Va,
-};
+use tablewright::linear::{MemoryMap, SlotMemory, Window};
+use tablewright::{Attrs, Entry, Half, Level, Pa, Perms, Platform, Span, Va};
+use tablewright_linear::engine::{self, COARSE_ID};
+use tablewright_linear::{Counted, Fixmap, Goal, Technique};
 use tablewright_machine::{
     Granule, Machine, MachineSlots, Mapper, Memory, Profile, Regime, Request, Setup, Time,
 };
@@ -23,7 +23,6 @@ use super::machine::Ran;
 use super::steps::{Step, Way};
 use crate::arena;
 use crate::error::Error;
-use crate::linear::{self, COARSE_ID, Counted, Fixmap, Goal, LAST_LEVEL, Technique};
 use crate::plan::{Contents, Plan};
 
 /// Where the slots of the fixmap are: beyond any linear map.
@@ -173,7 +172,6 @@ struct Kernel<'m, F> {
     machine: &'m Machine,
     mapper: Mapper<'m>,
     root: Pa,
-    half: Half,
     /// The entries of the fixmap's slots.
     slots: NonNull<Entry>,
     format: std::marker::PhantomData<F>,
@@ -237,22 +235,10 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
             machine,
             mapper,
             root,
-            half,
             // SAFETY: an entry of the last table.
             slots: unsafe { entries.add(F::index(FIXMAP, level)) },
             format: std::marker::PhantomData,
         })
-    }
-
-    fn base(plan: &Plan) -> Va {
-        Va::new(plan.format.linear_base())
-    }
-
-    fn linear(plan: &Plan) -> LinearMap<Va> {
-        LinearMap::new(
-            Self::base(plan),
-            Mapping::new(Attrs::KERNEL_DATA).pages_only(),
-        )
     }
 
     /// Makes the linear map, or edits it when it is made.
@@ -260,7 +246,7 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         let map = Map::of(plan)?;
         let goal = Goal {
             root: self.root,
-            base: Self::base(plan),
+            base: Va::new(plan.format.linear_base()),
             memory: map.memory(),
             attrs: Attrs::KERNEL_DATA,
         };
@@ -271,8 +257,10 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
             Way::Published(techniques) => self.timed(&counted, || {
                 // SAFETY: the root is that of this space; it and all frames of the machine can be shown in the
                 // fixmap, and nobody else edits.
-                unsafe { linear::build::<F, _, _>(techniques, &counted, &fixmap, &goal) }
-                    .map_err(|error| error.to_string())
+                unsafe {
+                    tablewright_linear::build::<F, _, _>(techniques, &counted, &fixmap, &goal)
+                }
+                .map_err(|error| error.to_string())
             }),
             Way::Tablewright if F::HALVES => self.timed(&counted, || {
                 let window = self.machine.new_space();
@@ -285,7 +273,7 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
                 };
                 // SAFETY: as above; once detached, no CPU has the root loaded.
                 unsafe {
-                    linear::coarse::<F, _, _, _>(
+                    engine::coarse::<F, _, _, _>(
                         &counted,
                         &fixmap,
                         &goal,
@@ -296,9 +284,9 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
                 .map_err(|error| error.to_string())
             }),
             // One root serves both halves, so that a coarse map would hide the fixmap.
-            Way::Tablewright => self.timed(&counted, || {
-                self.through_slots(&counted, &fixmap, plan, &goal)
-            }),
+            Way::Tablewright => {
+                self.timed(&counted, || Self::through_slots(&counted, &fixmap, &goal))
+            }
             Way::Late | Way::LateTablewright => self.late(way, &counted, &fixmap, plan, &goal),
         }
     }
@@ -325,34 +313,14 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
 
     /// The engine's way through a window of slots.
     fn through_slots(
-        &self,
         platform: &Counted<Mapper<'m>>,
         fixmap: &Fixmap<MachineSlots<'m>>,
-        plan: &Plan,
         goal: &Goal<'_>,
     ) -> Result<(), String> {
-        // SAFETY: so many entries and more, zero, which nobody else uses now.
-        let slots = unsafe {
-            Slots::<F, _, _, LAST_LEVEL>::new(
-                platform,
-                fixmap.memory(),
-                Va::new(FIXMAP),
-                self.slots,
-                &goal.attrs,
-                0,
-            )
-        }
-        .map_err(|error| error.to_string())?;
-        // SAFETY: the root is that of this space, which only we edit; the CPU uses it.
-        let mut space = unsafe {
-            let through = Windowed::new(platform, &slots);
-            AddressSpace::<F, _>::adopt(through, self.root, self.half, Liveness::Own)
-        };
-        let mut flush = space.flush();
-        let built = Self::linear(plan).build(&mut space, &goal.memory, &mut flush);
-        flush.finish(|_| ());
-        slots.end_batch();
-        built.map_err(|error| error.to_string())
+        // SAFETY: the root is that of this space, which only we edit; it and all frames of the machine can be shown in
+        // the fixmap.
+        unsafe { engine::through_slots::<F, _, _>(platform, fixmap, goal) }
+            .map_err(|error| error.to_string())
     }
 
     /// Memory is added when the map is there.
@@ -364,7 +332,7 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         plan: &Plan,
         goal: &Goal<'_>,
     ) -> Result<Ran, String> {
-        self.through_slots(counted, fixmap, plan, goal)?;
+        Self::through_slots(counted, fixmap, goal)?;
 
         let added = Self::added(plan)?;
         self.machine.allow(added.start(), added.last());
@@ -380,21 +348,17 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         };
         let goal = Goal { memory, ..*goal };
         self.timed(counted, || {
-            if way == Way::Late {
-                let all = Technique::ALL.into_iter().collect();
-                // SAFETY: the root is that of this space, whose tables are all in the linear map; nobody else edits.
-                let added = unsafe { linear::add::<F, _, _>(all, counted, &window, &goal, added) };
-                return added.map_err(|error| error.to_string());
-            }
-            // SAFETY: as in `through_slots`.
-            let mut space = unsafe {
-                let through = Windowed::new(counted, &window);
-                AddressSpace::<F, _>::adopt(through, self.root, self.half, Liveness::Own)
+            let all = Technique::ALL.into_iter().collect();
+            // SAFETY: the root is that of this space, whose tables are all in the linear map; nobody else edits.
+            let mapped = unsafe {
+                match way {
+                    Way::Late => {
+                        tablewright_linear::add::<F, _, _>(all, counted, &window, &goal, added)
+                    }
+                    _ => engine::add::<F, _, _>(counted, &window, &goal, added),
+                }
             };
-            let mut flush = space.flush();
-            let built = Self::linear(plan).add(&mut space, &goal.memory, added, &mut flush);
-            flush.finish(|_| ());
-            built.map_err(|error| error.to_string())
+            mapped.map_err(|error| error.to_string())
         })
     }
 
@@ -463,8 +427,8 @@ mod tests {
     use super::super::steps::Choice;
     use super::*;
     use crate::iomem::{self, Extent};
-    use crate::linear::Techniques;
     use crate::plan::Leaves;
+    use tablewright_linear::Techniques;
 
     fn profile(regime: Regime) -> Profile {
         let mut profile = Profile::load("neutral").unwrap();

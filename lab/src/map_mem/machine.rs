@@ -6,6 +6,7 @@ use std::thread;
 
 use clap::Args;
 use serde::Serialize;
+use tablewright_linear::Techniques;
 use tablewright_machine::{Granule as MachineGranule, Profile, Regime, Time};
 
 use super::boot::Boots;
@@ -13,7 +14,6 @@ use super::steps::{Step, techniques_of};
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
 use crate::iomem::{Extent, MemoryMap};
-use crate::linear::Techniques;
 use crate::plan::{Leaves, Plan};
 use crate::progress::Progress;
 use crate::published::{self, TableError};
@@ -341,7 +341,7 @@ fn linear_run(
     }: &Job,
 ) -> Ran {
     use super::steps::Way;
-    use crate::linear::Technique;
+    use tablewright_linear::Technique;
 
     let per_table = plan.format.entries_per_table();
     let entries = plan.bytes() / plan.format.page_bytes();

@@ -7,8 +7,8 @@ use std::fmt;
 
 use clap::ValueEnum;
 use serde::Serialize;
+use tablewright_linear::{Technique, Techniques};
 
-use crate::linear::{Technique, Techniques};
 use crate::published::{Row, TableError};
 
 /// How the linear map is made.

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ptr::NonNull;
+use std::vec::Vec;
 
 use tablewright::hosted::Hosted;
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink};

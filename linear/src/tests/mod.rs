@@ -5,6 +5,7 @@ mod spy;
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
+use std::vec::Vec;
 
 use proptest::prelude::*;
 use tablewright::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K64, X86_64};
@@ -15,8 +16,8 @@ use tablewright::{
     Span, Va, What,
 };
 
-use super::count::Counts;
-use super::{Counted, Goal, Technique, Techniques, add, build, coarse};
+use super::engine::coarse;
+use super::{Counted, Counts, Goal, Technique, Techniques, add, build};
 use boot::{Boot, Judged, Loaded, found};
 use spy::Spy;
 

@@ -21,8 +21,8 @@
 //!
 //! A map that fails stays half made, as the original, which panics, would leave it; but no slot is left open.
 
-use std::marker::PhantomData;
-use std::ptr::NonNull;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
 
 use tablewright::linear::{LinearError, SlotMemory, Window};
 use tablewright::{Barrier, EditError, Entry, Format, Kind, Level, Pa, Perms, Platform, Span, Va};
@@ -127,7 +127,7 @@ where
 /// The parts of the addresses `first` to `last` that lie in different blocks of `1 << shift` bytes.
 fn parts((first, last): (u64, u64), shift: u32) -> impl Iterator<Item = (u64, u64)> {
     let mut rest = Some(first);
-    std::iter::from_fn(move || {
+    core::iter::from_fn(move || {
         let first = rest?;
         let end = (first | ((1 << shift) - 1)).min(last);
         rest = (end < last).then(|| end + 1);

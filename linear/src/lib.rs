@@ -18,13 +18,19 @@
 //! where the permissions of each page can change (`rodata=full`), and their tables are live while they are filled. The
 //! techniques are independent here, because the series was published in more than one order.
 //!
-//! [`build`] maps all memory through the fixmap, [`add`] maps memory that is added later, through the linear map itself,
-//! and [`coarse`](coarse()) is what the engine does instead of [`build`]. [`Counted`] tells what each of them asked of the
-//! platform.
+//! [`build`] maps all memory through the fixmap, and [`add`] maps memory that is added later, through the linear map
+//! itself. What the engine does instead is in [`engine`]. [`Counted`] tells what each of them asked of the platform.
+//!
+//! The same code runs on the software machine, in the crate `tablewright-lab`, and on a processor, in `hypervisor/`.
+#![no_std]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 mod baseline;
-mod coarse;
 mod count;
+pub mod engine;
 mod fixmap;
 mod reach;
 mod technique;
@@ -32,10 +38,11 @@ mod technique;
 mod tests;
 
 pub use baseline::{add, build};
-pub use coarse::{COARSE_ID, coarse};
-pub use count::Counted;
+pub use count::{Counted, Counts};
 pub use fixmap::{Fixmap, LAST_LEVEL};
 pub use technique::{Technique, Techniques};
+
+use alloc::vec::Vec;
 
 use tablewright::linear::{LinearError, LinearMap, MemoryMap};
 use tablewright::{Attrs, EditError, Format, Level, Mapping, Pa, Span, Va};

@@ -1,8 +1,8 @@
 //! How a baseline reaches a table: through a slot before the linear map exists, through the linear map after.
 
-use std::marker::PhantomData;
-use std::ops::Range;
-use std::ptr::NonNull;
+use core::marker::PhantomData;
+use core::ops::Range;
+use core::ptr::NonNull;
 
 use tablewright::linear::{SlotMemory, Window};
 use tablewright::{Barrier, Entry, Format, Invalidation, Level, Pa, Platform, Va, What};

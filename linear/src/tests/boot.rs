@@ -5,18 +5,21 @@
 //! seen to be clear is complete. An access through a slot goes where the walker remembers; where that is not the frame
 //! that the slot was opened for, it is an error. New frames hold rubbish that reads as valid descriptors.
 
+use std::boxed::Box;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
 use std::ptr::NonNull;
+use std::vec;
+use std::vec::Vec;
 
 use tablewright::hosted::Hosted;
 use tablewright::linear::{Identity, SlotMemory, Window};
 use tablewright::{Barrier, Entry, Format, Invalidation, Level, Pa, Platform, Va, What};
 use tablewright_walker::{Granule, Half, Regime};
 
-use crate::linear::Fixmap;
+use crate::Fixmap;
 
 /// A format, and what the walker calls it.
 pub trait Judged: Format<Input = Va> {

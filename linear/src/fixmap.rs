@@ -1,7 +1,7 @@
 //! The fixmap: some pages of address space whose entries can be written before anything else can be reached.
 
-use std::ops::Range;
-use std::ptr::NonNull;
+use core::ops::Range;
+use core::ptr::NonNull;
 
 use tablewright::{Entry, Level, Va};
 
@@ -32,11 +32,6 @@ impl<M> Fixmap<M> {
             entries,
             memory,
         }
-    }
-
-    /// How the slots are used.
-    pub const fn memory(&self) -> &M {
-        &self.memory
     }
 
     /// Where the entries of the slots are.

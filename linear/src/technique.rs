@@ -1,5 +1,7 @@
 //! What was published to make the linear map faster, as a set.
 
+use alloc::vec::Vec;
+
 /// One technique. Each works without the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Technique {

@@ -1,16 +1,15 @@
 //! What a platform is asked to do, counted from outside of whoever asks.
 
-use std::cell::Cell;
-use std::ops::Range;
-use std::ptr::NonNull;
+use core::cell::Cell;
+use core::ops::Range;
+use core::ptr::NonNull;
 
-use serde::Serialize;
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink};
 
 use super::fixmap::Fixmap;
 
 /// What was asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Tables allocated.
     pub tables: u64,

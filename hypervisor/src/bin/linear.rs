@@ -1,0 +1,512 @@
+//! A kernel that makes its linear map, at EL1, with no hypervisor: in each of the ways that were published and in the engine's,
+//! one after the other, in tables that the processor runs on.
+//!
+//! It has what a kernel has before it knows its memory: its own image, mapped in the upper half, and a fixmap. Table memory
+//! is reached through slots of the fixmap, through the coarse map in the lower half, or through the linear map, and
+//! in no other way: what is not mapped there, or remembered from before, is an exception or a wrong table. Before and after
+//! each step there is a mark, by which the emulator tells what to count (`xtask/plugin`). Then the processor is asked where
+//! each page is (`AT S1E1W`).
+//!
+//! The steps are those of the crate `tablewright-linear`, which the software machine runs as well, and in the same order.
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+use alloc::format;
+use alloc::string::{String, ToString as _};
+use core::arch::{asm, global_asm};
+use core::cell::Cell;
+use core::fmt::{self, Write as _};
+use core::ops::Range;
+use core::panic::PanicInfo;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use arm_sysregs::el1::accessors::{write_ttbr0_el1, write_ttbr1_el1};
+use arm_sysregs::el1::registers::{Ttbr0El1, Ttbr1El1};
+use buddy_system_allocator::LockedHeap;
+use smccc::{Hvc, psci};
+use tablewright::format::{Arm64K4, MAIR};
+use tablewright::linear::{Identity, LinearError, MemoryMap, SlotMemory, Slots, Window};
+use tablewright::{
+    Attrs, Barrier, Entry, Format, Invalidation, Level, Pa, Platform, Span, Va, What,
+};
+use tablewright_linear::engine::{self, COARSE_ID};
+use tablewright_linear::{Fixmap, Goal, LAST_LEVEL, Technique, Techniques};
+
+const PAGE: u64 = 4096;
+/// From where the image was loaded to where it runs.
+const OFFSET: u64 = 0xffff_8000_0000_0000;
+/// Where the slots of the fixmap are.
+const FIXMAP: u64 = 0xffff_fdff_fe00_0000;
+/// Where physical address 0 would be in the linear map.
+const LINEAR: u64 = 0xffff_0000_0000_0000;
+/// The memory that is mapped: three of the machine's four gibibytes. `xtask` tells the software machine the same.
+const RAM: Range<u64> = 1 << 30..4 << 30;
+/// The fourth, which is added when the map is there.
+const ADDED: Range<u64> = 4 << 30..5 << 30;
+/// Memory for tables, at the end of what is mapped at first, as on the software machine.
+const TABLES: u64 = 16 << 20;
+/// Where the machine has its UART.
+const UART: u64 = OFFSET + 0x900_0000;
+
+/// TCR_EL1: 48 bits in both halves, walks cacheable and inner shareable, 4 KiB granules (bit 31 for the upper half), 40 bits of
+/// output, identifiers of 16 bits.
+const TCR: u64 = {
+    let half = 16 | 1 << 8 | 1 << 10 | 3 << 12;
+    half | half << 16 | 1 << 31 | 2 << 32 | 1 << 36
+};
+/// SCTLR_EL1: what is one where features are missing, MMU, caches.
+const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 12;
+/// A block of an early map: accessed, inner shareable.
+const BLOCK: u64 = 1 << 10 | 3 << 8 | 1;
+/// ... of registers: never executed, Device-nGnRE.
+const REGISTERS: u64 = BLOCK | 1 << 54 | 1 << 53 | 1 << 2;
+
+global_asm!(
+    ".section .head, \"ax\"",
+    ".global head",
+    "head:",
+    "b start",
+    ".long 0",
+    ".quad 0", // loaded to the first 2 MiB that are free
+    ".quad image_size",
+    ".quad 0, 0, 0, 0",
+    ".ascii \"ARM\\x64\"",
+    ".long 0",
+    "start:",
+    "adrp x0, identity",
+    "msr ttbr0_el1, x0",
+    "adrp x0, early",
+    "msr ttbr1_el1, x0",
+    "ldr x0, ={mair}",
+    "msr mair_el1, x0",
+    "ldr x0, ={tcr}",
+    "msr tcr_el1, x0",
+    "isb",
+    "tlbi vmalle1",
+    "dsb nsh",
+    "ldr x0, ={sctlr}",
+    "msr sctlr_el1, x0",
+    "isb",
+    "ldr x0, =upper",
+    "br x0",
+    "upper:",
+    "adrp x0, stack_end",
+    "add x0, x0, :lo12:stack_end",
+    "mov sp, x0",
+    "adrp x0, vectors",
+    "add x0, x0, :lo12:vectors",
+    "msr vbar_el1, x0",
+    "isb",
+    "bl main",
+    ".balign 2048",
+    "vectors:",
+    ".rept 16",
+    ".balign 128",
+    "mrs x0, esr_el1",
+    "mrs x1, far_el1",
+    "mrs x2, elr_el1",
+    "b exception",
+    ".endr",
+    // The tables that are there before anything else, by physical addresses: two blocks for the image and the devices, at
+    // OFFSET and, for the moment when the MMU comes on, at 0; and those of the fixmap, down to its slots.
+    ".section .tables, \"aw\"",
+    ".balign 4096",
+    "identity: .quad blocks - {offset} + 3",
+    ".fill 511, 8, 0",
+    "early: .fill {image_index}, 8, 0",
+    ".quad blocks - {offset} + 3",
+    ".fill {fixmap_3} - {image_index} - 1, 8, 0",
+    ".quad fixmap_2 - {offset} + 3",
+    ".fill 511 - {fixmap_3}, 8, 0",
+    "blocks: .quad {registers}, 0x40000000 + {block}",
+    ".fill 510, 8, 0",
+    "fixmap_2: .fill {fixmap_2}, 8, 0",
+    ".quad fixmap_1 - {offset} + 3",
+    ".fill 511 - {fixmap_2}, 8, 0",
+    "fixmap_1: .fill {fixmap_1}, 8, 0",
+    ".quad fixmap_0 - {offset} + 3",
+    ".fill 511 - {fixmap_1}, 8, 0",
+    ".global early, fixmap_0, empty",
+    "fixmap_0: .fill 512, 8, 0",
+    "empty: .fill 512, 8, 0",
+    mair = const MAIR,
+    tcr = const TCR,
+    sctlr = const SCTLR,
+    offset = const OFFSET,
+    block = const BLOCK,
+    registers = const REGISTERS,
+    image_index = const OFFSET >> 39 & 511,
+    fixmap_3 = const FIXMAP >> 39 & 511,
+    fixmap_2 = const FIXMAP >> 30 & 511,
+    fixmap_1 = const FIXMAP >> 21 & 511,
+);
+
+unsafe extern "C" {
+    // The tables above.
+    static early: [Entry; 512];
+    static fixmap_0: [Entry; 512];
+    static empty: [Entry; 512];
+}
+
+/// Where something of the image is in memory.
+fn physical<T>(at: *const T) -> Pa {
+    Pa::new(at.addr() as u64 - OFFSET)
+}
+
+/// For the lists of regions.
+#[global_allocator]
+static HEAP: LockedHeap<32> = LockedHeap::empty();
+
+/// An instruction by its name, and an operand if it has one. It is a compiler barrier as well: no `nomem`.
+macro_rules! instruct {
+    ($text:literal $(, $operand:expr)?) => {
+        // SAFETY: a barrier, a mark, or an invalidation: forgetting is always allowed.
+        unsafe { asm!($text $(, in(reg) $operand)?, options(nostack, preserves_flags)) }
+    };
+}
+
+/// Frames one after the other, and the instructions that the steps are counted in.
+struct Machine {
+    next: Cell<u64>,
+}
+
+// SAFETY: a frame is handed out once (1.). Tables are reached through windows alone, so `table` is never asked (2.); no
+// links (3.); the accessors are the engine's (4.); `dsb ish` waits for what was issued (5.); there is no clone (6.).
+unsafe impl Platform for Machine {
+    fn alloc_table(&self, _: Level) -> Option<Pa> {
+        let frame = self.next.get();
+        self.next.set(frame + PAGE);
+        (frame < RAM.end).then_some(Pa::new(frame))
+    }
+
+    unsafe fn free_table(&self, _: Pa, _: Level) {}
+
+    unsafe fn table(&self, _: Pa, _: Level) -> NonNull<Entry> {
+        panic!("a table is reached without a window")
+    }
+
+    fn barrier(&self, what: Barrier) {
+        match what {
+            Barrier::Publish => instruct!("dsb ishst"),
+            Barrier::Complete => instruct!("dsb ish"),
+        }
+        // This processor uses all that is changed.
+        instruct!("isb");
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        match what.what {
+            What::Everything => instruct!("tlbi vmalle1is"),
+            What::Range { tables: true, .. } => panic!("no step cuts off a table"),
+            // Of all identifiers, because what is the kernel's own is global.
+            What::Range { first, last, .. } if last - first < PAGE => {
+                instruct!("tlbi vaale1is, {}", first >> 12 & ((1 << 44) - 1));
+            }
+            // TLBI RVAALE1IS: pairs of pages of 4 KiB, less one. With an odd number one page more is forgotten.
+            What::Range { first, last, .. } => {
+                let pairs = ((last - first) >> 13) << 39;
+                let operand = pairs | 1 << 46 | (first >> 12 & ((1 << 37) - 1));
+                instruct!("sys #0, c8, c2, #7, {}", operand);
+            }
+        }
+    }
+}
+
+/// The slots of the fixmap.
+struct FixmapSlots;
+
+// SAFETY: the slots are mapped at these addresses (1.).
+unsafe impl SlotMemory for FixmapSlots {
+    fn pointer(&self, slot: usize, _: Pa) -> NonNull<Entry> {
+        pointer(FIXMAP + slot as u64 * PAGE)
+    }
+}
+
+/// The coarse map, in the lower half.
+struct Lower;
+
+// SAFETY: the coarse map translates each address to itself (1.).
+unsafe impl Identity for Lower {
+    fn pointer(&self, frame: Pa) -> NonNull<Entry> {
+        pointer(frame.get())
+    }
+}
+
+/// The linear map, when it is there.
+struct Finished;
+
+// SAFETY: each frame is at its own place in the linear map, which stays (1.).
+unsafe impl Window for Finished {
+    unsafe fn open(&self, frame: Pa, _: Level) -> NonNull<Entry> {
+        pointer(LINEAR + frame.get())
+    }
+
+    fn close(&self, _: Pa, _: NonNull<Entry>) {}
+}
+
+fn pointer(at: u64) -> NonNull<Entry> {
+    let table = ptr::with_exposed_provenance_mut(at as usize);
+    // SAFETY: neither half of the address space has tables at address 0: memory begins above.
+    unsafe { NonNull::new_unchecked(table) }
+}
+
+/// Has the lower half translated by another table, under an identifier.
+///
+/// # Safety
+/// 1. Nothing is used in the lower half but what the tables under `root` map, and they stay while it is loaded.
+unsafe fn load_lower(root: Pa, id: u16) {
+    // SAFETY: passed on.
+    unsafe { write_ttbr0_el1(Ttbr0El1::from_bits_retain(root.get() | u64::from(id) << 48)) };
+    instruct!("isb");
+}
+
+/// Has the upper half translated by another table, of which nothing is remembered.
+///
+/// # Safety
+/// 1. Everything that is used in the upper half, the image above all, is where it was.
+unsafe fn load_upper(root: Pa) {
+    // SAFETY: passed on.
+    unsafe { write_ttbr1_el1(Ttbr1El1::from_bits_retain(root.get())) };
+    instruct!("isb");
+    instruct!("tlbi vmalle1");
+    instruct!("dsb nsh");
+    instruct!("isb");
+}
+
+/// Where the processor says that an address of the kernel's is, for a write.
+fn translate(at: u64) -> Option<u64> {
+    let result: u64;
+    // SAFETY: asks, and writes a register that nobody else uses.
+    unsafe {
+        asm!("at s1e1w, {}", "isb", "mrs {}, par_el1", in(reg) at, out(reg) result, options(nostack))
+    };
+    (result & 1 == 0).then_some(result & 0xffff_ffff_f000 | at & 0xfff)
+}
+
+struct Console;
+
+impl fmt::Write for Console {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let register = ptr::with_exposed_provenance_mut::<u32>(UART as usize);
+        for byte in text.bytes() {
+            // SAFETY: the data register of the UART.
+            unsafe { register.write_volatile(byte.into()) };
+        }
+        Ok(())
+    }
+}
+
+/// What a step comes to, and why it has failed.
+type Done = Result<(), String>;
+
+/// Whether each page of memory is mapped up to `end`, and none beside it.
+fn check(end: u64) -> Done {
+    static WORD: AtomicU64 = AtomicU64::new(0);
+
+    for page in (RAM.start..end).step_by(PAGE as usize) {
+        let got = translate(LINEAR + page);
+        if got != Some(page) {
+            return Err(format!("{page:#x} is mapped to {got:x?}"));
+        }
+    }
+    for page in [0, RAM.start - PAGE, end] {
+        if let Some(got) = translate(LINEAR + page) {
+            return Err(format!("{page:#x} is no memory, and mapped to {got:#x}"));
+        }
+    }
+    // A word of the image, by two ways.
+    let new = WORD.fetch_add(1, Ordering::Relaxed) + 1;
+    let there = pointer(LINEAR + physical(&raw const WORD).get());
+    // SAFETY: the same word, by its address in the map that was just found to translate it.
+    match unsafe { there.as_ref() }.load() == new {
+        true => Ok(()),
+        false => Err("what is written here is not read there".into()),
+    }
+}
+
+/// Does what the emulator is to count.
+fn counted(step: impl FnOnce() -> Result<(), LinearError<Va>>) -> Done {
+    instruct!("movz xzr, #1");
+    let done = step();
+    instruct!("movz xzr, #0");
+    done.map_err(|error| error.to_string())
+}
+
+fn span(range: &Range<u64>) -> Result<Span<Pa>, String> {
+    let span = Span::new(Pa::new(range.start), range.end - range.start);
+    span.map_err(|error| error.to_string())
+}
+
+/// A kernel that has just been booted: with a root that has nothing in it but the image and the fixmap.
+struct Kernel {
+    machine: Machine,
+    fixmap: Fixmap<FixmapSlots>,
+    root: Pa,
+}
+
+impl Kernel {
+    fn boot() -> Result<Self, String> {
+        // SAFETY: nothing uses the lower half; the first of all roots has the image.
+        unsafe {
+            load_lower(physical(&raw const empty), 0);
+            load_upper(physical(&raw const early));
+        }
+        let machine = Machine {
+            next: Cell::new(RAM.end - TABLES),
+        };
+        let level = Arm64K4::root_level();
+        let root = machine.alloc_table(level).ok_or("no memory for the root")?;
+        let (at, data) = (Va::new(FIXMAP), &Attrs::KERNEL_DATA);
+        // SAFETY: the slots of the fixmap: all zero, and used by nobody else, one user after the other.
+        let (slots, fixmap) = unsafe {
+            let entries = NonNull::from(&fixmap_0[0]);
+            let slots =
+                Slots::<_, _, _, LAST_LEVEL>::new(&machine, FixmapSlots, at, entries, data, 0);
+            (slots, Fixmap::new(at, entries, FixmapSlots))
+        };
+        let slots: Slots<'_, Arm64K4, _, _, _> = slots.map_err(|error| error.to_string())?;
+        // SAFETY: the frame was just allocated for a table, and has as many entries as the other root.
+        unsafe {
+            let table = slots.open(root, level);
+            for (number, entry) in early.iter().enumerate() {
+                machine.store(table.add(number), entry.load());
+            }
+            slots.close(root, table);
+        }
+        slots.end_batch();
+        // SAFETY: it says the same as the first.
+        unsafe { load_upper(root) };
+        Ok(Self {
+            machine,
+            fixmap,
+            root,
+        })
+    }
+
+    fn goal<'m>(&self, ram: &'m [Span<Pa>]) -> Goal<'m> {
+        Goal {
+            root: self.root,
+            base: Va::new(LINEAR),
+            memory: MemoryMap {
+                ram,
+                reserved: &[],
+                special: &[],
+            },
+            attrs: Attrs::KERNEL_DATA,
+        }
+    }
+}
+
+fn published(techniques: Techniques) -> Done {
+    let kernel = Kernel::boot()?;
+    let ram = [span(&RAM)?];
+    let goal = kernel.goal(&ram);
+    // SAFETY: the root is that which is in use; the fixmap shows any frame, and nobody else edits.
+    counted(|| unsafe {
+        tablewright_linear::build::<Arm64K4, _, _>(
+            techniques,
+            &kernel.machine,
+            &kernel.fixmap,
+            &goal,
+        )
+    })?;
+    check(RAM.end)
+}
+
+fn coarse() -> Done {
+    let kernel = Kernel::boot()?;
+    let ram = [span(&RAM)?];
+    let goal = kernel.goal(&ram);
+    // SAFETY: the lower half is used by the engine, where its coarse map is.
+    let switch = |root: Option<Pa>| unsafe {
+        match root {
+            Some(root) => load_lower(root, COARSE_ID),
+            None => load_lower(physical(&raw const empty), 0),
+        }
+    };
+    // SAFETY: as above; the only processor has unloaded the root when its register holds another.
+    counted(|| unsafe {
+        engine::coarse::<Arm64K4, _, _, _>(&kernel.machine, &kernel.fixmap, &goal, Lower, switch)
+    })?;
+    check(RAM.end)
+}
+
+/// Memory is added when the map is there.
+fn late(is_published: bool) -> Done {
+    let kernel = Kernel::boot()?;
+    let ram = [span(&RAM)?];
+    let goal = kernel.goal(&ram);
+    // SAFETY: as above.
+    unsafe { engine::through_slots::<Arm64K4, _, _>(&kernel.machine, &kernel.fixmap, &goal) }
+        .map_err(|error| error.to_string())?;
+    check(RAM.end)?;
+    let added = span(&ADDED)?;
+    let ram = [span(&RAM)?, added];
+    let goal = kernel.goal(&ram);
+    let all = Technique::ALL.into_iter().collect();
+    // SAFETY: as above; the linear map has all tables, those that are allocated too.
+    counted(|| unsafe {
+        match is_published {
+            true => tablewright_linear::add::<Arm64K4, _, _>(
+                all,
+                &kernel.machine,
+                &Finished,
+                &goal,
+                added,
+            ),
+            false => engine::add::<Arm64K4, _, _>(&kernel.machine, &Finished, &goal, added),
+        }
+    })?;
+    check(ADDED.end)
+}
+
+fn all() -> Done {
+    let mut techniques = Techniques::default();
+    published(techniques)?;
+    for technique in Technique::ALL {
+        techniques = techniques.with(technique);
+        published(techniques)?;
+    }
+    coarse()?;
+    late(true)?;
+    late(false)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn main() -> ! {
+    const SIZE: usize = 64 << 10;
+    static mut MEMORY: [u8; SIZE] = [0; SIZE];
+    // SAFETY: memory of its own, given away once.
+    unsafe {
+        HEAP.lock()
+            .init((&raw mut MEMORY).expose_provenance(), SIZE)
+    };
+    match all() {
+        Ok(()) => end(format_args!("done")),
+        Err(why) => end(format_args!("WRONG: {why}")),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn exception(syndrome: u64, at: u64, from: u64) -> ! {
+    end(format_args!(
+        "WRONG: exception {syndrome:#x} at {at:#x}, from {from:#x}"
+    ))
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    end(format_args!("WRONG: {info}"))
+}
+
+/// Says how it ended, and switches the machine off.
+fn end(how: fmt::Arguments<'_>) -> ! {
+    let _ = writeln!(Console, "linear: {how}");
+    let _ = psci::system_off::<Hvc>();
+    loop {
+        core::hint::spin_loop();
+    }
+}

@@ -1,0 +1,160 @@
+//! The engine's way: a coarse map of table memory in a root of its own, the linear map built through it, and the coarse
+//! map taken away again. Where one root serves both halves, [slots](through_slots) have to do.
+
+use tablewright::linear::{Coarse, Identity, LinearError, SlotMemory, Slots, Window, Windowed};
+use tablewright::{AddressSpace, Attrs, EditError, Format, Half, Liveness, Pa, Platform, Span, Va};
+
+use super::Goal;
+use super::fixmap::{Fixmap, LAST_LEVEL};
+
+/// The identity (ASID, PCID) of the coarse map.
+pub const COARSE_ID: u16 = 1;
+
+/// Maps all memory of `goal` with the engine. `switch` is told to load the root of the coarse map, under the identity
+/// [`COARSE_ID`], and at the end, with `None`, to unload it; `identity` is used in between. The fixmap serves until the
+/// coarse map reaches its own tables, and again for taking them down.
+///
+/// # Errors
+/// [`LinearError`]; nothing has changed then.
+///
+/// # Safety
+/// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames that the fixmap and,
+///    while it is loaded, the coarse map can show.
+/// 2. So are the frames that the platform allocates.
+/// 3. Nobody else edits the tree meanwhile.
+/// 4. When `switch` returns from unloading, no processor has the root loaded any more.
+pub unsafe fn coarse<F, P, M, I>(
+    platform: &P,
+    fixmap: &Fixmap<M>,
+    goal: &Goal<'_>,
+    identity: I,
+    mut switch: impl FnMut(Option<Pa>),
+) -> Result<(), LinearError<Va>>
+where
+    F: Format<Input = Va>,
+    P: Platform,
+    M: SlotMemory,
+    I: Identity,
+{
+    let slots = slots::<F, _, _>(platform, fixmap, goal)?;
+    // In an address space of its own, so not global.
+    let attrs = Attrs {
+        global: false,
+        ..goal.attrs
+    };
+    let window =
+        Coarse::<F, _, _, _>::new(platform, identity, &slots, goal.memory, attrs, COARSE_ID)
+            .ok_or(EditError::OutOfTables)?;
+    switch(Some(window.root()));
+
+    // SAFETY: passed on (1. to 3.).
+    let built = unsafe { edit::<F, _, _>(platform, &window, goal, None) };
+
+    switch(None);
+    // SAFETY: unloaded, by (4.); the frames came from this platform, and the fixmap reaches them whether or not there
+    // is a linear map now.
+    unsafe { window.finish(Windowed::new(platform, &slots)) };
+    slots.end_batch();
+    built
+}
+
+/// Maps all memory of `goal` with the engine, through the slots of the fixmap alone.
+///
+/// # Errors
+/// [`LinearError`]; nothing has changed then.
+///
+/// # Safety
+/// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames that the fixmap can
+///    show.
+/// 2. So are the frames that the platform allocates.
+/// 3. Nobody else edits the tree meanwhile.
+pub unsafe fn through_slots<F, P, M>(
+    platform: &P,
+    fixmap: &Fixmap<M>,
+    goal: &Goal<'_>,
+) -> Result<(), LinearError<Va>>
+where
+    F: Format<Input = Va>,
+    P: Platform,
+    M: SlotMemory,
+{
+    let slots = slots::<F, _, _>(platform, fixmap, goal)?;
+    // SAFETY: passed on (1. to 3.).
+    let built = unsafe { edit::<F, _, _>(platform, &slots, goal, None) };
+    slots.end_batch();
+    built
+}
+
+/// Maps memory that was added after boot: what of `goal.memory` lies in `added`. Tables are reached through `window`, the
+/// linear map itself.
+///
+/// # Errors
+/// [`LinearError`]; nothing has changed then.
+///
+/// # Safety
+/// As for [`add`](super::add).
+pub unsafe fn add<F, P, W>(
+    platform: &P,
+    window: &W,
+    goal: &Goal<'_>,
+    added: Span<Pa>,
+) -> Result<(), LinearError<Va>>
+where
+    F: Format<Input = Va>,
+    P: Platform,
+    W: Window,
+{
+    // SAFETY: passed on (1. to 3.).
+    unsafe { edit::<F, _, _>(platform, window, goal, Some(added)) }
+}
+
+fn slots<'p, F, P, M>(
+    platform: &'p P,
+    fixmap: &'p Fixmap<M>,
+    goal: &Goal<'_>,
+) -> Result<Slots<'p, F, P, &'p M, LAST_LEVEL>, LinearError<Va>>
+where
+    F: Format<Input = Va>,
+    P: Platform,
+    M: SlotMemory,
+{
+    let (memory, entries) = (&fixmap.memory, fixmap.entry(0));
+    // SAFETY: the caller of `Fixmap::new` vouched for more entries than these, and nobody else uses them.
+    let slots = unsafe { Slots::new(platform, memory, fixmap.base, entries, &goal.attrs, 0) };
+    Ok(slots.map_err(EditError::from)?)
+}
+
+/// Maps all memory of `goal`, or what of it lies in `added`, with tables that are reached through `window`.
+///
+/// # Safety
+/// 1. `goal.root` holds the first table of a tree of this format, and the window can show all its tables.
+/// 2. It can show the frames that the platform allocates.
+/// 3. Nobody else edits the tree meanwhile.
+unsafe fn edit<F, P, W>(
+    platform: &P,
+    window: &W,
+    goal: &Goal<'_>,
+    added: Option<Span<Pa>>,
+) -> Result<(), LinearError<Va>>
+where
+    F: Format<Input = Va>,
+    P: Platform,
+    W: Window,
+{
+    let half = if F::HALVES && goal.base.get() >> 63 != 0 {
+        Half::Upper
+    } else {
+        Half::Lower
+    };
+    let through = Windowed::new(platform, window);
+    // SAFETY: passed on (1., 3.); processors may be using the root.
+    let mut space = unsafe { AddressSpace::<F, _>::adopt(through, goal.root, half, Liveness::Own) };
+    let (linear, memory) = (goal.linear(), &goal.memory);
+    let mut flush = space.flush();
+    let mapped = match added {
+        None => linear.build(&mut space, memory, &mut flush),
+        Some(added) => linear.add(&mut space, memory, added, &mut flush),
+    };
+    flush.finish(|_| ());
+    mapped
+}
