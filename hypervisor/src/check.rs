@@ -7,16 +7,16 @@
 //! nothing about translations that should have been forgotten.
 
 use core::arch::asm;
-use core::ops::ControlFlow;
 use core::ptr;
 
 use arm_sysregs::el2::accessors::{read_hcr_el2, write_hcr_el2};
 use arm_sysregs::el2::registers::HcrEl2;
-use tablewright::{Address, AddressSpace, Attrs, Change, Format, Mapping, Pa, Perms, Span, format};
+use tablewright::{AddressSpace, Attrs, Format, Level, Pa, Perms, Span, format};
 use tablewright_walker::{Fault, Granule, Leaf, Permissions, Regime, translate};
 
 use crate::counters::Count;
 use crate::cpu;
+use crate::edits::{PAGE, Random, WINDOW, Window};
 use crate::machine::{EL1, Machine, VMID, count};
 use crate::vm::Stage2;
 
@@ -24,8 +24,6 @@ use crate::vm::Stage2;
 const VIRTUAL: u64 = 0x10_0000_0000;
 const INTERMEDIATE: u64 = 0x50_0000_0000;
 const PHYSICAL: u64 = 0x100_0000_0000;
-const WINDOW: u64 = 1 << 30;
-const PAGE: u64 = 4096;
 
 /// Edits between two rounds of questions, and questions in a round.
 const EDITS: u64 = 8;
@@ -41,77 +39,6 @@ const STAGE_2: Regime = Regime::Arm64Stage2 {
     wide: false,
     forced_write_back: false,
 };
-
-/// Numbers without a pattern, the same each time (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
-
-/// One edit of a tree that is in use. What the engine refuses has changed nothing, and is as good as another.
-fn edit<F: Format>(
-    space: &mut AddressSpace<F, &Machine>,
-    from: u64,
-    to: u64,
-    attrs: &[Attrs],
-    random: &mut Random,
-) {
-    // Blocks and gigabytes come of themselves where the low bits agree.
-    let size = match random.below(32) {
-        0 => WINDOW,
-        1..12 => 2 << 20 << random.below(8),
-        _ => PAGE << random.below(12),
-    };
-    let start = random.below(WINDOW / size) * size;
-    let target = match random.below(3) {
-        0 => random.below(WINDOW / PAGE - size / PAGE + 1) * PAGE,
-        _ => random.below(WINDOW / size) * size,
-    };
-    let Ok(span) = Span::new(F::Input::from_bits(from + start), size) else {
-        return;
-    };
-    let attrs = random.one_of(attrs);
-    let attrs = Attrs {
-        accessed: random.below(8) != 0,
-        dirty: attrs.dirty && random.below(4) != 0,
-        ..attrs
-    };
-    let kind = random.below(8);
-    let mut flush = space.flush();
-    let _ = match kind {
-        0 => space.protect(span, Change::new().perms(attrs.perms), &mut flush),
-        1 => space.protect(span, Change::new().write_protect(), &mut flush),
-        _ => space
-            .unmap(span, &mut flush, |_| ControlFlow::Continue(()))
-            .map(|_| ()),
-    };
-    flush.finish(|_| ());
-    if kind > 2 {
-        let mapping = Mapping::new(attrs);
-        let mapping = if kind == 3 {
-            mapping.pages_only()
-        } else {
-            mapping
-        };
-        let mut flush = space.flush();
-        let _ = space.map(span, Pa::new(to + target), mapping, &mut flush);
-        flush.finish(|_| ());
-    }
-}
 
 /// An access, as `AT` and the judge know it.
 #[derive(Clone, Copy)]
@@ -270,11 +197,24 @@ pub fn run(machine: &Machine, own: Span<Pa>, questions: u64) -> Result<(), &'sta
             options(nostack, preserves_flags),
         );
     }
+    let largest = Level::new(2);
+    let first = Window {
+        from: VIRTUAL,
+        to: INTERMEDIATE,
+        attrs: &of_el1,
+        largest,
+    };
+    let second = Window {
+        from: INTERMEDIATE,
+        to: PHYSICAL,
+        attrs: &of_guest,
+        largest,
+    };
     let mut asked = 0;
     while asked < questions {
         for _ in 0..EDITS {
-            edit(&mut stage_1, VIRTUAL, INTERMEDIATE, &of_el1, &mut random);
-            edit(&mut stage_2, INTERMEDIATE, PHYSICAL, &of_guest, &mut random);
+            first.edit(&mut stage_1, &mut random);
+            second.edit(&mut stage_2, &mut random);
         }
         for both in [false, true] {
             let stage_2_bits = HcrEl2::VM | HcrEl2::PTW;

@@ -25,6 +25,7 @@ extern crate alloc;
 mod check;
 mod counters;
 mod cpu;
+mod edits;
 mod exits;
 mod machine;
 mod snapshot;

@@ -14,8 +14,14 @@ use crate::{About as _, Error, Result, initramfs, load};
 /// The program that emulates the machine.
 pub const QEMU: &str = "qemu-system-aarch64";
 
+/// The program that emulates a machine of x86-64.
+pub const QEMU_X86: &str = "qemu-system-x86_64";
+
 /// The target that the hypervisor is built for: no floating point, whose registers are the guest's.
 const TARGET: &str = "aarch64-unknown-none-softfloat";
+
+/// The target that the check of x86-64 is built for.
+const TARGET_X86: &str = "x86_64-unknown-none";
 
 /// Where the guest's packages come from.
 const SOURCE: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main\n";
@@ -87,7 +93,7 @@ fn is_installed(program: &str) -> bool {
 /// # Errors
 /// What cannot be had, and how to get it by hand.
 pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
-    qemu()?;
+    qemu_arm64()?;
     let scratch = scratch()?;
     let kernel = match kernel {
         Some(kernel) => kernel.to_path_buf(),
@@ -113,25 +119,30 @@ pub fn everything(kernel: Option<&Path>) -> Result<Files> {
     })
 }
 
-/// Sees to it that QEMU is there.
+/// Sees to it that there is a QEMU for arm64.
 ///
 /// # Errors
-/// It is not, and how to get it by hand.
-pub fn qemu() -> Result<()> {
-    if is_installed(QEMU) {
+/// It cannot be had, and how to get it by hand.
+pub fn qemu_arm64() -> Result<()> {
+    qemu(QEMU, "qemu-system-arm")
+}
+
+/// Sees to it that QEMU is there: a program, out of a package of Debian's.
+fn qemu(program: &str, package: &str) -> Result<()> {
+    if is_installed(program) {
         return Ok(());
     }
-    const INSTALL: &str = "apt-get install --yes --no-install-recommends qemu-system-arm";
+    let install = format!("apt-get install --yes --no-install-recommends {package}");
     let by_hand = format!(
-        "{QEMU} is missing. Install QEMU 7.2 or later, with `sudo {INSTALL}` on Debian and Ubuntu, or put a {QEMU} of \
-         your own into PATH"
+        "{program} is missing. Install QEMU 7.2 or later, with `sudo {install}` on Debian and Ubuntu, or put a \
+         {program} of your own into PATH"
     );
     let is_root = output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0");
     if !is_root || !is_installed("apt-get") {
         return Err(Error::Other(by_hand));
     }
-    eprintln!("installing QEMU: {INSTALL}");
-    let mut words = INSTALL.split(' ');
+    eprintln!("installing QEMU: {install}");
+    let mut words = install.split(' ');
     let status = Command::new(words.next().unwrap_or_default())
         .args(words)
         .stdout(Stdio::null())
@@ -269,16 +280,36 @@ pub fn plugin() -> Result<PathBuf> {
 /// # Errors
 /// It cannot be built, or the target cannot be had.
 pub fn hypervisor(program: &str) -> Result<PathBuf> {
+    build("hypervisor", TARGET, program)
+}
+
+/// Sees to it that there is a QEMU for x86-64.
+///
+/// # Errors
+/// It cannot be had, and how to get it by hand.
+pub fn qemu_x86() -> Result<()> {
+    qemu(QEMU_X86, "qemu-system-x86")
+}
+
+/// Builds the check of x86-64.
+///
+/// # Errors
+/// It cannot be built, or the target cannot be had.
+pub fn check_x86() -> Result<PathBuf> {
+    build("hypervisor/x86", TARGET_X86, "tablewright-check-x86")
+}
+
+fn build(directory: &str, triple: &str, program: &str) -> Result<PathBuf> {
     let installed =
         output(Command::new("rustup").args(["target", "list", "--installed"])).unwrap_or_default();
-    if !installed.lines().any(|line| line == TARGET) && is_installed("rustup") {
-        eprintln!("installing Rust's standard library for {TARGET}: rustup target add {TARGET}");
-        output(Command::new("rustup").args(["target", "add", TARGET]))?;
+    if !installed.lines().any(|line| line == triple) && is_installed("rustup") {
+        eprintln!("installing Rust's standard library for {triple}: rustup target add {triple}");
+        output(Command::new("rustup").args(["target", "add", triple]))?;
     }
     let target = target().join("hypervisor");
     let mut cargo = cargo();
     cargo
-        .current_dir(root().join("hypervisor"))
+        .current_dir(root().join(directory))
         .env("CARGO_TARGET_DIR", &target)
         .env_remove("RUSTFLAGS");
     cargo.args([
@@ -286,12 +317,12 @@ pub fn hypervisor(program: &str) -> Result<PathBuf> {
         "--quiet",
         "--release",
         "--target",
-        TARGET,
+        triple,
         "--bin",
         program,
     ]);
     match cargo.status().about("cargo")?.success() {
-        true => Ok(target.join(TARGET).join("release").join(program)),
+        true => Ok(target.join(triple).join("release").join(program)),
         false => Err(Error::Other(format!("{program} cannot be built"))),
     }
 }

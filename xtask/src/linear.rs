@@ -43,7 +43,7 @@ type Counts = BTreeMap<String, u64>;
 /// # Errors
 /// Something is missing, or does not come to its end; or where the two do not agree.
 pub fn run(line: impl FnMut(&str)) -> Result<()> {
-    fetch::qemu()?;
+    fetch::qemu_arm64()?;
     compare(&simulated()?, &emulated()?, line)
 }
 

@@ -15,6 +15,7 @@ mod linear;
 mod load;
 mod qemu;
 mod test_guest;
+mod x86;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

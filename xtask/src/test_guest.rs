@@ -5,7 +5,7 @@ use clap::Args;
 use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
 use crate::qemu::{self, Boot, CPU_MAX, End, Ran};
-use crate::{Error, LIMIT, Leaves, Log, Result, fetch, linear, load, name_of};
+use crate::{Error, LIMIT, Leaves, Log, Result, fetch, linear, load, name_of, x86};
 
 #[derive(Args)]
 pub struct TestArgs {
@@ -233,17 +233,16 @@ pub fn run(args: &TestArgs) -> Result<()> {
         kernel: fetch::hypervisor("hostile")?,
         ..files.clone()
     };
-    let exact = TESTS
-        .iter()
-        .any(|test| args.name.as_ref() == Some(&test.name()));
-    let chosen = |test: &&Test| match &args.name {
-        Some(name) if exact => test.name() == *name,
-        Some(name) => test.name().contains(name.as_str()),
-        None => args.all || test.short,
+    let others = x86::names().chain([linear::NAME.to_string()]);
+    let mut names = TESTS.iter().map(Test::name).chain(others);
+    let exact = names.any(|test| args.name.as_ref() == Some(&test));
+    let chosen = |test: &str, short: bool| match &args.name {
+        Some(name) if exact => test == *name,
+        Some(name) => test.contains(name.as_str()),
+        None => args.all || short,
     };
     let (mut passed, mut failed) = (0, 0);
-    let is_linear = |name: &String| !exact && linear::NAME.contains(name.as_str());
-    if args.name.as_ref().is_none_or(is_linear) {
+    if chosen(linear::NAME, true) {
         match linear::run(|_| ()) {
             Ok(()) => {
                 passed += 1;
@@ -255,7 +254,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
             }
         }
     }
-    for test in TESTS.iter().filter(chosen) {
+    for test in TESTS.iter().filter(|test| chosen(&test.name(), test.short)) {
         let boot = Boot {
             files: if test.hostile { &hostile } else { &files },
             cpu: test.cpu,
@@ -298,9 +297,11 @@ pub fn run(args: &TestArgs) -> Result<()> {
             }
         }
     }
+    let (right, wrong) = x86::run(chosen)?;
+    (passed, failed) = (passed + right, failed + wrong);
     println!("guest tests: {passed} passed, {failed} failed");
     match (passed, failed) {
-        (0, 0) => Err(Error::Other("no test has such a name".into())),
+        (0, 0) => Err(Error::Other("no test of such a name was run".into())),
         (_, 0) => Ok(()),
         (_, failed) => Err(Error::Other(format!("{failed} guest tests failed"))),
     }

@@ -4,7 +4,7 @@
 //!
 //! Hardware reads a nested table as it reads any other of the host, and takes every access of a guest for one of a user
 //! (15.25.5): a page without U/S at all levels is out of the guest's reach, its kernel's as its user's. One bit for
-//! writing and one for executing serve both. The guest's own table walks are writes where they set flags. Memory types
+//! writing and one for executing serve both. The guest's own table walks are always writes. Memory types
 //! go through the host's PAT (15.25.8), which holds [`PAT`](super::PAT). The global bit and protection keys mean nothing
 //! here, and a guest-physical address is not signed.
 
