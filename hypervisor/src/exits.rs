@@ -18,7 +18,7 @@ use tablewright::guest::Fault;
 
 use crate::counters::Count;
 use crate::machine::{Mutex, count};
-use crate::vm::Next;
+use crate::vm::{Next, POISONED};
 use crate::{cpu, world};
 
 struct Handlers;
@@ -81,6 +81,8 @@ extern "C" fn exit(mut state: RegisterStateRef<'_>, saved: &Saved) {
             state.elr = state.elr.wrapping_add(4);
             state.registers[0] = call(&state.registers);
         }
+        // It executes a frame that was taken away.
+        class::HVC if esr & 0xffff == POISONED => count(Count::Spoiled, 1),
         class::HVC => state.registers[0] = error(ErrorCode::NotSupported),
         // A register or an instruction of a feature that is not let through.
         _ => raise(state, class::UNKNOWN << 26 | 1 << 25, None),

@@ -52,6 +52,11 @@ pub fn count(what: Count, by: u64) {
     COUNTERS[what as usize].fetch_add(by, Ordering::Relaxed);
 }
 
+/// How much was counted.
+pub fn counted(what: Count) -> u64 {
+    COUNTERS[what as usize].load(Ordering::Relaxed)
+}
+
 /// Waits without getting in anybody's way: where processors take turns, as they may in an emulator, this is the next one's.
 pub struct Patience;
 
@@ -69,8 +74,13 @@ pub type Mutex<T> = spin::mutex::SpinMutex<T, Patience>;
 /// A planted bug: a class of invalidations that is left out, so that a test can show that it is missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Omit {
-    /// Those of leaves.
+    /// Those of leaves that were taken away, or protected.
     Leaves,
+    /// Those of the permission to write that a log has taken away; left out where [the log](crate::snapshot) is flushed,
+    /// because what an invalidation is for cannot be seen from it.
+    Permissions,
+    /// Those of tables that were cut off, with the leaves below them.
+    Tables,
     /// Those of everything.
     Everything,
 }
@@ -80,6 +90,8 @@ impl Omit {
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "leaves" => Some(Self::Leaves),
+            "permissions" => Some(Self::Permissions),
+            "tables" => Some(Self::Tables),
             "everything" => Some(Self::Everything),
             _ => None,
         }
@@ -130,6 +142,11 @@ impl Machine {
             epochs: Epochs::new(&WALKS),
             omit,
         })
+    }
+
+    /// Whether this class of invalidations is left out.
+    pub fn omits(&self, class: Omit) -> bool {
+        self.omit == Some(class)
     }
 
     fn take(&self, size: u64) -> Option<Pa> {
@@ -233,8 +250,9 @@ unsafe impl Platform for Machine {
         match (invalidation.id, invalidation.what) {
             (OWN, _) => tlbi!("alle2is"),
             (EL1, _) => tlbi!("vmalle1is"),
-            (_, What::Range { tables: false, .. }) if self.omit == Some(Omit::Leaves) => {}
-            (_, What::Everything) if self.omit == Some(Omit::Everything) => {}
+            (_, What::Range { tables: false, .. }) if self.omits(Omit::Leaves) => {}
+            (_, What::Range { tables: true, .. }) if self.omits(Omit::Tables) => {}
+            (_, What::Everything) if self.omits(Omit::Everything) => {}
             (_, What::Everything) => {
                 count(Count::Flushes, 1);
                 tlbi!("vmalls12e1is");

@@ -53,7 +53,7 @@ use tablewright::{
 use machine::{Machine, Omit, VMID};
 use snapshot::{Kind, Log};
 use tree::{Reason, Tree};
-use vm::{CONTROL_SLOT, Leaves, Memory, Stage2, Vm};
+use vm::{CONTROL_SLOT, Evictions, Leaves, Memory, Stage2, Vm};
 
 const PAGE: u64 = 4096;
 
@@ -228,12 +228,13 @@ fn main(device_tree: u64, _: u64, _: u64, _: u64) -> ! {
 /// What the command line asks for.
 struct Options {
     leaves: Leaves,
-    /// So many frames are taken away.
-    evict: u64,
+    evict: Evictions,
     /// A planted bug.
     omit: Option<Omit>,
     /// What is written is logged.
     log: Option<Kind>,
+    /// No guest is run: the start of a log is measured.
+    measure: bool,
     /// So many addresses of random tables are asked of the processor first.
     check: u64,
     /// The guest is copied, after so many milliseconds, and goes on on the copy.
@@ -245,9 +246,10 @@ impl Options {
     fn read(line: &str) -> Result<Self, Reason> {
         let mut options = Self {
             leaves: Leaves::Pages,
-            evict: 0,
+            evict: Evictions::default(),
             omit: None,
             log: None,
+            measure: false,
             check: 0,
             snapshot: None,
         };
@@ -256,20 +258,26 @@ impl Options {
             let number = || {
                 value
                     .parse()
-                    .map_err(|_| "check, evict and snapshot are numbers")
+                    .map_err(|_| "check, evict, evict_after and snapshot are numbers")
             };
             match name {
                 "mapping" => {
                     options.leaves = Leaves::named(value).ok_or("mapping is 4k, 2m or mixed")?
                 }
-                "evict" => options.evict = number()?,
+                "evict" => options.evict.count = number()?,
+                "evict_after" => options.evict.after = number()?,
+                "evict_by" if value == "table" => options.evict.tables = true,
                 "check" => options.check = number()?,
                 "omit" => {
-                    options.omit = Some(Omit::named(value).ok_or("omit is leaves or everything")?)
+                    options.omit = Some(
+                        Omit::named(value)
+                            .ok_or("omit is leaves, permissions, tables or everything")?,
+                    )
                 }
                 "log" => {
                     options.log = Some(Kind::named(value).ok_or("log is bitmap, ring or all")?)
                 }
+                "measure" if value == "start" => options.measure = true,
                 "snapshot" => options.snapshot = Some(number()?),
                 _ => return Err("an option is not known"),
             }
@@ -371,6 +379,12 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
         cpus: affinities,
         map,
     });
+    if let (true, Some(log)) = (options.measure, &world.vm.log) {
+        // SAFETY: the guest's tables, by whose VMID this processor invalidates.
+        unsafe { cpu::confine(world.vm.guest.space().root()) };
+        snapshot::start_one(&world.vm, log, plain);
+        smccc::psci::system_off::<smccc::Smc>().map_err(|_| "the machine cannot be powered off")?;
+    }
     if let Some(helper) = helper {
         let run = move || {
             cpu::become_number(cpus);

@@ -23,13 +23,13 @@ use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0};
 use spin::RelaxStrategy as _;
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
 use tablewright::guest::{Access, Fault, Harvest, Log as SlotLog, Pass, Slot};
-use tablewright::shared::SharedPlatform as _;
+use tablewright::shared::{SharedFlush, SharedPlatform as _};
 use tablewright::{Change, Ipa, Pa, Span};
 
 use crate::counters::Count;
 use crate::cpu;
-use crate::machine::{Patience, count};
-use crate::vm::{Vm, quiet, settle};
+use crate::machine::{Machine, Omit, Patience, count};
+use crate::vm::{Stage2, Vm, quiet, settle};
 
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
@@ -178,7 +178,17 @@ struct Driver<'v> {
     pages: u64,
 }
 
-impl Driver<'_> {
+impl<'v> Driver<'v> {
+    fn new(vm: &'v Vm, log: &'v Log, plain: Slot) -> Self {
+        cpu::count_instructions();
+        Self {
+            vm,
+            log,
+            plain,
+            pages: plain.guest.size() / PAGE,
+        }
+    }
+
     fn logged(&self) -> Slot {
         self.plain.with_log(SlotLog::ByFault)
     }
@@ -186,7 +196,7 @@ impl Driver<'_> {
     /// Starts the log: from here on nothing is written that is not marked.
     fn start(&self) {
         let guest = &self.vm.guest;
-        let begun = read_cntpct_el0().bits();
+        let begun = cpu::instructions();
         let mut sweep = retried(|| guest.replace(self.logged()).ok());
         match self.log.kind {
             Kind::All => {
@@ -198,7 +208,7 @@ impl Driver<'_> {
                 loop {
                     let mut flush = guest.space().flush();
                     let pass = sweep.protect(change, &mut flush);
-                    settle(flush);
+                    self.forget(flush);
                     match pass {
                         Ok(Pass::Waiting) => Patience::relax(),
                         Ok(Pass::Went(())) => {}
@@ -208,18 +218,24 @@ impl Driver<'_> {
                 }
             }
         }
-        let took = read_cntpct_el0().bits() - begun;
+        let took = cpu::instructions().wrapping_sub(begun);
         count(Count::Logs, 1);
-        count(
-            Count::Starting,
-            took * (1_000_000_000 / read_cntfrq_el0().bits()),
-        );
+        count(Count::Starting, u64::from(took));
     }
 
     /// Takes the permission to write from everything at once.
     fn protect_all(&self) {
         // Nobody else does.
-        retried(|| self.vm.guest.space().protect_all().ok()).drive(Patience::relax, settle);
+        retried(|| self.vm.guest.space().protect_all().ok())
+            .drive(Patience::relax, |flush| self.forget(flush));
+    }
+
+    /// Waits until everybody has forgotten that what was protected could be written.
+    fn forget(&self, flush: SharedFlush<Stage2, &'static Machine>) {
+        // One that is dropped invalidates nothing, and this one carries no tables.
+        if !self.vm.machine().omits(Omit::Permissions) {
+            settle(flush);
+        }
     }
 
     /// Takes the marks, and protects what they say again. What was found is to be copied, and may be.
@@ -251,7 +267,7 @@ impl Driver<'_> {
                 }
             }))
         });
-        settle(flush);
+        self.forget(flush);
         for (ring, collected) in rings.into_iter().zip(collected) {
             if let (Some(ring), Some(collected)) = (ring, collected) {
                 ring.release(collected);
@@ -297,12 +313,7 @@ fn retried<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 
 /// Starts a log, harvests it for a while, ends it, and begins again, as long as the guest runs.
 pub fn log_for_ever(vm: &Vm, log: &Log, plain: Slot) -> ! {
-    let driver = Driver {
-        vm,
-        log,
-        plain,
-        pages: plain.guest.size() / PAGE,
-    };
+    let driver = Driver::new(vm, log, plain);
     loop {
         sleep(200);
         driver.start();
@@ -314,14 +325,20 @@ pub fn log_for_ever(vm: &Vm, log: &Log, plain: Slot) -> ! {
     }
 }
 
+/// Maps all memory of a guest that does not run, as its faults would, and starts a log: so much is to be measured.
+pub fn start_one(vm: &Vm, log: &Log, plain: Slot) {
+    let driver = Driver::new(vm, log, plain);
+    for page in 0..driver.pages {
+        let at = Ipa::new(plain.guest.start().get() + page * PAGE);
+        vm.fault(&Fault::new(at, Access::Write));
+    }
+    count(Count::Roots, vm.roots());
+    driver.start();
+}
+
 /// Makes a copy of the running guest in `area`, compares it, and lets the guest go on on it.
 pub fn take(vm: &Vm, log: &Log, plain: Slot, area: Span<Pa>, after: u64) {
-    let driver = Driver {
-        vm,
-        log,
-        plain,
-        pages: plain.guest.size() / PAGE,
-    };
+    let driver = Driver::new(vm, log, plain);
     let copy_of = |page: u64| area.start().get() + page * PAGE;
     let frame_of = |page: u64| {
         let at = Ipa::new(plain.guest.start().get() + page * PAGE);

@@ -3,7 +3,8 @@
 //! The guest sees all of its memory from the beginning, at the addresses at which the machine has it. Which frame is behind
 //! a page is this file's to say ([`Memory`]), and not always the one of the same address: a frame that is taken away is
 //! copied to another one, and **poisoned**, so that whoever still reaches it through a translation that should have been
-//! forgotten reads nonsense, and what he writes is lost. Later it is behind some other page.
+//! forgotten reads nonsense, and what he writes is lost. If he executes it, he calls the hypervisor; if he has written it,
+//! that is seen when it is used again, behind some other page.
 //!
 //! # Taking a page away
 //!
@@ -25,11 +26,11 @@ use tablewright::flush::Held;
 use tablewright::format::Stage2K4;
 use tablewright::guest::{Backing, Cause, Declined, Fault, Guest, Pass};
 use tablewright::shared::{Cut, Mapped, Refused, SharedFlush, SharedPlatform as _, TableCache};
-use tablewright::{Ipa, Leaf, Pa, Span};
+use tablewright::{Format as _, Ipa, Leaf, Pa, Platform as _, Span};
 
 use crate::counters::Count;
 use crate::cpu;
-use crate::machine::{Machine, Mutex, Patience, count};
+use crate::machine::{Machine, Mutex, Patience, count, counted};
 use crate::snapshot::{Gate, Log};
 
 /// 1 TiB of guest addresses, pages of 4 KiB.
@@ -80,6 +81,17 @@ const MOVING: u32 = 1 << 31;
 /// It was replaced, and the guest has not touched it since.
 const AWAY: u32 = 1 << 30;
 
+/// What is taken away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evictions {
+    /// The frames of so many pages.
+    pub count: u64,
+    /// None before so many faults.
+    pub after: u64,
+    /// With each page all that is mapped around it: the table is cut off, and what was below it faults again.
+    pub tables: bool,
+}
+
 /// Which frame is behind each page of the guest.
 pub struct Memory {
     guest: Span<Ipa>,
@@ -90,6 +102,7 @@ pub struct Memory {
     scattered: &'static [AtomicBool],
     /// Frames for pages that are taken away; first in, first out, so that a frame stays poisoned for a while.
     spare: Mutex<Spare>,
+    evictions: Evictions,
     /// So many are still to be taken away.
     to_evict: AtomicU64,
     /// Where to look for the next one.
@@ -123,11 +136,11 @@ impl Spare {
 }
 
 impl Memory {
-    /// Memory of the guest, each page on the frame of its address. Of `to_evict` pages the frames will be taken away.
+    /// Memory of the guest, each page on the frame of its address.
     pub fn new(
         guest: Span<Ipa>,
         leaves: Leaves,
-        to_evict: u64,
+        evictions: Evictions,
         pages: &'static [AtomicU32],
         scattered: &'static [AtomicBool],
         machine: &Machine,
@@ -141,10 +154,12 @@ impl Memory {
             first: 0,
             len: 0,
         };
-        while to_evict != 0 && spare.len < Spare::MOST {
+        while evictions.count != 0 && spare.len < Spare::MOST {
             let Some(frame) = machine.take_frame() else {
                 break;
             };
+            // SAFETY: just taken: nobody else has it.
+            unsafe { poison(frame.get()) };
             spare.push((frame.get() / PAGE) as u32);
         }
         Self {
@@ -153,7 +168,8 @@ impl Memory {
             pages,
             scattered,
             spare: spin::mutex::SpinMutex::new(spare),
-            to_evict: AtomicU64::new(to_evict),
+            evictions,
+            to_evict: AtomicU64::new(evictions.count),
             hand: AtomicU64::new(0),
         }
     }
@@ -254,6 +270,18 @@ impl Vm {
     /// The machine that it runs on.
     pub fn machine(&self) -> &'static Machine {
         self.guest.space().platform()
+    }
+
+    /// How many entries of the root say something.
+    pub fn roots(&self) -> u64 {
+        let (space, level) = (self.guest.space(), Stage2::root_level());
+        // SAFETY: the root of a space that lives as long as the guest (1.).
+        let root = unsafe { self.machine().table(space.root(), level) };
+        // SAFETY: an entry of it (1.).
+        let is_used = |index| unsafe { self.machine().load(root.add(index)) != 0 };
+        (0..Stage2::entries(level))
+            .filter(|&index| is_used(index))
+            .count() as u64
     }
 
     /// Handles a fault of this processor's.
@@ -370,10 +398,11 @@ impl Vm {
     fn evict_one(&self) {
         let memory = &self.memory;
         let one_less = |left: u64| left.checked_sub(1);
-        if memory
-            .to_evict
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
-            .is_err()
+        if counted(Count::Faults) < memory.evictions.after
+            || memory
+                .to_evict
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+                .is_err()
         {
             return;
         }
@@ -394,7 +423,8 @@ impl Vm {
     fn evict(&self, at: Ipa, index: usize) -> bool {
         let memory = &self.memory;
         let page = &memory.pages[index];
-        let Ok(span) = Span::new(at, PAGE) else {
+        let size = if memory.evictions.tables { BLOCK } else { PAGE };
+        let Ok(span) = Span::new(Ipa::new(at.get() & !(size - 1)), size) else {
             return false;
         };
         let Some(spare) = memory.spare.lock().pop() else {
@@ -424,6 +454,7 @@ impl Vm {
         self.machine().clean(Pa::new(from), PAGE);
         // SAFETY: two frames, mapped here one to one; no processor reaches the first any more, and nobody the second yet.
         unsafe {
+            count(Count::Spoiled, u64::from(!is_poisoned(to)));
             ptr::copy_nonoverlapping(
                 ptr::with_exposed_provenance::<u64>(from as usize),
                 ptr::with_exposed_provenance_mut(to as usize),
@@ -446,8 +477,13 @@ impl Vm {
     }
 }
 
-/// What a frame holds that is nobody's: as an instruction undefined, as an address nowhere.
-const POISON: u64 = 0x00de_adfe_00de_adfe;
+/// The operand of the call that is [`POISON`].
+pub const POISONED: u64 = 0xdead;
+/// What a frame holds that is nobody's: as an instruction a call of the hypervisor, as an address nowhere.
+const POISON: u64 = {
+    let hvc = 0xd400_0002 | POISONED << 5;
+    hvc << 32 | hvc
+};
 
 /// Makes a frame useless to whoever still reaches it.
 ///
@@ -459,6 +495,16 @@ pub unsafe fn poison(frame: u64) {
         // SAFETY: inside of the frame (1.).
         unsafe { words.add(word).write(POISON) };
     }
+}
+
+/// Whether nobody has reached a frame since it was [poisoned](poison).
+///
+/// # Safety
+/// 1. It is a frame, mapped at its address, and nobody should be writing it.
+unsafe fn is_poisoned(frame: u64) -> bool {
+    let words = ptr::with_exposed_provenance::<u64>(frame as usize);
+    // SAFETY: inside of the frame (1.). Volatile, because somebody may write it all the same.
+    (0..(PAGE / 8) as usize).all(|word| unsafe { words.add(word).read_volatile() } == POISON)
 }
 
 /// Completes a flush and frees what it carries.

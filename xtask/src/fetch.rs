@@ -74,7 +74,7 @@ pub fn output(command: &mut Command) -> Result<String> {
             .rev()
             .find(|line| !line.is_empty())
             .unwrap_or_default();
-        return Err(Error::Other(format!("{name} failed: {last}")));
+        return Err(Error::Failed(format!("{name} failed: {last}")));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -323,6 +323,6 @@ fn build(directory: &str, triple: &str, program: &str) -> Result<PathBuf> {
     ]);
     match cargo.status().about("cargo")?.success() {
         true => Ok(target.join(triple).join("release").join(program)),
-        false => Err(Error::Other(format!("{program} cannot be built"))),
+        false => Err(Error::Failed(format!("{program} cannot be built"))),
     }
 }

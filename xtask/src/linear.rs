@@ -54,7 +54,7 @@ fn compare(
 ) -> Result<()> {
     const KINDS: [&str; 4] = ["dsb ishst", "dsb ish", "isb", "tlbi"];
     if simulated.len() != emulated.len() {
-        return Err(Error::Other(format!(
+        return Err(Error::Failed(format!(
             "the kernel has made {} steps, and the software machine {}",
             emulated.len(),
             simulated.len()
@@ -100,7 +100,7 @@ fn compare(
     }
     match wrong.is_empty() {
         true => Ok(()),
-        false => Err(Error::Other(wrong.join("; "))),
+        false => Err(Error::Failed(wrong.join("; "))),
     }
 }
 
@@ -131,7 +131,7 @@ fn simulated() -> Result<Vec<(String, Counts)>> {
         ])
         .arg(&memory);
     let said: Value = serde_json::from_str(&fetch::output(&mut program)?)
-        .map_err(|error| Error::Other(format!("tablewright says: {error}")))?;
+        .map_err(|error| Error::Failed(format!("tablewright says: {error}")))?;
     let row = |row: &Value| {
         let step = row["step"].as_str()?;
         let number = |name: &str| row[name].as_u64();
@@ -148,7 +148,7 @@ fn simulated() -> Result<Vec<(String, Counts)>> {
     };
     let rows = said["rows"].as_array().map(|rows| rows.iter().map(row));
     rows.and_then(Iterator::collect)
-        .ok_or_else(|| Error::Other("tablewright does not say what it has counted".into()))
+        .ok_or_else(|| Error::Failed("tablewright does not say what it has counted".into()))
 }
 
 /// What the emulator counts, step by step.
@@ -159,7 +159,7 @@ fn emulated() -> Result<Vec<Counts>> {
         .filter_map(|line| line.strip_prefix("counted 1"))
         .map(counts)
         .collect::<Option<_>>()
-        .ok_or_else(|| Error::Other(format!("{QEMU} does not say what it has counted")))
+        .ok_or_else(|| Error::Failed(format!("{QEMU} does not say what it has counted")))
 }
 
 /// `, COUNT NAME`, as often as there are names.
@@ -200,13 +200,13 @@ fn boot(kernel: &Path, plugin: &Path) -> Result<String> {
     match console.trim() {
         "linear: done" => Ok(log),
         // QEMU may not have started it: plugins are of one version of its interface.
-        "" => Err(Error::Other(
+        "" => Err(Error::Failed(
             log.lines()
                 .last()
                 .unwrap_or("the kernel says nothing")
                 .into(),
         )),
-        other => Err(Error::Other(other.into())),
+        other => Err(Error::Failed(other.into())),
     }
 }
 

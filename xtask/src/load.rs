@@ -35,6 +35,7 @@ rounds=0
 for word in $(cat /proc/cmdline); do
     case $word in
     load=*) rounds=${{word#load=}} ;;
+    spin) for cpu in $(seq $(nproc)); do while :; do :; done & done; wait ;;
     shell) setsid sh -c 'exec sh < /dev/ttyAMA0 > /dev/ttyAMA0 2>&1'; poweroff -f ;;
     esac
 done

@@ -42,14 +42,20 @@ pub struct Boot<'a> {
     pub leaves: Leaves,
     /// How many frames are taken away.
     pub evict: u64,
+    /// None before so many faults.
+    pub evict_after: u64,
+    /// Whether all that is mapped around such a frame is unmapped with it, its table included.
+    pub tables: bool,
     /// How many addresses of random tables are asked of the processor before the guest runs.
     pub check: u64,
     /// How writes are logged.
     pub log: Option<Log>,
+    /// Whether no guest is run, and the start of the log is measured.
+    pub measure: bool,
     /// Whether the guest is copied, and goes on on the copy.
     pub snapshot: bool,
-    /// Which invalidations are left out.
-    pub omit: Option<&'static str>,
+    /// Which invalidations are left out, and what is counted when they are missed. Then it is over.
+    pub omit: Option<(&'static str, Count)>,
     /// What the guest's first program is told.
     pub guest: String,
     /// How long it may take.
@@ -69,6 +75,8 @@ pub enum End {
     Gone,
     /// It took too long.
     Late,
+    /// What it was run for was seen.
+    Seen,
 }
 
 /// What came out.
@@ -125,6 +133,10 @@ impl Drop for Qemu {
     }
 }
 
+fn lost(error: std::io::Error) -> Error {
+    Error::Failed(format!("{QEMU} does not answer: {error}"))
+}
+
 /// QEMU's machine protocol.
 struct Monitor {
     stream: BufReader<UnixStream>,
@@ -134,39 +146,42 @@ struct Monitor {
 }
 
 impl Monitor {
-    fn new(socket: &Path, counters: u64) -> Result<Self> {
+    fn new(socket: &Path, counters: u64, child: &mut Child) -> Result<Self> {
         let started = Instant::now();
+        // It has said why.
+        let ended = || Error::Other(format!("{QEMU} ended before it began"));
         let stream = loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => break stream,
                 Err(error) if started.elapsed() > Duration::from_secs(10) => {
-                    return Err(error).about(format!("{QEMU} does not answer"));
+                    return Err(lost(error));
+                }
+                Err(_) if child.try_wait().is_ok_and(|status| status.is_some()) => {
+                    return Err(ended());
                 }
                 Err(_) => thread::sleep(Duration::from_millis(10)),
             }
         };
         stream
             .set_read_timeout(Some(Duration::from_secs(5)))
-            .about("the monitor")?;
+            .map_err(lost)?;
         let mut monitor = Self {
             stream: BufReader::new(stream),
             end: None,
             counters,
         };
-        // The greeting. If it does not come, it has said why.
+        // The greeting.
         let ready = monitor
             .read()
             .and_then(|_| monitor.ask(json!({"execute": "qmp_capabilities"})));
-        ready
-            .map(|_| monitor)
-            .map_err(|_| Error::Other(format!("{QEMU} ended before it began")))
+        ready.map(|_| monitor).map_err(|_| ended())
     }
 
     fn read(&mut self) -> Result<Value> {
         let mut line = String::new();
-        self.stream.read_line(&mut line).about("the monitor")?;
+        self.stream.read_line(&mut line).map_err(lost)?;
         let value: Value = serde_json::from_str(&line)
-            .map_err(|error| Error::Other(format!("{QEMU} says: {error}")))?;
+            .map_err(|error| Error::Failed(format!("{QEMU} says: {error}")))?;
         if value["event"] == "SHUTDOWN" {
             let reset = value["data"]["reason"] == "guest-reset";
             self.end
@@ -177,7 +192,7 @@ impl Monitor {
 
     /// Asks, and waits for the answer.
     fn ask(&mut self, question: Value) -> Result<Value> {
-        writeln!(self.stream.get_ref(), "{question}").about("the monitor")?;
+        writeln!(self.stream.get_ref(), "{question}").map_err(lost)?;
         loop {
             let mut value = self.read()?;
             if value.get("return").is_some() || value.get("error").is_some() {
@@ -291,13 +306,22 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     if let Some(log) = &boot.log {
         options += &format!(" log={}", name_of(log));
     }
+    if boot.evict_after != 0 {
+        options += &format!(" evict_after={}", boot.evict_after);
+    }
+    if boot.tables {
+        options += " evict_by=table";
+    }
+    if boot.measure {
+        options += " measure=start";
+    }
     if boot.check != 0 {
         options += &format!(" check={}", boot.check);
     }
     if boot.snapshot {
         options += &format!(" snapshot={SNAPSHOT_AFTER}");
     }
-    if let Some(class) = boot.omit {
+    if let Some((class, _)) = boot.omit {
         options += &format!(" omit={class}");
     }
     // One processor more, that is not the guest's, does what is done beside the guest.
@@ -328,7 +352,7 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
     }
     let mut child = command.spawn().about(QEMU)?;
-    match Monitor::new(&socket, counters) {
+    match Monitor::new(&socket, counters, &mut child) {
         Ok(monitor) => {
             let _ = std::fs::remove_file(&socket);
             Ok(Qemu { child, monitor })
@@ -441,6 +465,10 @@ pub fn run(
             look(&counters);
             if let Some(end) = qemu.monitor.end {
                 break end;
+            }
+            let seen = boot.omit.and_then(|(_, what)| counters.get(what as usize));
+            if seen.is_some_and(|count| *count != 0) {
+                break End::Seen;
             }
         }
         if boot.limit.is_some_and(|limit| started.elapsed() > limit) {

@@ -1,0 +1,111 @@
+//! What it takes to start a log, in instructions: everything in one step, and leaf by leaf.
+//!
+//! No guest is run. All memory of one is mapped with pages, as its faults would map it, and one log is started. The emulator
+//! counts the instructions of the hypervisor meanwhile, exactly: its clock goes by them, and nobody else has a turn.
+
+use crate::counters::Count;
+use crate::fetch::{self, Files};
+use crate::qemu::{self, Boot, CPU_MAX, End};
+use crate::{Error, LIMIT, Leaves, Log, Result};
+
+/// The name of the test.
+pub const NAME: &str = "log-start";
+
+/// What is allowed for one step: each of the 1024 entries of the root is looked at.
+const MOST: u64 = 10_000;
+/// And for one more entry of the root: a store.
+const MOST_EACH: u64 = 32;
+
+/// One start.
+#[derive(Clone, Copy)]
+pub struct Start {
+    /// The pages that were mapped.
+    pages: u64,
+    /// The entries of the root in use.
+    roots: u64,
+    instructions: u64,
+}
+
+fn measure(files: &Files, memory: u64, log: Log) -> Result<Start> {
+    let clock = ["-icount", "shift=0,sleep=off"].map(String::from);
+    let boot = Boot {
+        files,
+        cpu: CPU_MAX,
+        cpus: 1,
+        memory,
+        leaves: Leaves::Pages,
+        evict: 0,
+        evict_after: 0,
+        tables: false,
+        check: 0,
+        log: Some(log),
+        measure: true,
+        snapshot: false,
+        omit: None,
+        guest: String::new(),
+        limit: Some(LIMIT),
+        more: &clock,
+    };
+    let ran = qemu::run(&boot, |_| (), |_| ())?;
+    match (ran.end, ran.count(Count::Starting)) {
+        (End::PoweredOff, instructions) if instructions != 0 => Ok(Start {
+            pages: ran.count(Count::Installed),
+            roots: ran.count(Count::Roots),
+            instructions,
+        }),
+        (end, _) => Err(Error::Failed(format!(
+            "no start was measured; it ended so: {end:?}"
+        ))),
+    }
+}
+
+/// Measures guests of these sizes, in MiB and growing, and hands on what one step takes, and what each leaf does.
+///
+/// # Errors
+/// What went wrong, or that one step takes more than a store for each entry of the root that is in use.
+pub fn run(files: &Files, sizes: &[u64], mut row: impl FnMut(u64, Start, Start)) -> Result<()> {
+    let mut last: Option<Start> = None;
+    for &memory in sizes {
+        let all = measure(files, memory, Log::All)?;
+        let each = measure(files, memory, Log::Bitmap)?;
+        row(memory, all, each);
+        let most = last.map_or(MOST, |last| {
+            last.instructions + MOST_EACH * (all.roots - last.roots)
+        });
+        if all.instructions > most || each.instructions < each.pages {
+            return Err(Error::Failed(format!(
+                "{memory} MiB: {} instructions in one step, at most {most} expected; {} for {} leaves",
+                all.instructions, each.instructions, each.pages
+            )));
+        }
+        last = Some(all);
+    }
+    Ok(())
+}
+
+/// Measures guests of several sizes, as a table.
+///
+/// # Errors
+/// What is missing, or went wrong.
+pub fn table() -> Result<()> {
+    let files = fetch::everything(None)?;
+    println!(
+        "| guest memory | pages mapped | entries of the root in use | `all` | `bitmap`: each leaf |"
+    );
+    println!("|---|---|---|---|---|");
+    run(
+        &files,
+        &[256, 512, 1024, 2048, 4096],
+        |memory, all, each| {
+            let Start {
+                pages,
+                roots,
+                instructions,
+            } = all;
+            println!(
+                "| {memory} MiB | {pages} | {roots} | {instructions} | {} |",
+                each.instructions
+            );
+        },
+    )
+}
