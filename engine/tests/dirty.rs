@@ -3,6 +3,8 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 use common::Decoded;
@@ -13,8 +15,14 @@ use tablewright::guest::{
     Access, Backing, Fault, Guest, Harvest, HarvestError, Log, Slot, SlotCell,
 };
 use tablewright::hosted::Threads;
-use tablewright::shared::{Mapped, Refused, SharedSpace, Step, TableCache, Unprotectable};
-use tablewright::{AddressSpace, Attrs, Caps, Format, Ipa, Level, Mapping, Pa, Perms, Span};
+use tablewright::shared::{
+    Mapped, Moment, NewLeaf, Recovery, Refused, Relaxed, SharedPlatform, SharedSpace, Step,
+    TableCache, Unprotectable, Walking,
+};
+use tablewright::{
+    AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Invalidation, Ipa, Level, Mapping,
+    Pa, Perms, Platform, Span, TableLink, What,
+};
 use tablewright_walker as walker;
 
 // ---- Marks ----
@@ -332,6 +340,164 @@ fn everything_is_protected_in_one_step_whatever_the_format() {
     everything_is_protected_in_one_step::<Stage2K16<40, false>>();
     everything_is_protected_in_one_step::<Ept<4>>();
     everything_is_protected_in_one_step::<Npt<4>>();
+}
+
+/// Threads, and the levels that they were told to forget.
+struct Spy {
+    threads: Threads,
+    levels: Mutex<Vec<Option<Level>>>,
+}
+
+impl Spy {
+    fn saw(&self, what: &Invalidation) {
+        let What::Range { level, tables, .. } = what.what else {
+            panic!("not everything");
+        };
+        assert_eq!(tables, level.is_none());
+        self.levels.lock().unwrap().push(level);
+    }
+
+    fn take(&self) -> Vec<Option<Level>> {
+        std::mem::take(&mut self.levels.lock().unwrap())
+    }
+}
+
+// SAFETY: all of it is the platform's that is watched (1. to 6.).
+unsafe impl Platform for Spy {
+    fn alloc_table(&self, level: Level) -> Option<Pa> {
+        self.threads.alloc_table(level)
+    }
+    unsafe fn free_table(&self, frame: Pa, level: Level) {
+        // SAFETY: as the caller has promised.
+        unsafe { self.threads.free_table(frame, level) }
+    }
+    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
+        self.threads.alloc_root(level, tables)
+    }
+    unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
+        // SAFETY: as the caller has promised.
+        unsafe { self.threads.table(frame, level) }
+    }
+    fn barrier(&self, _: Barrier) {}
+    fn invalidate(&self, what: &Invalidation) {
+        self.saw(what);
+    }
+    fn caps(&self) -> Caps {
+        self.threads.caps()
+    }
+    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
+        self.threads.link_of(frame)
+    }
+}
+
+// SAFETY: passed on to the platform that is watched.
+unsafe impl SharedPlatform for Spy {
+    type Walk<'a> = Walking<'a>;
+    fn enter(&self) -> Walking<'_> {
+        self.threads.enter()
+    }
+    fn cut(&self) -> Moment {
+        self.threads.cut()
+    }
+    fn is_past(&self, moment: Moment) -> bool {
+        self.threads.is_past(moment)
+    }
+    fn invalidate_here(&self, what: &Invalidation) {
+        self.saw(what);
+    }
+}
+
+/// An invalidation by the level of a block leaves what is remembered of the table whose place it has taken: until that is
+/// forgotten, nobody names a level there.
+#[test]
+fn whoever_edits_a_block_that_has_come_back_has_every_level_forgotten() {
+    let caps = Caps {
+        bbm: 2,
+        invalidate_all_above: 4096,
+        ..by_faults()
+    };
+    let spy = Spy {
+        threads: Threads::new(64, 12, 1).with_caps(caps),
+        levels: Mutex::default(),
+    };
+    let cells = [const { SlotCell::new() }; 1];
+    let space = AddressSpace::<Stage2K4<40, false>, _>::new(&spy).unwrap();
+    let guest = Guest::new(SharedSpace::new(space), &cells);
+    let span = Span::new(Ipa::new(0), 8 * MIB).unwrap();
+    guest.insert(Slot::memory(span, OFFSET)).unwrap();
+    let mapping = Mapping::new(Attrs::GUEST_MEMORY);
+    let space = guest.space();
+    space
+        .map_range(span, Pa::new(OFFSET), mapping.pages_only())
+        .unwrap();
+    let block = |at: u64| Span::new(Ipa::new(at), 2 * MIB).unwrap();
+    let recover = |at: u64, recovery: &mut Recovery<'_, _, _>| {
+        let read = Fault::new(Ipa::new(at), Access::Read);
+        let request = guest.request(&read).unwrap();
+        let page = Backing::new(Pa::new(OFFSET + at), 2 * MIB);
+        assert_eq!(guest.recover(&request, &page, recovery), Ok(true));
+    };
+    let protect = |at: u64| {
+        let mut flush = space.flush();
+        let change = Change::new().write_protect();
+        assert!(
+            space
+                .protect(block(at), change, &mut flush)
+                .unwrap()
+                .changed
+        );
+        assert!(flush.finish(|_| ()).is_ok());
+        spy.take()
+    };
+    let relax = |at: u64| {
+        let relaxed = space.relax(Ipa::new(at), Perms::ANY_WRITE, false);
+        assert_eq!(relaxed, Ok(Relaxed::Done));
+        spy.take()
+    };
+    let wash = |at: u64| {
+        let mut flush = space.flush();
+        space.wash(block(at), |_| (), &mut flush).unwrap();
+        assert!(flush.finish(|_| ()).is_ok());
+        spy.take()
+    };
+    // In place, and nothing is forgotten yet.
+    let mut recovery = space.recovery();
+    for at in [0, 2 * MIB, 4 * MIB] {
+        recover(at, &mut recovery);
+    }
+    assert!(spy.take().is_empty() && !recovery.is_clean());
+    assert_eq!(space.query(Ipa::new(0)).unwrap().size(), 2 * MIB);
+    let named = |levels: Vec<Option<Level>>| {
+        assert!(!levels.is_empty());
+        levels.into_iter().flatten().count()
+    };
+    assert_eq!(named(protect(0)), 0);
+    assert_eq!(named(relax(0)), 0);
+    assert_eq!(named(wash(2 * MIB)), 0);
+    let other = NewLeaf::new(
+        Ipa::new(2 * MIB),
+        Pa::new(4 * OFFSET),
+        Level::new(1),
+        Attrs::GUEST_MEMORY,
+    );
+    let (mut tables, mut flush) = (TableCache::new(), space.flush());
+    let replaced = space.map(&other.unwrap(), &mut tables, &mut flush);
+    assert!(matches!(replaced, Ok(Mapped::Replaced(_))), "{replaced:?}");
+    assert_eq!(named(spy.take()), 0);
+    assert!(tables.top_up::<Stage2K4<40, false>, _>(space.platform(), 1));
+    assert_eq!(
+        space.split(Ipa::new(4 * MIB), Level::PAGE, &mut tables, &mut flush),
+        Ok(true)
+    );
+    assert_eq!(named(spy.take()), 0);
+    assert!(flush.finish(|_| ()).is_ok());
+    // All of it by one invalidation; and from then on by level.
+    assert!(recovery.finish(|_| ()).is_ok());
+    assert_eq!(spy.take(), [None]);
+    assert_eq!(named(protect(0)), 1);
+    assert_eq!(named(relax(0)), 1);
+    assert_eq!(named(wash(0)), 1);
+    tables.release(space.platform());
 }
 
 #[test]

@@ -6,7 +6,6 @@ const BITMAP: &str = "dirty/bitmap.rs";
 const FAULT: &str = "shared/fault.rs";
 const GUEST: &str = "guest/mod.rs";
 const LOG: &str = "guest/log.rs";
-const RANGE: &str = "shared/range.rs";
 const RECOVER: &str = "shared/recover.rs";
 const RING: &str = "dirty/ring.rs";
 const SLEEP: &str = "shared/sleep.rs";
@@ -89,13 +88,6 @@ pub const BUGS: &[Bug] = &[
         name: "a recovery does not count as an edit",
         file: RECOVER,
         find: "«core::mem::forget(self.begin());»",
-        with: "",
-        rules: &["break-before-make", "freed early", "stale use", "program"],
-    },
-    Bug {
-        name: "what is changed is forgotten by its own level, whatever it took the place of",
-        file: RANGE,
-        find: "«flush.flush.add(slice, None, true);»\n        }\n        changed",
         with: "",
         rules: &["break-before-make", "freed early", "stale use", "program"],
     },
