@@ -32,7 +32,7 @@ counters! {
     Spoiled "times that the guest was seen on a frame that is not its own any more",
     Logs "logs started",
     Roots "entries of the root in use, when one was measured",
-    Starting "instructions until they had started, where those are counted",
+    Starting "instructions until it had started, when one was measured",
     Marks "pages marked as written",
     Full "faults at a full ring",
     Recovered "blocks that came back",

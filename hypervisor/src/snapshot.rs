@@ -180,7 +180,6 @@ struct Driver<'v> {
 
 impl<'v> Driver<'v> {
     fn new(vm: &'v Vm, log: &'v Log, plain: Slot) -> Self {
-        cpu::count_instructions();
         Self {
             vm,
             log,
@@ -196,7 +195,6 @@ impl<'v> Driver<'v> {
     /// Starts the log: from here on nothing is written that is not marked.
     fn start(&self) {
         let guest = &self.vm.guest;
-        let begun = cpu::instructions();
         let mut sweep = retried(|| guest.replace(self.logged()).ok());
         match self.log.kind {
             Kind::All => {
@@ -218,9 +216,7 @@ impl<'v> Driver<'v> {
                 }
             }
         }
-        let took = cpu::instructions().wrapping_sub(begun);
         count(Count::Logs, 1);
-        count(Count::Starting, u64::from(took));
     }
 
     /// Takes the permission to write from everything at once.
@@ -333,7 +329,11 @@ pub fn start_one(vm: &Vm, log: &Log, plain: Slot) {
         vm.fault(&Fault::new(at, Access::Write));
     }
     count(Count::Roots, vm.roots());
+    cpu::count_instructions();
+    let begun = cpu::instructions();
     driver.start();
+    let took = cpu::instructions().wrapping_sub(begun);
+    count(Count::Starting, u64::from(took));
 }
 
 /// Makes a copy of the running guest in `area`, compares it, and lets the guest go on on it.
