@@ -13,8 +13,8 @@ pub struct TestArgs {
     #[arg(long)]
     all: bool,
     /// Boot each guest so many times in a row
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    repeat: usize,
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    repeat: u16,
     /// Only the test of this name, or those whose names contain it
     #[arg(value_name = "NAME")]
     name: Option<String>,
@@ -308,7 +308,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         }
     }
     let tests = TESTS.iter().filter(|test| chosen(&test.name(), test.short));
-    for test in tests.flat_map(|test| std::iter::repeat_n(test, args.repeat)) {
+    for test in tests.flat_map(|test| std::iter::repeat_n(test, args.repeat.into())) {
         let boot = |evict_after| Boot {
             files: if test.hostile { &hostile } else { &files },
             cpu: test.cpu,
