@@ -51,6 +51,8 @@ const WIDTH: i32 = 800;
 const MARGIN: i32 = 20;
 /// Where bars begin.
 const LEFT: i32 = 220;
+/// Characters that have room before that.
+const LONGEST: usize = 24;
 /// Where the axis ends; the value of a bar that goes so far is written behind it.
 const RIGHT: i32 = WIDTH - 60;
 const ROW: i32 = 22;
@@ -146,7 +148,12 @@ fn draw_group(
 ) -> Result<i32, Error> {
     let left = Pos::new(HPos::Left, VPos::Center);
     let right = Pos::new(HPos::Right, VPos::Center);
-    write(canvas, &group.name, (LEFT - 12, y), right, &INK, 17)?;
+    // A name that is longer than the margin has a line of its own.
+    let (from, position) = match group.name.chars().count() {
+        ..=LONGEST => (LEFT - 12, right),
+        _ => (MARGIN, left),
+    };
+    write(canvas, &group.name, (from, y), position, &INK, 17)?;
     let limit = group.limit.map(|limit| (at(limit), report::figure(limit)));
     if let Some((x, figure)) = &limit {
         let text = format!("limit {figure}");

@@ -43,7 +43,9 @@ fn section(page: &mut String, rows: &[Row]) -> Result<(), Error> {
     let _ = writeln!(page, "<section id=\"{name}\">\n<h2>{name}</h2>");
     for column in rows.chunk_by(|a, b| a.system == b.system) {
         let _ = writeln!(page, "<h3>{}</h3>", escaped(&column[0].system));
-        if let Some(picture) = picture(column) {
+        // What is not counted alike has no axis in common.
+        let pictures = column.chunk_by(|a, b| a.unit == b.unit).filter_map(picture);
+        for picture in pictures {
             let svg = picture.svg()?;
             // Inside a page, an SVG has no header of its own.
             let start = svg.find("<svg").unwrap_or(0);
@@ -127,14 +129,18 @@ fn picture(rows: &[Row]) -> Option<Picture> {
             bars: vec![bar("machine", ours, true)],
         });
     }
+    // In brackets is what the table says as well.
+    let unit = first.unit.split(" (").next().unwrap_or_default();
+    let better = match unit {
+        "s" | "ms" | "us" | "ns" => Some("shorter is better"),
+        _ => None,
+    };
+    let metric = Some(first.metric.as_str()).filter(|_| one_metric);
+    let subtitle: Vec<&str> = metric.into_iter().chain(better).collect();
     (!groups.is_empty()).then(|| Picture {
         title: first.system.clone(),
-        subtitle: if one_metric {
-            format!("{}; shorter is better", first.metric)
-        } else {
-            "shorter is better".to_owned()
-        },
-        unit: first.unit.clone(),
+        subtitle: subtitle.join("; "),
+        unit: unit.to_owned(),
         groups,
         notes: Vec::new(),
     })
@@ -177,9 +183,9 @@ mod tests {
             .map(|(name, _)| *name)
             .collect();
         assert_eq!(sections, names);
-        // One for each system of the linear map, the first of which is now two, one for stage 2, one for flushes, and one each for
-        // the end and the start of a log.
-        assert_eq!(named("svg").count(), 9);
+        // One for each system of the linear map, the first of which is now two, one for stage 2, one for flushes, one for
+        // the end of a log, and one for each of the three units of its start.
+        assert_eq!(named("svg").count(), 11);
         let rows = named("tr").count() - named("table").count();
         assert_eq!(rows, report.rows.len());
         assert_eq!(
