@@ -1,7 +1,7 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
 //! `loops map|protect|contended|unmap|query PAGES`; without arguments, all of them over a few pages. With `-each` behind
-//! its name an edit is made for one page at a time, in tables that exist, in a live space with one flush.
+//! its name an edit is made for one page at a time, in tables that exist, in a live space with one gather.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
@@ -70,34 +70,34 @@ fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
     if edit != "map" || at_a_time == 1 {
         // What is measured finds its tables there. Their share is subtracted by mapping the larger size always.
         let most = pages.max(524_288);
-        let mut flush = space.flush();
-        space.map(span(0, most)?, Pa::new(0), mapping, &mut flush)?;
+        let mut gather = space.gather();
+        gather.map(span(0, most)?, Pa::new(0), mapping)?;
         if edit == "map" {
             // Page by page, so that the tables stay.
             for page in 0..most {
-                let _ = space.unmap(span(page, 1)?, &mut flush, |_| ControlFlow::Continue(()))?;
+                let _ = gather.unmap(span(page, 1)?, |_| ControlFlow::Continue(()))?;
             }
         }
-        flush.finish(|_| ());
+        gather.finish(|_| ());
         space.make_live();
     }
-    let mut flush = space.flush();
+    let mut gather = space.gather();
     let mut sum = 0u64;
     for first in (0..pages).step_by(at_a_time as usize) {
         let part = span(first, at_a_time)?;
         match edit {
-            "map" => space.map(part, Pa::new(first << 12), mapping, &mut flush)?,
+            "map" => gather.map(part, Pa::new(first << 12), mapping)?,
             "unmap" => {
-                let _ = space.unmap(part, &mut flush, |_| ControlFlow::Continue(()))?;
+                let _ = gather.unmap(part, |_| ControlFlow::Continue(()))?;
             }
-            "query" => space.walk(part, |leaf| {
+            "query" => gather.walk(part, |leaf| {
                 sum = sum.wrapping_add(leaf.frame().get());
                 ControlFlow::Continue(())
             })?,
-            _ => space.protect(part, Change::new().perms(Perms::READ), &mut flush)?,
+            _ => gather.protect(part, Change::new().perms(Perms::READ))?,
         }
     }
-    flush.finish(|leaf| sum = sum.wrapping_add(leaf.frame().get()));
+    gather.finish(|leaf| sum = sum.wrapping_add(leaf.frame().get()));
     black_box(sum);
     Ok(())
 }

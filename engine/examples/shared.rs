@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use tablewright::format::X86_64;
 use tablewright::hosted::Threads;
-use tablewright::shared::{NewLeaf, SharedSpace, TableCache};
+use tablewright::shared::{NewLeaf, SharedSpace};
 use tablewright::{AddressSpace, Attrs, Level, Mapping, Pa, Span, Va};
 
 const PAGES: u64 = 64 * 512;
@@ -29,27 +29,30 @@ fn map(
     platform: &Threads,
     pages: std::ops::Range<u64>,
 ) -> f64 {
-    let (mut tables, mut flush) = (TableCache::new(), space.flush());
+    let mut gather = space.gather();
     let count = pages.end - pages.start;
     let start = Instant::now();
     for page in pages {
         // Between two faults a processor holds no table.
         platform.pass();
-        while space.map(&leaf(page), &mut tables, &mut flush).is_err() {
-            assert!(tables.top_up::<X86_64<4>, _>(platform, 3));
+        while gather.map(&leaf(page)).is_err() {
+            assert!(gather.top_up(3));
         }
     }
-    let took = start.elapsed().as_secs_f64() * 1e9 / count as f64;
-    tables.release(platform);
-    assert!(flush.finish(|_| ()).is_ok());
-    took
+    start.elapsed().as_secs_f64() * 1e9 / count as f64
+}
+
+/// An empty space.
+fn empty(platform: &Threads) -> SharedSpace<X86_64<4>, &Threads> {
+    let space = AddressSpace::new(platform).expect("a root");
+    SharedSpace::new(space).expect("it is dead")
 }
 
 /// Maps page after page in tables that exist.
 fn one_processor(platform: &Threads) -> f64 {
     platform.play(0);
     platform.pass();
-    let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(platform).expect("a root"));
+    let space = empty(platform);
     for table in 0..64 {
         map(&space, platform, table * 512..table * 512 + 1);
     }
@@ -73,7 +76,7 @@ fn main() {
         ));
 
         let platform = Threads::new(600, 12, 2);
-        let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).expect("a root"));
+        let space = empty(&platform);
         let barrier = Barrier::new(2);
         let times: Vec<f64> = thread::scope(|scope| {
             let run = |cpu: u16| {
@@ -90,14 +93,15 @@ fn main() {
         });
         shared.push(times.iter().copied().fold(0.0, f64::max));
         let platform = Threads::new(1200, 12, 2);
-        let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).expect("a root"));
+        let space = empty(&platform);
         // What a kernel's allocator hands out has been touched before.
         let memory = Span::new(Va::new(1 << 40), PAGES << 13).expect("pages");
         let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
         assert!(space.map_range(memory, Pa::new(0), mapping).is_ok());
-        let taken = space.unmap(memory, |_| std::ops::ControlFlow::Continue(()));
-        let cut = taken.expect("is mapped").issue().complete();
-        cut.quiet().ok().expect("nobody walks").finish(|_| ());
+        let mut gather = space.gather();
+        let taken = gather.unmap(memory, |_| std::ops::ControlFlow::Continue(()));
+        assert!(taken.expect("is mapped").progress.is_done());
+        assert!(gather.finish(|_| ()).is_ok(), "nothing walks");
         let times: Vec<f64> = thread::scope(|scope| {
             let run = |cpu: u16| {
                 let (space, platform, barrier) = (&space, &platform, &barrier);

@@ -1,5 +1,5 @@
 //! One page at a time, as a fault handler edits: nanoseconds for each call in a live space whose tables exist, with one
-//! flush for all calls.
+//! gather for all calls.
 //!
 //! `small [ROUNDS]`. Each round unmaps, maps and write-protects 1 GiB page by page, upwards and in an order that no
 //! prefetcher foresees; what is printed is the median.
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use tablewright::format::{Arm64K4, X86_64};
 use tablewright::hosted::Hosted;
-use tablewright::{AddressSpace, Attrs, Change, EditError, Flush, Format, Mapping, Pa, Span, Va};
+use tablewright::{AddressSpace, Attrs, Change, EditError, Format, Gather, Mapping, Pa, Span, Va};
 
 const PAGES: u64 = 1 << 18;
 
@@ -37,10 +37,8 @@ fn measure<F: Format<Input = Va>>(rounds: usize) -> Result<(), Box<dyn Error>> {
     let platform = Hosted::new(1024, 12);
     let mut space = Space::<F>::new(&platform).ok_or("no frame for the root")?;
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    let mut flush = space.flush();
     let all = Span::new(Va::new(0), PAGES << 12)?;
-    space.map(all, Pa::new(0), mapping, &mut flush)?;
-    flush.finish(|_| ());
+    space.map(all, Pa::new(0), mapping)?;
     space.make_live();
 
     let upwards: Vec<u64> = (0..PAGES).collect();
@@ -54,15 +52,15 @@ fn measure<F: Format<Input = Va>>(rounds: usize) -> Result<(), Box<dyn Error>> {
     for (order, pages) in [("upwards", upwards), ("scattered", scattered)] {
         let [mut unmap, mut map, mut protect] = [const { Vec::new() }; 3];
         for _ in 0..rounds {
-            unmap.push(each(&mut space, &pages, |space, page, flush| {
-                let _ = space.unmap(page, flush, |_| ControlFlow::Continue(()))?;
+            unmap.push(each(&mut space, &pages, |gather, page| {
+                let _ = gather.unmap(page, |_| ControlFlow::Continue(()))?;
                 Ok(())
             })?);
-            map.push(each(&mut space, &pages, |space, page, flush| {
-                space.map(page, Pa::new(page.start().get()), mapping, flush)
+            map.push(each(&mut space, &pages, |gather, page| {
+                gather.map(page, Pa::new(page.start().get()), mapping)
             })?);
-            protect.push(each(&mut space, &pages, |space, page, flush| {
-                space.protect(page, Change::new().write_protect(), flush)
+            protect.push(each(&mut space, &pages, |gather, page| {
+                gather.protect(page, Change::new().write_protect())
             })?);
         }
         for (name, mut times) in [("unmap", unmap), ("map", map), ("protect", protect)] {
@@ -77,18 +75,14 @@ fn measure<F: Format<Input = Va>>(rounds: usize) -> Result<(), Box<dyn Error>> {
 fn each<'p, F: Format<Input = Va>>(
     space: &mut Space<'p, F>,
     pages: &[u64],
-    mut edit: impl FnMut(
-        &mut Space<'p, F>,
-        Span<Va>,
-        &mut Flush<F, &'p Hosted>,
-    ) -> Result<(), EditError<Va>>,
+    mut edit: impl FnMut(&mut Gather<'_, F, &'p Hosted>, Span<Va>) -> Result<(), EditError<Va>>,
 ) -> Result<f64, Box<dyn Error>> {
-    let mut flush = space.flush();
+    let mut gather = space.gather();
     let started = Instant::now();
     for page in pages {
-        edit(space, Span::new(Va::new(page << 12), 4096)?, &mut flush)?;
+        edit(&mut gather, Span::new(Va::new(page << 12), 4096)?)?;
     }
     let elapsed = started.elapsed();
-    flush.finish(|_| ());
+    gather.finish(|_| ());
     Ok(elapsed.as_secs_f64() * 1e9 / pages.len() as f64)
 }

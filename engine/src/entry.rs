@@ -30,7 +30,7 @@ use core::ops::Range;
 use core::ptr::NonNull;
 
 use crate::addr::{Level, Pa};
-use crate::platform::Platform;
+use crate::platform::{Hooks, Platform};
 
 /// One descriptor in a table: 8 bytes that processors and walkers share.
 ///
@@ -150,7 +150,7 @@ fn prefetch_line(entry: *const Entry) {
 
 /// Side memory of one table frame: 16 bytes that the embedder keeps for it, outside the table.
 ///
-/// The engine chains the tables that a [`Flush`](crate::Flush) carries through it, because the page of a table that
+/// The engine chains the tables that a [`Gather`](crate::Gather) carries through it, because the page of a table that
 /// was cut off may still be read by walkers until the invalidation is complete. A link belongs to at most one chain.
 ///
 /// ```
@@ -212,6 +212,21 @@ pub unsafe fn fill(first: NonNull<Entry>, count: usize, value: u64, step: u64) {
     }
 }
 
+/// Writes an entry that is not part of a table that is open.
+///
+/// # Safety
+/// 1. `entry` is valid for writes.
+#[inline(always)]
+pub(crate) unsafe fn store<P: Platform>(platform: &P, entry: NonNull<Entry>, bits: u64) {
+    // SAFETY: valid by (1.).
+    unsafe {
+        match platform.hooks() {
+            Some(hooks) => hooks.store(entry, bits),
+            None => entry.as_ref().store(bits),
+        }
+    }
+}
+
 /// A table that is open for access: mapped by the platform from [`Table::open`] until it is dropped.
 ///
 /// Invariant: `base` points to as many valid entries as a table at this level of the space's format has. It holds
@@ -249,14 +264,24 @@ impl<'p, P: Platform> Table<'p, P> {
     #[inline(always)]
     pub fn load(&self, index: usize) -> u64 {
         // SAFETY: `at` returns a valid entry.
-        unsafe { self.platform.load(self.at(index)) }
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.load(self.at(index)),
+                None => self.at(index).as_ref().load(),
+            }
+        }
     }
 
     /// Reads an entry in order to go on to the table that it points to, while others may be linking it.
     #[inline(always)]
     pub fn follow(&self, index: usize) -> u64 {
         // SAFETY: `at` returns a valid entry.
-        unsafe { self.platform.follow(self.at(index)) }
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.follow(self.at(index)),
+                None => self.at(index).as_ref().follow(),
+            }
+        }
     }
 
     /// Reads an entry of a table that nobody can reach.
@@ -266,31 +291,56 @@ impl<'p, P: Platform> Table<'p, P> {
     #[inline(always)]
     pub unsafe fn read(&self, index: usize) -> u64 {
         // SAFETY: `at` returns a valid entry; (1.) is passed on.
-        unsafe { self.platform.read(self.at(index)) }
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.read(self.at(index)),
+                None => self.at(index).as_ref().read(),
+            }
+        }
     }
 
     #[inline(always)]
     pub fn store(&self, index: usize, bits: u64) {
         // SAFETY: `at` returns a valid entry.
-        unsafe { self.platform.store(self.at(index), bits) }
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.store(self.at(index), bits),
+                None => self.at(index).as_ref().store(bits),
+            }
+        }
     }
 
     #[inline(always)]
     pub fn link(&self, index: usize, bits: u64) {
         // SAFETY: `at` returns a valid entry.
-        unsafe { self.platform.link(self.at(index), bits) }
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.link(self.at(index), bits),
+                None => self.at(index).as_ref().link(bits),
+            }
+        }
     }
 
     #[inline(always)]
     pub fn exchange(&self, index: usize, bits: u64) -> u64 {
         // SAFETY: `at` returns a valid entry.
-        unsafe { self.platform.exchange(self.at(index), bits) }
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.exchange(self.at(index), bits),
+                None => self.at(index).as_ref().exchange(bits),
+            }
+        }
     }
 
     #[inline(always)]
     pub fn compare_exchange(&self, index: usize, current: u64, new: u64) -> Result<(), u64> {
         // SAFETY: `at` returns a valid entry.
-        unsafe { self.platform.compare_exchange(self.at(index), current, new) }
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.compare_exchange(self.at(index), current, new),
+                None => self.at(index).as_ref().compare_exchange(current, new),
+            }
+        }
     }
 
     /// Prefetches what a loop over the table comes to next, called once for each line. Near the end of the table that
@@ -306,8 +356,11 @@ impl<'p, P: Platform> Table<'p, P> {
         if !range.is_empty() {
             // SAFETY: the range stays inside the table, so all its entries are valid.
             unsafe {
-                self.platform
-                    .fill(self.at(range.start), range.len(), value, step);
+                let first = self.at(range.start);
+                match self.platform.hooks() {
+                    Some(hooks) => hooks.fill(first, range.len(), value, step),
+                    None => fill(first, range.len(), value, step),
+                }
             }
         }
     }

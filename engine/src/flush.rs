@@ -1,24 +1,28 @@
 //! What an edit leaves to invalidate, and what may be freed once that is complete.
 //!
-//! Edits gather into a [`Flush`]: which addresses walkers have to forget, and which tables were cut off. It goes
-//! through three states, each a type, and none can be skipped:
+//! Edits add to a gather ([`Gather`](crate::Gather), or [`shared::Gather`](crate::shared::Gather)): which addresses walkers
+//! have to forget, and which tables were cut off. What was gathered goes through three states, and none can be skipped:
 //!
-//! 1. [`Flush`]: edits add to it. [`issue`](Flush::issue) tells the processors. That is nearly free.
+//! 1. In the gather. [`issue`](crate::Gather::issue) tells the processors, which is nearly free.
 //! 2. [`Issued`]: they are forgetting. [`complete`](Issued::complete) waits until all have. That is what costs; do
 //!    something else first, if there is something else.
-//! 3. [`Completed`]: nobody can reach what was cut off. [`settle`](Completed::settle) visits the leaves below it,
-//!    whose accessed and dirty bits are final only now, and frees the tables.
+//! 3. [`Completed`]: no processor reaches what was cut off. [`settle`](Completed::settle) visits the leaves below it,
+//!    whose accessed and dirty bits are final only now, and frees the tables. What was cut off by a shared edit may still be
+//!    in the hands of software that walks the tables: it is a [`Cut`](crate::shared::Cut) first.
 //!
-//! **Nothing is freed before completion**, because only a [`Completed`] can free. A state that is dropped half-way
-//! leaks what it carries; it never frees it.
+//! **Nothing is freed before completion**, because only a [`Completed`] can free. A gather that is dropped completes what it
+//! has gathered; an [`Issued`] that is dropped leaks its tables, and the space remembers to wait. A gather that is
+//! forgotten ([`core::mem::forget`]) leaves what it changed owed by the space, and the next gather pays.
 //!
-//! Memory is bounded. Ranges merge; when there are more than fit, or when they are more than the hardware does
-//! better one by one, the flush degrades to everything, which is always correct. Cut-off tables are chained through
-//! the side memory of their frames ([`Platform::link_of`]); the page of a table itself is not written, because
-//! walkers may still be reading it.
+//! Memory is bounded, and none of it is touched before there is something to put into it. Ranges merge; when there are more
+//! than fit, or when they are more than the hardware does better one by one, all of the space is invalidated, which is always
+//! correct. Cut-off tables are chained through the side memory of their frames ([`Platform::link_of`]); the page of a
+//! table itself is not written, because walkers may still be reading it.
 
 use core::marker::PhantomData;
+use core::mem::MaybeUninit;
 use core::ops::{ControlFlow, Range};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Address, Level, Pa};
 use crate::edit::run;
@@ -27,141 +31,194 @@ use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::walk::{Denied, Slice, Step, Visit, walk};
 
-/// One invalidation, as the platform is asked to issue it.
+/// All that one flush of one space invalidates, as the platform is asked to issue it.
 ///
 /// # Stage 2
 /// The addresses are those that the guest takes for physical, and no processor remembers them alone: what a guest's
 /// access has found is kept under the guest's virtual address, both stages in one. To forget a range is therefore to
 /// forget everything that was combined with it.
 ///
-/// * arm64, with the VMID loaded: first by intermediate physical address (`tlbi ipas2e1is` or its range form;
-///   `ipas2le1is` where no `tables` were cut off) and `dsb ish`; *then* what was combined (`tlbi vmalle1is`), which
-///   [`Barrier::Complete`] waits for. The other way round a walker makes a combined entry anew between the two, out of
-///   what it still remembers of stage 2. [`What::Everything`] is `tlbi vmalls12e1is`, which does both.
-/// * Intel: INVEPT, single-context, whatever the range, on every processor that may run the guest; one that is in the
+/// * arm64, with the VMID loaded: first all ranges by intermediate physical address (`tlbi ipas2e1is` or its range form;
+///   `ipas2le1is` where no `tables` were cut off) and `dsb ish`; *then*, once for all of them, what was combined (`tlbi
+///   vmalle1is`), which [`Barrier::Complete`] waits for. The other way round a walker makes a combined entry anew between
+///   the two, out of what it still remembers of stage 2. [`What::Everything`] is `tlbi vmalls12e1is`, which does both.
+/// * Intel: INVEPT, single-context, whatever the ranges, on every processor that may run the guest; one that is in the
 ///   guest has to be made to leave it. INVEPT drops what was combined too.
 /// * AMD: everything of the guest's ASID, when a processor next enters the guest (`TLB_CONTROL`), after it has been made
 ///   to leave; or INVLPGB by ASID.
 ///
 /// # Example
 /// ```
-/// # use core::ops::ControlFlow;
 /// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;
-/// # let mut flush = space.flush();
-/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
-/// # flush.finish(|_| ());
+/// # space.map(span, Pa::new(0), Attrs::USER_DATA)?;
 /// # space.make_live();
 ///
-/// use tablewright::{Invalidation, What};
+/// use tablewright::Stale;
 /// platform.record();
-/// let mut flush = space.flush();
-/// space.protect(span, Change::new().perms(Perms::READ), &mut flush)?;
-/// flush.finish(|_| ());
-/// let what = What::Range { first: 0, last: 0x3f_ffff, level: Some(Level::new(1)), tables: false };
-/// assert_eq!(platform.take_log(), [Invalidation { id: 0, what }]);
+/// let mut gather = space.gather();
+/// gather.protect(span, Change::new().perms(Perms::READ | Perms::USER_READ))?;
+/// gather.finish(|_| ());
+/// let stale = Stale { first: 0, last: 0x3f_ffff, level: Some(Level::new(1)), tables: false };
+/// let told = &platform.take_log()[0];
+/// assert_eq!((told.global, &told.ranges[..]), (false, &[stale][..]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Invalidation {
+pub struct Invalidation<'a> {
+    /// The root of the space's tables.
+    pub root: Pa,
     /// The identity of the space (ASID, PCID, VMID), as the embedder gave it to the space.
     pub id: u16,
+    /// Translations that may be global are meant, so that processors remember them whatever space they have loaded: all
+    /// processors have to be told, by what includes global translations, and what is cached of tables under any identity
+    /// (x86: `INVLPG` where no `tables` were cut off, `INVPCID` type 2, `INVLPGB` with its bit 3; arm64: `VAAE1IS`, `VMALLE1IS`).
+    pub global: bool,
     /// What to forget.
-    pub what: What,
+    pub what: What<'a>,
 }
 
 /// What walkers have to forget.
 ///
 /// ```
-/// use tablewright::What;
+/// use tablewright::{Stale, What};
 /// /// How many instructions of one page each the invalidation would take, for pages of 4 KiB.
-/// fn operations(what: &What) -> Option<u64> {
-///     match *what {
-///         What::Everything => None,
-///         What::Range { first, last, level, .. } => {
-///             let shift = 12 + 9 * level.map_or(0, |level| u32::from(level.height()));
-///             Some(((last - first) >> shift) + 1)
-///         }
-///     }
+/// fn operations(what: &What<'_>) -> Option<u64> {
+///     let What::Ranges(ranges) = what else { return None };
+///     let count = |stale: &Stale| {
+///         let shift = 12 + 9 * stale.level.map_or(0, |level| u32::from(level.height()));
+///         ((stale.last - stale.first) >> shift) + 1
+///     };
+///     Some(ranges.iter().map(count).sum())
 /// }
-/// assert_eq!(operations(&What::Range { first: 0, last: 0x2fff, level: None, tables: false }), Some(3));
+/// let stale = Stale { first: 0, last: 0x2fff, level: None, tables: false };
+/// assert_eq!(operations(&What::Ranges(&[stale])), Some(3));
+/// assert_eq!(operations(&What::Everything), None);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// Every translation of the space, global ones included, and everything cached of its tables.
+pub enum What<'a> {
+    /// Every translation of the space, and everything cached of its tables.
     Everything,
-    /// The translations of a range of input addresses.
-    Range {
-        /// The first address.
-        first: u64,
-        /// The last address.
-        last: u64,
-        /// The level of all leaves in the range, if they are at one level and it is known: a hint that may be passed
-        /// to instructions that take one. Where it is not known, the instruction has to be told so; a wrong hint
-        /// invalidates nothing.
-        level: Option<Level>,
-        /// Tables were cut off: what is cached of table descriptors has to go too, not only leaves.
-        tables: bool,
-    },
+    /// The translations of these ranges of input addresses, one at least and at most [`MAX_RANGES`].
+    Ranges(&'a [Stale]),
 }
 
-/// How many separate ranges a flush holds before it degrades to everything.
+/// A range of input addresses whose translations are stale.
+///
+/// ```
+/// use tablewright::Stale;
+/// let page = Stale { first: 0x7000, last: 0x7fff, level: None, tables: true };
+/// assert_eq!(page.last - page.first + 1, 4096);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stale {
+    /// The first address.
+    pub first: u64,
+    /// The last address.
+    pub last: u64,
+    /// The level of all leaves in the range, if they are at one level and it is known: a hint that may be passed
+    /// to instructions that take one. Where it is not known, the instruction has to be told so; a wrong hint
+    /// invalidates nothing.
+    pub level: Option<Level>,
+    /// Tables were cut off: what is cached of table descriptors has to go too, not only leaves.
+    pub tables: bool,
+}
+
+/// How many separate ranges a flush has before it becomes one of everything.
 pub const MAX_RANGES: usize = 16;
 
-/// How many cut-off tables a flush holds where the embedder keeps no side memory for tables.
+/// How many cut-off tables a gather holds where the embedder keeps no side memory for tables.
 pub const MAX_UNLINKED: usize = 8;
 
-#[derive(Clone, Copy, Debug)]
-struct Item {
-    first: u64,
-    last: u64,
-    level: Option<Level>,
-    tables: bool,
+/// Whose translations a flush is about.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    pub root: Pa,
+    pub id: u16,
+    /// The space may hold global translations.
+    pub global: bool,
 }
 
 /// Ranges to invalidate: merged, bounded.
-#[derive(Clone, Copy, Debug)]
 pub(crate) struct Ranges {
-    items: [Item; MAX_RANGES],
+    items: [MaybeUninit<Stale>; MAX_RANGES],
+    /// So many items are initialised.
     len: usize,
-    everything: bool,
+    /// All of the space is to be forgotten, whatever the ranges say.
+    pub everything: bool,
+    overflowed: bool,
 }
 
 impl Ranges {
+    #[inline(always)]
     pub const fn new() -> Self {
-        const NONE: Item = Item {
-            first: 0,
-            last: 0,
-            level: None,
-            tables: false,
-        };
         Self {
-            items: [NONE; MAX_RANGES],
+            items: [const { MaybeUninit::uninit() }; MAX_RANGES],
             len: 0,
             everything: false,
+            overflowed: false,
         }
     }
 
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len == 0 && !self.everything
     }
 
+    #[inline(always)]
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.everything = false;
+        self.overflowed = false;
+    }
+
+    /// The ranges; together they hold every address that was added, everything or not.
+    #[inline]
+    pub fn as_slice(&self) -> &[Stale] {
+        // SAFETY: the first `len` items were written by `add`.
+        unsafe { core::slice::from_raw_parts(self.items.as_ptr().cast(), self.len) }
+    }
+
+    /// The same ranges. Copies no more than there are.
+    pub fn copy(&self) -> Self {
+        let mut copy = Self::new();
+        copy.len = self.len;
+        for (to, from) in copy.items.iter_mut().zip(self.as_slice()) {
+            to.write(*from);
+        }
+        copy
+    }
+
+    #[inline]
+    fn as_mut_slice(&mut self) -> &mut [Stale] {
+        // SAFETY: the first `len` items were written by `add`.
+        unsafe { core::slice::from_raw_parts_mut(self.items.as_mut_ptr().cast(), self.len) }
+    }
+
+    /// Whether any address of `slice` was added.
+    pub fn overlap(&self, slice: Slice) -> bool {
+        let overlaps = |item: &Stale| slice.first <= item.last && item.first <= slice.last;
+        self.as_slice().iter().any(overlaps)
+    }
+
     /// Adds a range. `level` is that of all its leaves, if known.
+    #[inline]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
-        if self.everything {
-            return;
+        let Slice { first, last } = slice;
+        if self.len == MAX_RANGES && self.overflowed {
+            return self.stretch(slice);
         }
         // Edits go upwards through the space, so a range that can be merged is nearly always the last one.
-        for item in self.items[..self.len].iter_mut().rev() {
-            let touches = slice.first <= item.last.saturating_add(1)
-                && item.first <= slice.last.saturating_add(1);
-            let overlaps = slice.first <= item.last && item.first <= slice.last;
+        for item in self.as_mut_slice().iter_mut().rev() {
+            let touches =
+                first <= item.last.saturating_add(1) && item.first <= last.saturating_add(1);
+            let overlaps = first <= item.last && item.first <= last;
             // Ranges that merely touch stay apart if one hint is not right for both; those that overlap lose it.
             if overlaps || touches && item.level == level && item.tables == tables {
-                item.first = item.first.min(slice.first);
-                item.last = item.last.max(slice.last);
+                item.first = item.first.min(first);
+                item.last = item.last.max(last);
                 if item.level != level {
                     item.level = None;
                 }
@@ -170,53 +227,61 @@ impl Ranges {
             }
         }
         if self.len == MAX_RANGES {
-            self.everything = true;
-            return;
+            self.overflowed = true;
+            return self.stretch(slice);
         }
-        self.items[self.len] = Item {
-            first: slice.first,
-            last: slice.last,
+        let item = Stale {
+            first,
+            last,
             level,
             tables,
         };
+        self.items[self.len].write(item);
         self.len += 1;
     }
 
+    /// There is no room for one more: the last is stretched over it and what lies between, so that the ranges still hold all
+    /// that was changed.
+    fn stretch(&mut self, slice: Slice) {
+        if let Some(item) = self.as_mut_slice().last_mut() {
+            item.first = item.first.min(slice.first);
+            item.last = item.last.max(slice.last);
+            item.level = None;
+            item.tables = true;
+        }
+    }
+
     /// Issues the invalidations; the stores they are about become visible first. Returns whether there were any.
-    pub fn issue<F: Format, P: Platform>(&self, platform: &P, id: u16) -> bool {
+    pub fn issue<F: Format, P: Platform>(&self, platform: &P, target: Target) -> bool {
         if self.is_empty() {
             return false;
         }
         platform.barrier(Barrier::Publish);
-        let items = &self.items[..self.len];
-        let operations = items.iter().fold(0u64, |sum, item| {
+        let Target { root, id, global } = target;
+        let operations = self.as_slice().iter().fold(0u64, |sum, item| {
             let shift = item.level.map_or(F::PAGE_SHIFT, F::shift);
             sum.saturating_add(((item.last - item.first) >> shift) + 1)
         });
-        if self.everything || operations > platform.caps().invalidate_all_above {
-            platform.invalidate(&Invalidation {
-                id,
-                what: What::Everything,
-            });
+        let what = if self.everything
+            || self.overflowed
+            || operations > platform.caps().invalidate_all_above
+        {
+            What::Everything
         } else {
-            for item in items {
-                platform.invalidate(&Invalidation {
-                    id,
-                    what: What::Range {
-                        first: item.first,
-                        last: item.last,
-                        level: item.level,
-                        tables: item.tables,
-                    },
-                });
-            }
-        }
+            What::Ranges(self.as_slice())
+        };
+        platform.invalidate(&Invalidation {
+            root,
+            id,
+            global,
+            what,
+        });
         true
     }
 
     /// Issues the invalidations and waits until they are complete.
-    pub fn run<F: Format, P: Platform>(&self, platform: &P, id: u16) {
-        if self.issue::<F, P>(platform, id) {
+    pub fn run<F: Format, P: Platform>(&self, platform: &P, target: Target) {
+        if self.issue::<F, P>(platform, target) {
             platform.barrier(Barrier::Complete);
         }
     }
@@ -229,9 +294,7 @@ impl Ranges {
 /// use tablewright::{AddressSpace, Attrs, Level, Pa, Span, Va, format::X86_64, hosted::Hosted};
 /// let platform = Hosted::new(8, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-/// let mut flush = space.flush();
-/// space.map(Span::new(Va::new(0x20_0000), 2 << 20)?, Pa::new(0), Attrs::USER_DATA, &mut flush)?;
-/// flush.finish(|_| ());
+/// space.map(Span::new(Va::new(0x20_0000), 2 << 20)?, Pa::new(0), Attrs::USER_DATA)?;
 /// let leaf = space.query(Va::new(0x30_0000)).unwrap();
 /// assert_eq!((leaf.input(), leaf.frame(), leaf.level()), (Va::new(0x20_0000), Pa::new(0), Level::new(1)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -309,7 +372,7 @@ impl<F: Format> Leaf<F> {
 }
 
 /// Something that was cut off and that walkers may still reach: it can be looked at only with the [`Completed`] of the
-/// flush it belongs to.
+/// flush that it belongs to, and once.
 ///
 /// ```
 /// use core::ops::ControlFlow;
@@ -317,31 +380,32 @@ impl<F: Format> Leaf<F> {
 /// let platform = Hosted::new(64, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// let span = Span::new(Va::new(0x4000), 0x2000)?;
-/// let mut flush = space.flush();
-/// space.map(span, Pa::new(0x10_0000), Attrs::KERNEL_DATA, &mut flush)?;
+/// space.map(span, Pa::new(0x10_0000), Attrs::KERNEL_DATA)?;
 ///
 /// let mut held = Vec::new();
-/// let progress = space.unmap(span, &mut flush, |leaf| {
+/// let mut gather = space.gather();
+/// let progress = gather.unmap(span, |leaf| {
 ///     held.push(leaf);
 ///     ControlFlow::Continue(())
 /// })?;
 /// assert!(progress.is_done());
-/// let completed = flush.issue().complete();
+/// let completed = gather.issue().complete();
 /// let frames: Vec<_> =
 ///     held.into_iter().filter_map(|leaf| completed.release(leaf).ok()).map(|l| l.frame()).collect();
 /// assert_eq!(frames, [Pa::new(0x10_0000), Pa::new(0x10_1000)]);
 /// # completed.finish(|_| ());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 #[must_use = "what is held has to be released on completion, or it leaks"]
 pub struct Held<T> {
     value: T,
-    serial: Serial,
+    serial: u64,
 }
 
 impl<T> Held<T> {
-    pub(crate) fn new(value: T, serial: Serial) -> Self {
+    #[inline(always)]
+    pub(crate) fn new(value: T, serial: u64) -> Self {
         Self { value, serial }
     }
 
@@ -354,11 +418,18 @@ impl<T> Held<T> {
     }
 }
 
-/// Names one flush of one space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Serial {
-    pub root: Pa,
-    pub number: u32,
+/// Numbers of flushes come from here in blocks, so that no two flushes of any two spaces have the same.
+static BLOCKS: AtomicU64 = AtomicU64::new(1);
+const BLOCK: u64 = 1 << 20;
+
+/// The number that follows `last`, which is 0 or was returned by this function.
+#[inline]
+pub(crate) fn next_serial(last: u64) -> u64 {
+    // The last of a block is a multiple, and so is 0. Relaxed: the numbers order nothing.
+    match last & (BLOCK - 1) {
+        0 => BLOCKS.fetch_add(1, Ordering::Relaxed) * BLOCK + 1,
+        _ => last + 1,
+    }
 }
 
 /// Where to go on after an edit or a settling that stopped before the end.
@@ -369,21 +440,19 @@ pub(crate) struct Serial {
 /// # let platform = Hosted::new(64, 12);
 /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
 /// # let span = Span::new(Va::new(0), 4 << 20)?;
-/// # let mut flush = space.flush();
-/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
-/// # flush.finish(|_| ());
+/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA)?;
 /// # space.make_live();
 ///
 /// use tablewright::Progress;
 /// // A buffer with room for one leaf.
 /// let mut room = 1;
-/// let mut flush = space.flush();
-/// let progress = space.unmap(span, &mut flush, |_| {
+/// let mut gather = space.gather();
+/// let progress = gather.unmap(span, |_| {
 ///     room -= 1;
 ///     if room == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 /// })?;
 /// assert_eq!(progress, Progress::Stopped(Va::new(0x20_0000)));
-/// flush.finish(|_| ());
+/// gather.finish(|_| ());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -391,7 +460,7 @@ pub(crate) struct Serial {
 pub enum Progress<A> {
     /// All of it is done.
     Done,
-    /// Everything below this address is done: complete the flush, make room, and go on from here.
+    /// Everything below this address is done: complete the gather, make room, and go on from here.
     Stopped(A),
 }
 
@@ -458,33 +527,48 @@ impl Root {
 }
 
 /// Tables that were cut off: a chain through their side memory, and a few places for those that have none.
-struct Detached {
-    /// The newest root that is chained; its link holds the word of the next.
-    head: Option<Root>,
-    unlinked: [Option<Root>; MAX_UNLINKED],
+pub(crate) struct Detached {
+    /// The newest root that is chained, as its [word](Root::word) and its first address; its link holds those of the next.
+    head: (u64, u64),
+    /// So many are initialised.
     len: usize,
+    unlinked: [MaybeUninit<(u64, u64)>; MAX_UNLINKED],
 }
 
 impl Detached {
+    #[inline(always)]
     const fn new() -> Self {
         Self {
-            head: None,
-            unlinked: [None; MAX_UNLINKED],
+            head: (0, 0),
             len: 0,
+            unlinked: [const { MaybeUninit::uninit() }; MAX_UNLINKED],
         }
     }
 
-    fn is_empty(&self) -> bool {
-        self.len == 0 && self.head.is_none()
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0 && self.head.0 == 0
+    }
+
+    /// Takes all of it. Copies no more than there is.
+    #[inline(always)]
+    pub fn take(&mut self) -> Self {
+        let mut taken = Self::new();
+        taken.head = core::mem::take(&mut self.head);
+        taken.len = core::mem::take(&mut self.len);
+        for (to, from) in taken.unlinked[..taken.len].iter_mut().zip(&self.unlinked) {
+            *to = *from;
+        }
+        taken
     }
 
     fn push<P: Platform>(&mut self, platform: &P, root: Root) {
+        let packed = (root.word(), root.first);
         if let Some(link) = platform.link_of(root.frame) {
-            let (word, first) = self.head.map_or((0, 0), |head| (head.word(), head.first));
-            link.set(word, first);
-            self.head = Some(root);
+            link.set(self.head.0, self.head.1);
+            self.head = packed;
         } else if let Some(place) = self.unlinked.get_mut(self.len) {
-            *place = Some(root);
+            place.write(packed);
             self.len += 1;
         } else {
             // The edit asked for room before it cut the table off. Leaking is what is left, and is safe.
@@ -496,239 +580,34 @@ impl Detached {
     fn pop<P: Platform>(&mut self, platform: &P) -> Option<(Root, Option<Slice>)> {
         if self.len > 0 {
             self.len -= 1;
-            return self.unlinked[self.len].take().map(|root| (root, None));
+            // SAFETY: places below `len` were written by `push`.
+            let (word, first) = unsafe { self.unlinked[self.len].assume_init() };
+            return Root::from_word(word, first).map(|root| (root, None));
         }
-        let root = self.head?;
-        let (word, first) = platform.link_of(root.frame)?.get();
-        self.head = Root::from_word(word, first);
+        let root = Root::from_word(self.head.0, self.head.1)?;
+        self.head = platform.link_of(root.frame)?.get();
         Some((root, None))
     }
-}
 
-/// What one or several edits of one space leave to invalidate and to free.
-///
-/// Made by [`AddressSpace::flush`](crate::AddressSpace::flush); the [module](self) tells its life.
-///
-/// ```
-/// use tablewright::{AddressSpace, Attrs, Pa, Perms, Span, Va, Change};
-/// use tablewright::{format::X86_64, hosted::Hosted};
-/// let platform = Hosted::new(64, 12);
-/// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-/// let span = Span::new(Va::new(0), 64 << 20)?;
-/// let mut flush = space.flush();
-/// space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
-/// space.make_live();
-///
-/// // Two edits, one invalidation.
-/// let (low, high) = (Span::new(Va::new(0), 32 << 20)?, Span::new(Va::new(32 << 20), 32 << 20)?);
-/// space.protect(low, Change::new().perms(Perms::READ), &mut flush)?;
-/// space.protect(high, Change::new().perms(Perms::READ), &mut flush)?;
-/// flush.finish(|_| ());
-/// assert_eq!(platform.counts().invalidations, 1);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[must_use = "a flush that is dropped invalidates nothing, and leaks the tables it carries"]
-pub struct Flush<F: Format, P: Platform> {
-    platform: P,
-    id: u16,
-    serial: Serial,
-    ranges: Ranges,
-    /// There is something that walkers have to see, besides what they have to forget.
-    news: bool,
-    detached: Detached,
-    format: PhantomData<F>,
-}
-
-impl<F: Format, P: Platform> Flush<F, P> {
-    pub(crate) fn new(platform: P, id: u16, serial: Serial) -> Self {
-        Self {
-            platform,
-            id,
-            serial,
-            ranges: Ranges::new(),
-            news: false,
-            detached: Detached::new(),
-            format: PhantomData,
-        }
-    }
-
-    pub(crate) fn serial(&self) -> Serial {
-        self.serial
-    }
-
-    pub(crate) fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
-        self.ranges.add(slice, level, tables);
-    }
-
-    /// All that the space translates.
-    pub(crate) fn add_everything(&mut self) {
-        self.ranges.everything = true;
-    }
-
-    /// An entry was changed that no walker remembers.
-    pub(crate) fn add_news(&mut self) {
-        self.news = true;
-    }
-
-    /// Whether a table in `frame` can be carried.
-    #[inline]
-    pub(crate) fn has_room(&self, frame: Pa) -> bool {
-        self.detached.len < MAX_UNLINKED || self.platform.link_of(frame).is_some()
-    }
-
-    pub(crate) fn carry(&mut self, frame: Pa, level: Level, first: u64, denied: Perms, fate: Fate) {
-        let root = Root {
-            frame,
-            level,
-            fate,
-            denied,
-            first,
-        };
-        self.detached.push(&self.platform, root);
-    }
-
-    /// Whether there is nothing to invalidate. It may still carry tables to free, and stores that are not visible yet.
-    pub fn is_clean(&self) -> bool {
-        self.ranges.is_empty()
-    }
-
-    /// Makes the edits visible and tells every processor what to forget. Does not wait.
-    pub fn issue(self) -> Issued<F, P> {
-        let issued = self.ranges.issue::<F, P>(&self.platform, self.id);
-        if self.news && !issued {
-            self.platform.barrier(Barrier::Publish);
-        }
-        Issued {
-            flush: self,
-            issued,
-        }
-    }
-
-    /// Issues, completes and settles, visiting each leaf of the sub-trees that were cut off.
-    pub fn finish(self, leaves: impl FnMut(Leaf<F>)) {
-        self.issue().complete().finish(leaves);
-    }
-}
-
-/// A flush that has been issued: the processors are forgetting.
-///
-/// ```
-/// # use core::ops::ControlFlow;
-/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
-/// # let platform = Hosted::new(64, 12);
-/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-/// # let span = Span::new(Va::new(0), 4 << 20)?;
-/// # let mut flush = space.flush();
-/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
-/// # flush.finish(|_| ());
-/// # space.make_live();
-///
-/// let mut flush = space.flush();
-/// space.protect(span, Change::new().perms(Perms::READ), &mut flush)?;
-/// let issued = flush.issue();
-/// // ... something else, while the processors forget ...
-/// issued.complete().finish(|_| ());
-/// assert_eq!(platform.counts().completions, 1);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[must_use = "what was issued has to be completed; a dropped flush leaks the tables it carries"]
-pub struct Issued<F: Format, P: Platform> {
-    flush: Flush<F, P>,
-    issued: bool,
-}
-
-impl<F: Format, P: Platform> Issued<F, P> {
-    /// Waits until every processor has forgotten. Costs nothing if nothing had to be invalidated.
-    pub fn complete(self) -> Completed<F, P> {
-        if self.issued {
-            self.flush.platform.barrier(Barrier::Complete);
-        }
-        Completed {
-            platform: self.flush.platform,
-            serial: self.flush.serial,
-            detached: self.flush.detached,
-            current: None,
-            format: PhantomData,
-        }
-    }
-}
-
-/// A flush that is complete: what was cut off is out of reach, and may be settled and freed.
-///
-/// ```
-/// # use core::ops::ControlFlow;
-/// # use tablewright::{AddressSpace, Attrs, Change, Level, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
-/// # let platform = Hosted::new(64, 12);
-/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-/// # let span = Span::new(Va::new(0), 4 << 20)?;
-/// # let mut flush = space.flush();
-/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
-/// # flush.finish(|_| ());
-/// # space.make_live();
-///
-/// let mut flush = space.flush();
-/// // A whole gigabyte: the table below it is cut off at once, with its two leaves.
-/// let all = Span::new(Va::new(0), 1 << 30)?;
-/// assert!(space.unmap(all, &mut flush, |_| ControlFlow::Continue(()))?.is_done());
-/// let mut completed = flush.issue().complete();
-/// let mut leaves = 0;
-/// while !completed.settle(|_| { leaves += 1; ControlFlow::Break(()) }) {}
-/// assert_eq!(leaves, 2);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[must_use = "the tables that were cut off are freed by settling"]
-pub struct Completed<F: Format, P: Platform> {
-    platform: P,
-    serial: Serial,
-    detached: Detached,
-    /// The sub-tree being settled, and what is left of it.
-    current: Option<(Root, Option<Slice>)>,
-    format: PhantomData<F>,
-}
-
-impl<F: Format, P: Platform> Completed<F, P> {
-    pub(crate) fn platform(&self) -> &P {
-        &self.platform
-    }
-
-    /// Whether it carries no table.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.detached.is_empty() && self.current.is_none()
-    }
-
-    /// Gives out what was held back until now.
+    /// Visits the leaves of the sub-trees, and frees their tables, as [`Completed::settle`] says.
     ///
-    /// # Errors
-    /// Gives it back if it belongs to another flush.
-    pub fn release<T>(&self, held: Held<T>) -> Result<T, Held<T>> {
-        if held.serial == self.serial {
-            Ok(held.value)
-        } else {
-            Err(held)
-        }
-    }
-
-    /// Visits the leaves of the sub-trees that were cut off, and frees their tables.
-    ///
-    /// The visitor may break off after any leaf; that leaf counts as visited, and the next call goes on behind it.
-    /// Returns whether everything is settled.
-    #[must_use = "what is not settled is not freed"]
-    pub fn settle(&mut self, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) -> bool {
-        let Self {
-            platform,
-            detached,
-            current,
-            ..
-        } = self;
+    /// # Safety
+    /// 1. The invalidation that covers the tables is complete, and every software walk that may hold them is over.
+    unsafe fn settle<F: Format, P: Platform>(
+        &mut self,
+        platform: &P,
+        current: &mut Option<(Root, Option<Slice>)>,
+        visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
+    ) -> bool {
         let mut settle = Settle {
-            platform: &*platform,
+            platform,
             visit,
             stop: false,
             denied: Denied::new(Perms::empty()),
             format: PhantomData,
         };
         loop {
-            let next = current.take().or_else(|| detached.pop(platform));
+            let next = current.take().or_else(|| self.pop(platform));
             let Some((root, slice)) = next else {
                 return true;
             };
@@ -751,8 +630,241 @@ impl<F: Format, P: Platform> Completed<F, P> {
             // held it once (1.).
             unsafe { platform.free_table(root.frame, root.level) };
             if settle.stop {
-                return detached.is_empty();
+                return self.is_empty();
             }
+        }
+    }
+}
+
+/// What edits have left in a gather.
+pub(crate) struct Flush {
+    pub ranges: Ranges,
+    /// There is something that walkers have to see, besides what they have to forget.
+    pub news: bool,
+    pub detached: Detached,
+}
+
+impl Flush {
+    #[inline(always)]
+    pub const fn new() -> Self {
+        Self {
+            ranges: Ranges::new(),
+            news: false,
+            detached: Detached::new(),
+        }
+    }
+
+    /// Whether a table in `frame` can be carried.
+    #[inline]
+    pub fn has_room<P: Platform>(&self, platform: &P, frame: Pa) -> bool {
+        self.detached.len < MAX_UNLINKED || platform.link_of(frame).is_some()
+    }
+
+    /// Carries a table that was cut off, with all below it.
+    pub fn carry<P: Platform>(
+        &mut self,
+        platform: &P,
+        frame: Pa,
+        level: Level,
+        first: u64,
+        denied: Perms,
+        fate: Fate,
+    ) {
+        let root = Root {
+            frame,
+            level,
+            fate,
+            denied,
+            first,
+        };
+        self.detached.push(platform, root);
+    }
+
+    /// Makes the edits visible and issues the invalidations, of which none is left then. Whether there were any.
+    #[inline]
+    pub fn issue<F: Format, P: Platform>(&mut self, platform: &P, target: Target) -> bool {
+        let issued = self.ranges.issue::<F, P>(platform, target);
+        if self.news && !issued {
+            platform.barrier(Barrier::Publish);
+        }
+        self.news = false;
+        self.ranges.clear();
+        issued
+    }
+
+    /// Settles what was cut off, without stopping.
+    ///
+    /// # Safety
+    /// As for [`Detached::settle`].
+    #[inline]
+    pub unsafe fn settle<F: Format, P: Platform>(
+        &mut self,
+        platform: &P,
+        mut leaves: impl FnMut(Leaf<F>),
+    ) {
+        if !self.detached.is_empty() {
+            // SAFETY: passed on. The visitor never breaks off, so one call settles everything.
+            let _settled = unsafe {
+                self.detached
+                    .settle::<F, P>(platform, &mut None, move |leaf| {
+                        leaves(leaf);
+                        ControlFlow::Continue(())
+                    })
+            };
+        }
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+pub(crate) use sealed::Sealed;
+
+/// How the edits of a gather end: alone, or beside others that may be walking what was cut off.
+pub trait End<F: Format, P: Platform>: Sealed {
+    /// What there is when every processor has forgotten.
+    type Completed;
+
+    #[doc(hidden)]
+    fn complete(self, completed: Completed<F, P>) -> Self::Completed;
+}
+
+/// The end of exclusive edits: what was cut off can be settled.
+///
+/// ```
+/// use tablewright::flush::{Alone, End};
+/// use tablewright::{format::X86_64, hosted::Hosted};
+/// fn is_an_end<E: End<X86_64<4>, Hosted>>() {}
+/// is_an_end::<Alone>();
+/// ```
+#[derive(Debug)]
+pub struct Alone {
+    pub(crate) wait: bool,
+}
+
+impl Sealed for Alone {}
+
+impl<F: Format, P: Platform> End<F, P> for Alone {
+    type Completed = Completed<F, P>;
+
+    #[inline]
+    fn complete(self, completed: Completed<F, P>) -> Completed<F, P> {
+        if self.wait {
+            completed.platform.barrier(Barrier::Complete);
+        }
+        completed
+    }
+}
+
+/// What has been issued: the processors are forgetting. The space may be edited meanwhile.
+///
+/// ```
+/// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # let span = Span::new(Va::new(0), 4 << 20)?;
+/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA)?;
+/// # space.make_live();
+///
+/// let mut gather = space.gather();
+/// gather.protect(span, Change::new().perms(Perms::READ))?;
+/// let issued = gather.issue();
+/// // ... something else, while the processors forget ...
+/// issued.complete().finish(|_| ());
+/// assert_eq!(platform.counts().completions, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "what was issued has to be completed; the tables that it carries leak"]
+pub struct Issued<F: Format, P: Platform, E: End<F, P> = Alone> {
+    pub(crate) completed: Completed<F, P>,
+    pub(crate) end: E,
+}
+
+impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
+    /// Waits until every processor has forgotten. Costs nothing if nothing had to be invalidated.
+    #[inline]
+    pub fn complete(self) -> E::Completed {
+        self.end.complete(self.completed)
+    }
+}
+
+/// A flush that is complete: what was cut off is out of reach, and may be settled and freed.
+///
+/// ```
+/// # use core::ops::ControlFlow;
+/// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # let span = Span::new(Va::new(0), 4 << 20)?;
+/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA)?;
+/// # space.make_live();
+///
+/// let mut gather = space.gather();
+/// // A whole gigabyte: the table below it is cut off at once, with its two leaves.
+/// let all = Span::new(Va::new(0), 1 << 30)?;
+/// assert!(gather.unmap(all, |_| ControlFlow::Continue(()))?.is_done());
+/// let mut completed = gather.issue().complete();
+/// let mut leaves = 0;
+/// while !completed.settle(|_| { leaves += 1; ControlFlow::Break(()) }) {}
+/// assert_eq!(leaves, 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "the tables that were cut off are freed by settling"]
+pub struct Completed<F: Format, P: Platform> {
+    platform: P,
+    serial: u64,
+    detached: Detached,
+    /// The sub-tree being settled, and what is left of it.
+    current: Option<(Root, Option<Slice>)>,
+    format: PhantomData<F>,
+}
+
+impl<F: Format, P: Platform> Completed<F, P> {
+    /// What becomes of it is not to be had before it is true: it stays inside of an [`Issued`] until then.
+    #[inline]
+    pub(crate) fn new(platform: P, serial: u64, detached: Detached) -> Self {
+        Self {
+            platform,
+            serial,
+            detached,
+            current: None,
+            format: PhantomData,
+        }
+    }
+
+    pub(crate) fn platform(&self) -> &P {
+        &self.platform
+    }
+
+    /// Whether it carries no table.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.detached.is_empty() && self.current.is_none()
+    }
+
+    /// Gives out what was held back until now.
+    ///
+    /// # Errors
+    /// Gives it back if it belongs to another flush.
+    #[inline]
+    pub fn release<T>(&self, held: Held<T>) -> Result<T, Held<T>> {
+        if held.serial == self.serial {
+            Ok(held.value)
+        } else {
+            Err(held)
+        }
+    }
+
+    /// Visits the leaves of the sub-trees that were cut off, and frees their tables.
+    ///
+    /// The visitor may break off after any leaf; that leaf counts as visited, and the next call goes on behind it.
+    /// Returns whether everything is settled. If the visitor unwinds, what is left of its sub-tree leaks.
+    #[must_use = "what is not settled is not freed"]
+    pub fn settle(&mut self, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) -> bool {
+        // SAFETY: it is complete, and out of the hands of software: exclusive edits have no software walks beside them, and
+        // what shared edits have cut off comes out of a `Cut` when they are over (1.).
+        unsafe {
+            self.detached
+                .settle::<F, P>(&self.platform, &mut self.current, visit)
         }
     }
 

@@ -1,8 +1,8 @@
 //! A platform on ordinary memory: table frames are pages of a hosted program.
 //!
-//! For tests, benchmarks, and the unit tests of whoever embeds the engine. No processor walks these tables, so
-//! barriers and invalidations do nothing but be counted. The frames are handed out one after the other from one
-//! region; the first has the physical address [`Hosted::BASE`].
+//! For tests, benchmarks, and the unit tests of embedders. No processor walks these tables, so barriers and
+//! invalidations do nothing but be counted, and written down where a test wants to see them. The frames are handed out one
+//! after the other from one region; the first has the physical address [`Hosted::BASE`].
 //!
 //! Provenance is kept: a pointer to a frame is made from the pointer to the region, never from an integer.
 
@@ -10,7 +10,7 @@
 mod threads;
 
 #[cfg(not(loom))]
-pub use threads::Threads;
+pub use threads::{Event, Threads, Walk};
 
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
@@ -19,7 +19,7 @@ use std::vec::Vec;
 
 use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink, prefetch};
-use crate::flush::Invalidation;
+use crate::flush::{Invalidation, Stale, What};
 use crate::platform::{Barrier, Caps, Platform};
 
 /// What the platform was asked to do.
@@ -36,14 +36,90 @@ pub struct Counts {
     pub tables: u64,
     /// Tables ever allocated.
     pub allocations: u64,
-    /// Invalidations issued.
+    /// Invalidations issued: one for each flush, however many ranges it has.
     pub invalidations: u64,
-    /// Times that somebody waited for invalidations to complete.
+    /// Waits for invalidations to complete.
     pub completions: u64,
     /// Times that stores were published.
     pub publications: u64,
-    /// Frames freed that were not allocated: a fault of whoever freed them.
+    /// Frames freed that were not allocated: a fault of the caller.
     pub bad_frees: u64,
+}
+
+/// An [invalidation](Invalidation) that a platform was asked for, to be looked at later.
+///
+/// ```
+/// # use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// let platform = Hosted::new(64, 12);
+/// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap().with_id(3);
+/// let span = Span::new(Va::new(0x7000), 0x2000)?;
+/// space.map(span, Pa::new(0x7000), Attrs::USER_DATA)?;
+/// space.make_live();
+///
+/// platform.record();
+/// let mut gather = space.gather();
+/// gather.protect(span, Change::new().write_protect())?;
+/// gather.finish(|_| ());
+/// let log = platform.take_log();
+/// assert_eq!((log.len(), log[0].id, log[0].spans()), (1, 3, vec![(0x7000, 0x8fff)]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The root of the space's tables.
+    pub root: Pa,
+    /// The identity of the space.
+    pub id: u16,
+    /// Whether global translations were meant.
+    pub global: bool,
+    /// Whether everything was meant, and no ranges.
+    pub everything: bool,
+    /// The ranges.
+    pub ranges: Vec<Stale>,
+}
+
+impl Told {
+    /// The first and the last address of each range.
+    pub fn spans(&self) -> Vec<(u64, u64)> {
+        let ends = |range: &Stale| (range.first, range.last);
+        self.ranges.iter().map(ends).collect()
+    }
+
+    /// Whether translations of this input address are to be forgotten.
+    pub fn covers(&self, input: u64) -> bool {
+        let is_in = |range: &Stale| (range.first..=range.last).contains(&input);
+        self.everything || self.ranges.iter().any(is_in)
+    }
+
+    /// The invalidation, as the platform was given it.
+    pub fn invalidation(&self) -> Invalidation<'_> {
+        Invalidation {
+            root: self.root,
+            id: self.id,
+            global: self.global,
+            what: if self.everything {
+                What::Everything
+            } else {
+                What::Ranges(&self.ranges)
+            },
+        }
+    }
+}
+
+impl From<&Invalidation<'_>> for Told {
+    fn from(told: &Invalidation<'_>) -> Self {
+        let (everything, ranges) = match told.what {
+            What::Everything => (true, Vec::new()),
+            What::Ranges(ranges) => (false, ranges.to_vec()),
+        };
+        Self {
+            root: told.root,
+            id: told.id,
+            global: told.global,
+            everything,
+            ranges,
+        }
+    }
 }
 
 /// A region of memory that table frames come from.
@@ -53,7 +129,7 @@ pub struct Counts {
 /// let platform = Hosted::new(2, 12);
 /// let frame = platform.alloc_table(Level::PAGE).unwrap();
 /// assert_eq!(platform.counts().tables, 1);
-/// // SAFETY: the frame was just allocated and nobody uses it.
+/// // SAFETY: the frame was just allocated (1.), and never linked (2.).
 /// unsafe { platform.free_table(frame, Level::PAGE) };
 /// assert_eq!(platform.counts().tables, 0);
 /// ```
@@ -71,7 +147,7 @@ pub struct Hosted {
     /// Allocations left before they fail, if they are to fail.
     budget: Cell<Option<u64>>,
     counts: Cell<Counts>,
-    log: RefCell<Option<Vec<Invalidation>>>,
+    log: RefCell<Option<Vec<Told>>>,
 }
 
 impl Hosted {
@@ -106,11 +182,11 @@ impl Hosted {
         Self::make(region, Some(layout), frames, page_shift)
     }
 
-    /// Frames in memory that somebody else owns.
+    /// Frames in memory that belongs to the caller.
     ///
     /// # Safety
     /// 1. `region` is valid for reads and writes of `frames << page_shift` bytes and aligned to a frame, for as long
-    ///    as the platform exists, and nobody else uses it meanwhile.
+    ///    as the platform exists, and nothing else uses it meanwhile.
     ///
     /// # Panics
     /// If `page_shift` is not that of a granule.
@@ -166,13 +242,13 @@ impl Hosted {
         self.counts.get()
     }
 
-    /// Keeps a list of invalidations from now on.
+    /// Keeps a list of invalidations from now on, one for each flush.
     pub fn record(&self) {
         *self.log.borrow_mut() = Some(Vec::new());
     }
 
     /// The invalidations since [`record`](Hosted::record) or the last call.
-    pub fn take_log(&self) -> Vec<Invalidation> {
+    pub fn take_log(&self) -> Vec<Told> {
         self.log
             .borrow_mut()
             .as_mut()
@@ -227,8 +303,9 @@ impl Drop for Hosted {
 
 // SAFETY: frames lie inside the region at multiples of their size (1., 2.): `number` refuses others; a frame is marked
 // as used when it is handed out and handed out only when it is not; those of a root are neighbours, and aligned, as
-// `BASE` is, to more than any root has. There is one link for each frame (3.). No accessor is overridden (4.). No
-// processor walks these tables (5.). There is no clone, and a reference is the same platform (6.).
+// `BASE` is, to more than any root has. There is one link for each frame (3.). No
+// processor walks these tables, or remembers what they said (4. to 6.). There is no clone, and a reference is the same
+// platform (7.).
 unsafe impl Platform for Hosted {
     #[inline]
     fn alloc_table(&self, _: Level) -> Option<Pa> {
@@ -331,10 +408,10 @@ unsafe impl Platform for Hosted {
         });
     }
 
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         self.update(|counts| counts.invalidations += 1);
         if let Some(log) = self.log.borrow_mut().as_mut() {
-            log.push(*what);
+            log.push(what.into());
         }
     }
 

@@ -11,7 +11,7 @@
 //! | **invalidate** | *issue*: say what must be forgotten; *complete*: wait until it is | no |
 //! | **settle** | leaves are accounted for, tables that were cut off are freed | no |
 //!
-//! Start at [`AddressSpace`] for the edits, at [`Platform`] for what an embedder provides, at [`Flush`] for what an edit
+//! Start at [`AddressSpace`] for the edits, at [`Platform`] for what an embedder provides, at [`Gather`] for the edits and what they
 //! leaves behind, at [`mod@format`] for the descriptor formats, and at [`linear`] for the map of all memory that a kernel
 //! makes when it boots; [`shared`] has the edits that many processors make at once, [`guest`] what a hypervisor makes of
 //! them, and [`shootdown`] what it takes to have other processors forget.
@@ -28,10 +28,12 @@ mod edit;
 mod entry;
 pub mod flush;
 pub mod format;
+mod gather;
 pub mod guest;
 #[cfg(feature = "hosted")]
 pub mod hosted;
 pub mod hyperv;
+mod kernel_half;
 pub mod linear;
 mod platform;
 pub mod shared;
@@ -42,9 +44,11 @@ mod walk;
 pub use addr::{Address, AddressError, Ipa, Level, MIN_PAGE_SHIFT, Pa, Page, Span, Va};
 pub use edit::{Change, Mapping};
 pub use entry::{Entry, TableLink, fill, prefetch};
-pub use flush::{Flush, Invalidation, Leaf, Progress, What};
+pub use flush::{Invalidation, Leaf, Progress, Stale, What};
 pub use format::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
-pub use platform::{Barrier, Caps, Platform};
+pub use gather::Gather;
+pub use kernel_half::KernelHalf;
+pub use platform::{Barrier, Caps, Hooks, NoHooks, Platform};
 pub use space::{AddressSpace, EditError, Half, Liveness};
 
 /// The examples in the README and the book, compiled and run as tests.

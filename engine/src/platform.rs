@@ -89,23 +89,36 @@ impl Default for Caps {
 ///
 /// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for those who take large ranges
 /// down, [`table_done`](Platform::table_done) for those who reach tables through a window,
-/// [`alloc_root`](Platform::alloc_root) for hypervisors, and the accessors at the end are for simulators that want to see
-/// every access.
+/// [`alloc_root`](Platform::alloc_root) for hypervisors, and [`hooks`](Platform::hooks) for simulators.
 ///
 /// # Safety
-/// The engine reads and writes memory where the implementation tells it to. An implementation promises:
+/// The engine reads and writes memory where the implementation tells it to, and gives memory back when the implementation
+/// says that it is forgotten. An implementation promises:
 /// 1. [`alloc_table`](Platform::alloc_table) returns a frame of one granule of the format, aligned to its size, that
-///    nobody else uses until it goes to [`free_table`](Platform::free_table);
+///    nothing else uses until it goes to [`free_table`](Platform::free_table);
 ///    [`alloc_root`](Platform::alloc_root) the first of so many adjoining frames, aligned to the size of all.
 /// 2. [`table`](Platform::table) returns a pointer to that frame, valid for reads and writes of a whole granule (of all
-///    granules of a root) by atomic accesses of 8 bytes, until [`table_done`](Platform::table_done) is called with it,
-///    and for as many tables at a time as the format has levels, plus two.
+///    granules of a root) by atomic accesses of 8 bytes, until [`table_done`](Platform::table_done) is called with it.
+///    On each processor so many tables are open at a time as the format has levels, plus two; and as many again for each
+///    interrupt handler that edits or walks a space on top of what it has interrupted.
 /// 3. [`link_of`](Platform::link_of) returns the same link for a frame each time, and different links for different
 ///    frames.
-/// 4. The accessors, where overridden, do what the defaults do.
-/// 5. [`barrier(Complete)`](Barrier::Complete) does not return before every invalidation issued is complete on every
-///    processor.
-/// 6. A clone of the platform, where it has any, is the same platform: what one allocates the other may free.
+/// 4. When [`barrier(Publish)`](Barrier::Publish) returns, every store to a table that was made before it is visible to
+///    the walkers of every processor.
+/// 5. [`invalidate`](Platform::invalidate) is about all that any processor remembers of the space: under the
+///    [identifier](Invalidation::id) that is named, with which alone the root is ever loaded, and, where
+///    [global](Invalidation::global) translations are meant, whatever is loaded. All that is named is covered: every range,
+///    at every level where none is named, with what is cached of tables where tables were cut off.
+/// 6. [`barrier(Complete)`](Barrier::Complete) does not return before every invalidation issued before it, by this
+///    processor or by one whose issuing happens before this call, is complete on every processor. A program that goes on
+///    on another processor between the two takes that promise with it: a kernel that may move it makes the barrier when
+///    it does (on arm64 a `DSB` waits for what its own processor has issued, and for nothing else).
+/// 7. A clone of the platform, where it has any, is the same platform: what one allocates the other may free, and what
+///    one issues the other may complete.
+/// 8. None of its functions unwinds: an edit is between two stores when it calls them.
+///
+/// The functions may be called from interrupt handlers, if spaces are edited there; what they share with the code that was
+/// interrupted is theirs to protect.
 ///
 /// ```
 /// use core::{cell::Cell, ptr::NonNull};
@@ -114,7 +127,8 @@ impl Default for Caps {
 /// /// Frames one after the other, reachable at `base`.
 /// struct Bump { base: NonNull<u8>, next: Cell<u64>, end: u64 }
 ///
-/// // SAFETY: each frame is handed out once (1.) and lies at its distance from `base` (2.); nothing is overridden.
+/// // SAFETY: each frame is handed out once (1.) and lies at its distance from `base` (2.); no walker uses it
+/// // (4., 5., 6.), and there is no clone (7.).
 /// unsafe impl Platform for Bump {
 ///     fn alloc_table(&self, _: Level) -> Option<Pa> {
 ///         let frame = self.next.get();
@@ -127,7 +141,7 @@ impl Default for Caps {
 ///         unsafe { self.base.add(frame.get() as usize).cast() }
 ///     }
 ///     fn barrier(&self, _: Barrier) {}
-///     fn invalidate(&self, _: &Invalidation) {}
+///     fn invalidate(&self, _: &Invalidation<'_>) {}
 /// }
 /// ```
 pub unsafe trait Platform {
@@ -152,9 +166,9 @@ pub unsafe trait Platform {
     /// Executes a barrier.
     fn barrier(&self, barrier: Barrier);
 
-    /// Issues an invalidation on every processor that may use the space. It need not be complete on return; a
-    /// [`Barrier::Complete`] follows when it has to be. Stores before it are already published.
-    fn invalidate(&self, what: &Invalidation);
+    /// Issues all invalidations of one flush, on every processor that may remember something of the space. They need not be
+    /// complete on return; a [`Barrier::Complete`] follows when they have to be. Stores before it are already published.
+    fn invalidate(&self, what: &Invalidation<'_>);
 
     /// Frames for the first table of a tree, at `level`: as many as `tables` says, a power of two, beside each other and
     /// aligned to the size of all of them. Returns the first, or `None`.
@@ -196,7 +210,7 @@ pub unsafe trait Platform {
         let _ = (frame, table);
     }
 
-    /// The side memory of a table frame, if the embedder keeps any. Without it, a [`Flush`](crate::Flush) carries only
+    /// The side memory of a table frame, if the embedder keeps any. Without it, a [`Gather`](crate::Gather) carries only
     /// a few cut-off tables at a time, and an unmap of more stops to have it completed.
     #[inline(always)]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
@@ -211,10 +225,37 @@ pub unsafe trait Platform {
         let _ = frame;
     }
 
+    /// A simulator's eyes on each access to an entry; `None`, which costs nothing, for everybody else.
+    #[inline(always)]
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        None::<NoHooks>
+    }
+}
+
+/// Every access that the engine makes to an entry, for simulators and counters. The defaults are the accesses themselves.
+///
+/// # Safety
+/// 1. What is overridden does what the default does.
+///
+/// ```
+/// use core::{cell::Cell, ptr::NonNull};
+/// use tablewright::{Entry, Hooks};
+/// /// Counts the stores.
+/// struct Stores(Cell<u64>);
+/// // SAFETY: the store is made.
+/// unsafe impl Hooks for Stores {
+///     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
+///         self.0.set(self.0.get() + 1);
+///         // SAFETY: valid, as the caller vouches.
+///         unsafe { entry.as_ref() }.store(bits);
+///     }
+/// }
+/// ```
+pub unsafe trait Hooks {
     /// Reads an entry that nobody writes meanwhile; see [`Entry::read`].
     ///
     /// # Safety
-    /// 1. As for [`load`](Platform::load).
+    /// 1. As for [`load`](Hooks::load).
     /// 2. No other processor and no walker writes the entry at the same time.
     #[inline(always)]
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
@@ -225,7 +266,7 @@ pub unsafe trait Platform {
     /// Reads an entry.
     ///
     /// # Safety
-    /// 1. `entry` lies in a table that [`table`](Platform::table) returned and that is not done.
+    /// 1. `entry` lies in a table that [`Platform::table`] returned and that is not done.
     #[inline(always)]
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: valid by (1.).
@@ -235,7 +276,7 @@ pub unsafe trait Platform {
     /// Reads an entry in order to go on to the table that it points to; see [`Entry::follow`].
     ///
     /// # Safety
-    /// As for [`load`](Platform::load).
+    /// As for [`load`](Hooks::load).
     #[inline(always)]
     unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: valid by (1.).
@@ -245,7 +286,7 @@ pub unsafe trait Platform {
     /// Writes an entry; see [`Entry::store`].
     ///
     /// # Safety
-    /// As for [`load`](Platform::load).
+    /// As for [`load`](Hooks::load).
     #[inline(always)]
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: valid by (1.).
@@ -255,7 +296,7 @@ pub unsafe trait Platform {
     /// Writes an entry that makes a table reachable; see [`Entry::link`].
     ///
     /// # Safety
-    /// As for [`load`](Platform::load).
+    /// As for [`load`](Hooks::load).
     #[inline(always)]
     unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: valid by (1.).
@@ -265,7 +306,7 @@ pub unsafe trait Platform {
     /// Replaces an entry; see [`Entry::exchange`].
     ///
     /// # Safety
-    /// As for [`load`](Platform::load).
+    /// As for [`load`](Hooks::load).
     #[inline(always)]
     unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
         // SAFETY: valid by (1.).
@@ -275,7 +316,7 @@ pub unsafe trait Platform {
     /// Replaces an entry if it is what was expected; see [`Entry::compare_exchange`].
     ///
     /// # Safety
-    /// As for [`load`](Platform::load).
+    /// As for [`load`](Hooks::load).
     #[inline(always)]
     unsafe fn compare_exchange(
         &self,
@@ -290,13 +331,20 @@ pub unsafe trait Platform {
     /// Writes a run of entries; see [`fill`].
     ///
     /// # Safety
-    /// 1. As for [`load`](Platform::load), for each of the `count` entries from `first` on.
+    /// 1. As for [`load`](Hooks::load), for each of the `count` entries from `first` on.
     #[inline(always)]
     unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
         // SAFETY: valid by (1.).
         unsafe { fill(first, count, value, step) }
     }
 }
+
+/// No eyes on the accesses.
+#[derive(Clone, Copy, Debug)]
+pub struct NoHooks;
+
+// SAFETY: nothing is overridden (1.).
+unsafe impl Hooks for NoHooks {}
 
 // SAFETY: everything is passed on to the platform behind the reference, which made the promises; a copy of a
 // reference is the same platform (6.).
@@ -320,7 +368,7 @@ unsafe impl<P: Platform> Platform for &P {
         (**self).barrier(barrier);
     }
     #[inline(always)]
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         (**self).invalidate(what);
     }
     #[inline]
@@ -348,6 +396,14 @@ unsafe impl<P: Platform> Platform for &P {
     fn prefetch(&self, frame: Pa) {
         (**self).prefetch(frame);
     }
+    #[inline(always)]
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        (**self).hooks()
+    }
+}
+
+// SAFETY: (1.) is passed on.
+unsafe impl<H: Hooks> Hooks for &H {
     #[inline(always)]
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.

@@ -8,9 +8,11 @@ use core::marker::PhantomData;
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
+use crate::edit::Mapping;
 use crate::entry::Table;
-use crate::flush::{Flush, Leaf, Ranges, Serial, free_tree};
+use crate::flush::{Leaf, Ranges, Target, free_tree};
 use crate::format::{Format, Inexpressible, Kind};
+use crate::gather::Gather;
 use crate::platform::{Barrier, Caps, Platform};
 use crate::walk::{Slice, walk};
 
@@ -40,9 +42,8 @@ pub enum Liveness {
 /// use tablewright::{AddressSpace, Attrs, EditError, Half, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
 /// let platform = Hosted::new(8, 12);
 /// let mut kernel = AddressSpace::<Arm64K4, _>::new_in(&platform, Half::Upper).unwrap();
-/// let mut flush = kernel.flush();
 /// let low = Span::new(Va::new(0), 4096)?;
-/// assert_eq!(kernel.map(low, Pa::new(0), Attrs::KERNEL_DATA, &mut flush), Err(EditError::InputOutOfRange));
+/// assert_eq!(kernel.map(low, Pa::new(0), Attrs::KERNEL_DATA), Err(EditError::InputOutOfRange));
 /// # Ok::<(), tablewright::AddressError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +60,8 @@ pub enum Half {
 /// use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64, hosted::Hosted};
 /// let platform = Hosted::new(8, 12);
 /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-/// let mut flush = space.flush();
 /// let hole = Span::new(Va::new(0x8000_0000_0000), 4096)?;
-/// let refused = space.map(hole, Pa::new(0), Attrs::KERNEL_DATA, &mut flush);
-/// assert_eq!(refused, Err(EditError::InputOutOfRange));
+/// assert_eq!(space.map(hole, Pa::new(0), Attrs::KERNEL_DATA), Err(EditError::InputOutOfRange));
 /// # Ok::<(), tablewright::AddressError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +86,8 @@ pub enum EditError<A> {
     NeedsBreak(A),
     /// The format has no leaf at this level.
     NoSuchLeaf,
-    /// The flush was made for another space.
-    ForeignFlush,
+    /// The gather was made for another guest.
+    ForeignGather,
 }
 
 impl<A> From<Inexpressible> for EditError<A> {
@@ -117,7 +116,7 @@ impl<A: Address> fmt::Display for EditError<A> {
                 )
             }
             Self::NoSuchLeaf => write!(f, "the format has no leaf at this level"),
-            Self::ForeignFlush => write!(f, "the flush belongs to another space"),
+            Self::ForeignGather => write!(f, "the gather belongs to another guest"),
         }
     }
 }
@@ -133,28 +132,47 @@ impl<A: Address> core::error::Error for EditError<A> {}
 ///
 /// let platform = Hosted::new(64, 12);
 /// let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
-/// let mut flush = space.flush();
 /// let span = Span::new(Va::new(0x4000_0000), 3 << 20)?;
-/// space.map(span, Pa::new(0x8000_0000), Attrs::KERNEL_DATA, &mut flush)?;
+/// space.map(span, Pa::new(0x8000_0000), Attrs::KERNEL_DATA)?;
 ///
 /// // The largest leaves that fit: a block of 2 MiB, and contiguous runs of pages for the rest.
 /// assert_eq!(space.query(Va::new(0x4012_3456)).unwrap().size(), 2 << 20);
 /// assert_eq!(space.query(Va::new(0x4022_3456)).unwrap().size(), 64 << 10);
-/// flush.finish(|_| ());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) platform: P,
     pub(crate) root: Pa,
-    id: u16,
-    half: Half,
+    pub(crate) id: u16,
+    /// The half that it translates; `None` for both.
+    half: Option<Half>,
+    /// What the root's entries point to is part of other roots, too.
+    pub(crate) pinned: bool,
     liveness: Liveness,
-    flushes: u32,
+    /// The number of the last flush that needed one.
+    pub(crate) serial: u64,
+    /// Walkers may remember something that an edit has changed, and no gather is there that will have it forgotten, unless it
+    /// is the one that borrows the space: the next starts with everything.
+    pub(crate) owed: bool,
+    /// Something was issued, and is perhaps not complete.
+    pub(crate) pending: bool,
     /// Some table may take permissions away, so that adding one has to look.
     pub(crate) tables_deny: bool,
     /// Some leaves may be members of runs.
     pub(crate) runs: bool,
+    /// Some leaves may be global.
+    pub(crate) globals: bool,
     format: PhantomData<F>,
+}
+
+/// Of a space, what goes with its tables whether they are edited by one processor or by many.
+pub(crate) struct Parts<P> {
+    pub platform: P,
+    pub root: Pa,
+    pub id: u16,
+    pub half: Option<Half>,
+    pub serial: u64,
+    pub globals: bool,
 }
 
 /// What an edit knows of the space it edits.
@@ -188,7 +206,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Self::new_in(platform, Half::Lower)
     }
 
-    /// An empty space for one half; formats with one root for both take [`Half::Lower`] for all of it.
+    /// An empty space for one half; of formats with one root for both it is all of the input space whatever `half` says.
     pub fn new_in(platform: P, half: Half) -> Option<Self> {
         let level = F::root_level();
         let root = platform.alloc_root(level, F::root_tables())?;
@@ -200,6 +218,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let mut space = unsafe { Self::adopt(platform, root, half, Liveness::Dead) };
         space.tables_deny = false;
         space.runs = false;
+        space.globals = false;
         Some(space)
     }
 
@@ -209,25 +228,33 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// 1. `root` holds the first table of a tree of this format, and the frames that its descriptors point to hold
     ///    its tables, all reachable through [`Platform::table`] and, if they are to be freed, known to
     ///    [`Platform::free_root`] and [`Platform::free_table`].
-    /// 2. Nobody else edits it while the space exists.
-    /// 3. `liveness` is true: a space that is said to be dead is not used by any walker until it is made live.
+    /// 2. Nothing else edits it while the space exists.
+    /// 3. `liveness` is true: a space that is said to be dead is not used by any walker until it is made live; and one that
+    ///    is not was loaded under identity 0, which [`with_id`](Self::with_id) no longer changes.
     pub unsafe fn adopt(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
         Self {
             platform,
             root,
             id: 0,
-            half,
+            half: (F::HALVES || !F::Input::SIGNED).then_some(half),
+            pinned: false,
             liveness,
-            flushes: 0,
+            serial: 0,
+            owed: false,
+            pending: false,
             tables_deny: true,
             runs: true,
+            globals: F::GLOBALS,
             format: PhantomData,
         }
     }
 
-    /// The same with an identity (ASID, PCID, VMID), which its invalidations carry. 0 until it is set.
+    /// The same with an identity (ASID, PCID, VMID), which its invalidations carry. 0 until it is set. A space that
+    /// walkers use keeps the one that they know it by.
     pub fn with_id(mut self, id: u16) -> Self {
-        self.id = id;
+        if self.liveness == Liveness::Dead {
+            self.id = id;
+        }
         self
     }
 
@@ -241,9 +268,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.id
     }
 
-    /// Which half it translates.
+    /// Which half it translates; [`Half::Lower`] if all of it.
     pub fn half(&self) -> Half {
-        self.half
+        self.half.unwrap_or(Half::Lower)
     }
 
     /// The platform it lives on.
@@ -281,19 +308,60 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.liveness = Liveness::Dead;
     }
 
-    /// Takes the space apart: the platform, the root and the identity.
-    pub(crate) fn into_parts(self) -> (P, Pa, u16) {
-        (self.platform, self.root, self.id)
+    /// Takes the space apart.
+    pub(crate) fn into_parts(self) -> Parts<P> {
+        Parts {
+            platform: self.platform,
+            root: self.root,
+            id: self.id,
+            half: self.half,
+            serial: self.serial,
+            globals: self.globals,
+        }
     }
 
-    /// A flush for edits of this space.
-    pub fn flush(&mut self) -> Flush<F, P> {
-        self.flushes = self.flushes.wrapping_add(1);
-        let serial = Serial {
-            root: self.root,
-            number: self.flushes,
-        };
-        Flush::new(self.platform.clone(), self.id, serial)
+    /// Puts together what [`into_parts`](Self::into_parts) has taken apart, now live.
+    pub(crate) fn from_parts(parts: Parts<P>) -> Self {
+        // SAFETY: the root was taken out of a space (1., 2.), and is live as far as is known (3.).
+        let mut space =
+            unsafe { Self::adopt(parts.platform, parts.root, Half::Lower, Liveness::Live) };
+        space.half = parts.half;
+        space.id = parts.id;
+        space.serial = parts.serial;
+        space.globals = parts.globals;
+        space
+    }
+
+    /// Edits of this space, and what they leave to invalidate and to free.
+    #[inline]
+    pub fn gather(&mut self) -> Gather<'_, F, P> {
+        Gather::new(self)
+    }
+
+    /// Maps `span` to the memory from `frame` on: a [gather](Self::gather) with one [`map`](Gather::map).
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Ept, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// space.map(Span::new(Va::new(0x5000), 0x1000)?, Pa::new(0x8000), Attrs::USER_DATA)?;
+    /// assert_eq!(space.query(Va::new(0x5123)).unwrap().frame(), Pa::new(0x8000));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn map(
+        &mut self,
+        span: Span<F::Input>,
+        frame: Pa,
+        mapping: impl Into<Mapping>,
+    ) -> Result<(), EditError<F::Input>> {
+        let mut gather = self.gather();
+        gather.map(span, frame, mapping)?;
+        gather.finish(|_| ());
+        Ok(())
     }
 
     /// Frees every table, visiting the leaves. The space has to be [dead](Liveness::Dead).
@@ -308,16 +376,24 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let level = F::root_level();
         // SAFETY: the root of this space.
         let table = unsafe { Table::open(&self.platform, self.root, level) };
-        for index in 0..F::entries(level) {
-            let entry = table.load(index);
-            if let (Kind::Table, Some(below)) = (F::kind(entry, level), level.down()) {
-                free_tree::<F, P>(&self.platform, F::address(entry, level), below);
+        // Of a half, only what is its own.
+        for slice in self.everything() {
+            for index in F::index(slice.first, level)..=F::index(slice.last, level) {
+                let entry = table.load(index);
+                if let (Kind::Table, Some(below)) = (F::kind(entry, level), level.down()) {
+                    free_tree::<F, P>(&self.platform, F::address(entry, level), below);
+                }
             }
         }
         drop(table);
         // SAFETY: no walker uses a dead space (2.), and the space, which owned the root, is gone (1.).
         unsafe { self.platform.free_root(self.root, level, F::root_tables()) };
         Ok(())
+    }
+
+    /// The same for one half of it.
+    pub(crate) fn limit_to(&mut self, half: Half) {
+        self.half = Some(half);
     }
 
     pub(crate) fn conditions(&self) -> Conditions {
@@ -329,28 +405,34 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// Checks a range that an edit was given.
+    #[inline]
     pub(crate) fn check(&self, span: Span<F::Input>) -> Result<Slice, EditError<F::Input>> {
-        let slice = Slice {
-            first: span.start().bits(),
-            last: span.last().bits(),
-        };
-        if !span.is_aligned(F::PAGE_SHIFT) {
-            return Err(EditError::Misaligned);
+        check::<F>(self.half, span)
+    }
+
+    /// What many roots share is remembered under many identities: an invalidation finds all of it only if it is global.
+    #[inline]
+    pub(crate) fn check_global(&self, global: bool) -> Result<(), Inexpressible> {
+        match self.pinned && !global {
+            true => Err(Inexpressible("what all spaces share has to be global")),
+            false => Ok(()),
         }
-        if !self.translates(slice.first)
-            || !self.translates(slice.last)
-            // Both ends canonical and of one sign: so is everything between them.
-            || (slice.first ^ slice.last) >> 63 != 0
-        {
-            return Err(EditError::InputOutOfRange);
-        }
-        Ok(slice)
     }
 
     /// Whether the root translates this address.
+    #[inline]
     pub(crate) fn translates(&self, input: u64) -> bool {
-        let upper = input >> 63 != 0;
-        F::is_canonical(input) && (!F::HALVES || upper == (self.half == Half::Upper))
+        translates::<F>(self.half, input)
+    }
+
+    /// Whose translations a flush of the space is about.
+    #[inline]
+    pub(crate) fn target(&self) -> Target {
+        Target {
+            root: self.root,
+            id: self.id,
+            global: self.globals,
+        }
     }
 
     /// All addresses that the root translates, in pieces that do not wrap.
@@ -363,20 +445,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             first: !last,
             last: u64::MAX,
         };
-        let with_lower = !F::HALVES || self.half == Half::Lower;
-        let with_upper = F::Input::SIGNED && (!F::HALVES || self.half == Half::Upper);
+        let with_lower = self.half != Some(Half::Upper);
+        let with_upper = F::Input::SIGNED && self.half != Some(Half::Lower);
         [with_lower.then_some(lower), with_upper.then_some(upper)]
             .into_iter()
             .flatten()
-    }
-
-    /// Checks that a flush belongs here.
-    pub(crate) fn check_flush(&self, flush: &Flush<F, P>) -> Result<(), EditError<F::Input>> {
-        if flush.serial().root == self.root {
-            Ok(())
-        } else {
-            Err(EditError::ForeignFlush)
-        }
     }
 
     /// Walks the space over `slice`, which has been checked.
@@ -392,8 +465,38 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Invalidates at once and waits: the middle of a break-before-make.
     pub(crate) fn invalidate_now(&self, ranges: &Ranges) {
-        ranges.run::<F, P>(&self.platform, self.id);
+        ranges.run::<F, P>(&self.platform, self.target());
     }
+}
+
+/// Whether a root for `half` translates this address.
+#[inline]
+pub(crate) fn translates<F: Format>(half: Option<Half>, input: u64) -> bool {
+    let upper = input >> 63 != 0;
+    F::is_canonical(input) && half.is_none_or(|half| upper == (half == Half::Upper))
+}
+
+/// Checks a range that an edit of a root for `half` was given.
+#[inline]
+pub(crate) fn check<F: Format>(
+    half: Option<Half>,
+    span: Span<F::Input>,
+) -> Result<Slice, EditError<F::Input>> {
+    let slice = Slice {
+        first: span.start().bits(),
+        last: span.last().bits(),
+    };
+    if !span.is_aligned(F::PAGE_SHIFT) {
+        return Err(EditError::Misaligned);
+    }
+    if !translates::<F>(half, slice.first)
+        || !translates::<F>(half, slice.last)
+        // Both ends canonical and of one sign: so is everything between them.
+        || (slice.first ^ slice.last) >> 63 != 0
+    {
+        return Err(EditError::InputOutOfRange);
+    }
+    Ok(slice)
 }
 
 impl<F: Format, P: Platform> fmt::Debug for AddressSpace<F, P> {

@@ -3,8 +3,7 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::ops::ControlFlow;
 use std::sync::atomic::AtomicU64;
 
 use common::Decoded;
@@ -12,16 +11,14 @@ use proptest::prelude::*;
 use tablewright::dirty::{Bitmap, Flip, Full, LogError, Marker, Ring, RingEntry};
 use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16};
 use tablewright::guest::{
-    Access, Backing, Fault, Guest, Harvest, HarvestError, Log, Slot, SlotCell,
+    Access, Backing, Fault, Guest, Harvest, HarvestError, Log, Pass, Slot, SlotCell,
 };
-use tablewright::hosted::Threads;
+use tablewright::hosted::{Event, Threads};
 use tablewright::shared::{
-    Mapped, Moment, NewLeaf, Recovery, Refused, Relaxed, SharedPlatform, SharedSpace, Step,
-    TableCache, Unprotectable, Walking,
+    Mapped, NewLeaf, Refused, Relaxed, SharedPlatform, SharedSpace, Step, Unprotectable,
 };
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Invalidation, Ipa, Level, Mapping,
-    Pa, Perms, Platform, Span, TableLink, What,
+    AddressSpace, Attrs, Caps, Change, Format, Ipa, Level, Mapping, Pa, Perms, Span,
 };
 use tablewright_walker as walker;
 
@@ -142,7 +139,6 @@ const OFFSET: u64 = 1 << 36;
 struct Vm<'s, F: Format<Input = Ipa>> {
     guest: Guest<'s, F, &'s Threads>,
     platform: &'s Threads,
-    tables: TableCache,
 }
 
 fn by_faults() -> Caps {
@@ -156,9 +152,8 @@ impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
     fn new(platform: &'s Threads, cells: &'s [SlotCell]) -> Self {
         let space = SharedSpace::new(AddressSpace::new(platform).unwrap());
         Self {
-            guest: Guest::new(space, cells),
+            guest: Guest::new(space.ok().unwrap(), cells),
             platform,
-            tables: TableCache::new(),
         }
     }
 
@@ -182,24 +177,22 @@ impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
         self.access(at).is_some_and(|access| access.write)
     }
 
-    fn fault(&mut self, at: u64, access: Access, size: u64) -> Result<Mapped<F>, Refused<Ipa>> {
+    fn fault(&self, at: u64, access: Access, size: u64) -> Result<Mapped<F>, Refused<Ipa>> {
         let request = self
             .guest
             .request(&Fault::new(Ipa::new(at), access))
             .unwrap();
         let page = Backing::new(Pa::new(at + OFFSET), size);
-        let mut flush = self.guest.space().flush();
+        let mut gather = self.guest.gather();
         let mut mapped = Err(Refused::Retry);
         for _ in 0..4 {
-            mapped = self
-                .guest
-                .map(&request, &page, &mut self.tables, &mut flush);
+            mapped = gather.map(&request, &page);
             let Err(Refused::NeedsTables(count)) = mapped else {
                 break;
             };
-            assert!(self.tables.top_up::<F, _>(&self.platform, count));
+            assert!(gather.top_up(count));
         }
-        assert!(flush.finish(|_| ()).is_ok());
+        assert!(gather.finish(|_| ()).is_ok());
         mapped
     }
 
@@ -212,24 +205,13 @@ impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
     }
 
     /// How many flushes it took.
-    fn protect_all(&self) -> Result<u32, Unprotectable> {
-        let mut flushes = 0;
+    fn protect_all(&self) -> Result<usize, Unprotectable> {
         let start = self.guest.space().protect_all()?;
-        start.drive(
-            || {},
-            |flush| {
-                assert!(!flush.is_clean());
-                assert!(flush.finish(|_| ()).is_ok());
-                flushes += 1;
-            },
-        );
-        Ok(flushes)
-    }
-}
-
-impl<F: Format<Input = Ipa>> Drop for Vm<'_, F> {
-    fn drop(&mut self) {
-        std::mem::take(&mut self.tables).release(&self.platform);
+        self.platform.record();
+        start.drive(|| {});
+        let log = self.platform.take_log();
+        assert!(log.iter().all(|told| told.everything));
+        Ok(log.len())
     }
 }
 
@@ -265,7 +247,7 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
     let platform = Threads::new(3000, F::PAGE_SHIFT, 1).with_caps(by_faults());
     let cells = [const { SlotCell::new() }; 2];
     let page = 1 << F::PAGE_SHIFT;
-    let (mut vm, ram) = full::<F>(&platform, &cells, GIB, true);
+    let (vm, ram) = full::<F>(&platform, &cells, GIB, true);
     let addresses = || (0..GIB).step_by(31 * page as usize);
     assert!(addresses().all(|at| vm.can_write(at)));
     assert_eq!(vm.protect_all(), Ok(1));
@@ -307,16 +289,17 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
     // Tables that sleep are taken apart like others.
     let mut sweep = vm.guest.remove(ram.id).unwrap();
     let (mut taken, mut held) = (0, Vec::new());
+    let mut gather = vm.guest.gather();
     loop {
-        let pass = sweep.unmap(|leaf| {
+        let pass = sweep.unmap(&mut gather, |leaf| {
             held.push(leaf);
-            std::ops::ControlFlow::Continue(())
+            ControlFlow::Continue(())
         });
         match pass.unwrap() {
-            tablewright::guest::Pass::Waiting => {}
-            tablewright::guest::Pass::Over => break,
-            tablewright::guest::Pass::Went(went) => {
-                let cut = went.issue().complete();
+            Pass::Waiting => {}
+            Pass::Over => break,
+            Pass::Went => {
+                let cut = gather.issue().complete();
                 for leaf in held.drain(..) {
                     taken += cut.release(leaf).ok().unwrap().size();
                 }
@@ -329,7 +312,7 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
     }
     assert_eq!(taken, GIB);
     let root_tables = F::root_tables() as u64;
-    let left = platform.tables() - vm.tables.len() as u64;
+    let left = platform.tables();
     assert!(left <= root_tables + 3, "{left} tables are left");
 }
 
@@ -342,130 +325,69 @@ fn everything_is_protected_in_one_step_whatever_the_format() {
     everything_is_protected_in_one_step::<Npt<4>>();
 }
 
-/// Threads, and the levels that they were told to forget.
-struct Spy {
-    threads: Threads,
-    levels: Mutex<Vec<Option<Level>>>,
-}
-
-impl Spy {
-    fn saw(&self, what: &Invalidation) {
-        let What::Range { level, tables, .. } = what.what else {
-            panic!("not everything");
-        };
-        assert_eq!(tables, level.is_none());
-        self.levels.lock().unwrap().push(level);
+/// The levels of what was to be forgotten since the last call, on this processor or on all; in ranges.
+fn levels(platform: &Threads) -> Vec<Option<Level>> {
+    let mut levels = Vec::new();
+    for event in platform.take_events() {
+        if let Event::Invalidate(told) | Event::InvalidateHere(told) = event {
+            assert!(!told.everything);
+            for range in told.ranges {
+                assert_eq!(range.tables, range.level.is_none());
+                levels.push(range.level);
+            }
+        }
     }
-
-    fn take(&self) -> Vec<Option<Level>> {
-        std::mem::take(&mut self.levels.lock().unwrap())
-    }
-}
-
-// SAFETY: all of it is the platform's that is watched (1. to 6.).
-unsafe impl Platform for Spy {
-    fn alloc_table(&self, level: Level) -> Option<Pa> {
-        self.threads.alloc_table(level)
-    }
-    unsafe fn free_table(&self, frame: Pa, level: Level) {
-        // SAFETY: as the caller has promised.
-        unsafe { self.threads.free_table(frame, level) }
-    }
-    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
-        self.threads.alloc_root(level, tables)
-    }
-    unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
-        // SAFETY: as the caller has promised.
-        unsafe { self.threads.table(frame, level) }
-    }
-    fn barrier(&self, _: Barrier) {}
-    fn invalidate(&self, what: &Invalidation) {
-        self.saw(what);
-    }
-    fn caps(&self) -> Caps {
-        self.threads.caps()
-    }
-    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
-        self.threads.link_of(frame)
-    }
-}
-
-// SAFETY: passed on to the platform that is watched.
-unsafe impl SharedPlatform for Spy {
-    type Walk<'a> = Walking<'a>;
-    fn enter(&self) -> Walking<'_> {
-        self.threads.enter()
-    }
-    fn cut(&self) -> Moment {
-        self.threads.cut()
-    }
-    fn is_past(&self, moment: Moment) -> bool {
-        self.threads.is_past(moment)
-    }
-    fn invalidate_here(&self, what: &Invalidation) {
-        self.saw(what);
-    }
+    levels
 }
 
 /// An invalidation by the level of a block leaves what is remembered of the table whose place it has taken: until that is
-/// forgotten, nobody names a level there.
+/// forgotten, no other edit names a level there.
 #[test]
-fn whoever_edits_a_block_that_has_come_back_has_every_level_forgotten() {
+fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
     let caps = Caps {
         bbm: 2,
         invalidate_all_above: 4096,
         ..by_faults()
     };
-    let spy = Spy {
-        threads: Threads::new(64, 12, 1).with_caps(caps),
-        levels: Mutex::default(),
-    };
+    let platform = Threads::new(64, 12, 1).with_caps(caps);
     let cells = [const { SlotCell::new() }; 1];
-    let space = AddressSpace::<Stage2K4<40, false>, _>::new(&spy).unwrap();
-    let guest = Guest::new(SharedSpace::new(space), &cells);
-    let span = Span::new(Ipa::new(0), 8 * MIB).unwrap();
-    guest.insert(Slot::memory(span, OFFSET)).unwrap();
+    let vm = Vm::<Stage2K4<40, false>>::new(&platform, &cells);
+    let (guest, space) = (&vm.guest, vm.guest.space());
+    let ram = span(0, 8 * MIB);
+    guest.insert(Slot::memory(ram, OFFSET)).unwrap();
     let mapping = Mapping::new(Attrs::GUEST_MEMORY);
-    let space = guest.space();
     space
-        .map_range(span, Pa::new(OFFSET), mapping.pages_only())
+        .map_range(ram, Pa::new(OFFSET), mapping.pages_only())
         .unwrap();
-    let block = |at: u64| Span::new(Ipa::new(at), 2 * MIB).unwrap();
-    let recover = |at: u64, recovery: &mut Recovery<'_, _, _>| {
-        let read = Fault::new(Ipa::new(at), Access::Read);
-        let request = guest.request(&read).unwrap();
-        let page = Backing::new(Pa::new(OFFSET + at), 2 * MIB);
-        assert_eq!(guest.recover(&request, &page, recovery), Ok(true));
-    };
+    let block = |at: u64| span(at, 2 * MIB);
     let protect = |at: u64| {
-        let mut flush = space.flush();
+        let mut gather = space.gather();
         let change = Change::new().write_protect();
-        assert!(
-            space
-                .protect(block(at), change, &mut flush)
-                .unwrap()
-                .changed
-        );
-        assert!(flush.finish(|_| ()).is_ok());
-        spy.take()
+        assert!(gather.protect(block(at), change).unwrap().changed);
+        assert!(gather.finish(|_| ()).is_ok());
+        levels(&platform)
     };
     let relax = |at: u64| {
         let relaxed = space.relax(Ipa::new(at), Perms::ANY_WRITE, false);
         assert_eq!(relaxed, Ok(Relaxed::Done));
-        spy.take()
+        levels(&platform)
     };
     let wash = |at: u64| {
-        let mut flush = space.flush();
-        space.wash(block(at), |_| (), &mut flush).unwrap();
-        assert!(flush.finish(|_| ()).is_ok());
-        spy.take()
+        let mut gather = space.gather();
+        gather.wash(block(at), |_| ()).unwrap();
+        assert!(gather.finish(|_| ()).is_ok());
+        levels(&platform)
     };
     // In place, and nothing is forgotten yet.
-    let mut recovery = space.recovery();
+    platform.record();
+    let mut recovery = guest.gather();
     for at in [0, 2 * MIB, 4 * MIB] {
-        recover(at, &mut recovery);
+        let read = Fault::new(Ipa::new(at), Access::Read);
+        let request = guest.request(&read).unwrap();
+        let page = Backing::new(Pa::new(OFFSET + at), 2 * MIB);
+        assert_eq!(recovery.recover(&request, &page), Ok(true));
     }
-    assert!(spy.take().is_empty() && !recovery.is_clean());
+    assert!(levels(&platform).is_empty() && !recovery.is_clean());
     assert_eq!(space.query(Ipa::new(0)).unwrap().size(), 2 * MIB);
     let named = |levels: Vec<Option<Level>>| {
         assert!(!levels.is_empty());
@@ -480,31 +402,27 @@ fn whoever_edits_a_block_that_has_come_back_has_every_level_forgotten() {
         Level::new(1),
         Attrs::GUEST_MEMORY,
     );
-    let (mut tables, mut flush) = (TableCache::new(), space.flush());
-    let replaced = space.map(&other.unwrap(), &mut tables, &mut flush);
+    let mut gather = space.gather();
+    let replaced = gather.map(&other.unwrap());
     assert!(matches!(replaced, Ok(Mapped::Replaced(_))), "{replaced:?}");
-    assert_eq!(named(spy.take()), 0);
-    assert!(tables.top_up::<Stage2K4<40, false>, _>(space.platform(), 1));
-    assert_eq!(
-        space.split(Ipa::new(4 * MIB), Level::PAGE, &mut tables, &mut flush),
-        Ok(true)
-    );
-    assert_eq!(named(spy.take()), 0);
-    assert!(flush.finish(|_| ()).is_ok());
+    assert_eq!(named(levels(&platform)), 0);
+    assert!(gather.top_up(1));
+    assert_eq!(gather.split(Ipa::new(4 * MIB), Level::PAGE), Ok(true));
+    assert_eq!(named(levels(&platform)), 0);
+    assert!(gather.finish(|_| ()).is_ok());
     // All of it by one invalidation; and from then on by level.
     assert!(recovery.finish(|_| ()).is_ok());
-    assert_eq!(spy.take(), [None]);
+    assert_eq!(levels(&platform), [None]);
     assert_eq!(named(protect(0)), 1);
     assert_eq!(named(relax(0)), 1);
     assert_eq!(named(wash(0)), 1);
-    tables.release(space.platform());
 }
 
 #[test]
 fn a_large_leaf_is_not_made_writable_while_its_slot_is_logged() {
     let platform = Threads::new(3000, 12, 1).with_caps(by_faults());
     let cells = [const { SlotCell::new() }; 1];
-    let (mut vm, ram) = full::<Ept<4>>(&platform, &cells, GIB, false);
+    let (vm, ram) = full::<Ept<4>>(&platform, &cells, GIB, false);
     assert_eq!(vm.protect_all(), Ok(1));
     assert_eq!(vm.reopen(0x5000, Access::Write), Ok(false));
     assert_eq!(vm.fault(0x5000, Access::Write, GIB), Ok(Mapped::Relaxed));
@@ -512,17 +430,16 @@ fn a_large_leaf_is_not_made_writable_while_its_slot_is_logged() {
     // The log ends, and the block comes back in place.
     drop(vm.guest.replace(ram.with_log(Log::Off)).unwrap());
     let read = Fault::new(Ipa::new(0x5000), Access::Read);
-    let mut recovery = vm.guest.space().recovery();
+    let mut gather = vm.guest.gather();
     let request = vm.guest.request(&read).unwrap();
     let page = Backing::new(Pa::new(OFFSET + 0x5000), GIB);
-    assert_eq!(vm.guest.recover(&request, &page, &mut recovery), Ok(true));
-    assert!(!recovery.is_clean());
-    assert!(recovery.finish(|_| panic!("no leaf has gone")).is_ok());
+    assert_eq!(gather.recover(&request, &page), Ok(true));
+    assert!(!gather.is_clean());
+    assert!(gather.finish(|_| panic!("no leaf has gone")).is_ok());
     assert_eq!(vm.guest.space().query(Ipa::new(0)).unwrap().size(), GIB);
     assert!(vm.can_write(0x5000) && vm.can_write(GIB - 1));
-    let mut recovery = vm.guest.space().recovery();
-    assert_eq!(vm.guest.recover(&request, &page, &mut recovery), Ok(false));
-    assert!(recovery.is_clean() && recovery.finish(|_| ()).is_ok());
+    assert_eq!(gather.recover(&request, &page), Ok(false));
+    assert!(gather.is_clean() && gather.finish(|_| ()).is_ok());
     // Without a log it is simply writable again.
     assert_eq!(vm.protect_all(), Ok(1));
     assert_eq!(vm.reopen(0x5000, Access::Write), Ok(true));
@@ -540,16 +457,13 @@ fn what_cannot_be_protected_is_refused() {
     let cells = [const { SlotCell::new() }; 1];
     let (vm, ram) = full::<Ept<4>>(&platform, &cells, 4 * MIB, true);
     assert_eq!(vm.guest.protect_no_more(), Err(Unprotectable::Logged));
+    let walk = platform.enter();
     let mut first = vm.guest.space().protect_all().unwrap();
     assert_eq!(vm.protect_all(), Err(Unprotectable::Busy));
-    let Step::Went(flush) = first.step() else {
-        panic!("nobody walks")
-    };
-    assert!(flush.finish(|_| ()).is_ok());
-    // Nobody is let in before it is over.
-    assert_eq!(vm.reopen(0, Access::Write), Err(Refused::Busy(Ipa::new(0))));
+    assert_eq!(first.step(), Step::Waiting);
+    drop(walk);
+    assert_eq!(first.step(), Step::Over);
     assert!(!vm.can_write(0));
-    assert!(matches!(first.step(), Step::Over));
     assert_eq!(vm.reopen(0, Access::Write), Ok(true));
 
     // What is woken when nothing is logged any more is not protected.
@@ -558,6 +472,28 @@ fn what_cannot_be_protected_is_refused() {
     assert_eq!(vm.guest.protect_no_more(), Ok(()));
     assert_eq!(vm.reopen(2 * MIB, Access::Write), Ok(true));
     assert!(vm.can_write(2 * MIB + 0x3000) && !vm.can_write(0x3000));
+}
+
+#[test]
+fn nothing_is_made_writable_before_a_start_is_over() {
+    type F = Stage2K4<40, false>;
+    let platform = Threads::new(3000, 12, 1).with_caps(by_faults());
+    let cells = [const { SlotCell::new() }; 1];
+    let (vm, _) = full::<F>(&platform, &cells, 2 * GIB, true);
+    // An entry of the root is claimed: the start puts the rest to sleep, and waits.
+    let mut gather = vm.guest.space().gather();
+    let taken = gather.unmap(span(GIB, GIB), |_| ControlFlow::Continue(()));
+    assert!(taken.unwrap().progress.is_done());
+    let mut start = vm.guest.space().protect_all().unwrap();
+    assert_eq!(start.step(), Step::Waiting);
+    assert!(!vm.can_write(0));
+    assert_eq!(vm.reopen(0, Access::Write), Err(Refused::Busy(Ipa::new(0))));
+    assert!(!vm.can_write(0));
+    assert!(gather.finish(|_| ()).is_ok());
+    assert_eq!(start.step(), Step::Over);
+    assert!(!vm.can_write(0));
+    assert_eq!(vm.reopen(0, Access::Write), Ok(true));
+    assert!(vm.can_write(0) && !vm.can_write(4096));
 }
 
 #[test]
@@ -574,12 +510,10 @@ fn a_harvest_protects_what_it_gives_out() {
         vm.guest.mark(&marker, &ram, Ipa::new((page << 12) + 5));
     }
     let harvest = |pages, how| {
-        let (mut found, mut flush) = (Vec::new(), vm.guest.space().flush());
+        let (mut found, mut gather) = (Vec::new(), vm.guest.gather());
         let each = |first, bits| found.extend(pages_of(first, bits));
-        let done = vm
-            .guest
-            .harvest(&ram, &bitmap, pages, how, &mut flush, each);
-        assert!(flush.finish(|_| ()).is_ok());
+        let done = gather.harvest(&ram, &bitmap, pages, how, each);
+        assert!(gather.finish(|_| ()).is_ok());
         done.map(|()| found)
     };
     assert_eq!(harvest(1..70, Harvest::empty()), Ok(vec![1, 2, 63, 64]));
@@ -593,20 +527,20 @@ fn a_harvest_protects_what_it_gives_out() {
         harvest(0..513, Harvest::empty()),
         Err(HarvestError::Pages(512))
     );
-    let mut flush = vm.guest.space().flush();
+    let mut gather = vm.guest.gather();
     let unlogged = ram.with_log(Log::Off);
     assert_eq!(
-        vm.guest.protect(&unlogged, 0..1, &mut flush),
+        gather.protect(&unlogged, 0..1),
         Err(HarvestError::NotLogged(0))
     );
-    assert!(flush.is_clean() && flush.finish(|_| ()).is_ok());
+    assert!(gather.is_clean() && gather.finish(|_| ()).is_ok());
 }
 
 #[test]
 fn what_hardware_marks_is_harvested() {
     let platform = Threads::new(700, 12, 1).with_caps(Caps::CONSERVATIVE);
     let cells = [const { SlotCell::new() }; 1];
-    let mut vm = Vm::<Ept<4>>::new(&platform, &cells);
+    let vm = Vm::<Ept<4>>::new(&platform, &cells);
     let ram = Slot::memory(span(0, 2 * MIB), 0).with_log(Log::ByHardware);
     vm.guest.insert(ram).unwrap();
     for page in 0..20 {
@@ -622,14 +556,12 @@ fn what_hardware_marks_is_harvested() {
     let words = words(8);
     let bitmap = Bitmap::new(&words, 512).unwrap();
     for expected in [vec![0, 3, 6, 9, 12, 15, 18], vec![]] {
-        let (mut found, mut flush) = (Vec::new(), vm.guest.space().flush());
+        let (mut found, mut gather) = (Vec::new(), vm.guest.gather());
         let each = |first, bits| found.extend(pages_of(first, bits));
         let how = Harvest::empty();
-        vm.guest
-            .harvest(&ram, &bitmap, 0..512, how, &mut flush, each)
-            .unwrap();
-        assert_eq!(flush.is_clean(), expected.is_empty());
-        assert!(flush.finish(|_| ()).is_ok());
+        gather.harvest(&ram, &bitmap, 0..512, how, each).unwrap();
+        assert_eq!(gather.is_clean(), expected.is_empty());
+        assert!(gather.finish(|_| ()).is_ok());
         assert_eq!(found, expected);
     }
     assert!(vm.can_write(0));
@@ -639,18 +571,15 @@ fn what_hardware_marks_is_harvested() {
 fn leaves_are_split_ahead_as_far_as_there_are_tables() {
     let platform = Threads::new(700, 12, 1).with_caps(by_faults());
     let cells = [const { SlotCell::new() }; 1];
-    let (mut vm, ram) = full::<Stage2K4<40, false>>(&platform, &cells, 16 * MIB, false);
-    let mut flush = vm.guest.space().flush();
-    assert!(vm.tables.top_up::<Stage2K4<40, false>, _>(&vm.platform, 3));
-    let stopped = vm
-        .guest
-        .split(ram.guest, &mut vm.tables, &mut flush)
-        .unwrap();
+    let (vm, ram) = full::<Stage2K4<40, false>>(&platform, &cells, 16 * MIB, false);
+    let mut gather = vm.guest.gather();
+    assert!(gather.top_up(3));
+    let stopped = gather.split_range(ram.guest).unwrap();
     assert_eq!(stopped, Some(Ipa::new(6 * MIB)));
-    assert!(vm.tables.top_up::<Stage2K4<40, false>, _>(&vm.platform, 5));
+    assert!(gather.top_up(5));
     let rest = Span::inclusive(stopped.unwrap(), ram.guest.last()).unwrap();
-    assert_eq!(vm.guest.split(rest, &mut vm.tables, &mut flush), Ok(None));
-    assert!(flush.finish(|_| ()).is_ok());
+    assert_eq!(gather.split_range(rest), Ok(None));
+    assert!(gather.finish(|_| ()).is_ok());
     let level = |at| vm.guest.space().query(Ipa::new(at)).unwrap().level();
     assert!(
         (0..16 * MIB)

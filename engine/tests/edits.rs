@@ -8,16 +8,18 @@ mod common;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-use common::{Judged, judge, snapshot, words};
+use common::{Judged, is_arm, judge, snapshot, words};
 use tablewright::flush::{Held, MAX_RANGES, MAX_UNLINKED};
 use tablewright::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64Wide, X86_64};
-use tablewright::hosted::Hosted;
+use tablewright::hosted::{Event, Hosted, Threads, Told};
+use tablewright::shared::{self, Refused, SharedSpace};
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Flush, Half, Invalidation, Leaf,
-    Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress, Shareability, Span, TableLink,
-    Va, What,
+    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Gather, Half, Invalidation, Leaf,
+    Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress, Shareability, Span, Stale,
+    TableLink, Va,
 };
 use tablewright_walker as walker;
 
@@ -49,27 +51,13 @@ fn keep_going<T>(_: T) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// An edit with a flush of its own, completed at once.
-fn with_flush<F: Judged, P: Platform + Clone, T>(
-    space: &mut AddressSpace<F, P>,
-    edit: impl FnOnce(&mut AddressSpace<F, P>, &mut Flush<F, P>) -> T,
-) -> T {
-    let mut flush = space.flush();
-    let result = edit(space, &mut flush);
-    flush.finish(|_| ());
-    result
-}
-
 fn map<F: Judged, P: Platform + Clone>(
     space: &mut AddressSpace<F, P>,
     at: Span<Va>,
     frame: u64,
     mapping: impl Into<Mapping>,
 ) -> Result<(), EditError<Va>> {
-    let mapping = mapping.into();
-    with_flush(space, |space, flush| {
-        space.map(at, Pa::new(frame), mapping, flush)
-    })
+    space.map(at, Pa::new(frame), mapping)
 }
 
 fn protect<F: Judged, P: Platform + Clone>(
@@ -77,7 +65,7 @@ fn protect<F: Judged, P: Platform + Clone>(
     at: Span<Va>,
     change: Change,
 ) -> Result<(), EditError<Va>> {
-    with_flush(space, |space, flush| space.protect(at, change, flush))
+    space.gather().protect(at, change)
 }
 
 /// Collapses, and returns how many tables are gone and how many runs there are more, together, as counted from outside.
@@ -88,9 +76,7 @@ fn collapse<F: Judged, P: Platform + Clone>(
     runs: bool,
 ) -> u64 {
     let before = (space.count_tables(), runs_in(space));
-    with_flush(space, |space, flush| {
-        space.collapse(at, largest, runs, flush).unwrap()
-    });
+    space.gather().collapse(at, largest, runs).unwrap();
     before.0 - space.count_tables() + runs_in(space).saturating_sub(before.1)
 }
 
@@ -104,11 +90,10 @@ fn unmap<F: Judged, P: Platform + Clone>(
     space: &mut AddressSpace<F, P>,
     at: Span<Va>,
 ) -> Result<(), EditError<Va>> {
-    with_flush(space, |space, flush| {
-        space
-            .unmap(at, flush, keep_going)
-            .map(|progress| assert!(progress.is_done()))
-    })
+    space
+        .gather()
+        .unmap(at, keep_going)
+        .map(|progress| assert!(progress.is_done()))
 }
 
 fn leaves<F: Judged, P: Platform + Clone>(space: &AddressSpace<F, P>) -> Vec<Leaf<F>> {
@@ -143,15 +128,14 @@ fn translate<F: Judged>(platform: &Hosted, root: Pa, va: u64) -> Option<(u64, At
 fn refused<'h, F: Judged, T: std::fmt::Debug>(
     space: &mut Space<'h, F>,
     expected: EditError<Va>,
-    edit: impl FnOnce(&mut Space<'h, F>, &mut Flush<F, &'h Hosted>) -> Result<T, EditError<Va>>,
+    edit: impl FnOnce(&mut Gather<'_, F, &'h Hosted>) -> Result<T, EditError<Va>>,
 ) {
     let platform: &'h Hosted = space.platform();
     let (before, counts) = (snapshot::<F>(platform, space.root()), platform.counts());
-    let mut flush = space.flush();
-    let result = edit(space, &mut flush);
-    assert_eq!(result.unwrap_err(), expected);
-    assert!(flush.is_clean());
-    flush.finish(|_| panic!("a refused edit cuts nothing off"));
+    let mut gather = space.gather();
+    assert_eq!(edit(&mut gather).unwrap_err(), expected);
+    assert!(gather.is_clean());
+    gather.finish(|_| panic!("a refused edit cuts nothing off"));
     assert_eq!(before, snapshot::<F>(platform, space.root()));
     let now = platform.counts();
     assert_eq!(
@@ -238,8 +222,8 @@ fn a_mapping_without_allocation_uses_the_tables_there_are_and_no_more() {
     let mut space = Space::<X86>::new(&platform).unwrap();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).without_allocation();
     let missing = EditError::NeedsTable(Va::new(G1 + M2));
-    refused(&mut space, missing, |space, flush| {
-        space.map(span(G1 + M2, K4), Pa::new(0), mapping, flush)
+    refused(&mut space, missing, |gather| {
+        gather.map(span(G1 + M2, K4), Pa::new(0), mapping)
     });
     map(&mut space, span(G1 + M2, K4), 0, Attrs::KERNEL_DATA).unwrap();
     let allocations = platform.counts().allocations;
@@ -248,8 +232,8 @@ fn a_mapping_without_allocation_uses_the_tables_there_are_and_no_more() {
     map(&mut space, span(G1 + 2 * M2, M2), 0, mapping).unwrap();
     assert_eq!(platform.counts().allocations, allocations);
     let missing = EditError::NeedsTable(Va::new(G1 + 4 * M2));
-    refused(&mut space, missing, |space, flush| {
-        space.map(span(G1 + 3 * M2, M2 + K4), Pa::new(0), mapping, flush)
+    refused(&mut space, missing, |gather| {
+        gather.map(span(G1 + 3 * M2, M2 + K4), Pa::new(0), mapping)
     });
 }
 
@@ -287,14 +271,10 @@ fn what_the_root_does_not_translate_is_refused_and_what_it_does_is_not() {
         assert_eq!(walked, if expected.is_ok() { size } else { 0 });
         let all: u64 = leaves(&space).iter().map(Leaf::size).sum();
         assert_eq!(all, walked, "{what}");
-        let split = with_flush(&mut space, |space, flush| {
-            space.split(at, Level::PAGE, flush)
-        });
+        let split = space.gather().split(at, Level::PAGE);
         assert_eq!(split, expected, "split {what}");
-        let collapsed = with_flush(&mut space, |space, flush| {
-            space.collapse(at, BLOCK, true, flush).map(|_| ())
-        });
-        assert_eq!(collapsed, expected, "collapse {what}");
+        let collapsed = space.gather().collapse(at, BLOCK, true);
+        assert_eq!(collapsed.map(|_| ()), expected, "collapse {what}");
         assert_eq!(unmap(&mut space, at), expected, "unmap {what}");
         assert_eq!(leaves(&space).len(), 0);
     }
@@ -350,8 +330,8 @@ fn an_address_of_less_than_a_granule_is_refused() {
         (span(0, granule + K4), 0),
         (span(0, granule), K4),
     ] {
-        refused(&mut space, EditError::Misaligned, |space, flush| {
-            space.map(at, Pa::new(frame), Attrs::KERNEL_DATA, flush)
+        refused(&mut space, EditError::Misaligned, |gather| {
+            gather.map(at, Pa::new(frame), Attrs::KERNEL_DATA)
         });
     }
 }
@@ -364,8 +344,8 @@ fn memory_ends_where_the_format_ends() {
         let page = 1 << F::PAGE_SHIFT;
         let end = 1u64 << bits;
         for frame in [end, end - page, 1 << 63, u64::MAX - (2 * page - 1)] {
-            refused(&mut space, EditError::OutputOutOfRange, |space, flush| {
-                space.map(span(0, 2 * page), Pa::new(frame), Attrs::KERNEL_DATA, flush)
+            refused(&mut space, EditError::OutputOutOfRange, |gather| {
+                gather.map(span(0, 2 * page), Pa::new(frame), Attrs::KERNEL_DATA)
             });
         }
         map(
@@ -414,9 +394,7 @@ fn memory_goes_on_where_the_address_moves_to_other_bits() {
                     F::NAME
                 );
             };
-            all(|space, at| {
-                with_flush(space, |space, flush| space.split(at, Level::PAGE, flush)).unwrap();
-            });
+            all(|space, at| space.gather().split(at, Level::PAGE).unwrap());
             all(|space, at| {
                 collapse(space, at, BLOCK, true);
             });
@@ -699,13 +677,13 @@ fn a_run_is_seen_as_one_leaf_with_the_flags_of_all_members() {
                 }
                 // Cut off by itself, and with its table.
                 let (mut held, mut gone) = (Vec::new(), 0);
-                let mut flush = space.flush();
-                let progress = space.unmap(cut, &mut flush, |leaf| {
+                let mut gather = space.gather();
+                let progress = gather.unmap(cut, |leaf| {
                     held.push(leaf);
                     keep_going(())
                 });
                 assert!(progress.unwrap().is_done());
-                let completed = flush.issue().complete();
+                let completed = gather.issue().complete();
                 for leaf in held {
                     gone += 1;
                     check(&completed.release(leaf).unwrap());
@@ -759,9 +737,7 @@ fn a_run_of_blocks_that_is_split_hands_its_flags_to_every_page() {
             let bits = platform.read(table, 5).unwrap();
             poke(&platform, table, 5, bits & !(1 << 7) | 1 << 10);
             common::used(&mut space, liveness);
-            with_flush(&mut space, |space, flush| {
-                space.split(span(0, 16 * M2), largest, flush).unwrap();
-            });
+            space.gather().split(span(0, 16 * M2), largest).unwrap();
             judge::<Arm64K4>(&platform, space.root());
             for leaf in leaves(&space) {
                 let attrs = leaf.attrs();
@@ -860,7 +836,7 @@ fn no_run_is_folded_above_the_largest_leaf_asked_for() {
     assert_eq!(collapse(&mut space, span(0, 16 * M2), BLOCK, true), 1);
 }
 
-/// [`AddressSpace::collapse`] returns how many tables it replaced or freed and how many runs it folded, together.
+/// [`Gather::collapse`] returns how many tables it replaced or freed and how many runs it folded, together.
 #[test]
 fn a_collapse_returns_what_it_did_with_breaks_and_without() {
     for liveness in [Liveness::Dead, Liveness::Live] {
@@ -873,9 +849,7 @@ fn a_collapse_returns_what_it_did_with_breaks_and_without() {
             map(&mut space, span(3 * M2, K4), 0, mapping).unwrap();
             unmap(&mut space, span(3 * M2, K4)).unwrap();
             common::used(&mut space, liveness);
-            let done = with_flush(&mut space, |space, flush| {
-                space.collapse(span(0, 4 * M2), BLOCK, true, flush)
-            });
+            let done = space.gather().collapse(span(0, 4 * M2), BLOCK, true);
             assert_eq!((space.count_tables(), runs_in(&space)), (4, 31));
             assert_eq!(done, Ok(3 + 31), "{liveness:?}, level {bbm}");
         }
@@ -926,14 +900,12 @@ fn pages_become_blocks_become_larger_blocks_in_one_call() {
         map(&mut space, span(G1, G1), 4 * G1, mapping).unwrap();
         space.make_live();
         let before = (judge::<F>(&platform, space.root()), platform.counts());
-        let mut flush = space.flush();
-        space
-            .collapse(span(G1, G1), Level::new(2), true, &mut flush)
-            .unwrap();
+        let mut gather = space.gather();
+        gather.collapse(span(G1, G1), Level::new(2), true).unwrap();
         // With breaks, one completion for each level, however many tables went.
         let waited = platform.counts().completions - before.1.completions;
         assert_eq!(waited, completions, "{}", F::NAME);
-        flush.finish(|_| panic!("the leaves live on"));
+        gather.finish(|_| panic!("the leaves live on"));
         assert_eq!(before.0, judge::<F>(&platform, space.root()));
         assert_eq!(space.query(Va::new(G1 + 5)).unwrap().size(), G1);
         assert_eq!(platform.counts().tables, before.1.tables - 513);
@@ -1002,17 +974,15 @@ fn tables_that_deny_execution_are_obeyed<F: Judged>() {
     // Nothing executable below them, whether mapped or changed; everything else as ever.
     let second = span(page, page);
     for attrs in [Attrs::KERNEL_TEXT, Attrs::USER_TEXT] {
-        refused(
-            &mut space,
-            EditError::Denied(Va::new(page)),
-            |space, flush| space.map(second, Pa::new(0), attrs, flush),
-        );
+        refused(&mut space, EditError::Denied(Va::new(page)), |gather| {
+            gather.map(second, Pa::new(0), attrs)
+        });
     }
     map(&mut space, second, 0, Attrs::USER_DATA).unwrap();
     let text = Change::new().perms(Perms::READ | Perms::EXEC);
     for at in [first, span(0, 2 * page), span(0, 4 * page)] {
-        refused(&mut space, EditError::Denied(Va::new(0)), |space, flush| {
-            space.protect(at, text, flush)
+        refused(&mut space, EditError::Denied(Va::new(0)), |gather| {
+            gather.protect(at, text)
         });
     }
     protect(&mut space, first, Change::new().perms(Perms::READ)).unwrap();
@@ -1028,8 +998,8 @@ fn tables_that_deny_execution_are_obeyed<F: Judged>() {
     );
     protect(&mut space, far, Change::new().perms(Perms::READ)).unwrap();
     protect(&mut space, far, text).unwrap();
-    refused(&mut space, EditError::Denied(Va::new(0)), |space, flush| {
-        space.protect(span(0, beside + page), text, flush)
+    refused(&mut space, EditError::Denied(Va::new(0)), |gather| {
+        gather.protect(span(0, beside + page), text)
     });
 
     // The walker agrees about everything.
@@ -1060,11 +1030,9 @@ fn tables_deny_only_what_the_mapping_does_not_have() {
         Some((0, Attrs::USER_TEXT))
     );
     map(&mut space, span(K4, K4), 0, Attrs::USER_TEXT).unwrap();
-    refused(
-        &mut space,
-        EditError::Denied(Va::new(2 * K4)),
-        |space, flush| space.map(span(2 * K4, K4), Pa::new(0), Attrs::KERNEL_TEXT, flush),
-    );
+    refused(&mut space, EditError::Denied(Va::new(2 * K4)), |gather| {
+        gather.map(span(2 * K4, K4), Pa::new(0), Attrs::KERNEL_TEXT)
+    });
     // x86-64 has one bit for both, and denies nothing here.
     let mut space = Space::<X86>::new(&platform).unwrap();
     map(&mut space, span(0, K4), 0, mapping).unwrap();
@@ -1145,13 +1113,13 @@ fn a_leaf_that_was_cut_off_has_the_permissions_it_had() {
         let mut space = adopted::<F>(&platform, table, leaf);
         let before = space.query(Va::new(0)).unwrap().attrs();
         let (mut held, mut after) = (Vec::new(), Vec::new());
-        let mut flush = space.flush();
-        let progress = space.unmap(at, &mut flush, |leaf| {
+        let mut gather = space.gather();
+        let progress = gather.unmap(at, |leaf| {
             held.push(leaf);
             keep_going(())
         });
         assert!(progress.unwrap().is_done());
-        let completed = flush.issue().complete();
+        let completed = gather.issue().complete();
         for leaf in held {
             after.push(completed.release(leaf).unwrap().attrs());
         }
@@ -1214,9 +1182,9 @@ fn unmapping_in_steps_cuts_each_leaf_once<F: Judged>() {
                 let (mut first, mut gone) = (page, Vec::new());
                 loop {
                     let mut held: Vec<Held<Leaf<F>>> = Vec::new();
-                    let mut flush = space.flush();
+                    let mut gather = space.gather();
                     let part = Span::inclusive(Va::new(first), Va::new(last)).unwrap();
-                    let progress = space.unmap(part, &mut flush, |leaf| {
+                    let progress = gather.unmap(part, |leaf| {
                         held.push(leaf);
                         if held.len() >= step {
                             ControlFlow::Break(())
@@ -1225,7 +1193,7 @@ fn unmapping_in_steps_cuts_each_leaf_once<F: Judged>() {
                         }
                     });
                     assert!(held.len() <= step, "one more than the visitor wanted");
-                    let completed = flush.issue().complete();
+                    let completed = gather.issue().complete();
                     gone.extend(
                         held.into_iter()
                             .map(|leaf| completed.release(leaf).unwrap().input().get()),
@@ -1269,15 +1237,15 @@ fn settling_in_steps_visits_each_leaf_once_and_frees_each_table_once<F: Judged>(
             let block = 1u64 << F::shift(BLOCK);
             let part = Span::inclusive(Va::new(block), all.last()).unwrap();
             let mut gone = Vec::new();
-            let mut flush = space.flush();
-            let progress = space.unmap(part, &mut flush, |leaf| {
+            let mut gather = space.gather();
+            let progress = gather.unmap(part, |leaf| {
                 // SAFETY: the space is dead.
                 gone.push(unsafe { leaf.assume_complete() }.input().get());
                 keep_going(())
             });
             assert!(progress.unwrap().is_done());
-            let stay = space.count_tables();
-            let mut completed = flush.issue().complete();
+            let stay = gather.count_tables();
+            let mut completed = gather.issue().complete();
             let mut calls = 0;
             loop {
                 let (seen, tables) = (gone.len(), platform.counts().tables);
@@ -1318,21 +1286,19 @@ fn settling_in_steps_visits_each_leaf_once_and_frees_each_table_once<F: Judged>(
 }
 
 #[test]
-fn an_unmap_stops_when_the_flush_can_carry_no_more_tables() {
+fn an_unmap_stops_when_the_gather_can_carry_no_more_tables() {
     let platform = Hosted::new(64, 12).without_links();
     let mut space = Space::<X86>::new(&platform).unwrap();
     for block in 0..12 {
         map(&mut space, span(block * M2 + K4, K4), 0, Attrs::KERNEL_DATA).unwrap();
     }
-    let mut flush = space.flush();
     let full = MAX_UNLINKED as u64 * M2;
-    let progress = space.unmap(span(0, 12 * M2), &mut flush, |_| {
-        panic!("no leaf by itself")
-    });
+    let mut gather = space.gather();
+    let progress = gather.unmap(span(0, 12 * M2), |_| panic!("no leaf by itself"));
     assert_eq!(progress, Ok(Progress::Stopped(Va::new(full))));
-    assert_eq!(leaves(&space).len(), 4);
+    assert_eq!(leaves(&gather).len(), 4);
     let mut gone = Vec::new();
-    flush.finish(|leaf| gone.push(leaf.input().get()));
+    gather.finish(|leaf| gone.push(leaf.input().get()));
     gone.sort_unstable();
     let expected: Vec<u64> = (0..8).map(|block| block * M2 + K4).collect();
     assert_eq!(gone, expected);
@@ -1343,27 +1309,400 @@ fn an_unmap_stops_when_the_flush_can_carry_no_more_tables() {
     );
 }
 
-// ---- flushes ----
+// ---- gathers ----
+
+/// Two tables of pages and the first page of a third, live.
+fn two_tables<P: Platform + Clone>(platform: P) -> AddressSpace<X86, P> {
+    let mut space = AddressSpace::new(platform).unwrap();
+    let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+    map(&mut space, all(), 0, mapping).unwrap();
+    space.make_live();
+    space
+}
+
+/// All that is mapped there.
+fn all() -> Span<Va> {
+    span(0, 2 * M2 + K4)
+}
+
+const READ: Change = Change::new().perms(Perms::READ);
+
+/// Unmaps, and returns the last leaf that was cut off by itself.
+fn cut<P: Platform + Clone>(
+    gather: &mut Gather<'_, X86, P>,
+    at: Span<Va>,
+) -> Option<Held<Leaf<X86>>> {
+    let mut held = None;
+    let progress = gather.unmap(at, |leaf| {
+        held = Some(leaf);
+        keep_going(())
+    });
+    assert!(progress.unwrap().is_done());
+    held
+}
+
+type Edit = fn(&mut Gather<'_, X86, &Hosted>);
+
+/// Edits of [`two_tables`] that leave something to invalidate, and do it with the gather.
+const EDITS: [Edit; 5] = [
+    |gather| gather.protect(span(0, K4), READ).unwrap(),
+    |gather| assert!(cut(gather, span(0, K4)).is_some()),
+    |gather| assert!(cut(gather, all()).is_some()),
+    |gather| assert_eq!(gather.collapse(span(0, M2), BLOCK, false), Ok(1)),
+    |gather| {
+        // In place, and then apart again.
+        assert_eq!(gather.collapse(span(0, M2), BLOCK, false), Ok(1));
+        gather.flush(|_| ());
+        gather.platform().take_log();
+        gather.split(span(0, M2), Level::PAGE).unwrap();
+    },
+];
+
+#[test]
+fn a_gather_that_is_dropped_is_complete_before_it_frees_and_gives_out_no_leaf() {
+    let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+    let mut space = two_tables(&platform);
+    let tables = platform.tables();
+    platform.take_events();
+    let mut gather = space.gather();
+    let held = cut(&mut gather, all()).unwrap();
+    assert_eq!(platform.take_events(), []);
+    drop(gather);
+    let events = platform.take_events();
+    let [
+        Event::Publish,
+        Event::Invalidate(told),
+        Event::Complete,
+        Event::Free(_),
+        Event::Free(_),
+    ] = &events[..]
+    else {
+        panic!("{events:?}");
+    };
+    assert_eq!(told.spans(), [(0, all().last().get())]);
+    assert_eq!((platform.tables(), platform.bad_frees()), (tables - 2, 0));
+    // The leaf leaks.
+    let completed = space.gather().issue().complete();
+    assert!(completed.release(held).is_err());
+    completed.finish(|_| panic!("a leaf was given out"));
+}
+
+#[test]
+fn every_edit_is_invalidated_when_its_gather_is_dropped_and_no_edit_is_nothing() {
+    for (number, edit) in EDITS.into_iter().enumerate() {
+        let platform = Hosted::new(64, 12).with_caps(quiet(0));
+        let mut space = two_tables(&platform);
+        platform.record();
+        let mut gather = space.gather();
+        edit(&mut gather);
+        assert!(!gather.is_clean());
+        drop(gather);
+        let log = platform.take_log();
+        assert!(log.len() == 1 && log[0].covers(0), "edit {number}: {log:?}");
+        assert!(space.gather().is_clean());
+        let counts = platform.counts();
+        assert_eq!((counts.tables, counts.bad_frees), (space.count_tables(), 0));
+        drop(space.gather());
+        assert_eq!(platform.counts(), counts, "edit {number}");
+    }
+}
+
+#[test]
+fn what_a_forgotten_gather_owes_is_everything() {
+    for (number, edit) in EDITS.into_iter().enumerate() {
+        for dropped in [true, false] {
+            let platform = Hosted::new(64, 12).with_caps(quiet(0));
+            let mut space = two_tables(&platform);
+            let root = space.root();
+            platform.record();
+            let mut gather = space.gather();
+            edit(&mut gather);
+            core::mem::forget(gather);
+            let before = platform.counts();
+            assert_eq!(platform.take_log(), [], "edit {number}");
+
+            let next = space.gather();
+            assert!(!next.is_clean());
+            match dropped {
+                true => drop(next),
+                false => next.finish(|_| panic!("a leaf was given out")),
+            }
+            let log = platform.take_log();
+            assert_eq!(log.len(), 1, "edit {number}");
+            assert!(log[0].everything && log[0].root == root);
+            let counts = platform.counts();
+            assert_eq!(counts.completions, before.completions + 1);
+            // What the forgotten gather carried leaks.
+            assert_eq!((counts.tables, counts.bad_frees), (before.tables, 0));
+            // It is paid once.
+            assert!(space.gather().is_clean());
+        }
+    }
+    // Where no walker is, nothing is owed.
+    let platform = Hosted::new(64, 12);
+    let mut space = two_tables(&platform);
+    common::used(&mut space, Liveness::Dead);
+    let mut gather = space.gather();
+    gather.protect(all(), READ).unwrap();
+    core::mem::forget(gather);
+    assert!(space.gather().is_clean());
+}
+
+#[test]
+fn what_a_forgotten_gather_owes_is_paid_before_a_space_is_shared() {
+    let platform = Threads::new(64, 12, 1).recording();
+    let mut space = two_tables(&platform);
+    let mut gather = space.gather();
+    gather.protect(all(), READ).unwrap();
+    core::mem::forget(gather);
+    platform.take_events();
+    assert!(SharedSpace::new(space).is_ok());
+    let events = platform.take_events();
+    let paid = matches!(
+        &events[..],
+        [Event::Publish, Event::Invalidate(told), Event::Complete] if told.everything
+    );
+    assert!(paid, "{events:?}");
+}
+
+/// An edit that finds its work done may rely on it when its gather is finished: then what was issued before is complete.
+#[test]
+fn what_was_issued_and_not_waited_for_is_waited_for_by_the_next_gather() {
+    type Finish = fn(Gather<'_, X86, &Hosted>);
+    let finish: [Finish; 3] = [
+        |gather| gather.finish(|_| ()),
+        |gather| drop(gather),
+        |gather| gather.issue().complete().finish(|_| ()),
+    ];
+    for finish in finish {
+        for completed in [true, false] {
+            let platform = Hosted::new(64, 12).with_caps(quiet(0));
+            let mut space = two_tables(&platform);
+            let mut gather = space.gather();
+            gather.protect(span(0, K4), READ).unwrap();
+            let issued = gather.issue();
+            let counts = platform.counts();
+            assert_eq!((counts.invalidations, counts.completions), (1, 0));
+
+            let mut next = space.gather();
+            next.protect(span(0, K4), READ).unwrap();
+            assert!(next.is_clean(), "it is protected already");
+            finish(next);
+            let counts = platform.counts();
+            assert_eq!((counts.invalidations, counts.completions), (1, 1));
+            match completed {
+                true => issued.complete().finish(|_| ()),
+                false => drop(issued),
+            }
+        }
+    }
+    // Once it has waited, a gather without anything to invalidate does not wait again; nor does one without any edit.
+    let platform = Hosted::new(64, 12).with_caps(quiet(0));
+    let mut space = two_tables(&platform);
+    let mut gather = space.gather();
+    gather.protect(span(0, K4), READ).unwrap();
+    drop(gather.issue());
+    let mut gather = space.gather();
+    for _ in 0..3 {
+        gather.flush(|_| ());
+    }
+    gather.finish(|_| ());
+    drop(space.gather());
+    let counts = platform.counts();
+    assert_eq!((counts.invalidations, counts.completions), (1, 1));
+}
+
+#[test]
+fn a_refused_edit_leaves_those_before_it_to_be_invalidated() {
+    fn edits(space: &mut Space<'_, X86>, refused: Edits) -> Result<(), EditError<Va>> {
+        let mut gather = space.gather();
+        gather.protect(span(M2, K4), READ)?;
+        refused(&mut gather)?;
+        gather.finish(|_| panic!("it is refused"));
+        Ok(())
+    }
+    type Edits = fn(&mut Gather<'_, X86, &Hosted>) -> Result<(), EditError<Va>>;
+    let refusals: [(Edits, EditError<Va>); 5] = [
+        (
+            |gather| gather.map(span(0, K4), Pa::new(0), Attrs::KERNEL_DATA),
+            EditError::AlreadyMapped(Va::new(0)),
+        ),
+        (
+            |gather| gather.map(span(G1, K4), Pa::new(0), Attrs::KERNEL_DATA),
+            EditError::OutOfTables,
+        ),
+        (
+            |gather| {
+                gather
+                    .unmap(span(1 << 47, K4), |_| keep_going(()))
+                    .map(|_| ())
+            },
+            EditError::InputOutOfRange,
+        ),
+        (
+            |gather| gather.split(span(0, K4), Level::new(4)),
+            EditError::NoSuchLeaf,
+        ),
+        (
+            |gather| {
+                gather
+                    .collapse(span(0, K4), Level::new(4), false)
+                    .map(|_| ())
+            },
+            EditError::NoSuchLeaf,
+        ),
+    ];
+    for (refused, error) in refusals {
+        let platform = Hosted::new(64, 12).with_caps(quiet(0));
+        let mut space = two_tables(&platform);
+        let tables = platform.counts().tables;
+        platform.limit_allocations(Some(0));
+        platform.record();
+        assert_eq!(edits(&mut space, refused), Err(error));
+        let log = platform.take_log();
+        assert_eq!(log.len(), 1, "{error}");
+        assert_eq!(log[0].spans(), [(M2, M2 + K4 - 1)]);
+        let counts = platform.counts();
+        assert_eq!((counts.completions, counts.tables), (1, tables));
+        assert!(space.gather().is_clean());
+        let attrs = space.query(Va::new(M2)).unwrap().attrs();
+        assert_eq!(attrs.perms, Perms::READ);
+    }
+}
+
+#[test]
+fn a_visitor_that_unwinds_leaves_nothing_that_an_unmap_has_cut_off_to_be_remembered() {
+    // The pages of the first table but one, by themselves; the second table; the page behind it, by itself.
+    let at = Span::inclusive(Va::new(K4), all().last()).unwrap();
+    const CUT: usize = 512;
+    for liveness in [Liveness::Dead, Liveness::Live] {
+        for at_call in [1, 5, CUT - 1, CUT] {
+            for inside in [true, false] {
+                let platform = Hosted::new(64, 12).with_caps(quiet(0));
+                let mut space = two_tables(&platform);
+                common::used(&mut space, liveness);
+                platform.record();
+                let total = leaves(&space).len();
+                let with_table = if at_call == CUT { 512 } else { 0 };
+                let unmap = |gather: &mut Gather<'_, X86, &Hosted>| {
+                    let mut calls = 0;
+                    gather.unmap(at, |_| {
+                        calls += 1;
+                        assert!(calls < at_call, "unwinds");
+                        keep_going(())
+                    })
+                };
+                if inside {
+                    // The gather is dropped in unwinding.
+                    let unwound = catch_unwind(AssertUnwindSafe(|| unmap(&mut space.gather())));
+                    assert!(unwound.is_err());
+                } else {
+                    // It is not, and goes on.
+                    let mut gather = space.gather();
+                    let unwound = catch_unwind(AssertUnwindSafe(|| unmap(&mut gather)));
+                    assert!(unwound.is_err());
+                    assert_eq!(platform.take_log(), []);
+                    assert_eq!(gather.is_clean(), liveness == Liveness::Dead);
+                    gather.protect(span(0, K4), READ).unwrap();
+                    let mut settled = 0;
+                    gather.finish(|_| settled += 1);
+                    assert_eq!(settled, with_table);
+                }
+                let log = platform.take_log();
+                let told: Vec<bool> = log.iter().map(|told| told.everything).collect();
+                let completions = platform.counts().completions;
+                match liveness {
+                    Liveness::Dead => assert_eq!((told, completions), (vec![], 0)),
+                    _ => assert_eq!((told, completions), (vec![true], 1)),
+                }
+                // What was not reached is there, what was cut off is freed, and the next gather owes nothing.
+                assert_eq!(leaves(&space).len(), total - at_call - with_table);
+                let counts = platform.counts();
+                assert_eq!((counts.tables, counts.bad_frees), (space.count_tables(), 0));
+                assert!(space.gather().is_clean());
+                unmap_all(&mut space);
+            }
+        }
+    }
+}
+
+/// Everything can still be unmapped, and all tables come back.
+fn unmap_all(space: &mut Space<'_, X86>) {
+    unmap(space, span(0, 512 * G1)).unwrap();
+    assert_eq!((leaves(space).len(), space.count_tables()), (0, 1));
+    let counts = space.platform().counts();
+    assert_eq!((counts.tables, counts.bad_frees), (1, 0));
+}
+
+#[test]
+fn a_visitor_that_unwinds_in_settling_leaks_the_rest_of_its_sub_tree_and_no_other() {
+    const PAGES: usize = 512;
+    /// `by_hand`: step by step, and after the unwinding the rest.
+    fn check(at: Span<Va>, links: bool, at_call: usize, by_hand: bool, unseen: usize, leaked: u64) {
+        let mut platform = Hosted::new(64, 12).with_caps(quiet(0));
+        if !links {
+            platform = platform.without_links();
+        }
+        let mut space = Space::<X86>::new(&platform).unwrap();
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+        map(&mut space, span(0, 3 * M2), 0, mapping).unwrap();
+        space.make_live();
+        let mut gather = space.gather();
+        assert!(cut(&mut gather, at).is_none());
+        let mut seen = BTreeSet::new();
+        let mut visit = |leaf: Leaf<X86>| {
+            assert!(seen.insert(leaf.input()), "a leaf was visited twice");
+            assert!(seen.len() != at_call, "unwinds");
+        };
+        if by_hand {
+            let mut completed = gather.issue().complete();
+            let mut settle = || {
+                completed.settle(|leaf| {
+                    visit(leaf);
+                    keep_going(())
+                })
+            };
+            assert!(catch_unwind(AssertUnwindSafe(&mut settle)).is_err());
+            assert!(settle());
+            assert_eq!(seen.len(), 3 * PAGES - unseen);
+        } else {
+            let unwound = catch_unwind(AssertUnwindSafe(|| gather.finish(visit)));
+            assert!(unwound.is_err());
+        }
+        let counts = platform.counts();
+        assert_eq!((counts.invalidations, counts.completions), (1, 1));
+        assert_eq!(
+            (counts.tables, counts.bad_frees),
+            (space.count_tables() + leaked, 0),
+            "{at}, links: {links}, call {at_call}"
+        );
+    }
+    for (links, by_hand) in [(false, false), (false, true), (true, false), (true, true)] {
+        // In the first table that is settled, the second, the last.
+        for at_call in [1, PAGES, PAGES + 1, 3 * PAGES] {
+            let (table, left) = ((at_call - 1) / PAGES, (3 * PAGES - at_call) % PAGES);
+            // Three sub-trees of a table each; one of all three, and the table above them.
+            check(span(0, 3 * M2), links, at_call, by_hand, left, 1);
+            let (unseen, leaked) = (3 * PAGES - at_call, 4 - table as u64);
+            check(span(0, G1), links, at_call, by_hand, unseen, leaked);
+        }
+    }
+}
 
 #[test]
 fn what_is_dropped_half_way_leaks_and_is_never_freed() {
-    for stage in 0..4 {
+    for stage in 0..3 {
         let platform = Hosted::new(64, 12);
-        let mut space = Space::<X86>::new(&platform).unwrap();
-        let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-        map(&mut space, span(0, 2 * M2), 0, mapping).unwrap();
+        let mut space = two_tables(&platform);
         let tables = platform.counts().tables;
-        space.make_live();
-        let mut flush = space.flush();
-        let progress = space.unmap(span(0, 2 * M2), &mut flush, |_| panic!("no leaf by itself"));
-        assert!(progress.unwrap().is_done());
+        let mut gather = space.gather();
+        assert!(cut(&mut gather, span(0, 2 * M2)).is_none());
         match stage {
-            0 => drop(flush),
-            1 => drop(flush.issue()),
-            2 => drop(flush.issue().complete()),
+            0 => drop(gather.issue()),
+            1 => drop(gather.issue().complete()),
             _ => {
                 // Some leaves of the first table were visited, none of the second.
-                let mut completed = flush.issue().complete();
+                let mut completed = gather.issue().complete();
                 let mut left = 5;
                 let done = completed.settle(|_| {
                     left -= 1;
@@ -1384,66 +1723,234 @@ fn what_is_dropped_half_way_leaks_and_is_never_freed() {
 }
 
 #[test]
-fn a_leaf_is_released_by_the_completion_of_its_own_flush_only() {
+fn a_leaf_is_released_by_the_completion_of_what_it_was_gathered_with_only() {
     let platform = Hosted::new(64, 12);
-    let mut space = Space::<X86>::new(&platform).unwrap();
-    let mut other = Space::<X86>::new(&platform).unwrap();
-    map(&mut space, span(0, 2 * K4), 0, Attrs::KERNEL_DATA).unwrap();
-    space.make_live();
-    fn cut<'h>(
-        space: &mut Space<'h, X86>,
-        flush: &mut Flush<X86, &'h Hosted>,
-        at: u64,
-    ) -> Held<Leaf<X86>> {
-        let mut held = None;
-        let progress = space.unmap(span(at, K4), flush, |leaf| {
-            held = Some(leaf);
-            keep_going(())
-        });
-        assert!(progress.unwrap().is_done());
-        held.unwrap()
-    }
-    let (mut first, mut second) = (space.flush(), space.flush());
-    let low = cut(&mut space, &mut first, 0);
-    let high = cut(&mut space, &mut second, K4);
-    // Another flush of the same space; one of another space that has the same number.
-    let second = second.issue().complete();
-    let low = second.release(low).expect_err("its flush is not complete");
-    // One for one: the map of `space` took a flush before `first`.
-    let _ = other.flush();
-    let foreign = other.flush().issue().complete();
-    let low = foreign.release(low).expect_err("a flush of another space");
+    let (mut space, mut other) = (two_tables(&platform), two_tables(&platform));
+    let mut gather = space.gather();
+    let low = cut(&mut gather, span(0, K4)).unwrap();
+    let first = gather.issue();
+    // Another gather of the same space; one of another space; one that has gathered nothing.
+    let mut gather = space.gather();
+    let high = cut(&mut gather, span(K4, K4)).unwrap();
+    let second = gather.issue().complete();
+    let low = second.release(low).expect_err("it is not complete");
+    let mut elsewhere = other.gather();
+    let foreign = cut(&mut elsewhere, span(0, K4)).unwrap();
+    let third = elsewhere.issue().complete();
+    let low = third.release(low).expect_err("a gather of another space");
+    let empty = space.gather().issue().complete();
+    let low = empty.release(low).expect_err("it has gathered nothing");
     assert_eq!(second.release(high).unwrap().input(), Va::new(K4));
-    let first = first.issue().complete();
+    assert_eq!(third.release(foreign).unwrap().input(), Va::new(0));
+    let first = first.complete();
     assert_eq!(first.release(low).unwrap().input(), Va::new(0));
-    foreign.finish(|_| ());
-    first.finish(|_| ());
-    second.finish(|_| ());
+    for completed in [first, second, third, empty] {
+        completed.finish(|_| ());
+    }
 }
 
 #[test]
-fn no_edit_takes_the_flush_of_another_space() {
+fn a_space_that_walkers_use_keeps_its_identity() {
     let platform = Hosted::new(64, 12);
-    let mut space = Space::<X86>::new(&platform).unwrap();
-    let mut other = Space::<X86>::new(&platform).unwrap();
-    map(&mut space, span(0, M2), 0, Attrs::KERNEL_DATA).unwrap();
-    let at = span(0, M2);
-    const FOREIGN: EditError<Va> = EditError::ForeignFlush;
-    let mut flush = other.flush();
-    let elsewhere = span(G1, M2);
-    let mapped = space.map(elsewhere, Pa::new(0), Attrs::KERNEL_DATA, &mut flush);
-    assert_eq!(mapped, Err(FOREIGN));
-    assert_eq!(space.unmap(at, &mut flush, keep_going), Err(FOREIGN));
-    assert_eq!(
-        space.protect(at, Change::new().software(1), &mut flush),
-        Err(FOREIGN)
-    );
-    assert_eq!(space.split(at, Level::PAGE, &mut flush), Err(FOREIGN));
-    assert_eq!(space.collapse(at, BLOCK, true, &mut flush), Err(FOREIGN));
-    assert!(flush.is_clean());
-    flush.finish(|_| panic!("nothing was cut off"));
-    assert_eq!(leaves(&space).len(), 1);
+    for used in [Liveness::Live, Liveness::Own] {
+        let mut space = Space::<X86>::new(&platform).unwrap().with_id(2).with_id(3);
+        common::used(&mut space, used);
+        space = space.with_id(5);
+        assert_eq!(space.id(), 3);
+        common::used(&mut space, Liveness::Dead);
+        assert_eq!(space.with_id(5).id(), 5);
+
+        let root = adopted::<X86>(&platform, 7, 0x65).root();
+        // SAFETY: the tree of another space, which is gone; nothing walks it.
+        let space = unsafe { AddressSpace::<X86, _>::adopt(&platform, root, Half::Lower, used) };
+        let mut space = space.with_id(5);
+        assert_eq!(space.id(), 0);
+        platform.record();
+        unmap(&mut space, span(0, K4)).unwrap();
+        assert_eq!(platform.take_log()[0].id, 0);
+    }
 }
+
+// ---- gathers of shared spaces ----
+
+/// The same pages in a space that is shared.
+fn shared_space<F: Judged>(platform: &Threads) -> SharedSpace<F, &Threads> {
+    let space = SharedSpace::new(AddressSpace::new(platform).unwrap());
+    let space = space.unwrap_or_else(|_| unreachable!("it is dead"));
+    fill(&space, all().size());
+    platform.take_events();
+    space
+}
+
+/// Fills what holes there are, so many bytes; nothing is claimed.
+fn fill<F: Judged>(space: &SharedSpace<F, &Threads>, bytes: u64) {
+    let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
+    let filled = space.map_range(all(), Pa::new(0), mapping);
+    assert_eq!(filled, Ok(bytes), "{}", F::NAME);
+}
+
+/// What was invalidated, by the first of the events; each invalidation complete before anything is freed.
+fn invalidated(events: &[Event]) -> &Told {
+    let [
+        Event::Publish,
+        Event::Invalidate(told),
+        Event::Complete,
+        rest @ ..,
+    ] = events
+    else {
+        panic!("{events:?}");
+    };
+    let plain = |event: &Event| matches!(event, Event::Free(_) | Event::Publish);
+    assert!(rest.iter().all(plain), "{events:?}");
+    told
+}
+
+fn a_shared_gather_that_is_dropped_is_complete<F: Judged>() {
+    for issued in [false, true] {
+        let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+        let space = shared_space::<F>(&platform);
+        let tables = platform.tables();
+        let mut gather = space.gather();
+        assert!(gather.top_up(2));
+        let taken = gather.unmap(all(), keep_going).unwrap();
+        assert!(taken.progress.is_done() && !taken.passed_over);
+        assert_eq!(platform.take_events(), []);
+        // What was issued is completed as well, and its tables leak.
+        let leaked = match issued {
+            true => {
+                drop(gather.issue());
+                2
+            }
+            false => 0,
+        };
+        drop(gather);
+        let events = platform.take_events();
+        let told = invalidated(&events);
+        assert!([0, 2 * M2 - 1, 2 * M2].map(|at| told.covers(at)) == [true; 3]);
+        assert_eq!(
+            (platform.tables(), platform.bad_frees()),
+            (tables - 2 + leaked, 0)
+        );
+        fill(&space, all().size());
+        assert!(finds_it_done(&space).is_clean());
+    }
+}
+
+/// Another gather with an edit that changes nothing.
+fn finds_it_done<'s, 't, F: Judged>(
+    space: &'s SharedSpace<F, &'t Threads>,
+) -> shared::Gather<'s, F, &'t Threads> {
+    let mut gather = space.gather();
+    let accessed = Change::new().accessed(true);
+    assert!(!gather.protect(all(), accessed).unwrap().changed);
+    gather
+}
+
+fn a_shared_gather_of_more_pieces_than_there_are_ranges_invalidates_everything<F: Judged>() {
+    let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+    let space = shared_space::<F>(&platform);
+    for (pieces, everything) in [(MAX_RANGES, false), (MAX_RANGES + 1, true), (100, true)] {
+        let mut gather = space.gather();
+        let mut held = Vec::new();
+        for piece in 0..pieces as u64 {
+            // In an order in which no two that follow each other are neighbours.
+            let at = span(piece * 7 % 128 * 4 * K4, K4);
+            let taken = gather.unmap(at, |leaf| {
+                held.push(leaf);
+                keep_going(())
+            });
+            assert!(taken.unwrap().progress.is_done());
+        }
+        let cut = gather.issue().complete();
+        let events = platform.take_events();
+        assert_eq!(invalidated(&events).everything, everything, "{pieces}");
+        for leaf in held {
+            assert!(cut.release(leaf).is_ok());
+        }
+        // Nothing is left claimed.
+        fill(&space, pieces as u64 * K4);
+        platform.take_events();
+    }
+}
+
+fn a_visitor_that_unwinds_in_a_shared_unmap_leaves_nothing_to_be_remembered<F: Judged>() {
+    for at_call in [1, 5, 512] {
+        let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+        let space = shared_space::<F>(&platform);
+        let tables = platform.tables();
+        let at = Span::inclusive(Va::new(K4), all().last()).unwrap();
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let mut calls = 0;
+            space.gather().unmap(at, |_| {
+                calls += 1;
+                assert!(calls < at_call, "unwinds");
+                keep_going(())
+            })
+        }));
+        assert!(unwound.is_err());
+        let events = platform.take_events();
+        assert!(invalidated(&events).everything);
+        let with_table = if at_call == 512 { 1 } else { 0 };
+        assert_eq!(
+            (platform.tables(), platform.bad_frees()),
+            (tables - with_table, 0)
+        );
+        // What was taken is a hole, what was not is there; and no edit counts any more.
+        fill(&space, at_call as u64 * K4 + with_table * M2);
+        assert!(finds_it_done(&space).is_clean());
+    }
+}
+
+fn what_a_forgotten_shared_gather_has_done_is_never_taken_for_complete<F: Judged>() {
+    let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+    let space = shared_space::<F>(&platform);
+    let mut gather = space.gather();
+    let taken = gather.unmap(span(0, K4), keep_going);
+    assert!(taken.unwrap().progress.is_done());
+    core::mem::forget(gather);
+    assert_eq!(platform.take_events(), []);
+    for _ in 0..2 {
+        drop(finds_it_done(&space));
+        let events = platform.take_events();
+        let whole = range(0, all().size(), None, true);
+        assert_eq!(invalidated(&events).ranges, [whole]);
+    }
+    // Where a break is demanded, what was taken is claimed for ever; until the space is exclusive.
+    let refill = space.map_range(span(0, K4), Pa::new(0), Mapping::new(Attrs::USER_DATA));
+    let busy = Err(Refused::Busy(Va::new(0)));
+    assert_eq!(refill, if is_arm::<F>() { busy } else { Ok(K4) });
+    platform.take_events();
+    let mut space = space.into_exclusive();
+    assert!(invalidated(&platform.take_events()).everything);
+    if is_arm::<F>() {
+        map(&mut space, span(0, K4), 0, Attrs::USER_DATA).unwrap();
+    }
+    assert_eq!(leaves(&space).len() as u64, all().size() / K4);
+}
+
+macro_rules! for_both_rules {
+    ($($test:ident),* $(,)?) => {
+        mod shared_arm64_4k {
+            $(#[test]
+            fn $test() {
+                super::$test::<super::Arm64K4>();
+            })*
+        }
+        mod shared_x86_64 {
+            $(#[test]
+            fn $test() {
+                super::$test::<super::X86>();
+            })*
+        }
+    };
+}
+
+for_both_rules!(
+    a_shared_gather_that_is_dropped_is_complete,
+    a_shared_gather_of_more_pieces_than_there_are_ranges_invalidates_everything,
+    a_visitor_that_unwinds_in_a_shared_unmap_leaves_nothing_to_be_remembered,
+    what_a_forgotten_shared_gather_has_done_is_never_taken_for_complete,
+);
 
 // ---- the space that the code runs on ----
 
@@ -1510,18 +2017,18 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
             map(&mut space, span(USER, K4), 0, Attrs::USER_DATA).unwrap();
             space.make_own();
             let (before, counts) = (snapshot::<F>(&platform, space.root()), platform.counts());
-            let mut flush = space.flush();
+            let mut gather = space.gather();
             let result = match edit {
-                Do::Unmap => space
-                    .unmap(at, &mut flush, keep_going)
+                Do::Unmap => gather
+                    .unmap(at, keep_going)
                     .map(|progress| assert!(progress.is_done())),
-                Do::Split => space.split(at, Level::PAGE, &mut flush),
-                Do::Protect(change) => space.protect(at, change, &mut flush),
+                Do::Split => gather.split(at, Level::PAGE),
+                Do::Protect(change) => gather.protect(at, change),
             };
             let what = format!("{}, level {bbm}: {edit:?} {at}", F::NAME);
             if allowed {
                 assert_eq!(result, Ok(()), "{what}");
-                judge::<F>(&platform, space.root());
+                judge::<F>(&platform, gather.root());
             } else {
                 // The address is one of the leaf, or of the run that it is part of.
                 let Err(EditError::NeedsBreak(named)) = result else {
@@ -1531,8 +2038,9 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
                     refused_at <= named.get() && named <= at.last(),
                     "{what}: {named}"
                 );
-                assert_eq!(before, snapshot::<F>(&platform, space.root()), "{what}");
-                assert!(flush.is_clean());
+                assert_eq!(before, snapshot::<F>(&platform, gather.root()), "{what}");
+                assert!(gather.is_clean());
+                gather.finish(|_| panic!("a refused edit cuts nothing off"));
                 let now = platform.counts();
                 assert_eq!(
                     (now.tables, now.invalidations, now.completions),
@@ -1540,7 +2048,6 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
                     "{what}"
                 );
             }
-            flush.finish(|_| ());
         }
     }
     for bbm in 0..4 {
@@ -1634,7 +2141,7 @@ unsafe impl Platform for Watch {
             self.seen.borrow_mut().extend(self.look());
         }
     }
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         self.memory.invalidate(what);
         self.issued.borrow_mut().extend(self.look());
     }
@@ -1650,7 +2157,7 @@ unsafe impl Platform for Watch {
 fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
     fn check<F: Judged>(
         prepare: fn(&mut AddressSpace<F, &Watch>),
-        edit: for<'h> fn(&mut AddressSpace<F, &'h Watch>, &mut Flush<F, &'h Watch>),
+        edit: fn(&mut Gather<'_, F, &Watch>),
         addresses: &[u64],
         frames: [&[Option<u64>]; 2],
     ) {
@@ -1660,8 +2167,8 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
         space.make_live();
         watch.watch(space.root());
         assert_eq!(watch.look().unwrap(), frames[0], "before");
-        let mut flush = space.flush();
-        edit(&mut space, &mut flush);
+        let mut gather = space.gather();
+        edit(&mut gather);
         let seen = watch.seen.take();
         // One completion for the whole edit, however much is broken: everything at once is invalid at that moment.
         assert_eq!(seen.len(), 1, "completions");
@@ -1672,7 +2179,7 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
         assert_eq!(watch.look().unwrap(), frames[1], "after");
         // What was made after the completion is published before the edit returns.
         assert_eq!(watch.last.get(), Some(Barrier::Publish));
-        flush.finish(|_| ());
+        gather.finish(|_| ());
         assert_eq!(watch.memory.counts().bad_frees, 0);
     }
     let both: &[Option<u64>] = &[Some(G1), Some(G1 + M2 - K4)];
@@ -1687,10 +2194,9 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
             )
             .unwrap()
         },
-        |space, flush| {
-            space
-                .protect(span(0, K4), Change::new().perms(Perms::READ), flush)
-                .unwrap();
+        |gather| {
+            let change = Change::new().perms(Perms::READ);
+            gather.protect(span(0, K4), change).unwrap();
         },
         &[0, M2 - K4],
         [both, both],
@@ -1706,8 +2212,8 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
             )
             .unwrap()
         },
-        |space, flush| {
-            let progress = space.unmap(span(0, K4), flush, keep_going).unwrap();
+        |gather| {
+            let progress = gather.unmap(span(0, K4), keep_going).unwrap();
             assert!(progress.is_done());
         },
         &[0, M2 - K4],
@@ -1724,10 +2230,9 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
             )
             .unwrap()
         },
-        |space, flush| {
-            space
-                .split(span(K4, 8 * M2 - 2 * K4), Level::PAGE, flush)
-                .unwrap()
+        |gather| {
+            let at = span(K4, 8 * M2 - 2 * K4);
+            gather.split(at, Level::PAGE).unwrap();
         },
         &[0, 3 * M2, 8 * M2 - K4],
         [&[Some(G1), Some(G1 + 3 * M2), Some(G1 + 8 * M2 - K4)]; 2],
@@ -1743,9 +2248,9 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
             )
             .unwrap()
         },
-        |space, flush| {
+        |gather| {
             let change = Change::new().memory(Memory::NonCacheable);
-            space.protect(span(0, M2 + 3 * K4), change, flush).unwrap();
+            gather.protect(span(0, M2 + 3 * K4), change).unwrap();
         },
         &[0, M2, M2 + 2 * K4],
         [&[Some(G1), Some(G1 + M2), Some(G1 + M2 + 2 * K4)]; 2],
@@ -1756,8 +2261,8 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
             let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
             map(space, span(0, 3 * M2), G1, mapping).unwrap();
         },
-        |space, flush| {
-            space.collapse(span(0, 3 * M2), BLOCK, true, flush).unwrap();
+        |gather| {
+            gather.collapse(span(0, 3 * M2), BLOCK, true).unwrap();
         },
         &[0, M2, 3 * M2 - K4],
         [&[Some(G1), Some(G1 + M2), Some(G1 + 3 * M2 - K4)]; 2],
@@ -1767,46 +2272,55 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
             let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
             map(space, span(0, 32 * K4), G1, mapping).unwrap();
         },
-        |space, flush| {
-            space
-                .collapse(span(0, 32 * K4), BLOCK, true, flush)
-                .unwrap();
+        |gather| {
+            gather.collapse(span(0, 32 * K4), BLOCK, true).unwrap();
         },
         &[0, 15 * K4, 31 * K4],
         [&[Some(G1), Some(G1 + 15 * K4), Some(G1 + 31 * K4)]; 2],
     );
 }
 
-/// What one edit of a live space leaves to invalidate, and what it invalidates by itself before it returns.
+/// What a platform is asked to invalidate by one call: ranges, or `None` for everything.
+type Asked = Option<Vec<Stale>>;
+
+/// One call for one range.
+fn one(stale: Stale) -> Vec<Asked> {
+    vec![Some(vec![stale])]
+}
+
+const NOTHING: Vec<Asked> = Vec::new();
+const EVERYTHING: [Asked; 1] = [None];
+
+/// What edits of a live space invalidate before they return, and what they leave to be invalidated with the gather.
 fn invalidations<F: Judged>(
     caps: Caps,
     prepare: impl FnOnce(&mut Space<'_, F>),
-    edit: impl for<'h> FnOnce(&mut Space<'h, F>, &mut Flush<F, &'h Hosted>),
-) -> (Vec<What>, Vec<What>) {
+    edit: impl FnOnce(&mut Gather<'_, F, &Hosted>),
+) -> (Vec<Asked>, Vec<Asked>) {
     let platform = Hosted::new(700, F::PAGE_SHIFT).with_caps(caps);
     platform.record();
     let mut space = AddressSpace::<F, _>::new(&platform).unwrap().with_id(7);
     prepare(&mut space);
     space.make_live();
-    let take = || -> Vec<What> {
-        let log = platform.take_log();
-        log.into_iter()
-            .map(|invalidation| {
-                assert_eq!(invalidation.id, 7);
-                invalidation.what
-            })
-            .collect()
+    let root = space.root();
+    let take = || -> Vec<Asked> {
+        let asked = |told: Told| {
+            // Everything that these tests map is global.
+            assert_eq!((told.root, told.id, told.global), (root, 7, true));
+            (!told.everything).then_some(told.ranges)
+        };
+        platform.take_log().into_iter().map(asked).collect()
     };
     take();
-    let mut flush = space.flush();
-    edit(&mut space, &mut flush);
+    let mut gather = space.gather();
+    edit(&mut gather);
     let at_once = take();
-    flush.finish(|_| ());
+    gather.finish(|_| ());
     (at_once, take())
 }
 
-fn range(first: u64, size: u64, level: Option<Level>, tables: bool) -> What {
-    What::Range {
+fn range(first: u64, size: u64, level: Option<Level>, tables: bool) -> Stale {
+    Stale {
         first,
         last: first + (size - 1),
         level,
@@ -1822,64 +2336,78 @@ fn a_range_of_pages_takes_one_invalidation_with_its_level() {
         let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
         map(space, span(0, M2 / 2), 0, mapping).unwrap();
     };
-    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |space, flush| {
+    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |gather| {
         let change = Change::new().perms(Perms::READ);
-        space
-            .protect(span(4 * K4, 100 * K4), change, flush)
-            .unwrap();
+        gather.protect(span(4 * K4, 100 * K4), change).unwrap();
     });
-    assert_eq!(at_once, []);
-    assert_eq!(later, [range(4 * K4, 100 * K4, Some(Level::PAGE), false)]);
-    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |space, flush| {
-        let progress = space.unmap(span(4 * K4, 100 * K4), flush, keep_going);
+    assert_eq!(at_once, NOTHING);
+    assert_eq!(
+        later,
+        one(range(4 * K4, 100 * K4, Some(Level::PAGE), false))
+    );
+    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |gather| {
+        let progress = gather.unmap(span(4 * K4, 100 * K4), keep_going);
         assert!(progress.unwrap().is_done());
     });
-    assert_eq!(at_once, []);
-    assert_eq!(later, [range(4 * K4, 100 * K4, Some(Level::PAGE), false)]);
+    assert_eq!(at_once, NOTHING);
+    assert_eq!(
+        later,
+        one(range(4 * K4, 100 * K4, Some(Level::PAGE), false))
+    );
     // What is not mapped, and what does not change, is not invalidated.
-    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |space, flush| {
-        let progress = space.unmap(span(4 * M2, 100 * K4), flush, keep_going);
+    let nothing = invalidations::<X86>(quiet(0), pages, |gather| {
+        let progress = gather.unmap(span(4 * M2, 100 * K4), keep_going);
         assert!(progress.unwrap().is_done());
         let change = Change::new().perms(Attrs::KERNEL_DATA.perms);
-        space.protect(span(0, 100 * K4), change, flush).unwrap();
+        gather.protect(span(0, 100 * K4), change).unwrap();
     });
-    assert_eq!((at_once, later), (vec![], vec![]));
+    assert_eq!(nothing, (NOTHING, NOTHING));
 }
 
 #[test]
 fn a_mapping_takes_no_invalidation_where_holes_are_not_remembered() {
-    fn edit<'h>(space: &mut Space<'h, X86>, flush: &mut Flush<X86, &'h Hosted>) {
-        space
-            .map(span(M2 - K4, M2), Pa::new(0), Attrs::KERNEL_DATA, flush)
+    fn edit(gather: &mut Gather<'_, X86, &Hosted>) {
+        gather
+            .map(span(M2 - K4, M2), Pa::new(0), Attrs::KERNEL_DATA)
             .unwrap();
     }
-    assert_eq!(invalidations(quiet(0), no_edit, edit), (vec![], vec![]));
+    assert_eq!(invalidations(quiet(0), no_edit, edit), (NOTHING, NOTHING));
     let remembering = Caps {
         invalid_entries_cached: true,
         ..quiet(0)
     };
     let (at_once, later) = invalidations(remembering, no_edit, edit);
-    assert_eq!(at_once, []);
-    assert_eq!(later, [range(M2 - K4, M2, None, true)]);
+    assert_eq!(at_once, NOTHING);
+    assert_eq!(later, one(range(M2 - K4, M2, None, true)));
 }
 
 #[test]
-fn a_mapping_in_a_live_space_is_published_before_the_edit_returns() {
-    // Leaves in a table that is there, a table that is new.
-    for at in [span(K4, K4), span(G1, K4)] {
+fn mappings_in_a_live_space_are_published_once_with_the_gather() {
+    // Leaves in a table that is there, a table that is new; one call for each, or both in one gather.
+    let spans = [span(K4, K4), span(G1, K4)];
+    for parts in [&spans[..1], &spans[1..], &spans] {
         let platform = Hosted::new(16, 12).with_caps(quiet(0));
         let mut space = Space::<Arm64K4>::new(&platform).unwrap();
         map(&mut space, span(0, K4), 0, Attrs::KERNEL_DATA).unwrap();
         space.make_live();
         let before = platform.counts().publications;
-        let mut flush = space.flush();
-        space
-            .map(at, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)
-            .unwrap();
-        assert_eq!(platform.counts().publications, before + 1);
-        assert!(flush.is_clean());
-        flush.finish(|_| ());
-        assert_eq!(platform.counts().completions, 0);
+        let published = || platform.counts().publications - before;
+        let mut gather = space.gather();
+        for at in parts {
+            gather.map(*at, Pa::new(0), Attrs::KERNEL_DATA).unwrap();
+        }
+        assert_eq!(published(), 0);
+        assert!(gather.is_clean());
+        gather.flush(|_| ());
+        assert_eq!(published(), 1);
+        gather.finish(|_| ());
+        assert_eq!(published(), 1);
+        // The space's own map does it before it returns.
+        let one = span(2 * G1, K4);
+        map(&mut space, one, 0, Attrs::KERNEL_DATA).unwrap();
+        assert_eq!(published(), 2);
+        let counts = platform.counts();
+        assert_eq!((counts.invalidations, counts.completions), (0, 0));
     }
 }
 
@@ -1892,39 +2420,33 @@ fn the_level_is_not_told_where_leaves_of_several_levels_or_tables_are_concerned(
     };
     let read = Change::new().perms(Perms::READ);
     let protect = |at: Span<Va>| {
-        let (at_once, later) = invalidations::<X86>(quiet(0), mixed, |space, flush| {
-            space.protect(at, read, flush).unwrap();
+        let (at_once, later) = invalidations::<X86>(quiet(0), mixed, |gather| {
+            gather.protect(at, read).unwrap();
         });
-        assert_eq!(at_once, []);
+        assert_eq!(at_once, NOTHING);
         later
     };
-    assert_eq!(protect(span(0, M2)), [range(0, M2, Some(BLOCK), false)]);
+    assert_eq!(protect(span(0, M2)), one(range(0, M2, Some(BLOCK), false)));
     assert_eq!(
         protect(span(M2, 4 * K4)),
-        [range(M2, 4 * K4, Some(Level::PAGE), false)]
+        one(range(M2, 4 * K4, Some(Level::PAGE), false))
     );
     assert_eq!(
         protect(span(0, M2 + 4 * K4)),
-        [range(0, M2 + 4 * K4, None, false)]
+        one(range(0, M2 + 4 * K4, None, false))
     );
     // A table that is cut off; a table and leaves.
     let unmap = |at: Span<Va>| {
-        invalidations::<X86>(quiet(0), mixed, |space, flush| {
-            let progress = space.unmap(at, flush, keep_going);
+        let (at_once, later) = invalidations::<X86>(quiet(0), mixed, |gather| {
+            let progress = gather.unmap(at, keep_going);
             assert!(progress.unwrap().is_done());
-        })
+        });
+        assert_eq!(at_once, NOTHING);
+        later
     };
-    assert_eq!(
-        unmap(span(4 * M2, M2)),
-        (vec![], vec![range(4 * M2, M2, None, true)])
-    );
-    assert_eq!(
-        unmap(span(0, M2)),
-        (vec![], vec![range(0, M2, Some(BLOCK), false)])
-    );
-    let (at_once, later) = unmap(span(0, 5 * M2));
-    assert_eq!(at_once, []);
-    assert_eq!(later, [range(0, 5 * M2, None, true)]);
+    assert_eq!(unmap(span(4 * M2, M2)), one(range(4 * M2, M2, None, true)));
+    assert_eq!(unmap(span(0, M2)), one(range(0, M2, Some(BLOCK), false)));
+    assert_eq!(unmap(span(0, 5 * M2)), one(range(0, 5 * M2, None, true)));
 }
 
 #[test]
@@ -1944,17 +2466,20 @@ fn runs_of_two_levels_that_are_unfolded_by_one_edit_are_each_told_right() {
             true => span(pages + 8 * K4, 8 * K4 + M2),
             false => span(blocks + 15 * M2, M2 + 8 * K4),
         };
-        let (mut told, later) = invalidations::<Arm64K4>(quiet(1), prepare, |space, flush| {
-            space.split(at, BLOCK, flush).unwrap();
-            assert_eq!(runs_in(space), 0);
+        let (mut told, later) = invalidations::<Arm64K4>(quiet(1), prepare, |gather| {
+            gather.split(at, BLOCK).unwrap();
+            assert_eq!(runs_in(gather), 0);
         });
         told.extend(later);
         let covered = |from: u64, to: u64, right: Level| {
-            told.iter().any(|what| match *what {
-                What::Everything => true,
-                What::Range {
-                    first, last, level, ..
-                } => first <= from && to <= last && level.is_none_or(|level| level == right),
+            let covers = |stale: &Stale| {
+                stale.first <= from
+                    && to <= stale.last
+                    && stale.level.is_none_or(|level| level == right)
+            };
+            told.iter().any(|asked| match asked {
+                None => true,
+                Some(ranges) => ranges.iter().any(covers),
             })
         };
         assert!(covered(pages, pages + 16 * K4 - 1, Level::PAGE), "{told:?}");
@@ -1968,19 +2493,19 @@ fn a_broken_block_is_invalidated_at_once_as_the_block_it_was() {
         let mapping = Mapping::new(Attrs::KERNEL_DATA).without_runs();
         map(space, span(0, 4 * M2), 0, mapping).unwrap();
     };
-    let (at_once, later) = invalidations::<Arm64K4>(quiet(0), block, |space, flush| {
+    let (at_once, later) = invalidations::<Arm64K4>(quiet(0), block, |gather| {
         let change = Change::new().perms(Perms::READ);
-        space.protect(span(M2, K4), change, flush).unwrap();
+        gather.protect(span(M2, K4), change).unwrap();
     });
-    assert_eq!(at_once, [range(M2, M2, Some(BLOCK), false)]);
-    assert_eq!(later, [range(M2, K4, Some(Level::PAGE), false)]);
+    assert_eq!(at_once, one(range(M2, M2, Some(BLOCK), false)));
+    assert_eq!(later, one(range(M2, K4, Some(Level::PAGE), false)));
     // In place, the block has to be forgotten before its parts differ.
-    let (at_once, later) = invalidations::<Arm64K4>(quiet(2), block, |space, flush| {
+    let (at_once, later) = invalidations::<Arm64K4>(quiet(2), block, |gather| {
         let change = Change::new().perms(Perms::READ);
-        space.protect(span(M2, K4), change, flush).unwrap();
+        gather.protect(span(M2, K4), change).unwrap();
     });
-    assert_eq!(at_once, [range(M2, M2, None, true)]);
-    assert_eq!(later, [range(M2, K4, Some(Level::PAGE), false)]);
+    assert_eq!(at_once, one(range(M2, M2, None, true)));
+    assert_eq!(later, one(range(M2, K4, Some(Level::PAGE), false)));
 }
 
 #[test]
@@ -1991,96 +2516,161 @@ fn ranges_merge_and_too_many_of_them_are_everything() {
     };
     let read = Change::new().perms(Perms::READ);
     // Neighbours, in either order, and overlapping.
-    let (_, later) = invalidations::<X86>(quiet(0), pages, |space, flush| {
+    let (_, later) = invalidations::<X86>(quiet(0), pages, |gather| {
         for page in [5, 6, 4, 7] {
-            space.protect(span(page * K4, K4), read, flush).unwrap();
+            gather.protect(span(page * K4, K4), read).unwrap();
         }
-        space
-            .protect(span(6 * K4, 4 * K4), Change::new().software(1), flush)
+        gather
+            .protect(span(6 * K4, 4 * K4), Change::new().software(1))
             .unwrap();
     });
-    let expected = range(4 * K4, 4 * K4, Some(Level::PAGE), false);
-    assert_eq!(later, [expected]);
+    assert_eq!(later, one(range(4 * K4, 4 * K4, Some(Level::PAGE), false)));
     let apart = |count: u64, caps: Caps| {
-        let (at_once, later) = invalidations::<X86>(caps, pages, |space, flush| {
+        let (at_once, later) = invalidations::<X86>(caps, pages, |gather| {
             for page in 0..count {
-                space.protect(span(2 * page * K4, K4), read, flush).unwrap();
+                gather.protect(span(2 * page * K4, K4), read).unwrap();
             }
         });
-        assert_eq!(at_once, []);
+        assert_eq!(at_once, NOTHING);
         later
     };
+    // All ranges go to the platform at once.
+    let each = |count: u64| -> [Asked; 1] {
+        let page = |page: u64| range(2 * page * K4, K4, Some(Level::PAGE), false);
+        [Some((0..count).map(page).collect())]
+    };
     let many = MAX_RANGES as u64;
-    let later = apart(many, quiet(0));
-    assert_eq!(later.len(), MAX_RANGES);
-    assert_eq!(later[1], range(2 * K4, K4, Some(Level::PAGE), false));
-    assert_eq!(apart(many + 1, quiet(0)), [What::Everything]);
+    assert_eq!(apart(many, quiet(0)), each(many));
+    assert_eq!(apart(many + 1, quiet(0)), EVERYTHING);
+    assert_eq!(apart(3 * many, quiet(0)), EVERYTHING);
     // Neighbours of different levels stay apart, so that both are told.
     let mixed = |space: &mut Space<'_, X86>| {
         map(space, span(0, M2 + 4 * K4), 0, Attrs::KERNEL_DATA).unwrap();
     };
     for block_first in [true, false] {
-        let (_, later) = invalidations::<X86>(quiet(0), mixed, |space, flush| {
+        let (_, later) = invalidations::<X86>(quiet(0), mixed, |gather| {
             let (block, pages) = (span(0, M2), span(M2, 4 * K4));
             let (first, second) = match block_first {
                 true => (block, pages),
                 false => (pages, block),
             };
-            space.protect(first, read, flush).unwrap();
-            space.protect(second, read, flush).unwrap();
+            gather.protect(first, read).unwrap();
+            gather.protect(second, read).unwrap();
         });
-        assert_eq!(later.len(), 2);
-        assert!(later.contains(&range(0, M2, Some(BLOCK), false)));
-        assert!(later.contains(&range(M2, 4 * K4, Some(Level::PAGE), false)));
+        let [Some(ranges)] = &later[..] else {
+            panic!("{later:?}");
+        };
+        assert_eq!(ranges.len(), 2);
+        assert!(ranges.contains(&range(0, M2, Some(BLOCK), false)));
+        assert!(ranges.contains(&range(M2, 4 * K4, Some(Level::PAGE), false)));
     }
     // More than the hardware does better one by one: each page counts, wherever it is.
     let few = Caps {
         invalidate_all_above: 5,
         ..quiet(0)
     };
-    assert_eq!(apart(5, few).len(), 5);
-    assert_eq!(apart(6, few), [What::Everything]);
+    assert_eq!(apart(5, few), each(5));
+    assert_eq!(apart(6, few), EVERYTHING);
     let one_edit = |pages_changed: u64| {
-        invalidations::<X86>(few, pages, |space, flush| {
-            space
-                .protect(span(0, pages_changed * K4), read, flush)
-                .unwrap();
-        })
+        let changed = span(0, pages_changed * K4);
+        let (_, later) = invalidations::<X86>(few, pages, |gather| {
+            gather.protect(changed, read).unwrap();
+        });
+        later
     };
-    assert_eq!(one_edit(5).1, [range(0, 5 * K4, Some(Level::PAGE), false)]);
-    assert_eq!(one_edit(6).1, [What::Everything]);
+    assert_eq!(one_edit(5), one(range(0, 5 * K4, Some(Level::PAGE), false)));
+    assert_eq!(one_edit(6), EVERYTHING);
     // A block is one operation, as large as it is.
     let block = |space: &mut Space<'_, X86>| {
         map(space, span(0, 5 * M2), 0, Attrs::KERNEL_DATA).unwrap();
     };
-    let (_, later) = invalidations::<X86>(few, block, |space, flush| {
-        space.protect(span(0, 5 * M2), read, flush).unwrap();
+    let (_, later) = invalidations::<X86>(few, block, |gather| {
+        gather.protect(span(0, 5 * M2), read).unwrap();
     });
-    assert_eq!(later, [range(0, 5 * M2, Some(BLOCK), false)]);
+    assert_eq!(later, one(range(0, 5 * M2, Some(BLOCK), false)));
 }
 
 #[test]
-fn what_nobody_remembers_is_published_with_the_flush() {
+fn a_break_of_more_pieces_than_there_are_ranges_invalidates_everything_and_makes_each_again() {
+    let pieces = MAX_RANGES as u64 + 4;
+    let at = span(0, 2 * pieces * M2);
+    for largest in [BLOCK, Level::PAGE] {
+        let mapping = Mapping::new(Attrs::KERNEL_DATA).without_runs();
+        let prepare = |space: &mut Space<'_, Arm64K4>| {
+            for piece in 0..pieces {
+                let first = 2 * piece * M2;
+                map(space, span(first, M2), first, mapping.largest(largest)).unwrap();
+            }
+        };
+        let change = Change::new().memory(Memory::NonCacheable);
+        let (at_once, later) = invalidations::<Arm64K4>(quiet(0), prepare, |gather| {
+            let before = leaves(gather).len();
+            gather.protect(at, change).unwrap();
+            let now = leaves(gather);
+            assert_eq!(now.len(), before);
+            let changed = |leaf: &Leaf<_>| leaf.attrs().memory == Memory::NonCacheable;
+            assert!(now.iter().all(changed));
+        });
+        assert_eq!((at_once, later), (EVERYTHING.to_vec(), NOTHING));
+    }
+}
+
+#[test]
+fn an_invalidation_says_whether_global_translations_may_be_meant() {
+    fn check<F: Judged>(attrs: Attrs, change: Change, expected: bool) {
+        let platform = Hosted::new(16, 12).with_caps(quiet(0));
+        let mut space = Space::<F>::new(&platform).unwrap();
+        map(&mut space, span(0, K4), 0, attrs).unwrap();
+        space.make_live();
+        platform.record();
+        for last in [change, Change::new().perms(Perms::READ)] {
+            let _ = protect(&mut space, span(0, K4), last);
+        }
+        let log = platform.take_log();
+        assert!(!log.is_empty());
+        // Once a leaf was global, the space stays so.
+        let last = log.last().unwrap();
+        assert_eq!(last.global, expected, "{}: {attrs:?} {change:?}", F::NAME);
+    }
+    for (attrs, change, expected) in [
+        (Attrs::USER_DATA, Change::new().software(1), false),
+        (Attrs::USER_DATA, Change::new().global(true), true),
+        (Attrs::KERNEL_DATA, Change::new().software(1), true),
+        (Attrs::KERNEL_DATA, Change::new().global(false), true),
+    ] {
+        check::<X86>(attrs, change, expected);
+        check::<Arm64K4>(attrs, change, expected);
+    }
+    // Of a tree that others have made nothing is known.
+    let platform = Hosted::new(16, 12);
+    let mut space = adopted::<X86>(&platform, 7, 0x65);
+    space.make_live();
+    platform.record();
+    unmap(&mut space, span(0, K4)).unwrap();
+    assert!(platform.take_log()[0].global);
+}
+
+#[test]
+fn what_nobody_remembers_is_published_with_the_gather() {
     let old = Attrs {
         accessed: false,
         ..Attrs::USER_DATA
     };
     let accessed = Change::new().accessed(true);
-    // Publications with the edits, and with the flush; nothing is invalidated.
+    // Publications with the edits, and with the gather; nothing is invalidated.
     let publications = |caps: Caps, changes: &[Change]| {
         let platform = Hosted::new(16, 12).with_caps(caps);
         let mut space = Space::<Arm64K4>::new(&platform).unwrap();
         map(&mut space, span(0, M2), 0, Mapping::new(old).pages_only()).unwrap();
         space.make_live();
         let before = platform.counts();
-        let mut flush = space.flush();
+        let mut gather = space.gather();
         for (page, change) in (0..).zip(changes) {
-            let at = span(page * K4, K4);
-            space.protect(at, *change, &mut flush).unwrap();
+            gather.protect(span(page * K4, K4), *change).unwrap();
         }
-        assert!(flush.is_clean());
+        assert!(gather.is_clean());
         let edited = platform.counts();
-        flush.finish(|_| ());
+        gather.finish(|_| ());
         let counts = platform.counts();
         assert_eq!(counts.invalidations, before.invalidations);
         assert_eq!(counts.completions, before.completions);

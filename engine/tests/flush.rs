@@ -2,7 +2,7 @@
 //!
 //! The platform looks at the whole tree whenever an invalidation is issued. Each entry that was valid and is another by
 //! then is a debt: its leaf, at its level, or its table has to be forgotten. An invalidation pays what it covers; once
-//! the flush is issued, nothing may be owed.
+//! the gather is issued, nothing may be owed.
 
 mod common;
 
@@ -16,10 +16,10 @@ use proptest::prelude::*;
 use tablewright::bbm::State;
 use tablewright::flush::MAX_RANGES;
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
-use tablewright::hosted::Hosted;
+use tablewright::hosted::{Hosted, Told};
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Invalidation, Kind, Level,
-    Liveness, Mapping, Memory, Pa, Perms, Platform, Span, TableLink, Va, What,
+    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Gather, Invalidation, Kind,
+    Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Span, Stale, TableLink, Va, What,
 };
 
 /// Valid entries by their level and the first address that they translate.
@@ -39,7 +39,7 @@ struct Ledger<F: Judged> {
     root: Cell<Option<Pa>>,
     tree: RefCell<Tree>,
     debts: RefCell<Vec<Debt>>,
-    issued: RefCell<Vec<What>>,
+    issued: RefCell<Vec<Told>>,
     format: std::marker::PhantomData<F>,
 }
 
@@ -55,14 +55,14 @@ impl<F: Judged> Ledger<F> {
         }
     }
 
-    fn gather(&self, frame: Pa, level: Level, first: u64, tree: &mut Tree) {
+    fn read(&self, frame: Pa, level: Level, first: u64, tree: &mut Tree) {
         for index in 0..F::entries(level) {
             let entry = self.memory.read(frame, index).unwrap();
             let at = first + ((index as u64) << F::shift(level));
             match (F::kind(entry, level), level.down()) {
                 (Kind::Invalid, _) => continue,
                 (Kind::Table, Some(below)) => {
-                    self.gather(F::address(entry, level), below, at, tree);
+                    self.read(F::address(entry, level), below, at, tree);
                 }
                 _ => {}
             }
@@ -74,7 +74,7 @@ impl<F: Judged> Ledger<F> {
     fn look(&self) {
         let Some(root) = self.root.get() else { return };
         let mut now = Tree::new();
-        self.gather(root, F::root_level(), 0, &mut now);
+        self.read(root, F::root_level(), 0, &mut now);
         let before = self.tree.replace(now);
         let now = self.tree.borrow();
         for ((height, first), entry) in before {
@@ -95,17 +95,14 @@ impl<F: Judged> Ledger<F> {
         }
     }
 
-    fn pay(&self, what: What) {
+    fn pay(&self, stale: &Stale) {
         let debts = self.debts.take();
-        let What::Range {
+        let &Stale {
             first,
             last,
             level,
             tables,
-        } = what
-        else {
-            return;
-        };
+        } = stale;
         assert!(first <= last);
         let page = 1u64 << F::PAGE_SHIFT;
         assert!(first.is_multiple_of(page) && last.wrapping_add(1).is_multiple_of(page));
@@ -154,11 +151,16 @@ unsafe impl<F: Judged> Platform for Ledger<F> {
     fn barrier(&self, barrier: Barrier) {
         self.memory.barrier(barrier);
     }
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         self.memory.invalidate(what);
         self.look();
-        self.pay(what.what);
-        self.issued.borrow_mut().push(what.what);
+        match what.what {
+            What::Everything => drop(self.debts.take()),
+            What::Ranges(ranges) => ranges.iter().for_each(|stale| self.pay(stale)),
+        }
+        assert_eq!(Some(what.root), self.root.get());
+        assert!(what.global, "what is mapped here is global");
+        self.issued.borrow_mut().push(what.into());
     }
     fn caps(&self) -> Caps {
         self.memory.caps()
@@ -190,7 +192,6 @@ fn pays_what_it_owes<F: Judged>(ops: &[Op], caps: Caps, liveness: Liveness) {
     let mut space = AddressSpace::<F, _>::new(&ledger).unwrap();
     let (page, block) = (1u64 << F::PAGE_SHIFT, 1u64 << F::shift(Level::new(1)));
     let extent = 40 * block;
-    let mut flush = space.flush();
     // Blocks in runs and not, pages in runs and not, to begin with.
     let mapping = Mapping::new(Attrs::KERNEL_DATA).largest(Level::new(1));
     for (first, size, mapping) in [
@@ -200,16 +201,15 @@ fn pays_what_it_owes<F: Judged>(ops: &[Op], caps: Caps, liveness: Liveness) {
         (35 * block, block, mapping.largest(Level::PAGE)),
     ] {
         let at = Span::new(Va::new(first), size).unwrap();
-        space.map(at, Pa::new(first), mapping, &mut flush).unwrap();
+        space.map(at, Pa::new(first), mapping).unwrap();
     }
-    flush.finish(|_| ());
     common::used(&mut space, liveness);
     ledger.root.set(Some(space.root()));
     ledger.look();
     ledger.debts.take();
     ledger.issued.take();
 
-    let mut flush = space.flush();
+    let mut gather = space.gather();
     for &(what, unit, number, length, detail) in ops {
         let unit = match unit {
             0 => page,
@@ -228,8 +228,8 @@ fn pays_what_it_owes<F: Judged>(ops: &[Op], caps: Caps, liveness: Liveness) {
         let result = match what {
             0..=1 => {
                 // What was unmapped has to be forgotten before something else is mapped there.
-                finish(&ledger, flush);
-                flush = space.flush();
+                finish(&ledger, gather);
+                gather = space.gather();
                 let mapping = match detail / 2 % 3 {
                     0 => mapping.pages_only(),
                     1 => mapping.without_runs(),
@@ -241,22 +241,20 @@ fn pays_what_it_owes<F: Judged>(ops: &[Op], caps: Caps, liveness: Liveness) {
                 } else {
                     mapping
                 };
-                space.map(at, Pa::new(first), mapping, &mut flush)
+                gather.map(at, Pa::new(first), mapping)
             }
-            2..=4 => space
-                .unmap(at, &mut flush, |_| ControlFlow::Continue(()))
-                .map(|_| ()),
+            2..=4 => gather.unmap(at, |_| ControlFlow::Continue(())).map(|_| ()),
             5..=9 => {
                 let change = CHANGES[usize::from(detail / 2) % CHANGES.len()];
-                space.protect(at, change, &mut flush)
+                gather.protect(at, change)
             }
             10..=11 => {
                 let large = size > 4 * block;
                 let largest = Level::new(u8::from(large));
-                space.split(at, largest, &mut flush)
+                gather.split(at, largest)
             }
-            _ => space
-                .collapse(at, Level::new(1), detail / 2 % 2 == 0, &mut flush)
+            _ => gather
+                .collapse(at, Level::new(1), detail / 2 % 2 == 0)
                 .map(|_| ()),
         };
         match result {
@@ -266,17 +264,17 @@ fn pays_what_it_owes<F: Judged>(ops: &[Op], caps: Caps, liveness: Liveness) {
         }
         ledger.issued.take();
     }
-    finish(&ledger, flush);
+    finish(&ledger, gather);
 }
 
-/// Issues the flush; nothing may be owed after that, and no more be asked for than was promised.
-fn finish<F: Judged>(ledger: &Ledger<F>, flush: tablewright::Flush<F, &Ledger<F>>) {
+/// Issues the gather; nothing may be owed after that, and no more be asked for than was promised.
+fn finish<F: Judged>(ledger: &Ledger<F>, gather: Gather<'_, F, &Ledger<F>>) {
     ledger.look();
     ledger.issued.take();
-    let clean = flush.is_clean();
-    let completed = flush.issue().complete();
+    let clean = gather.is_clean();
+    let completed = gather.issue().complete();
     let issued = ledger.issued.take();
-    assert_eq!(clean, issued.is_empty());
+    assert_eq!(issued.len(), usize::from(!clean), "one for all ranges");
     let owed = ledger.debts.take();
     assert!(
         owed.is_empty(),
@@ -284,19 +282,13 @@ fn finish<F: Judged>(ledger: &Ledger<F>, flush: tablewright::Flush<F, &Ledger<F>
         F::NAME,
         owed[0]
     );
-    if issued != [What::Everything] {
-        assert!(issued.len() <= MAX_RANGES);
-        let mut operations = 0;
-        for what in &issued {
-            let What::Range {
-                first, last, level, ..
-            } = what
-            else {
-                panic!("everything and more");
-            };
-            operations += ((last - first) >> level.map_or(F::PAGE_SHIFT, F::shift)) + 1;
-        }
-        assert!(operations <= ledger.memory.caps().invalidate_all_above);
+    for told in issued.iter().filter(|told| !told.everything) {
+        assert!((1..=MAX_RANGES).contains(&told.ranges.len()));
+        let operations = told.ranges.iter().map(|stale| {
+            let shift = stale.level.map_or(F::PAGE_SHIFT, F::shift);
+            ((stale.last - stale.first) >> shift) + 1
+        });
+        assert!(operations.sum::<u64>() <= ledger.memory.caps().invalidate_all_above);
     }
     completed.finish(|_| ());
     assert_eq!(ledger.memory.counts().bad_frees, 0);

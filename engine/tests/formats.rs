@@ -533,12 +533,16 @@ fn a_suspended_entry_is_invalid_and_not_a_hole_and_keeps_everything<F: Decoded>(
 
 fn a_frozen_entry_is_invalid_and_nothing_else<F: Decoded>() {
     for level in levels::<F>() {
-        let tags = (0..32).flat_map(|bit| [1u32 << bit, !(1 << bit), u32::MAX << bit]);
+        let tags = (0..64).flat_map(|bit| [1u64 << bit, !(1 << bit), u64::MAX << bit]);
         let frozen = tags.chain([0]).map(F::frozen);
         for frozen in frozen.chain([F::FROZEN]) {
             check_mark::<F>(frozen, Absence::Frozen, None, level);
         }
     }
+    // Where it tells whose it is, no two of 44 bits are alike.
+    let tags = (0..44).map(|bit| F::frozen(1 << bit));
+    let different: std::collections::HashSet<u64> = tags.chain([F::frozen(0)]).collect();
+    assert_eq!(different.len(), if is_arm::<F>() { 45 } else { 1 });
     assert_eq!(F::absence(0), Absence::Hole);
 }
 

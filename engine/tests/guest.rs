@@ -8,10 +8,10 @@ use std::ptr::NonNull;
 
 use common::{Decoded, judge, snapshot};
 use tablewright::format::{Ept, Npt, Stage2};
-use tablewright::hosted::Hosted;
+use tablewright::hosted::{Hosted, Told};
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Invalidation, Ipa, Level,
-    Mapping, Pa, Perms, Platform, Span, What,
+    Mapping, Pa, Perms, Platform, Span, Stale,
 };
 
 fn span(first: u64, size: u64) -> Span<Ipa> {
@@ -65,58 +65,45 @@ fn edit_across<F: Decoded<Input = Ipa>>(border: u64) {
     assert_eq!(platform.counts().tables, tables);
     assert!(space.root().is_aligned(F::PAGE_SHIFT + tables.ilog2()));
 
+    let mut gather = space.gather();
     let page = 1u64 << F::PAGE_SHIFT;
     let across = span(border - 3 * page, 6 * page);
-    let mut flush = space.flush();
     let mapping = Mapping::new(Attrs::GUEST_MEMORY).pages_only();
-    space
-        .map(across, Pa::new(8 * page), mapping, &mut flush)
-        .unwrap();
-    let found = judge::<F>(&platform, space.root());
+    gather.map(across, Pa::new(8 * page), mapping).unwrap();
+    let found = judge::<F>(&platform, gather.root());
     assert_eq!(found.0.len(), 1);
     assert_eq!(found.0[0].0, border - 3 * page);
     assert_eq!((found.0[0].1.size, found.0[0].1.pa), (6 * page, 8 * page));
-    let leaf = space.query(Ipa::new(border + page)).unwrap();
+    let leaf = gather.query(Ipa::new(border + page)).unwrap();
     assert_eq!(leaf.frame(), Pa::new(12 * page));
 
     let change = Change::new().perms(Perms::READ.and_user());
-    space
-        .protect(span(border - page, 2 * page), change, &mut flush)
+    gather
+        .protect(span(border - page, 2 * page), change)
         .unwrap();
-    assert_eq!(judge::<F>(&platform, space.root()).0.len(), 3);
+    assert_eq!(judge::<F>(&platform, gather.root()).0.len(), 3);
 
     // The last page that there is.
     let end = 1u64 << F::INPUT_BITS;
-    space
-        .map(
-            span(end - page, page),
-            Pa::new(0),
-            Attrs::GUEST_DEVICE,
-            &mut flush,
-        )
-        .unwrap();
-    let last = judge::<F>(&platform, space.root()).0.pop().unwrap();
+    let top = span(end - page, page);
+    gather.map(top, Pa::new(0), Attrs::GUEST_DEVICE).unwrap();
+    let last = judge::<F>(&platform, gather.root()).0.pop().unwrap();
     assert_eq!((last.0, last.1.attrs), (end - page, Attrs::GUEST_DEVICE));
 
     // None behind it, and none below zero.
     for outside in [end, end - page, 1 << 63, u64::MAX - (2 * page - 1)] {
-        let map = space.map(
-            span(outside, 2 * page),
-            Pa::new(0),
-            Attrs::GUEST_MEMORY,
-            &mut flush,
-        );
+        let map = gather.map(span(outside, 2 * page), Pa::new(0), Attrs::GUEST_MEMORY);
         assert_eq!(map, Err(EditError::InputOutOfRange), "{outside:#x}");
-        assert!(space.query(Ipa::new(outside | end)).is_none());
+        assert!(gather.query(Ipa::new(outside | end)).is_none());
     }
 
     let mut seen = 0;
-    space.walk_all(|_| seen += 1);
+    gather.walk_all(|_| seen += 1);
     assert_eq!(seen, 7);
     let all = span(0, end);
-    let progress = space.unmap(all, &mut flush, |_| ControlFlow::Continue(()));
+    let progress = gather.unmap(all, |_| ControlFlow::Continue(()));
     assert!(progress.unwrap().is_done());
-    flush.finish(|_| ());
+    gather.finish(|_| ());
     assert_eq!(platform.counts().tables, tables, "only the root is left");
     assert!(space.destroy(|_| ()).is_ok());
     let counts = platform.counts();
@@ -158,7 +145,7 @@ fn a_root_is_aligned_whatever_was_taken_before() {
     assert_eq!(rest.len(), 64 - 16 - 3);
     assert_eq!(platform.alloc_root(F::root_level(), 2), None);
     assert_eq!(platform.counts().tables, 64);
-    // SAFETY: nobody uses the frames; each is freed once.
+    // SAFETY: the frames are not used (2.), and each is freed once (1.).
     unsafe {
         platform.free_root(root, F::root_level(), 16);
         for frame in taken.into_iter().chain(rest) {
@@ -209,7 +196,7 @@ unsafe impl Platform for Plain {
     fn barrier(&self, barrier: Barrier) {
         self.0.barrier(barrier);
     }
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         self.0.invalidate(what);
     }
 }
@@ -229,29 +216,31 @@ fn a_platform_without_roots_has_formats_with_one_table() {
 }
 
 /// A live space with a block, and what splitting it has invalidated before it is done, and after.
-fn split<F: Decoded<Input = Ipa>>(caps: Caps) -> (Vec<What>, Vec<What>) {
+fn split<F: Decoded<Input = Ipa>>(caps: Caps) -> (Vec<Stale>, Vec<Stale>) {
     let platform = Hosted::new(64, F::PAGE_SHIFT).with_caps(caps);
     let mut space = AddressSpace::<F, _>::new(&platform).unwrap().with_id(7);
     let block = span(0, 1 << F::shift(Level::new(1)));
-    let mut flush = space.flush();
-    space
-        .map(block, Pa::new(0), Attrs::GUEST_MEMORY, &mut flush)
-        .unwrap();
+    space.map(block, Pa::new(0), Attrs::GUEST_MEMORY).unwrap();
     space.make_live();
-    platform.record();
-    space.split(block, Level::PAGE, &mut flush).unwrap();
-    let log = |log: Vec<Invalidation>| {
-        assert!(log.iter().all(|invalidation| invalidation.id == 7));
-        log.into_iter().map(|i| i.what).collect()
+    let root = space.root();
+    let ranges = |log: Vec<Told>| {
+        let of_this_guest = |told: &Told| {
+            (told.id, told.root, told.global, told.everything) == (7, root, false, false)
+        };
+        assert!(log.iter().all(of_this_guest));
+        log.into_iter().flat_map(|told| told.ranges).collect()
     };
-    let before = log(platform.take_log());
-    flush.finish(|_| ());
-    (before, log(platform.take_log()))
+    platform.record();
+    let mut gather = space.gather();
+    gather.split(block, Level::PAGE).unwrap();
+    let before = ranges(platform.take_log());
+    gather.finish(|_| ());
+    (before, ranges(platform.take_log()))
 }
 
 #[test]
 fn a_block_is_broken_on_arm_and_split_in_place_on_x86() {
-    let block = |shift: u32, level, tables| What::Range {
+    let block = |shift: u32, level, tables| Stale {
         first: 0,
         last: (1 << shift) - 1,
         level,
@@ -272,30 +261,29 @@ fn dirty_stays<F: Decoded<Input = Ipa>>() {
     let platform = Hosted::new(64, F::PAGE_SHIFT);
     let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
     let page = span(0, 1 << F::PAGE_SHIFT);
-    let mut flush = space.flush();
-    space
-        .map(page, Pa::new(0), Attrs::GUEST_MEMORY, &mut flush)
-        .unwrap();
+    space.map(page, Pa::new(0), Attrs::GUEST_MEMORY).unwrap();
+    let root = space.root();
+    let mut gather = space.gather();
     let attrs = |space: &AddressSpace<F, &Hosted>| {
-        let found = judge::<F>(&platform, space.root()).0[0].1.attrs;
+        let found = judge::<F>(&platform, root).0[0].1.attrs;
         assert_eq!(space.query(Ipa::new(0)).unwrap().attrs(), found);
         found
     };
-    let before = snapshot::<F>(&platform, space.root());
+    let before = snapshot::<F>(&platform, root);
     let protect = Change::new().write_protect();
-    space.protect(page, protect, &mut flush).unwrap();
-    let protected = attrs(&space);
+    gather.protect(page, protect).unwrap();
+    let protected = attrs(&gather);
     assert!(protected.dirty && !protected.perms.intersects(Perms::ANY_WRITE));
     let allow = Change::new().perms(Perms::all());
-    space.protect(page, allow, &mut flush).unwrap();
-    assert_eq!(attrs(&space), Attrs::GUEST_MEMORY);
-    assert_eq!(snapshot::<F>(&platform, space.root()), before);
+    gather.protect(page, allow).unwrap();
+    assert_eq!(attrs(&gather), Attrs::GUEST_MEMORY);
+    assert_eq!(snapshot::<F>(&platform, root), before);
     // Clean again: the next write is seen.
     let clean = Change::new().dirty(false);
-    space.protect(page, clean, &mut flush).unwrap();
-    let clean = attrs(&space);
+    gather.protect(page, clean).unwrap();
+    let clean = attrs(&gather);
     assert!(!clean.dirty && clean.perms.contains(Perms::ANY_WRITE));
-    flush.finish(|_| ());
+    gather.finish(|_| ());
 }
 
 #[test]

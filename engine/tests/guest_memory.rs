@@ -4,11 +4,11 @@ use std::ops::ControlFlow;
 
 use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16, Stage2K64};
 use tablewright::guest::{
-    Access, Backing, CLAIM, Cause, Declined, Fault, Guest, Log, Pass, Slot, SlotCell, SlotError,
-    Sweep,
+    Access, Backing, CLAIM, Cause, Declined, Fault, Gather, Guest, Log, Pass, Slot, SlotCell,
+    SlotError, Sweep,
 };
 use tablewright::hosted::Threads;
-use tablewright::shared::{Mapped, Refused, SharedPlatform, SharedSpace, TableCache, Upkeep};
+use tablewright::shared::{Mapped, Refused, SharedPlatform, SharedSpace, Upkeep};
 use tablewright::{AddressSpace, Change, Format, Ipa, Level, Memory, Pa, Perms, Span};
 
 type K4 = Stage2K4<40, false>;
@@ -26,13 +26,7 @@ fn cells<const N: usize>() -> [SlotCell; N] {
     [const { SlotCell::new() }; N]
 }
 
-/// A guest, and what a virtual CPU has of its own.
-struct Vm<'s, F: Format<Input = Ipa>> {
-    guest: Guest<'s, F, &'s Threads>,
-    platform: &'s Threads,
-    tables: TableCache,
-    top_ups: u32,
-}
+type Vm<'s, F> = Guest<'s, F, &'s Threads>;
 
 fn platform<F: Format>(clean: bool) -> Threads {
     Threads::new(700, F::PAGE_SHIFT, 2).with_upkeep(Upkeep {
@@ -41,13 +35,21 @@ fn platform<F: Format>(clean: bool) -> Threads {
     })
 }
 
-impl<'s, F: Format<Input = Ipa>> Vm<'s, F> {
-    fn new(platform: &'s Threads, cells: &'s [SlotCell]) -> Self {
-        let space = SharedSpace::new(AddressSpace::new(platform).unwrap());
+fn vm<'s, F: Format<Input = Ipa>>(platform: &'s Threads, cells: &'s [SlotCell]) -> Vm<'s, F> {
+    let space = AddressSpace::new(platform).unwrap();
+    Guest::new(SharedSpace::new(space).ok().unwrap(), cells)
+}
+
+/// A virtual CPU.
+struct Vcpu<'g, 's, F: Format<Input = Ipa>> {
+    gather: Gather<'g, 's, F, &'s Threads>,
+    top_ups: u32,
+}
+
+impl<'g, 's, F: Format<Input = Ipa>> Vcpu<'g, 's, F> {
+    fn of(vm: &'g Vm<'s, F>) -> Self {
         Self {
-            guest: Guest::new(space, cells),
-            platform,
-            tables: TableCache::new(),
+            gather: vm.gather(),
             top_ups: 0,
         }
     }
@@ -61,40 +63,26 @@ impl<'s, F: Format<Input = Ipa>> Vm<'s, F> {
     }
 
     fn fault_on(&mut self, fault: Fault, page: Backing) -> Result<Mapped<F>, Refused<Ipa>> {
-        let request = self.guest.request(&fault).expect("a slot");
-        let mut flush = self.guest.space().flush();
-        self.tables = {
-            let mut tables = std::mem::take(&mut self.tables);
-            assert!(tables.top_up::<F, _>(&self.platform, request.tables()));
-            tables
-        };
+        let request = self.gather.guest().request(&fault).expect("a slot");
+        assert!(self.gather.top_up(request.tables()));
         let mut mapped = Err(Refused::Retry);
         for _ in 0..4 {
-            mapped = self
-                .guest
-                .map(&request, &page, &mut self.tables, &mut flush);
+            mapped = self.gather.map(&request, &page);
             let Err(Refused::NeedsTables(count)) = mapped else {
                 break;
             };
             self.top_ups += 1;
-            assert!(self.tables.top_up::<F, _>(&self.platform, count));
+            assert!(self.gather.top_up(count));
         }
-        let cut = flush.issue().complete();
-        cut.quiet().ok().expect("nobody else walks").finish(|_| ());
+        assert!(self.gather.finish(|_| ()).is_ok(), "no other walk");
         mapped
-    }
-
-    fn size(&self, at: u64) -> Option<u64> {
-        let leaf = self.guest.space().query(Ipa::new(at))?;
-        assert_eq!(leaf.frame().get(), leaf.input().get() + (1 << 36));
-        Some(leaf.size())
     }
 }
 
-impl<F: Format<Input = Ipa>> Drop for Vm<'_, F> {
-    fn drop(&mut self) {
-        std::mem::take(&mut self.tables).release(&self.platform);
-    }
+fn size<F: Format<Input = Ipa>>(vm: &Vm<'_, F>, at: u64) -> Option<u64> {
+    let leaf = vm.space().query(Ipa::new(at))?;
+    assert_eq!(leaf.frame().get(), leaf.input().get() + (1 << 36));
+    Some(leaf.size())
 }
 
 fn write(at: u64) -> Fault {
@@ -108,9 +96,8 @@ fn read(at: u64) -> Fault {
 #[test]
 fn slots_are_found_by_their_addresses_and_do_not_overlap() {
     let (platform, cells) = (platform::<K4>(false), cells::<3>());
-    let vm = Vm::<K4>::new(&platform, &cells);
+    let guest = vm::<K4>(&platform, &cells);
     let slot = |id, first, size| Slot::memory(span(first, size), u64::from(id) << 40).with_id(id);
-    let guest = &vm.guest;
     assert_eq!(guest.insert(slot(1, 4 * GIB, GIB)), Ok(()));
     assert_eq!(guest.insert(slot(2, 0, MIB)), Ok(()));
     assert_eq!(
@@ -156,17 +143,17 @@ fn slots_are_found_by_their_addresses_and_do_not_overlap() {
     assert_eq!(guest.slot(Ipa::new(8 * GIB)), Ok(device));
     let askew = Slot::memory(span(0x1000, 0x1000), 0);
     let (platform, cells) = (self::platform::<K64>(false), self::cells::<1>());
-    let vm = Vm::<K64>::new(&platform, &cells);
-    assert_eq!(vm.guest.insert(askew), Err(SlotError::Misaligned));
+    let vm = vm::<K64>(&platform, &cells);
+    assert_eq!(vm.insert(askew), Err(SlotError::Misaligned));
 }
 
 #[test]
 fn a_fault_is_declined_where_nothing_is_or_nothing_is_allowed() {
     let (platform, cells) = (platform::<K4>(false), cells::<2>());
-    let vm = Vm::<K4>::new(&platform, &cells);
+    let vm = vm::<K4>(&platform, &cells);
     let rom = Slot::memory(span(0, MIB), 0x5000).with_perms(Perms::READ | Perms::EXEC);
-    vm.guest.insert(rom).unwrap();
-    let asked = |fault: Fault| vm.guest.request(&fault).map(|request| request.host());
+    vm.insert(rom).unwrap();
+    let asked = |fault: Fault| vm.request(&fault).map(|request| request.host());
     assert_eq!(asked(read(0x123)), Ok(0x5123));
     assert_eq!(asked(write(0x123)), Err(Declined::Denied(rom)));
     assert_eq!(asked(read(MIB)), Err(Declined::NoSlot));
@@ -252,41 +239,39 @@ fn the_exits_of_x86_are_classified() {
 /// Faults on memory of every size: how large the leaf is that comes.
 fn sizes<F: Format<Input = Ipa> + PartialEq>(clean: bool) {
     let (platform, cells) = (platform::<F>(clean), cells::<2>());
-    let mut vm = Vm::<F>::new(&platform, &cells);
+    let vm = vm::<F>(&platform, &cells);
+    let mut cpu = Vcpu::of(&vm);
     let page = 1 << F::PAGE_SHIFT;
     let block = 1u64 << F::shift(Level::new(1));
     let ram = Slot {
         page: block,
         ..Slot::memory(span(0, 8 * GIB), 0)
     };
-    vm.guest.insert(ram).unwrap();
+    vm.insert(ram).unwrap();
     let large = if clean && block > CLAIM { page } else { block };
-    assert_eq!(vm.fault(write(block + 5), page), Ok(Mapped::Installed));
-    assert_eq!(vm.size(block), Some(page));
-    assert_eq!(vm.top_ups, 1);
+    assert_eq!(cpu.fault(write(block + 5), page), Ok(Mapped::Installed));
+    assert_eq!(size(&vm, block), Some(page));
+    assert_eq!(cpu.top_ups, 1);
     assert_eq!(
-        vm.fault(write(3 * block + page), block),
+        cpu.fault(write(3 * block + page), block),
         Ok(Mapped::Installed)
     );
-    assert_eq!(vm.size(3 * block + page), Some(large));
+    assert_eq!(size(&vm, 3 * block + page), Some(large));
     // Two pages of the host: smaller than a block.
-    assert_eq!(vm.fault(write(4 * block), 2 * page), Ok(Mapped::Installed));
-    assert_eq!(vm.size(4 * block), Some(page));
+    assert_eq!(cpu.fault(write(4 * block), 2 * page), Ok(Mapped::Installed));
+    assert_eq!(size(&vm, 4 * block), Some(page));
     // The page lies in a block, but not where the guest has it.
     let shifted = Backing::new(Pa::new((1 << 36) + page), block);
     assert_eq!(
-        vm.fault_on(write(6 * block), shifted),
+        cpu.fault_on(write(6 * block), shifted),
         Ok(Mapped::Installed)
     );
-    assert_eq!(
-        vm.guest.space().query(Ipa::new(6 * block)).unwrap().size(),
-        page
-    );
+    assert_eq!(vm.space().query(Ipa::new(6 * block)).unwrap().size(), page);
     if clean {
         // One that is there is not cleaned again, nor by another fault.
         let before = platform.cleaned();
         assert_eq!(
-            vm.fault(write(3 * block + page), block),
+            cpu.fault(write(3 * block + page), block),
             Ok(Mapped::Already)
         );
         assert_eq!(platform.cleaned(), before);
@@ -309,24 +294,26 @@ fn a_leaf_is_as_large_as_the_page_behind_it_and_where_it_lies_allow() {
 #[test]
 fn a_slot_that_ends_in_a_block_has_pages_there() {
     let (platform, cells) = (platform::<K4>(false), cells::<1>());
-    let mut vm = Vm::<K4>::new(&platform, &cells);
+    let vm = vm::<K4>(&platform, &cells);
+    let mut cpu = Vcpu::of(&vm);
     let ram = Slot::memory(span(MIB, 4 * MIB), 0);
-    vm.guest.insert(ram).unwrap();
-    for (at, size) in [(MIB, 4096), (2 * MIB, 2 * MIB), (4 * MIB, 4096)] {
-        assert_eq!(vm.fault(read(at), GIB), Ok(Mapped::Installed));
-        assert_eq!(vm.size(at), Some(size));
+    vm.insert(ram).unwrap();
+    for (at, fits) in [(MIB, 4096), (2 * MIB, 2 * MIB), (4 * MIB, 4096)] {
+        assert_eq!(cpu.fault(read(at), GIB), Ok(Mapped::Installed));
+        assert_eq!(size(&vm, at), Some(fits));
     }
 }
 
 #[test]
 fn a_gigabyte_grows_by_cleaning_2_mib_at_a_time() {
     let (platform, cells) = (platform::<K4>(true), cells::<1>());
-    let mut vm = Vm::<K4>::new(&platform, &cells);
-    vm.guest.insert(Slot::memory(span(0, 4 * GIB), 0)).unwrap();
+    let vm = vm::<K4>(&platform, &cells);
+    let mut cpu = Vcpu::of(&vm);
+    vm.insert(Slot::memory(span(0, 4 * GIB), 0)).unwrap();
     // In an order that leaves holes everywhere.
     for block in 0..512 {
         let at = GIB + (block * 331 % 512) * CLAIM;
-        let mapped = vm.fault(write(at), GIB);
+        let mapped = cpu.fault(write(at), GIB);
         assert_eq!(platform.cleaned(), (block + 1) * CLAIM);
         let last = block == 511;
         assert_eq!(
@@ -337,143 +324,124 @@ fn a_gigabyte_grows_by_cleaning_2_mib_at_a_time() {
                 Mapped::Installed
             })
         );
-        assert_eq!(vm.size(at), Some(if last { GIB } else { CLAIM }));
+        assert_eq!(size(&vm, at), Some(if last { GIB } else { CLAIM }));
     }
     // The root has two tables, and nothing is below.
-    assert_eq!(platform.tables(), 2 + vm.tables.len() as u64);
+    assert_eq!(platform.tables(), 2 + cpu.gather.tables() as u64);
 }
 
 #[test]
 fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
     let (platform, cells) = (platform::<K4>(true), cells::<1>());
-    let mut vm = Vm::<K4>::new(&platform, &cells);
+    let vm = vm::<K4>(&platform, &cells);
+    let mut cpu = Vcpu::of(&vm);
     let ram = Slot::memory(span(0, 4 * GIB), 0);
-    vm.guest.insert(ram).unwrap();
-    assert_eq!(vm.fault(write(0), CLAIM), Ok(Mapped::Installed));
-    let sweep = vm.guest.replace(ram.with_log(Log::ByFault)).unwrap();
-    protect(sweep, &vm);
+    vm.insert(ram).unwrap();
+    assert_eq!(cpu.fault(write(0), CLAIM), Ok(Mapped::Installed));
+    let sweep = vm.replace(ram.with_log(Log::ByFault)).unwrap();
+    protect(sweep, &mut cpu.gather);
     // A read of a logged slot gives no permission to write, and takes nothing apart.
-    assert_eq!(vm.fault(read(0x3000), CLAIM), Ok(Mapped::Already));
-    assert_eq!(vm.size(0), Some(CLAIM));
+    assert_eq!(cpu.fault(read(0x3000), CLAIM), Ok(Mapped::Already));
+    assert_eq!(size(&vm, 0), Some(CLAIM));
     let fault = Fault {
         cause: Cause::Permission,
         level: Some(Level::new(1)),
         ..write(0x5000)
     };
-    let request = vm.guest.request(&fault).unwrap();
+    let request = vm.request(&fault).unwrap();
     assert!(request.is_logged_write());
     assert_eq!(request.tables(), 1);
-    assert_eq!(vm.fault(fault, CLAIM), Ok(Mapped::Relaxed));
-    let writable = |vm: &Vm<K4>, at| {
-        let leaf = vm.guest.space().query(Ipa::new(at)).unwrap();
+    assert_eq!(cpu.fault(fault, CLAIM), Ok(Mapped::Relaxed));
+    let writable = |at| {
+        let leaf = vm.space().query(Ipa::new(at)).unwrap();
         leaf.attrs().perms.intersects(Perms::ANY_WRITE)
     };
-    assert!(writable(&vm, 0x5000) && !writable(&vm, 0x4000));
-    assert_eq!(vm.size(0x4000), Some(4096));
+    assert!(writable(0x5000) && !writable(0x4000));
+    assert_eq!(size(&vm, 0x4000), Some(4096));
     assert_eq!(platform.cleaned(), CLAIM);
     // Logging is over.
-    drop(vm.guest.replace(ram).unwrap());
-    assert_eq!(vm.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
-    assert_eq!(vm.size(0x4000), Some(CLAIM));
+    drop(vm.replace(ram).unwrap());
+    assert_eq!(cpu.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
+    assert_eq!(size(&vm, 0x4000), Some(CLAIM));
     assert_eq!(platform.cleaned(), CLAIM);
-    unmap(vm.guest.remove(0).unwrap());
-    assert_eq!(vm.size(0x4000), None);
+    unmap(vm.remove(0).unwrap(), &mut cpu.gather);
+    assert_eq!(size(&vm, 0x4000), None);
     // Where a page was never mapped, it is cleaned when it becomes part of a block.
-    vm.guest.insert(ram.with_log(Log::ByFault)).unwrap();
-    assert_eq!(vm.fault(write(0), CLAIM), Ok(Mapped::Installed));
-    drop(vm.guest.replace(ram).unwrap());
-    assert_eq!(vm.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
+    vm.insert(ram.with_log(Log::ByFault)).unwrap();
+    assert_eq!(cpu.fault(write(0), CLAIM), Ok(Mapped::Installed));
+    drop(vm.replace(ram).unwrap());
+    assert_eq!(cpu.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
     assert_eq!(platform.cleaned(), 2 * CLAIM);
 }
 
-fn protect<'a, F: Format<Input = Ipa>>(mut sweep: Sweep<'_, '_, F, &'a Threads>, vm: &Vm<'a, F>) {
-    loop {
-        let mut flush = vm.guest.space().flush();
-        let change = Change::new().write_protect();
-        let pass = sweep.protect(change, &mut flush).unwrap();
-        assert!(flush.finish(|_| ()).is_ok());
-        if matches!(pass, Pass::Over) {
-            return;
-        }
+fn protect<'g, 's, F: Format<Input = Ipa>>(
+    mut sweep: Sweep<'g, 's, F, &'s Threads>,
+    gather: &mut Gather<'g, 's, F, &'s Threads>,
+) {
+    let change = Change::new().write_protect();
+    while sweep.protect(gather, change).unwrap() != Pass::Over {
+        assert!(gather.finish(|_| ()).is_ok());
     }
 }
 
-fn unmap<F: Format<Input = Ipa>>(mut sweep: Sweep<'_, '_, F, &Threads>) {
-    while let Pass::Went(taken) = sweep.unmap(|_| ControlFlow::Continue(())).unwrap() {
-        let cut = taken.issue().complete();
-        cut.quiet().ok().expect("nobody walks").finish(|_| ());
+fn unmap<'g, 's, F: Format<Input = Ipa>>(
+    mut sweep: Sweep<'g, 's, F, &'s Threads>,
+    gather: &mut Gather<'g, 's, F, &'s Threads>,
+) {
+    let all = |_| ControlFlow::Continue(());
+    while sweep.unmap(gather, all) == Ok(Pass::Went) {
+        assert!(gather.finish(|_| ()).is_ok());
     }
+    assert_eq!(sweep.unmap(gather, all), Ok(Pass::Over));
 }
 
 #[test]
 fn what_was_looked_up_before_a_sweep_is_not_mapped_after_it() {
     let (platform, cells) = (platform::<Ept<4>>(false), cells::<1>());
-    let vm = Vm::<Ept<4>>::new(&platform, &cells);
-    vm.guest.insert(Slot::memory(span(0, GIB), 0)).unwrap();
-    let request = vm.guest.request(&write(0x1000)).unwrap();
-    let mut sweep = vm.guest.sweep(span(0x1000, 0x1000));
-    let mut tables = TableCache::new();
-    let mut flush = vm.guest.space().flush();
+    let vm = vm::<Ept<4>>(&platform, &cells);
+    vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
+    let request = vm.request(&write(0x1000)).unwrap();
+    let mut sweep = vm.sweep(span(0x1000, 0x1000));
+    let mut gather = vm.gather();
     let page = Backing::new(Pa::new(0x9000), 4096);
-    assert!(tables.top_up::<Ept<4>, _>(&&platform, 3));
-    assert_eq!(
-        vm.guest.map(&request, &page, &mut tables, &mut flush),
-        Err(Refused::Retry)
-    );
+    assert!(gather.top_up(3));
+    assert_eq!(gather.map(&request, &page), Err(Refused::Retry));
     // One that has begun to map is waited for.
     let walk = platform.enter();
-    let mut other = vm.guest.sweep(span(0x1000, 0x1000));
-    assert!(matches!(
-        other.unmap(|_| ControlFlow::Continue(())),
-        Ok(Pass::Waiting)
-    ));
+    let mut other = vm.sweep(span(0x1000, 0x1000));
+    let all = |_| ControlFlow::Continue(());
+    assert_eq!(other.unmap(&mut gather, all), Ok(Pass::Waiting));
     drop(walk);
-    assert!(matches!(
-        other.unmap(|_| ControlFlow::Continue(())),
-        Ok(Pass::Went(_))
-    ));
-    assert!(matches!(
-        other.unmap(|_| ControlFlow::Continue(())),
-        Ok(Pass::Over)
-    ));
-    assert!(matches!(
-        sweep.unmap(|_| ControlFlow::Continue(())),
-        Ok(Pass::Went(_))
-    ));
-    // Looked up now, it is mapped.
-    let request = vm.guest.request(&write(0x1000)).unwrap();
-    assert_eq!(
-        vm.guest.map(&request, &page, &mut tables, &mut flush),
-        Ok(Mapped::Installed)
-    );
-    tables.release(&&platform);
-    assert!(flush.finish(|_| ()).is_ok());
+    assert_eq!(other.unmap(&mut gather, all), Ok(Pass::Went));
+    assert_eq!(other.unmap(&mut gather, all), Ok(Pass::Over));
+    assert_eq!(sweep.unmap(&mut gather, all), Ok(Pass::Went));
+    // Looked up after it, it is mapped.
+    let request = vm.request(&write(0x1000)).unwrap();
+    assert_eq!(gather.map(&request, &page), Ok(Mapped::Installed));
+    assert!(gather.finish(|_| ()).is_ok());
 }
 
 #[test]
 fn everything_is_dropped_at_once_and_settled_later() {
     let (platform, cells) = (platform::<K4>(false), cells::<1>());
-    let mut vm = Vm::<K4>::new(&platform, &cells);
-    vm.guest.insert(Slot::memory(span(0, 64 * GIB), 0)).unwrap();
+    let vm = vm::<K4>(&platform, &cells);
+    let mut cpu = Vcpu::of(&vm);
+    vm.insert(Slot::memory(span(0, 64 * GIB), 0)).unwrap();
     for gigabyte in 0..64 {
-        vm.fault(write(gigabyte * GIB + 0x5000), 4096).unwrap();
+        cpu.fault(write(gigabyte * GIB + 0x5000), 4096).unwrap();
     }
     let held = platform.tables();
     assert!(held > 128);
-    let mut sweep = vm.guest.sweep_all();
-    let Ok(Pass::Went(taken)) = sweep.unmap(|_| ControlFlow::Continue(())) else {
-        panic!()
-    };
-    assert!(matches!(
-        sweep.unmap(|_| ControlFlow::Continue(())),
-        Ok(Pass::Over)
-    ));
-    let cut = taken.issue().complete();
+    let mut sweep = vm.sweep_all();
+    let (all, mut gather) = (|_| ControlFlow::Continue(()), vm.gather());
+    assert_eq!(sweep.unmap(&mut gather, all), Ok(Pass::Went));
+    assert_eq!(sweep.unmap(&mut gather, all), Ok(Pass::Over));
+    let cut = gather.issue().complete();
     assert_eq!(platform.tables(), held);
-    assert_eq!(vm.size(0x5000), None);
+    assert_eq!(size(&vm, 0x5000), None);
     drop(sweep);
     // The guest goes on while what was below waits.
-    vm.fault(write(0x5000), 4096).unwrap();
+    cpu.fault(write(0x5000), 4096).unwrap();
     let mut pages = 0;
     cut.quiet().ok().unwrap().finish(|_| pages += 1);
     assert_eq!(pages, 64);
@@ -483,15 +451,16 @@ fn everything_is_dropped_at_once_and_settled_later() {
 #[test]
 fn a_page_that_the_host_replaced_is_cleaned_like_a_new_one() {
     let (platform, cells) = (platform::<K4>(true), cells::<1>());
-    let mut vm = Vm::<K4>::new(&platform, &cells);
-    vm.guest.insert(Slot::memory(span(0, GIB), 0)).unwrap();
+    let vm = vm::<K4>(&platform, &cells);
+    let mut cpu = Vcpu::of(&vm);
+    vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
     // Shared with others until it is written.
     let zero = Backing::new(Pa::new(0x10_0000), 4096).with_perms(Perms::READ);
-    assert_eq!(vm.fault_on(read(0x7000), zero), Ok(Mapped::Installed));
-    assert_eq!(vm.fault_on(write(0x7000), zero), Err(Refused::Denied));
+    assert_eq!(cpu.fault_on(read(0x7000), zero), Ok(Mapped::Installed));
+    assert_eq!(cpu.fault_on(write(0x7000), zero), Err(Refused::Denied));
     let own = Backing::new(Pa::new(0x20_0000), 4096);
     assert!(
-        matches!(vm.fault_on(write(0x7000), own), Ok(Mapped::Replaced(old)) if old.frame() == Pa::new(0x10_0000))
+        matches!(cpu.fault_on(write(0x7000), own), Ok(Mapped::Replaced(old)) if old.frame() == Pa::new(0x10_0000))
     );
     assert_eq!(platform.cleaned(), 2 * 4096);
 }
@@ -499,34 +468,32 @@ fn a_page_that_the_host_replaced_is_cleaned_like_a_new_one() {
 #[test]
 fn a_device_is_never_cleaned() {
     let (platform, cells) = (platform::<K4>(true), cells::<1>());
-    let mut vm = Vm::<K4>::new(&platform, &cells);
+    let vm = vm::<K4>(&platform, &cells);
+    let mut cpu = Vcpu::of(&vm);
     let device = Slot {
         memory: Memory::Device,
         ..Slot::memory(span(0, GIB), 0).with_perms(Perms::READ | Perms::WRITE)
     };
-    vm.guest.insert(device).unwrap();
-    assert_eq!(vm.fault(write(0), GIB), Ok(Mapped::Installed));
-    assert_eq!(vm.size(0), Some(GIB));
+    vm.insert(device).unwrap();
+    assert_eq!(cpu.fault(write(0), GIB), Ok(Mapped::Installed));
+    assert_eq!(size(&vm, 0), Some(GIB));
     assert_eq!(platform.cleaned(), 0);
 }
 
 #[test]
 fn accessed_pages_are_found_once() {
     let (platform, cells) = (platform::<K4>(false), cells::<1>());
-    let mut vm = Vm::<K4>::new(&platform, &cells);
-    vm.guest.insert(Slot::memory(span(0, GIB), 0)).unwrap();
+    let vm = vm::<K4>(&platform, &cells);
+    let mut cpu = Vcpu::of(&vm);
+    vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
     for page in 0..10 {
-        vm.fault(read(page << 12), 4096).unwrap();
+        cpu.fault(read(page << 12), 4096).unwrap();
     }
     let age = || {
-        let (mut young, mut flush) = (Vec::new(), vm.guest.space().flush());
-        let aged = vm.guest.space().age(
-            span(0, GIB),
-            |leaf| young.push(leaf.input().get() >> 12),
-            &mut flush,
-        );
+        let (mut young, mut gather) = (Vec::new(), vm.gather());
+        let aged = gather.age(span(0, GIB), |leaf| young.push(leaf.input().get() >> 12));
         assert_eq!(aged.unwrap().changed, !young.is_empty());
-        assert!(flush.finish(|_| ()).is_ok());
+        assert!(gather.finish(|_| ()).is_ok());
         young
     };
     assert_eq!(age(), (0..10).collect::<Vec<_>>());
@@ -535,6 +502,6 @@ fn accessed_pages_are_found_once() {
         cause: Cause::AccessFlag,
         ..read(3 << 12)
     };
-    vm.guest.touch(&touched).unwrap();
+    vm.touch(&touched).unwrap();
     assert_eq!(age(), [3]);
 }

@@ -19,8 +19,9 @@ use common::{Judged, words};
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
 use tablewright::hosted::Hosted;
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Flush, Invalidation, Leaf, Level,
-    Liveness, Mapping, Memory, Pa, Perms, Platform, Progress, Span, TableLink, Va, What,
+    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Gather, Hooks, Invalidation,
+    Leaf, Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress, Span, TableLink, Va,
+    What,
 };
 use tablewright_walker as walker;
 
@@ -410,27 +411,23 @@ unsafe impl<F: Judged> Platform for Machine<F> {
             walker.broken.retain(|_, broken| !broken.leaving);
         }
     }
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         self.memory.invalidate(what);
         let walker = &mut *self.walker.borrow_mut();
         // Whether leaves from `from` to `to` are covered, and whether tables are as well.
         let covers = |from: u64, to: u64, height: Option<u32>| match what.what {
             What::Everything => true,
-            What::Range {
-                first,
-                last,
-                level,
-                tables,
-            } => {
-                let meets = from <= last && first <= to;
-                match height {
-                    None => meets && tables,
-                    // A level that is told wrong invalidates nothing.
-                    Some(height) => {
-                        meets && level.is_none_or(|level| u32::from(level.height()) == height)
+            What::Ranges(ranges) => ranges.iter().any(|stale| {
+                let meets = from <= stale.last && stale.first <= to;
+                meets
+                    && match height {
+                        None => stale.tables,
+                        // A level that is told wrong invalidates nothing.
+                        Some(height) => stale
+                            .level
+                            .is_none_or(|level| u32::from(level.height()) == height),
                     }
-                }
-            }
+            }),
         };
         for table in walker.remembered.values_mut() {
             let last = table.first + ((1 << Self::shift(table.height + 1)) - 1);
@@ -448,6 +445,13 @@ unsafe impl<F: Judged> Platform for Machine<F> {
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         self.memory.link_of(frame)
     }
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        Some(self)
+    }
+}
+
+// SAFETY: each access is made as the default makes it (1.), after what the walker does before it.
+unsafe impl<F: Judged> Hooks for Machine<F> {
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         self.tick(entry, false);
         // SAFETY: passed on.
@@ -506,24 +510,12 @@ struct Told {
     dirty: bool,
 }
 
-struct World<'m, F: Judged> {
+struct World<'s, 'm, F: Judged> {
     machine: &'m Machine<F>,
-    space: AddressSpace<F, &'m Machine<F>>,
-    flush: Option<Flush<F, &'m Machine<F>>>,
+    gather: Gather<'s, F, &'m Machine<F>>,
 }
 
-impl<'m, F: Judged> World<'m, F> {
-    fn new(machine: &'m Machine<F>, liveness: Liveness) -> Self {
-        let mut space = AddressSpace::<F, _>::new(machine).unwrap();
-        common::used(&mut space, liveness);
-        machine.walker.borrow_mut().root = Some(space.root());
-        Self {
-            machine,
-            space,
-            flush: None,
-        }
-    }
-
+impl<F: Judged> World<'_, '_, F> {
     /// Compares what somebody was told about pages with the truth, which then is known.
     fn compare(&self, told: &[Told]) {
         let walker = &mut *self.machine.walker.borrow_mut();
@@ -572,7 +564,7 @@ impl<'m, F: Judged> World<'m, F> {
         let memory = &self.machine.memory;
         let mut told = Vec::new();
         let mut read = |table: u64, index: usize| memory.read(Pa::new(table), index).unwrap();
-        let root = self.space.root().get();
+        let root = self.gather.root().get();
         walker::leaves(F::REGIME, root, walker::Half::Lower, &mut read, |leaf| {
             let attrs = words(F::REGIME, leaf);
             told.push(Told {
@@ -591,35 +583,22 @@ impl<'m, F: Judged> World<'m, F> {
         assert_eq!(forgotten, None, "a page that nobody told anything about");
     }
 
-    fn flush(&mut self) -> Flush<F, &'m Machine<F>> {
-        match self.flush.take() {
-            Some(flush) => flush,
-            None => self.space.flush(),
-        }
-    }
-
     fn complete(&mut self) {
-        if let Some(flush) = self.flush.take() {
-            flush.finish(|_| panic!("no leaf was cut off"));
-        }
+        self.gather.flush(|_| panic!("no leaf was cut off"));
     }
 
     fn map(&mut self, at: Span<Va>, mapping: Mapping) {
         // What was unmapped or replaced here has to be forgotten first.
         self.complete();
-        let mut flush = self.flush();
         let frame = Pa::new(self.machine.extent + at.start().get());
-        match self.space.map(at, frame, mapping, &mut flush) {
+        match self.gather.map(at, frame, mapping) {
             Ok(()) | Err(EditError::AlreadyMapped(_) | EditError::OutOfTables) => {}
             Err(error) => panic!("{error:?}"),
         }
-        self.flush = Some(flush);
     }
 
     fn change(&mut self, at: Span<Va>, change: Change, clears: (bool, bool)) {
-        let mut flush = self.flush();
-        let result = self.space.protect(at, change, &mut flush);
-        match result {
+        match self.gather.protect(at, change) {
             Ok(()) => {
                 // Asked to forget what happened until now.
                 let inside = |page: &u64| at.contains(Va::new(*page));
@@ -634,18 +613,16 @@ impl<'m, F: Judged> World<'m, F> {
             Err(EditError::OutOfTables | EditError::NeedsBreak(_)) => {}
             Err(error) => panic!("{error:?}"),
         }
-        self.flush = Some(flush);
     }
 
     fn unmap(&mut self, at: Span<Va>) {
         self.complete();
         let (mut first, last) = (at.start(), at.last());
         loop {
-            let mut flush = self.flush();
             let (mut held, mut told) = (Vec::new(), Vec::new());
             let part = Span::inclusive(first, last).unwrap();
             let unbroken = self.machine.unbroken.replace(false);
-            let progress = self.space.unmap(part, &mut flush, |leaf| {
+            let progress = self.gather.unmap(part, |leaf| {
                 held.push(leaf);
                 ControlFlow::Continue(())
             });
@@ -657,11 +634,11 @@ impl<'m, F: Judged> World<'m, F> {
                     self.machine.access(page, true);
                 }
             }
-            let completed = flush.issue().complete();
+            self.gather.flush(|leaf| told.push(Self::told(&leaf)));
             for leaf in held {
-                told.push(Self::told(&completed.release(leaf).unwrap()));
+                // SAFETY: its gather has been flushed (1.).
+                told.push(Self::told(&unsafe { leaf.assume_complete() }));
             }
-            completed.finish(|leaf| told.push(Self::told(&leaf)));
             self.compare(&told);
             match progress {
                 Ok(Progress::Done) => return,
@@ -718,21 +695,13 @@ impl<'m, F: Judged> World<'m, F> {
                 };
                 self.change(at, change.memory(memory).software(3), (false, false));
             }
-            12..=13 => {
-                let mut flush = self.flush();
-                match self.space.split(at, Level::PAGE, &mut flush) {
-                    Ok(()) | Err(EditError::OutOfTables | EditError::NeedsBreak(_)) => {}
-                    Err(error) => panic!("{error:?}"),
-                }
-                self.flush = Some(flush);
-            }
+            12..=13 => match self.gather.split(at, Level::PAGE) {
+                Ok(()) | Err(EditError::OutOfTables | EditError::NeedsBreak(_)) => {}
+                Err(error) => panic!("{error:?}"),
+            },
             _ => {
                 let runs = dice.roll(2) == 0;
-                let mut flush = self.flush();
-                self.space
-                    .collapse(at, Level::new(1), runs, &mut flush)
-                    .unwrap();
-                self.flush = Some(flush);
+                self.gather.collapse(at, Level::new(1), runs).unwrap();
             }
         }
         if self.machine.dice.roll(2) == 0 {
@@ -756,7 +725,13 @@ fn race<F: Judged>(seed: u64, liveness: Liveness, anywhere_in_a_run: bool) {
     let extent = blocks << F::shift(Level::new(1));
     let mut machine = Machine::<F>::new(seed, caps, extent);
     machine.anywhere_in_a_run = anywhere_in_a_run;
-    let mut world = World::new(&machine, liveness);
+    let mut space = AddressSpace::<F, _>::new(&machine).unwrap();
+    common::used(&mut space, liveness);
+    machine.walker.borrow_mut().root = Some(space.root());
+    let mut world = World {
+        machine: &machine,
+        gather: space.gather(),
+    };
     // Something to begin with, so that not every edit meets a hole.
     let untouched = Attrs {
         accessed: false,
@@ -776,8 +751,9 @@ fn race<F: Judged>(seed: u64, liveness: Liveness, anywhere_in_a_run: bool) {
     }
     world.complete();
     world.compare_tables();
-    common::used(&mut world.space, Liveness::Dead);
-    assert!(world.space.destroy(|_| ()).is_ok());
+    drop(world);
+    common::used(&mut space, Liveness::Dead);
+    assert!(space.destroy(|_| ()).is_ok());
     let counts = machine.memory.counts();
     assert_eq!((counts.tables, counts.bad_frees), (0, 0));
 }

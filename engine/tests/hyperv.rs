@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use tablewright::flush::{Invalidation, What};
 use tablewright::hyperv::{
     Call, Decoded, Encoder, Flags, FlushQueue, HostCaps, Input, LIST, LIST_EX, Messenger, Output,
-    PAGE_WORDS, PROCESSORS, Pages, Range, Refusal, Scope, Status, Targets, VpSet, decode,
+    PAGE_WORDS, PROCESSORS, Pages, Range, Refusal, Status, Targets, VpSet, decode,
 };
+use tablewright::{Invalidation, Pa, Stale, What};
 
 const HOST: HostCaps = HostCaps {
     processors: PROCESSORS,
@@ -18,15 +18,21 @@ const HOST: HostCaps = HostCaps {
 };
 const ROOT: u64 = 0x1234_5000;
 
-fn range(first: u64, last: u64) -> Invalidation {
+fn range(first: u64, last: u64) -> Stale {
+    Stale {
+        first,
+        last,
+        level: None,
+        tables: false,
+    }
+}
+
+fn flush(what: What<'_>, global: bool) -> Invalidation<'_> {
     Invalidation {
-        id: 0,
-        what: What::Range {
-            first,
-            last,
-            level: None,
-            tables: false,
-        },
+        root: Pa::new(ROOT),
+        id: 7,
+        global,
+        what,
     }
 }
 
@@ -42,11 +48,10 @@ fn set(processors: impl IntoIterator<Item = u32>) -> VpSet {
 fn through(
     encoder: Encoder,
     targets: Targets<'_>,
-    scope: Scope,
-    what: &[Invalidation],
+    flush: &Invalidation<'_>,
 ) -> Result<Option<Decoded>, Refusal> {
     let mut page = [0xaaaa_aaaa_aaaa_aaaa; PAGE_WORDS];
-    let input = encoder.encode(&mut page, targets, scope, what)?;
+    let input = encoder.encode(&mut page, targets, flush)?;
     Ok(input.map(|input| decode(input, 0x7000, &page, &HOST).expect("a call that makes sense")))
 }
 
@@ -92,37 +97,33 @@ proptest! {
     fn a_host_flushes_what_a_guest_asks_for(
         ranges in ranges(),
         processors in prop::collection::btree_set(prop_oneof![0..64u32, 0..PROCESSORS], 0..200),
-        everybody in prop::bool::weighted(0.1),
+        everywhere in prop::bool::weighted(0.1),
         everything in prop::bool::weighted(0.1),
-        all_spaces in prop::bool::weighted(0.2),
+        global in prop::bool::weighted(0.2),
         most_ranges in prop_oneof![Just(16usize), 0..600usize],
-        pcid in 0..4096u64,
     ) {
         let set = set(processors.iter().copied());
-        let targets = if everybody { Targets::All } else { Targets::Set(&set) };
-        let scope = if all_spaces { Scope::All } else { Scope::Space(1 << 63 | ROOT | pcid) };
-        let mut what: Vec<_> = ranges.iter().map(|&(first, last)| range(first, last)).collect();
-        if everything {
-            what.push(Invalidation { id: 0, what: What::Everything });
-        }
+        let targets = if everywhere { Targets::All } else { Targets::Set(&set) };
+        let list: Vec<_> = ranges.iter().map(|&(first, last)| range(first, last)).collect();
+        let what = if everything { What::Everything } else { What::Ranges(&list) };
         let encoder = Encoder { most_ranges, takes_sets: true };
-        let decoded = through(encoder, targets, scope, &what).unwrap();
-        if !everybody && processors.is_empty() {
+        let decoded = through(encoder, targets, &flush(what, global)).unwrap();
+        if !everywhere && processors.is_empty() {
             prop_assert_eq!(decoded, None);
             return Ok(());
         }
         let decoded = decoded.expect("a call");
         let told: Option<BTreeSet<u32>> = decoded.targets.map(|set| set.iter().collect());
-        prop_assert_eq!(told, (!everybody).then_some(processors));
-        prop_assert_eq!(decoded.space, (!all_spaces).then_some(ROOT));
+        prop_assert_eq!(told, (!everywhere).then_some(processors));
+        prop_assert_eq!(decoded.space, (!global).then_some(ROOT));
         let needed: u64 = ranges.iter().map(|&(first, last)| elements(first, last)).sum();
         let banks = decoded.targets.map_or(0, |set| set.valid().count_ones() as usize);
         let large = decoded.targets.is_some_and(|set| set.iter().any(|vp| vp >= 64));
         let room = if large { LIST_EX - banks } else { LIST };
         let listed = !everything && needed <= room.min(most_ranges) as u64;
         prop_assert_eq!(decoded.is_everything(), !listed);
-        // With a list, the flag for what is not global is not allowed; with an address space, what is global stays.
-        prop_assert_eq!(decoded.non_global_only, !listed && !all_spaces);
+        // With a list, the flag for what is not global is not allowed.
+        prop_assert_eq!(decoded.non_global_only, !listed && !global);
         if listed {
             prop_assert_eq!(all_of(&decoded), ranges);
             prop_assert_eq!(decoded.reps() as u64, needed);
@@ -148,7 +149,8 @@ fn a_page_holds_what_it_holds_and_no_more() {
     ] {
         let targets = Targets::Set(&processors);
         let send = |count| {
-            let decoded = through(encoder, targets, Scope::Space(ROOT), &ranges(count));
+            let ranges = ranges(count);
+            let decoded = through(encoder, targets, &flush(What::Ranges(&ranges), false));
             decoded.unwrap().unwrap()
         };
         assert_eq!(send(room).ranges().count() as u64, room);
@@ -157,7 +159,7 @@ fn a_page_holds_what_it_holds_and_no_more() {
     // As many pages as one element holds, and one more.
     for (pages, needed) in [(4096, 1), (4097, 2), (8192, 2), (8193, 3)] {
         let what = [range(0, pages * 4096 - 1)];
-        let decoded = through(encoder, Targets::All, Scope::All, &what)
+        let decoded = through(encoder, Targets::All, &flush(What::Ranges(&what), true))
             .unwrap()
             .unwrap();
         assert_eq!(decoded.reps(), needed);
@@ -169,39 +171,33 @@ fn a_page_holds_what_it_holds_and_no_more() {
 }
 
 #[test]
-fn nobody_is_not_everybody_and_too_many_are_refused() {
+fn an_empty_set_is_not_all_and_too_many_are_refused() {
     let none = VpSet::EMPTY;
-    let what = [range(0, 4095)];
+    let ranges = [range(0, 4095)];
+    let what = &flush(What::Ranges(&ranges), false);
     let encoder = Encoder::default();
-    let scope = Scope::Space(ROOT);
-    assert_eq!(
-        through(encoder, Targets::Set(&none), scope, &what),
-        Ok(None)
-    );
-    assert_eq!(through(encoder, Targets::All, scope, &[]), Ok(None));
+    assert_eq!(through(encoder, Targets::Set(&none), what), Ok(None));
+    let nothing = flush(What::Ranges(&[]), true);
+    assert_eq!(through(encoder, Targets::All, &nothing), Ok(None));
     let old = Encoder {
         takes_sets: false,
         ..encoder
     };
     let far = set([64]);
     assert_eq!(
-        through(old, Targets::Set(&far), scope, &what),
+        through(old, Targets::Set(&far), what),
         Err(Refusal::NeedsSet)
     );
     let near = set([63]);
-    assert!(
-        through(old, Targets::Set(&near), scope, &what)
-            .unwrap()
-            .is_some()
-    );
+    assert!(through(old, Targets::Set(&near), what).unwrap().is_some());
     // Banks of an earlier flush are not there any more.
     let mut page = [0; PAGE_WORDS];
     let wide = set([1, 70, 140, 4000]);
     encoder
-        .encode(&mut page, Targets::Set(&wide), scope, &what)
+        .encode(&mut page, Targets::Set(&wide), what)
         .unwrap();
     let input = encoder
-        .encode(&mut page, Targets::Set(&far), scope, &what)
+        .encode(&mut page, Targets::Set(&far), what)
         .unwrap()
         .unwrap();
     assert_eq!(decode(input, 0, &page, &HOST).unwrap().targets, Some(far));
@@ -234,9 +230,10 @@ unsafe impl Messenger for &Slow {
 
 #[test]
 fn a_call_goes_on_where_the_host_has_stopped() {
-    let what: Vec<_> = (0..10u64)
+    let ranges: Vec<_> = (0..10u64)
         .map(|page| range(page << 13, (page << 13) + 4095))
         .collect();
+    let what = flush(What::Ranges(&ranges), false);
     let expected: Vec<u64> = (0..10).map(|page| page << 13).collect();
     let mut page = [0; PAGE_WORDS];
     for step in [1, 3, 10] {
@@ -245,8 +242,7 @@ fn a_call_goes_on_where_the_host_has_stopped() {
             fails_at: usize::MAX,
             done: Vec::new().into(),
         };
-        let scope = Scope::Space(ROOT);
-        let sent = Encoder::default().send(&&host, Some(&mut page), Targets::All, scope, &what);
+        let sent = Encoder::default().send(&&host, Some(&mut page), Targets::All, &what);
         assert_eq!(sent, Ok(()));
         assert_eq!(*host.done.borrow(), expected);
     }
@@ -255,13 +251,12 @@ fn a_call_goes_on_where_the_host_has_stopped() {
         fails_at,
         done: Vec::new().into(),
     };
-    let mut send = |host: &Slow| {
-        Encoder::default().send(&host, Some(&mut page), Targets::All, Scope::All, &what)
-    };
+    let mut send =
+        |host: &Slow| Encoder::default().send(&host, Some(&mut page), Targets::All, &what);
     assert_eq!(send(&host(3, 6)), Err(Refusal::Status(Status(11))));
     // One that does nothing and says that all is well would be asked for ever.
     assert_eq!(send(&host(0, 99)), Err(Refusal::Status(Status::INPUT)));
-    let sent = Encoder::default().send(&&host(1, 99), None, Targets::All, Scope::All, &what);
+    let sent = Encoder::default().send(&&host(1, 99), None, Targets::All, &what);
     assert_eq!(sent, Err(Refusal::NoPage));
 }
 
@@ -417,7 +412,7 @@ fn every_field_that_is_wrong_gets_its_status() {
 }
 
 #[test]
-fn an_empty_mask_means_everybody_and_nobody_beyond_the_last_is_told() {
+fn an_empty_mask_means_all_and_none_beyond_the_last_is_told() {
     let (input, mut page) = sane(Call::Space);
     page[2] = 0;
     assert_eq!(decode(input, 0, &page, &HOST).unwrap().targets, None);

@@ -13,14 +13,14 @@ use std::ptr::NonNull;
 use common::{Judged, Mapped, Model, judge};
 use proptest::prelude::*;
 use tablewright::format::{Arm64K4, Arm64K16, Arm64K64Wide, X86_64};
-use tablewright::hosted::Hosted;
+use tablewright::hosted::{Hosted, Told};
 use tablewright::linear::{
     Coarse, Direct, Identity, LinearError, LinearMap, MemoryMap, SlotMemory, Slots, Window,
     Windowed,
 };
 use tablewright::{
     AddressSpace, Attrs, Barrier, Change, EditError, Entry, Format, Invalidation, Level, Mapping,
-    Pa, Perms, Platform, Span, Va, What,
+    Pa, Perms, Platform, Span, Stale, Va,
 };
 
 const SLOTS: usize = 16;
@@ -74,15 +74,10 @@ unsafe impl<F: Judged> Platform for Boot<F> {
             }
         }
     }
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         self.memory.invalidate(what);
-        let covered = |slot: &usize| match what.what {
-            What::Everything => true,
-            What::Range { first, last, .. } => {
-                let at = SLOT_BASE + ((*slot as u64) << F::PAGE_SHIFT);
-                first <= at && at <= last
-            }
-        };
+        let told = Told::from(what);
+        let covered = |slot: &usize| told.covers(SLOT_BASE + ((*slot as u64) << F::PAGE_SHIFT));
         // Only what is not mapped at this moment is forgotten for good.
         let gone = |slot: &usize| self.slots[*slot].load() & 1 == 0;
         self.issued
@@ -123,7 +118,7 @@ fn slots<F: Judged>(boot: &Boot<F>) -> Slots<'_, F, Boot<F>, SlotsOf<'_, F>, SLO
             Va::new(SLOT_BASE),
             entries,
             &Attrs::KERNEL_DATA,
-            0,
+            (Pa::new(0), 0),
         )
     }
     .unwrap()
@@ -175,14 +170,14 @@ fn expected<F: Format>(memory: &MemoryMap<'_>, offset: u64, rest: Attrs) -> Mode
 fn slots_are_cleared_together_and_never_reused_before_completion() {
     let boot = Boot::<Arm64K4>::new(700);
     let window = slots(&boot);
-    let platform = Windowed::new(&boot, &window);
+    // SAFETY: the slots show all frames of the boot memory (1.).
+    let platform = unsafe { Windowed::new(&boot, &window) };
     let mut space = AddressSpace::<Arm64K4, _>::new(platform).unwrap();
-    let mut flush = space.flush();
     let size = 512u64 << 21;
     let all = Span::new(Va::new(0), size).unwrap();
     let before = boot.memory.counts();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    space.map(all, Pa::new(0), mapping, &mut flush).unwrap();
+    space.map(all, Pa::new(0), mapping).unwrap();
     window.end_batch();
     let counts = boot.memory.counts();
     // 512 last-level tables and the two above them were each shown once; a completion serves at least a dozen.
@@ -197,7 +192,6 @@ fn slots_are_cleared_together_and_never_reused_before_completion() {
     // After the batch nothing is mapped and nothing is remembered.
     assert!(boot.slots.iter().all(|entry| entry.load() == 0));
     assert!(boot.remembered.borrow().is_empty());
-    flush.finish(|_| ());
 }
 
 #[test]
@@ -217,16 +211,18 @@ fn the_coarse_map_invalidates_nothing_until_the_end_and_covers_only_what_it_may(
         root: Cell::new(None),
     };
     let window = slots(&boot);
-    let coarse =
-        Coarse::<Arm64K4, _, _, _>::new(&boot, &identity, &window, memory, Attrs::KERNEL_DATA, 7)
-            .unwrap();
+    let attrs = Attrs::KERNEL_DATA;
+    // SAFETY: the slots show all frames of the boot memory (1.); nothing loads the root (2.).
+    let coarse = unsafe {
+        Coarse::<Arm64K4, _, _, _>::new(&boot, &identity, &window, memory, attrs, 7).unwrap()
+    };
     identity.root.set(Some(coarse.root()));
-    let platform = Windowed::new(&boot, &coarse);
+    // SAFETY: the coarse map, or the slots under it, show all frames of the boot memory (1.).
+    let platform = unsafe { Windowed::new(&boot, &coarse) };
     let mut space = AddressSpace::<Arm64K4, _>::new(platform).unwrap();
-    let mut flush = space.flush();
     let all = Span::new(Va::new(0), 2500 << 21).unwrap();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    space.map(all, Pa::new(0), mapping, &mut flush).unwrap();
+    space.map(all, Pa::new(0), mapping).unwrap();
     let counts = boot.memory.counts();
     assert_eq!(
         counts.invalidations, 0,
@@ -252,7 +248,6 @@ fn the_coarse_map_invalidates_nothing_until_the_end_and_covers_only_what_it_may(
         );
     }
     assert!(covered >= 2500 << 12);
-    flush.finish(|_| ());
     let root = space.root();
     let before = boot.memory.counts();
     window.end_batch();
@@ -274,7 +269,8 @@ fn the_coarse_map_invalidates_nothing_until_the_end_and_covers_only_what_it_may(
 fn a_second_root_and_tables_without_a_map_use_the_same_window() {
     let boot = Boot::<Arm64K16>::new(40);
     let window = slots(&boot);
-    let platform = Windowed::new(&boot, &window);
+    // SAFETY: the slots show all frames of the boot memory (1.).
+    let platform = unsafe { Windowed::new(&boot, &window) };
     let mut main = AddressSpace::<Arm64K16, _>::new(platform).unwrap();
     let mut trampoline = AddressSpace::<Arm64K16, _>::new(platform).unwrap();
     // Allocated without being mapped: the window is not asked.
@@ -283,34 +279,22 @@ fn a_second_root_and_tables_without_a_map_use_the_same_window() {
     assert_eq!(boot.opened.get(), opened);
 
     let page = Span::new(Va::new(0x4000), 0x4000).unwrap();
-    let mut flush = main.flush();
-    main.map(page, Pa::new(0), Attrs::KERNEL_TEXT, &mut flush)
-        .unwrap();
-    let mut other = trampoline.flush();
-    trampoline
-        .map(page, Pa::new(0), Attrs::KERNEL_TEXT, &mut other)
-        .unwrap();
+    for space in [&mut main, &mut trampoline] {
+        space.map(page, Pa::new(0), Attrs::KERNEL_TEXT).unwrap();
+    }
     // Mapped without allocation, beside what is there; where a table is missing it is said so.
     let allocations = boot.memory.counts().allocations;
     let mapping = Mapping::new(Attrs::KERNEL_DATA).without_allocation();
     let next = Span::new(Va::new(0x8000), 0x4000).unwrap();
-    main.map(next, Pa::new(0x4000), mapping, &mut flush)
-        .unwrap();
+    main.map(next, Pa::new(0x4000), mapping).unwrap();
     let far = Span::new(Va::new(0x40_0000_0000), 0x4000).unwrap();
     assert_eq!(
-        main.map(far, Pa::new(0), mapping, &mut flush),
+        main.map(far, Pa::new(0), mapping),
         Err(EditError::NeedsTable(far.start()))
     );
     assert_eq!(boot.memory.counts().allocations, allocations);
-    // A flush of one space is refused by the other.
-    assert_eq!(
-        main.map(far, Pa::new(0), Attrs::KERNEL_DATA, &mut other),
-        Err(EditError::ForeignFlush)
-    );
     // SAFETY: the frame was never used.
     unsafe { platform.free_table(spare, Level::PAGE) };
-    flush.finish(|_| ());
-    other.finish(|_| ());
     assert!(main.destroy(|_| ()).is_ok() && trampoline.destroy(|_| ()).is_ok());
     assert_eq!(boot.memory.counts().tables, 0);
 }
@@ -321,23 +305,20 @@ fn memory_comes_and_goes_and_is_sealed_with_one_invalidation() {
     let mut space = AddressSpace::<X86_64<4>, _>::new(&memory).unwrap();
     let offset = 0xffff_8880_0000_0000;
     let linear = LinearMap::new(Va::new(offset), Mapping::new(Attrs::KERNEL_DATA));
-    let mut flush = space.flush();
     let boot = [span(0x10_0000, 0x3ff0_0000)];
     let map = MemoryMap {
         ram: &boot,
         reserved: &[],
         special: &[(span(0x100_0000, 0x40_0000), Attrs::KERNEL_TEXT)],
     };
-    linear.build(&mut space, &map, &mut flush).unwrap();
-    flush.finish(|_| ());
+    linear.build(&mut space, &map).unwrap();
     space.make_live();
 
     let both = [boot[0], span(0x1_0000_0000, 0x4000_0000)];
     let grown = MemoryMap { ram: &both, ..map };
-    let mut flush = space.flush();
-    linear.add(&mut space, &grown, both[1], &mut flush).unwrap();
+    linear.add(&mut space, &grown, both[1]).unwrap();
     assert_eq!(
-        linear.add(&mut space, &grown, span(0x9_0000_0000, 0x1000), &mut flush),
+        linear.add(&mut space, &grown, span(0x9_0000_0000, 0x1000)),
         Err(LinearError::NotRam(span(0x9_0000_0000, 0x1000)))
     );
     let expected_all = expected::<X86_64<4>>(&grown, offset, Attrs::KERNEL_DATA);
@@ -349,32 +330,31 @@ fn memory_comes_and_goes_and_is_sealed_with_one_invalidation() {
     // Sealing: whole leaves, so nothing is split, and one range is invalidated.
     memory.record();
     let seal = Change::new().perms(Perms::READ);
+    let mut gather = space.gather();
     linear
-        .protect(&mut space, span(0x200_0000, 0x40_0000), seal, &mut flush)
+        .protect(&mut gather, span(0x200_0000, 0x40_0000), seal)
         .unwrap();
-    flush.finish(|_| ());
+    gather.flush(|_| ());
     let log = memory.take_log();
     assert_eq!(log.len(), 1);
     let first = offset + 0x200_0000;
+    let stale = Stale {
+        first,
+        last: first + 0x3f_ffff,
+        level: Some(Level::new(1)),
+        tables: false,
+    };
     assert_eq!(
-        log[0].what,
-        What::Range {
-            first,
-            last: first + 0x3f_ffff,
-            level: Some(Level::new(1)),
-            tables: false
-        }
+        (log[0].everything, &log[0].ranges[..]),
+        (false, &[stale][..])
     );
 
-    let mut flush = space.flush();
     let mut removed = 0;
     let progress = linear
-        .remove(&mut space, both[1], &mut flush, |_| {
-            ControlFlow::Continue(())
-        })
+        .remove(&mut gather, both[1], |_| ControlFlow::Continue(()))
         .unwrap();
     assert!(progress.is_done());
-    flush.finish(|leaf| removed += leaf.size());
+    gather.finish(|leaf| removed += leaf.size());
     // One 1 GiB leaf: it was cut off by itself, not with a table.
     assert_eq!(removed, 0);
     assert!(space.query(Va::new(offset + 0x1_0000_0000)).is_none());
@@ -391,10 +371,8 @@ fn a_map_that_fails_takes_back_what_it_mapped() {
         reserved: &[],
         special: &[],
     };
-    let mut flush = space.flush();
-    let result = linear.build(&mut space, &map, &mut flush);
+    let result = linear.build(&mut space, &map);
     assert_eq!(result, Err(LinearError::Edit(EditError::OutOfTables)));
-    flush.finish(|_| ());
     assert!(judge::<X86_64<4>>(&memory, space.root()).0.is_empty());
     assert!(space.destroy(|_| ()).is_ok());
     assert_eq!(memory.counts().tables, 0);
@@ -411,9 +389,7 @@ fn the_wide_formats_map_memory_beyond_48_bits() {
         reserved: &[],
         special: &[],
     };
-    let mut flush = space.flush();
-    linear.build(&mut space, &map, &mut flush).unwrap();
-    flush.finish(|_| ());
+    linear.build(&mut space, &map).unwrap();
     let found = judge::<Arm64K64Wide>(&memory, space.root());
     assert_eq!(found.0.len(), 1);
     assert_eq!(
@@ -471,9 +447,7 @@ proptest! {
             mapping = mapping.pages_only();
         }
         let linear = LinearMap::new(Va::new(0x10_0000_0000), mapping);
-        let mut flush = space.flush();
-        linear.build(&mut space, &map, &mut flush).unwrap();
-        flush.finish(|_| ());
+        linear.build(&mut space, &map).unwrap();
         let model = expected::<Arm64K4>(&map, 0x10_0000_0000, Attrs::KERNEL_DATA);
         prop_assert_eq!(judge::<Arm64K4>(&memory, space.root()), model.stretches());
     }

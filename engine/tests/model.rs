@@ -6,13 +6,14 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use common::{Decoded, Mapped, Model, Stretches, is_guest, judge, snapshot};
 use proptest::prelude::*;
 use tablewright::hosted::Hosted;
 use tablewright::{
-    Address, AddressSpace, Attrs, Caps, Change, EditError, Flush, Format, Leaf, Level, Liveness,
+    Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Gather, Leaf, Level, Liveness,
     Mapping, Memory, Pa, Perms, Platform, Progress, Span,
 };
 
@@ -220,23 +221,21 @@ impl<'h, F: Decoded> World<'h, F> {
     }
 
     /// Runs an edit with 0, 1, 2, ... allocations allowed until it does not run out of them; each time that it does,
-    /// nothing has changed.
+    /// nothing has changed. Then completes it by `complete`.
     fn exhaust<T>(
         &mut self,
-        mut edit: impl FnMut(
-            &mut AddressSpace<F, &'h Hosted>,
-            &mut Flush<F, &'h Hosted>,
-        ) -> Outcome<F, T>,
-    ) -> (Outcome<F, T>, Flush<F, &'h Hosted>) {
+        mut edit: impl FnMut(&mut Gather<'_, F, &'h Hosted>) -> Outcome<F, T>,
+        complete: impl FnOnce(Gather<'_, F, &'h Hosted>, &Outcome<F, T>),
+    ) -> Outcome<F, T> {
         let before = snapshot::<F>(self.platform, self.space.root());
         let tables = self.platform.counts().tables;
+        let mut gather = self.space.gather();
         let mut allowed = 0;
         loop {
             // Beyond the first twenty points, some; and at last, all that there are.
             self.platform
                 .limit_allocations((allowed < 700).then_some(allowed));
-            let mut flush = self.space.flush();
-            let result = edit(&mut self.space, &mut flush);
+            let result = edit(&mut gather);
             self.platform.limit_allocations(None);
             if result.is_err() {
                 assert_eq!(
@@ -244,18 +243,29 @@ impl<'h, F: Decoded> World<'h, F> {
                     tables,
                     "a failed edit leaked tables"
                 );
-                let after = snapshot::<F>(self.platform, self.space.root());
+                let after = snapshot::<F>(self.platform, gather.root());
                 assert_eq!(before, after, "a failed edit left a trace");
                 assert!(
-                    flush.is_clean(),
+                    gather.is_clean(),
                     "a failed edit left something to invalidate"
                 );
             }
             if !matches!(result, Err(EditError::OutOfTables)) || allowed >= 700 {
-                return (result, flush);
+                complete(gather, &result);
+                return result;
             }
             allowed += if allowed < 20 { 1 } else { 85 };
         }
+    }
+
+    /// The same of an edit that cuts no leaf off.
+    fn exhaust_and_finish<T>(
+        &mut self,
+        edit: impl FnMut(&mut Gather<'_, F, &'h Hosted>) -> Outcome<F, T>,
+    ) -> Outcome<F, T> {
+        self.exhaust(edit, |gather, _| {
+            gather.finish(|_| panic!("a leaf was cut off"));
+        })
     }
 
     fn check(&mut self) {
@@ -351,8 +361,7 @@ impl<'h, F: Decoded> World<'h, F> {
                 if leaves & 12 == 12 {
                     mapping = mapping.without_allocation();
                 }
-                let (result, flush) =
-                    self.exhaust(|space, flush| space.map(span, frame, mapping, flush));
+                let result = self.exhaust_and_finish(|gather| gather.map(span, frame, mapping));
                 let (first, last) = (span.start().bits(), span.last().bits());
                 match result {
                     Ok(()) => self.model.map(first, span.size(), frame.get(), attrs),
@@ -373,7 +382,6 @@ impl<'h, F: Decoded> World<'h, F> {
                     Err(EditError::OutOfTables) => {}
                     Err(error) => panic!("{error:?}"),
                 }
-                flush.finish(|_| panic!("a map cuts nothing off"));
             }
             Op::Unmap {
                 place,
@@ -389,10 +397,11 @@ impl<'h, F: Decoded> World<'h, F> {
                     let part =
                         Span::inclusive(F::Input::from_bits(first), F::Input::from_bits(last))
                             .unwrap();
-                    let mut held = Vec::new();
-                    let (result, flush) = self.exhaust(|space, flush| {
+                    let held = RefCell::new(Vec::new());
+                    let edit = |gather: &mut Gather<'_, F, &'h Hosted>| {
+                        let mut held = held.borrow_mut();
                         held.clear();
-                        space.unmap(part, flush, |leaf| {
+                        gather.unmap(part, |leaf| {
                             held.push(leaf);
                             if held.len() > usize::from(*stop_after) {
                                 ControlFlow::Break(())
@@ -400,44 +409,42 @@ impl<'h, F: Decoded> World<'h, F> {
                                 ControlFlow::Continue(())
                             }
                         })
-                    });
-                    let progress = match result {
-                        Ok(progress) => progress,
-                        Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => {
-                            flush.finish(|_| panic!("a refused edit cuts nothing off"));
-                            break;
-                        }
-                        Err(error) => panic!("{error:?}"),
                     };
-                    let mut completed = flush.issue().complete();
-                    let mut add = |leaf: Leaf<F>| {
-                        gone.0.push((
-                            leaf.input().bits(),
-                            Mapped {
+                    let result = self.exhaust(edit, |gather, result| {
+                        let mut completed = gather.issue().complete();
+                        let mut add = |leaf: Leaf<F>| {
+                            assert!(result.is_ok(), "a refused edit cuts nothing off");
+                            let mapped = Mapped {
                                 size: leaf.size(),
                                 pa: leaf.frame().get(),
                                 attrs: leaf.attrs(),
-                            },
-                        ));
+                            };
+                            gone.0.push((leaf.input().bits(), mapped));
+                        };
+                        for leaf in held.take() {
+                            add(completed.release(leaf).expect("a leaf of this gather"));
+                        }
+                        if *several {
+                            // Settling stops after every few leaves and goes on.
+                            let mut count = 0u32;
+                            while !completed.settle(|leaf| {
+                                add(leaf);
+                                count += 1;
+                                if count.is_multiple_of(7) {
+                                    ControlFlow::Break(())
+                                } else {
+                                    ControlFlow::Continue(())
+                                }
+                            }) {}
+                        } else {
+                            completed.finish(add);
+                        }
+                    });
+                    let progress = match result {
+                        Ok(progress) => progress,
+                        Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => break,
+                        Err(error) => panic!("{error:?}"),
                     };
-                    for leaf in held {
-                        add(completed.release(leaf).expect("a leaf of this flush"));
-                    }
-                    if *several {
-                        // Settling stops after every few leaves and goes on.
-                        let mut count = 0u32;
-                        while !completed.settle(|leaf| {
-                            add(leaf);
-                            count += 1;
-                            if count.is_multiple_of(7) {
-                                ControlFlow::Break(())
-                            } else {
-                                ControlFlow::Continue(())
-                            }
-                        }) {}
-                    } else {
-                        completed.finish(add);
-                    }
                     match progress {
                         Progress::Done => {
                             let expected = self.model.unmap(span.start().bits(), last);
@@ -464,8 +471,7 @@ impl<'h, F: Decoded> World<'h, F> {
                     CHANGES
                 };
                 let change = choices[usize::from(*change) % choices.len()];
-                let (result, flush) =
-                    self.exhaust(|space, flush| space.protect(span, change, flush));
+                let result = self.exhaust_and_finish(|gather| gather.protect(span, change));
                 match result {
                     Ok(()) => self
                         .model
@@ -475,7 +481,6 @@ impl<'h, F: Decoded> World<'h, F> {
                     Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => {}
                     Err(error) => panic!("{error:?}"),
                 }
-                flush.finish(|_| panic!("a change of attributes cuts nothing off"));
             }
             Op::Split { place, level } => {
                 let Some(span) = place.span::<F>() else {
@@ -487,7 +492,7 @@ impl<'h, F: Decoded> World<'h, F> {
                 } else {
                     1.max(*level)
                 });
-                let (result, flush) = self.exhaust(|space, flush| space.split(span, level, flush));
+                let result = self.exhaust_and_finish(|gather| gather.split(span, level));
                 match result {
                     Ok(()) => {
                         self.space
@@ -501,7 +506,6 @@ impl<'h, F: Decoded> World<'h, F> {
                     Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => {}
                     Err(error) => panic!("{error:?}"),
                 }
-                flush.finish(|_| panic!("a split cuts nothing off"));
             }
             Op::Collapse { place, level, runs } => {
                 let Some(span) = place.span::<F>() else {
@@ -510,14 +514,12 @@ impl<'h, F: Decoded> World<'h, F> {
                 let level = Level::new(*level);
                 // What is merged has the bits of all: the model does the same, over what was merged.
                 let before = judge::<F>(self.platform, self.space.root());
-                let (result, flush) =
-                    self.exhaust(|space, flush| space.collapse(span, level, *runs, flush));
+                let result = self.exhaust_and_finish(|gather| gather.collapse(span, level, *runs));
                 match result {
                     Ok(_) => self.follow_collapse(&before),
                     Err(EditError::NoSuchLeaf) => assert!(!F::is_leaf_level(level)),
                     Err(error) => panic!("{error:?}"),
                 }
-                flush.finish(|_| panic!("a collapse cuts no leaf off"));
             }
         }
         self.check();

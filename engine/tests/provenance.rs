@@ -17,60 +17,32 @@ fn span(first: u64, size: u64) -> Span<Va> {
 /// Builds, changes and takes down a few leaves, on any platform.
 fn each_edit<F: Format<Input = Va>, P: Platform + Clone>(platform: P) {
     let mut space = AddressSpace::<F, P>::new(platform).unwrap();
-    let mut flush = space.flush();
     let pages = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    space
-        .map(span(0, 0x8000), Pa::new(0x8000), pages, &mut flush)
-        .unwrap();
-    space
-        .map(
-            span(0x20_0000, 0x20_0000),
-            Pa::new(0),
-            Attrs::KERNEL_DATA,
-            &mut flush,
-        )
-        .unwrap();
-    flush.finish(|_| ());
+    space.map(span(0, 0x8000), Pa::new(0x8000), pages).unwrap();
+    let block = span(0x20_0000, 0x20_0000);
+    space.map(block, Pa::new(0), Attrs::KERNEL_DATA).unwrap();
     space.make_live();
-    let mut flush = space.flush();
-    space
-        .protect(
-            span(0x20_0000, 0x1000),
-            Change::new().perms(Perms::READ),
-            &mut flush,
-        )
-        .unwrap();
-    space
-        .protect(
-            span(0x20_0000, 0x1000),
-            Change::new().perms(Perms::READ | Perms::WRITE),
-            &mut flush,
-        )
-        .unwrap();
-    flush.finish(|_| ());
-    let mut flush = space.flush();
-    let collapsed = space
-        .collapse(span(0x20_0000, 0x20_0000), Level::new(1), true, &mut flush)
-        .unwrap();
+    let mut gather = space.gather();
+    for perms in [Perms::READ, Perms::READ | Perms::WRITE] {
+        let page = span(0x20_0000, 0x1000);
+        gather.protect(page, Change::new().perms(perms)).unwrap();
+    }
+    gather.flush(|_| ());
+    let collapsed = gather.collapse(block, Level::new(1), true).unwrap();
     assert!(collapsed >= 1);
-    flush.finish(|_| ());
+    gather.finish(|_| ());
     assert_eq!(space.query(Va::new(0x20_0000)).unwrap().size(), 0x20_0000);
-    let mut flush = space.flush();
+    let mut gather = space.gather();
     let mut held = Vec::new();
-    let progress = space
-        .unmap(span(0, 0x1000), &mut flush, |leaf| {
+    for at in [span(0, 0x1000), span(0, 0x4000_0000)] {
+        let progress = gather.unmap(at, |leaf| {
             held.push(leaf);
             ControlFlow::Continue(())
-        })
-        .unwrap();
-    assert!(progress.is_done());
-    let progress = space
-        .unmap(span(0, 0x4000_0000), &mut flush, |_| {
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-    assert!(progress.is_done());
-    let completed = flush.issue().complete();
+        });
+        assert!(progress.unwrap().is_done());
+    }
+    assert_eq!(held.len(), 1);
+    let completed = gather.issue().complete();
     for leaf in held {
         assert!(completed.release(leaf).is_ok());
     }
@@ -97,7 +69,8 @@ fn through_a_direct_window() {
     let base = unsafe { platform.table(Hosted::BASE, Level::PAGE) };
     // SAFETY: all frames lie behind it.
     let window = unsafe { Direct::new(base.cast(), Hosted::BASE) };
-    each_edit::<Arm64K4, _>(Windowed::new(&platform, &window));
+    // SAFETY: the window shows all frames of the platform (1.).
+    each_edit::<Arm64K4, _>(unsafe { Windowed::new(&platform, &window) });
     assert_eq!(platform.counts().tables, 0);
 }
 
@@ -122,11 +95,12 @@ fn through_slots() {
             Va::new(0x7f_0000_0000),
             first,
             &Attrs::KERNEL_DATA,
-            0,
+            (Pa::new(0), 0),
         )
     }
     .unwrap();
-    each_edit::<X86_64<4>, _>(Windowed::new(&platform, &window));
+    // SAFETY: the slots show all frames of the platform, so many at a time as a walk needs (1.).
+    each_edit::<X86_64<4>, _>(unsafe { Windowed::new(&platform, &window) });
     window.end_batch();
     assert!(entries.iter().all(|entry| entry.load() == 0));
     assert_eq!(platform.counts().tables, 0);

@@ -8,22 +8,23 @@ use std::thread;
 
 use common::Judged;
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
-use tablewright::hosted::Threads;
-use tablewright::shared::{
-    Cut, Mapped, NewLeaf, Refused, Relaxed, SharedFlush, SharedSpace, TableCache, Upkeep,
-};
+use tablewright::hosted::{Event, Threads};
+use tablewright::shared::{Cut, Gather, Mapped, NewLeaf, Refused, Relaxed, SharedSpace, Upkeep};
 use tablewright::{
     AddressSpace, Attrs, Caps, Change, Format, Level, Mapping, Memory, Pa, Perms, Span, Va,
 };
 use tablewright_walker as walker;
 
 type Space<'t, F> = SharedSpace<F, &'t Threads>;
+type Edits<'s, 't, F> = Gather<'s, F, &'t Threads>;
 
 /// Where the memory of a guest lies: an address a whole block away from its own.
 const OFFSET: u64 = 1 << 30;
 
 fn share<F: Format<Input = Va>>(platform: &Threads) -> Space<'_, F> {
     SharedSpace::new(AddressSpace::<F, _>::new(platform).unwrap())
+        .ok()
+        .unwrap()
 }
 
 fn leaf<F: Format<Input = Va>>(at: u64, level: Level, attrs: Attrs) -> NewLeaf<F> {
@@ -31,24 +32,22 @@ fn leaf<F: Format<Input = Va>>(at: u64, level: Level, attrs: Attrs) -> NewLeaf<F
     NewLeaf::new(Va::new(at), Pa::new(first + OFFSET), level, attrs).unwrap()
 }
 
-/// Maps, topping the cache up when asked.
-fn map<'t, F: Format<Input = Va>>(
-    space: &Space<'t, F>,
+/// Maps, topping the gather up when asked.
+fn map<F: Format<Input = Va>>(
+    gather: &mut Edits<'_, '_, F>,
     new: &NewLeaf<F>,
-    tables: &mut TableCache,
-    flush: &mut SharedFlush<F, &'t Threads>,
 ) -> Result<Mapped<F>, Refused<Va>> {
-    match space.map(new, tables, flush) {
+    match gather.map(new) {
         Err(Refused::NeedsTables(count)) => {
-            assert!(tables.top_up::<F, _>(space.platform(), count));
-            space.map(new, tables, flush)
+            assert!(gather.top_up(count));
+            gather.map(new)
         }
         other => other,
     }
 }
 
-fn settle<F: Format<Input = Va>>(flush: SharedFlush<F, &Threads>, leaves: &mut dyn FnMut(u64)) {
-    wait(flush.issue().complete(), leaves);
+fn settle<F: Format<Input = Va>>(gather: &mut Edits<'_, '_, F>, leaves: &mut dyn FnMut(u64)) {
+    wait(gather.issue().complete(), leaves);
 }
 
 fn wait<F: Format<Input = Va>>(mut cut: Cut<F, &Threads>, leaves: &mut dyn FnMut(u64)) {
@@ -64,18 +63,18 @@ fn wait<F: Format<Input = Va>>(mut cut: Cut<F, &Threads>, leaves: &mut dyn FnMut
 fn unmap_all<F: Format<Input = Va>>(space: &Space<'_, F>, span: Span<Va>) -> u64 {
     let mut bytes = 0;
     let mut held = Vec::new();
-    let taken = space.unmap(span, |leaf| {
+    let mut gather = space.gather();
+    let taken = gather.unmap(span, |leaf| {
         held.push(leaf);
         ControlFlow::Continue(())
     });
-    let taken = taken.unwrap();
-    assert!(taken.progress().is_done());
-    let cut = taken.issue().complete();
+    assert!(taken.unwrap().progress.is_done());
+    let cut = gather.issue().complete();
     for leaf in held {
         bytes += cut.release(leaf).ok().unwrap().size();
     }
     let Ok(completed) = cut.quiet() else {
-        panic!("nobody else walks")
+        panic!("no other walk is under way")
     };
     completed.finish(|leaf| bytes += leaf.size());
     bytes
@@ -85,30 +84,15 @@ fn unmap_all<F: Format<Input = Va>>(space: &Space<'_, F>, span: Span<Va>) -> u64
 fn a_fault_is_answered_by_what_is_there() {
     let platform = Threads::new(64, 12, 1);
     let space = share::<X86_64<4>>(&platform);
-    let (mut tables, mut flush) = (TableCache::new(), space.flush());
+    let mut gather = space.gather();
     let read = leaf(0x1000, Level::PAGE, Attrs::USER_RODATA);
     let write = leaf(0x1000, Level::PAGE, Attrs::USER_DATA);
-    assert_eq!(
-        space.map(&read, &mut tables, &mut flush),
-        Err(Refused::NeedsTables(3))
-    );
-    assert_eq!(
-        map(&space, &read, &mut tables, &mut flush),
-        Ok(Mapped::Installed)
-    );
-    assert_eq!(
-        map(&space, &read, &mut tables, &mut flush),
-        Ok(Mapped::Already)
-    );
-    assert_eq!(
-        map(&space, &write, &mut tables, &mut flush),
-        Ok(Mapped::Relaxed)
-    );
+    assert_eq!(gather.map(&read), Err(Refused::NeedsTables(3)));
+    assert_eq!(map(&mut gather, &read), Ok(Mapped::Installed));
+    assert_eq!(map(&mut gather, &read), Ok(Mapped::Already));
+    assert_eq!(map(&mut gather, &write), Ok(Mapped::Relaxed));
     // Less than what is there is there.
-    assert_eq!(
-        map(&space, &read, &mut tables, &mut flush),
-        Ok(Mapped::Already)
-    );
+    assert_eq!(map(&mut gather, &read), Ok(Mapped::Already));
     let other = NewLeaf::new(
         Va::new(0x1000),
         Pa::new(0x7000),
@@ -116,7 +100,7 @@ fn a_fault_is_answered_by_what_is_there() {
         Attrs::USER_DATA,
     )
     .unwrap();
-    let Ok(Mapped::Replaced(gone)) = map(&space, &other, &mut tables, &mut flush) else {
+    let Ok(Mapped::Replaced(gone)) = map(&mut gather, &other) else {
         panic!("another frame takes its place");
     };
     assert_eq!(gone.frame(), Pa::new(0x1000 + OFFSET));
@@ -128,8 +112,8 @@ fn a_fault_is_answered_by_what_is_there() {
         space.relax(Va::new(0x2000), Perms::WRITE, true),
         Ok(Relaxed::Absent)
     );
-    settle(flush, &mut |_| ());
-    tables.release(&&platform);
+    settle(&mut gather, &mut |_| ());
+    gather.release_tables();
     let all = Span::new(Va::new(0), 1 << 39).unwrap();
     assert_eq!(unmap_all(&space, all), 0x1000);
     assert_eq!(platform.tables(), 1);
@@ -143,49 +127,33 @@ fn pages_become_a_block_and_a_block_pages() {
             instructions: false,
         });
         let space = share::<Arm64K4>(&platform);
-        let (mut tables, mut flush) = (TableCache::new(), space.flush());
+        let mut gather = space.gather();
         for page in 0..300 {
             let page = leaf(page << 12, Level::PAGE, Attrs::KERNEL_DATA);
-            assert_eq!(
-                map(&space, &page, &mut tables, &mut flush),
-                Ok(Mapped::Installed)
-            );
+            assert_eq!(map(&mut gather, &page), Ok(Mapped::Installed));
         }
         let before = platform.cleaned();
         assert_eq!(before, u64::from(upkeep) * (300 << 12));
         let block = leaf(0, Level::new(1), Attrs::KERNEL_DATA);
-        assert_eq!(
-            map(&space, &block, &mut tables, &mut flush),
-            Ok(Mapped::Coalesced)
-        );
+        assert_eq!(map(&mut gather, &block), Ok(Mapped::Coalesced));
         // What was mapped has been cleaned already; the rest is now.
         assert_eq!(platform.cleaned() - before, u64::from(upkeep) * (212 << 12));
         assert_eq!(space.query(Va::new(0x1f_f000)).unwrap().size(), 2 << 20);
         // A page inside it is there.
         let page = leaf(0x5000, Level::PAGE, Attrs::KERNEL_DATA);
-        assert_eq!(
-            map(&space, &page, &mut tables, &mut flush),
-            Ok(Mapped::Already)
-        );
-        settle(flush, &mut |_| panic!("no leaf has gone"));
+        assert_eq!(map(&mut gather, &page), Ok(Mapped::Already));
+        settle(&mut gather, &mut |_| panic!("no leaf has gone"));
 
-        let mut flush = space.flush();
-        assert!(tables.top_up::<Arm64K4, _>(&&platform, 2));
-        assert_eq!(
-            space.split(Va::new(0x1234), Level::PAGE, &mut tables, &mut flush),
-            Ok(true)
-        );
-        assert_eq!(
-            space.split(Va::new(0x1234), Level::PAGE, &mut tables, &mut flush),
-            Ok(false)
-        );
+        assert!(gather.top_up(2));
+        assert_eq!(gather.split(Va::new(0x1234), Level::PAGE), Ok(true));
+        assert_eq!(gather.split(Va::new(0x1234), Level::PAGE), Ok(false));
         let page = space.query(Va::new(0x1f_f000)).unwrap();
         assert_eq!(
             (page.size(), page.frame()),
             (0x1000, Pa::new(0x1f_f000 + OFFSET))
         );
-        settle(flush, &mut |_| panic!("no leaf has gone"));
-        tables.release(&&platform);
+        settle(&mut gather, &mut |_| panic!("no leaf has gone"));
+        drop(gather);
         let all = Span::new(Va::new(0), 1 << 39).unwrap();
         assert_eq!(unmap_all(&space, all), 2 << 20);
         assert_eq!(platform.tables(), 1);
@@ -202,22 +170,25 @@ fn what_was_aged_is_still_remembered() {
         ..Caps::CONSERVATIVE
     });
     let space = share::<Arm64K4>(&platform);
-    let (mut tables, mut flush) = (TableCache::new(), space.flush());
+    let mut gather = space.gather();
     let block = leaf(0, Level::new(1), Attrs::KERNEL_DATA);
-    assert_eq!(
-        map(&space, &block, &mut tables, &mut flush),
-        Ok(Mapped::Installed)
-    );
+    assert_eq!(map(&mut gather, &block), Ok(Mapped::Installed));
     let (all, mut young) = (Span::new(Va::new(0), 2 << 20).unwrap(), 0);
-    let mut aged = space.flush();
-    space.age(all, |_| young += 1, &mut aged).unwrap();
+    // It is finished with later edits.
+    let mut aged = space.gather();
+    aged.age(all, |_| young += 1).unwrap();
     assert_eq!(young, 1);
-    // Nobody waits for that. What is done with the leaf next has it forgotten.
+    // What is done with the leaf next has it forgotten.
+    platform.record();
+    assert!(gather.top_up(1));
+    assert_eq!(gather.split(Va::new(0), Level::PAGE), Ok(true));
+    let events = platform.take_events();
+    assert!(events.contains(&Event::Complete), "{events:?}");
     drop(aged);
-    let mut flush = space.flush();
-    let read_only = Change::new().write_protect();
-    space.protect(all, read_only, &mut flush).unwrap();
-    assert!(!flush.is_clean());
+    // The flag alone says nothing either: it is clear, and whether it was before is not known.
+    assert!(gather.is_clean() && !space.query(Va::new(0)).unwrap().attrs().accessed);
+    gather.protect(all, Change::new().write_protect()).unwrap();
+    assert!(!gather.is_clean());
 }
 
 #[test]
@@ -227,26 +198,15 @@ fn caches_are_cleaned_for_memory_and_not_for_devices() {
         instructions: true,
     });
     let space = share::<Arm64K4>(&platform);
-    let (mut tables, mut flush) = (TableCache::new(), space.flush());
+    let mut gather = space.gather();
     let device = Attrs {
         memory: Memory::Device,
         ..Attrs::KERNEL_DATA
     };
-    map(
-        &space,
-        &leaf(0, Level::PAGE, device),
-        &mut tables,
-        &mut flush,
-    )
-    .unwrap();
+    map(&mut gather, &leaf(0, Level::PAGE, device)).unwrap();
     assert_eq!(platform.cleaned(), 0);
-    map(
-        &space,
-        &leaf(0x1000, Level::PAGE, Attrs::KERNEL_DATA),
-        &mut tables,
-        &mut flush,
-    )
-    .unwrap();
+    let page = leaf(0x1000, Level::PAGE, Attrs::KERNEL_DATA);
+    map(&mut gather, &page).unwrap();
     assert_eq!(platform.cleaned(), 0x1000);
     let span = Span::new(Va::new(2 << 20), 6 << 20).unwrap();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
@@ -255,8 +215,7 @@ fn caches_are_cleaned_for_memory_and_not_for_devices() {
         Ok(6 << 20)
     );
     assert_eq!(platform.cleaned(), 0x1000 + (6 << 20));
-    settle(flush, &mut |_| ());
-    tables.release(&&platform);
+    settle(&mut gather, &mut |_| ());
 }
 
 /// A thread's edits, drawn from a seed.
@@ -290,24 +249,22 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
             scope.spawn(move || {
                 platform.play(cpu);
                 let mut dice = Dice(seed * 64 + u64::from(cpu));
-                let mut tables = TableCache::new();
+                let mut gather = space.gather();
                 for _ in 0..400 {
-                    let mut flush = space.flush();
                     let at = dice.roll(2 * block) & !(page - 1);
                     match dice.roll(16) {
                         0..=8 => {
                             let attrs =
                                 [Attrs::KERNEL_DATA, Attrs::KERNEL_RODATA][dice.roll(2) as usize];
-                            let new = leaf(at, Level::PAGE, attrs);
-                            let _ = map(space, &new, &mut tables, &mut flush);
+                            let _ = map(&mut gather, &leaf(at, Level::PAGE, attrs));
                         }
                         9 | 10 => {
                             let new = leaf(at, Level::new(1), Attrs::KERNEL_DATA);
-                            let _ = map(space, &new, &mut tables, &mut flush);
+                            let _ = map(&mut gather, &new);
                         }
                         11 => {
-                            tables.top_up::<F, _>(&platform, 1);
-                            let _ = space.split(Va::new(at), Level::PAGE, &mut tables, &mut flush);
+                            gather.top_up(1);
+                            let _ = gather.split(Va::new(at), Level::PAGE);
                         }
                         12 | 13 => {
                             let size = page << dice.roll(F::INDEX_BITS as u64 + 1);
@@ -315,19 +272,17 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
                             let change = Change::new().perms(
                                 [Perms::READ, Perms::READ | Perms::WRITE][dice.roll(2) as usize],
                             );
-                            space.protect(span, change, &mut flush).unwrap();
+                            gather.protect(span, change).unwrap();
                         }
                         _ => {
                             let size = page << dice.roll(F::INDEX_BITS as u64 + 1);
                             let span = Span::new(Va::new(at & !(size - 1)), size).unwrap();
-                            let taken = space.unmap(span, |_| ControlFlow::Continue(())).unwrap();
-                            assert!(taken.progress().is_done());
-                            wait(taken.issue().complete(), &mut |_| ());
+                            let taken = gather.unmap(span, |_| ControlFlow::Continue(()));
+                            assert!(taken.unwrap().progress.is_done());
                         }
                     }
-                    settle(flush, &mut |_| ());
+                    settle(&mut gather, &mut |_| ());
                 }
-                tables.release(&platform);
             });
         }
     });
@@ -390,11 +345,11 @@ fn one_of_many_installs_and_only_that_one_cleans() {
             let (space, platform, installed) = (&space, &platform, &installed);
             scope.spawn(move || {
                 platform.play(cpu);
-                let (mut tables, mut flush) = (TableCache::new(), space.flush());
+                let mut gather = space.gather();
                 for page in 0..5_000u64 {
                     let new = leaf(page << 12, Level::PAGE, Attrs::KERNEL_DATA);
                     loop {
-                        match map(space, &new, &mut tables, &mut flush) {
+                        match map(&mut gather, &new) {
                             Ok(Mapped::Installed) => {
                                 installed.fetch_add(1, Ordering::Relaxed);
                                 break;
@@ -405,8 +360,7 @@ fn one_of_many_installs_and_only_that_one_cleans() {
                         }
                     }
                 }
-                tables.release(&platform);
-                settle(flush, &mut |_| ());
+                settle(&mut gather, &mut |_| ());
             });
         }
     });

@@ -173,13 +173,11 @@ pub fn run(machine: &Machine, own: Span<Pa>, questions: u64) -> Result<(), &'sta
     let mut stage_1 = stage_1.with_id(EL1);
     let stage_2 = AddressSpace::<Stage2, _>::new(machine).ok_or(NO_MEMORY)?;
     let mut stage_2 = stage_2.with_id(VMID);
-    let mut flush = stage_2.flush();
     let tables =
         Span::new(tablewright::Ipa::new(own.start().get()), own.size()).map_err(|_| NO_MEMORY)?;
     stage_2
-        .map(tables, own.start(), Attrs::GUEST_MEMORY, &mut flush)
+        .map(tables, own.start(), Attrs::GUEST_MEMORY)
         .map_err(|_| NO_MEMORY)?;
-    flush.finish(|_| ());
     stage_1.make_live();
     stage_2.make_live();
     // SAFETY: EL1 does not run, and is set up anew before it does; its stage 1 is read through a stage 2 that maps the
@@ -189,7 +187,7 @@ pub fn run(machine: &Machine, own: Span<Pa>, questions: u64) -> Result<(), &'sta
         asm!(
             "msr ttbr0_el1, {root}", "msr tcr_el1, {tcr}", "msr mair_el1, {mair}", "msr sctlr_el1, {sctlr}", "isb",
             "tlbi vmalls12e1", "dsb nsh", "isb",
-            root = in(reg) stage_1.root().get(),
+            root = in(reg) stage_1.root().get() | u64::from(EL1) << 48,
             // 48 bits below and nothing above, walks cacheable and inner shareable, 48 bits of output.
             tcr = in(reg) 16u64 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 5 << 32,
             mair = in(reg) format::MAIR,

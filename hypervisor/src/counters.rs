@@ -23,7 +23,7 @@ counters! {
     Emulated "registers emulated",
     Calls "firmware calls",
     Tables "tables in use",
-    Pages "pages invalidated",
+    Ranges "ranges invalidated",
     Flushes "invalidations of everything",
     Publications "publications",
     Completions "completions",

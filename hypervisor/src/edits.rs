@@ -75,23 +75,21 @@ impl Window<'_> {
             ..attrs
         };
         let kind = random.below(8);
-        let mut flush = space.flush();
+        let mut gather = space.gather();
         let _ = match kind {
-            0 => space.protect(span, Change::new().perms(attrs.perms), &mut flush),
-            1 => space.protect(span, Change::new().write_protect(), &mut flush),
-            _ => space
-                .unmap(span, &mut flush, |_| ControlFlow::Continue(()))
+            0 => gather.protect(span, Change::new().perms(attrs.perms)),
+            1 => gather.protect(span, Change::new().write_protect()),
+            _ => gather
+                .unmap(span, |_| ControlFlow::Continue(()))
                 .map(|_| ()),
         };
-        flush.finish(|_| ());
+        gather.finish(|_| ());
         if kind > 2 {
             let mapping = match kind {
                 3 => Mapping::new(attrs).pages_only(),
                 _ => Mapping::new(attrs).largest(self.largest),
             };
-            let mut flush = space.flush();
-            let _ = space.map(span, Pa::new(self.to + target), mapping, &mut flush);
-            flush.finish(|_| ());
+            let _ = space.map(span, Pa::new(self.to + target), mapping);
         }
     }
 }

@@ -11,10 +11,7 @@
 //! has completed (D8.2.6), on all processors of the inner shareable domain: `dsb ishst`. The ISB makes this processor
 //! discard what it has fetched ahead with the old descriptors, if it is its own map.
 //!
-//! *Invalidate, stage 2.* What a processor remembers of a guest's access is filed under the guest's virtual address, both
-//! stages in one. So there are two steps (D8.17): forget stage 2 by intermediate physical address, and *when that is
-//! complete* everything that was combined with it. In the other order a walker would combine anew, between the two, from
-//! what it still remembers of stage 2.
+//! *Invalidate.* The instructions are the engine's ([`Encoder`]), which argues their order.
 //!
 //! *Complete.* TLB maintenance is complete when a DSB after it is, on the processor that issued it (D8.17.5); `ISH` because
 //! the instructions are broadcast to the inner shareable domain.
@@ -24,15 +21,19 @@
 
 use core::arch::asm;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arm_sysregs::el0::accessors::read_ctr_el0;
+use arm_sysregs::el1::accessors::read_id_aa64isar0_el1;
 use spin::mutex::SpinMutex;
 use tablewright::shared::{Epochs, Moment, SharedPlatform, Slot, Upkeep, Walking};
-use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, TableLink, What};
+use tablewright::shootdown::arm64::Encoder;
+use tablewright::{
+    Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
+};
 
 use crate::counters::{Count, NAMES};
-use crate::cpu;
+use crate::{cpu, tlbi};
 
 /// The identity of the hypervisor's own map.
 pub const OWN: u16 = 0;
@@ -76,7 +77,7 @@ pub type Mutex<T> = spin::mutex::SpinMutex<T, Patience>;
 pub enum Omit {
     /// Those of leaves that were taken away, or protected.
     Leaves,
-    /// Those of the permission to write that a log has taken away; left out where [the log](crate::snapshot) is flushed,
+    /// Those of the permission to write that a log has taken away. [The log](crate::snapshot) says which they are,
     /// because what an invalidation is for cannot be seen from it.
     Permissions,
     /// Those of tables that were cut off, with the leaves below them.
@@ -105,6 +106,8 @@ pub struct Machine {
     free: Mutex<Free>,
     epochs: Epochs<'static>,
     omit: Option<Omit>,
+    /// The processor whose invalidations are left out for now.
+    silent: AtomicUsize,
 }
 
 /// Frames that nobody uses: those that never were used, and a chain of those that were, through their first words.
@@ -141,11 +144,29 @@ impl Machine {
             }),
             epochs: Epochs::new(&WALKS),
             omit,
+            silent: AtomicUsize::new(usize::MAX),
         })
     }
 
-    /// Whether this class of invalidations is left out.
-    pub fn omits(&self, class: Omit) -> bool {
+    /// Runs what has processors forget that memory could be written, and nothing else. One processor at a time does.
+    pub fn forget_permissions<T>(&self, flush: impl FnOnce() -> T) -> T {
+        if self.omit == Some(Omit::Permissions) {
+            self.silent.store(cpu::number(), Ordering::Relaxed);
+        }
+        let done = flush();
+        self.silent.store(usize::MAX, Ordering::Relaxed);
+        done
+    }
+
+    /// Whether this invalidation of the guest's memory is left out.
+    fn omits(&self, flush: &Invalidation<'_>) -> bool {
+        let class = match flush.what {
+            _ if flush.id != VMID => return false,
+            _ if self.silent.load(Ordering::Relaxed) == cpu::number() => Omit::Permissions,
+            What::Everything => Omit::Everything,
+            What::Ranges(ranges) if ranges.iter().any(|range| range.tables) => Omit::Tables,
+            What::Ranges(_) => Omit::Leaves,
+        };
         self.omit == Some(class)
     }
 
@@ -178,18 +199,6 @@ impl Machine {
     }
 }
 
-/// `tlbi OPERATION, address`, with the address in pages.
-macro_rules! tlbi {
-    ($operation:literal, $address:expr) => {
-        // SAFETY: forgetting is always allowed.
-        unsafe { asm!(concat!("tlbi ", $operation, ", {}"), in(reg) $address >> 12, options(nostack, preserves_flags)) }
-    };
-    ($operation:literal) => {
-        // SAFETY: forgetting is always allowed.
-        unsafe { asm!(concat!("tlbi ", $operation), options(nostack, preserves_flags)) }
-    };
-}
-
 /// A barrier by its name.
 macro_rules! barrier {
     ($($name:literal),*) => {
@@ -199,8 +208,8 @@ macro_rules! barrier {
 }
 
 // SAFETY: a frame is handed out once until it is freed (1.), lies where its address says, because the hypervisor's map is
-// one to one (2.), and has a link of its own (3.). The accessors are the engine's (4.), the barriers are argued above (5.),
-// and a reference is the machine (6.).
+// one to one (2.), and has a link of its own (3.). Barriers are argued above (4., 6.), invalidations by the engine (5.), and a
+// reference is the machine (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let frame = self.take(PAGE)?;
@@ -246,41 +255,24 @@ unsafe impl Platform for Machine {
         }
     }
 
-    fn invalidate(&self, invalidation: &Invalidation) {
-        match (invalidation.id, invalidation.what) {
-            (OWN, _) => tlbi!("alle2is"),
-            (EL1, _) => tlbi!("vmalle1is"),
-            (_, What::Range { tables: false, .. }) if self.omits(Omit::Leaves) => {}
-            (_, What::Range { tables: true, .. }) if self.omits(Omit::Tables) => {}
-            (_, What::Everything) if self.omits(Omit::Everything) => {}
-            (_, What::Everything) => {
-                count(Count::Flushes, 1);
-                tlbi!("vmalls12e1is");
-            }
-            (
-                _,
-                What::Range {
-                    first,
-                    last,
-                    level,
-                    tables,
-                },
-            ) => {
-                // One leaf at a time where their size is known.
-                let step = 1 << (12 + 9 * level.map_or(0, |level| u32::from(level.height())));
-                let mut at = first & !(step - 1);
-                while at <= last {
-                    count(Count::Pages, 1);
-                    match tables {
-                        true => tlbi!("ipas2e1is", at),
-                        false => tlbi!("ipas2le1is", at),
-                    }
-                    at += step;
-                }
-                barrier!("dsb ish");
-                tlbi!("vmalle1is");
-            }
+    fn invalidate(&self, flush: &Invalidation<'_>) {
+        match flush.what {
+            _ if self.omits(flush) => return,
+            What::Everything => count(Count::Flushes, 1),
+            What::Ranges(ranges) => count(Count::Ranges, ranges.len() as u64),
         }
+        if flush.id == OWN {
+            // SAFETY: forgetting is always allowed.
+            return unsafe { asm!("tlbi alle2is", options(nostack, preserves_flags)) };
+        }
+        let encoder = Encoder {
+            page_shift: 12,
+            // ID_AA64ISAR0_EL1.TLB: FEAT_TLBIRANGE.
+            ranges: read_id_aa64isar0_el1().bits() >> 56 & 0xf >= 2,
+            wide: false,
+            stage2: flush.id == VMID,
+        };
+        encoder.encode(flush, tlbi::execute);
     }
 
     fn caps(&self) -> Caps {
@@ -305,7 +297,9 @@ unsafe impl SharedPlatform for Machine {
 
     #[inline(always)]
     fn enter(&self) -> Self::Walk<'_> {
-        self.epochs.enter(cpu::number())
+        // SAFETY: processors have different numbers, and no exception that EL2 takes in a walk comes back (1., 2.); no program is
+        // moved to another processor (3.), and the slots are these epochs' alone (4.).
+        unsafe { self.epochs.enter(cpu::number()) }
     }
 
     fn cut(&self) -> Moment {
@@ -348,15 +342,22 @@ unsafe impl SharedPlatform for Machine {
         };
     }
 
-    fn invalidate_here(&self, invalidation: &Invalidation) {
-        match invalidation.what {
-            What::Range { first, last, .. } if last - first < PAGE => {
-                tlbi!("ipas2e1", first);
-                barrier!("dsb nsh");
-                tlbi!("vmalle1");
+    fn invalidate_here(&self, flush: &Invalidation<'_>) {
+        // As for all processors, but of this one.
+        // SAFETY: forgetting is always allowed.
+        unsafe {
+            match flush.what {
+                What::Ranges(&[Stale { first, last, .. }]) if last - first < PAGE => asm!(
+                    "tlbi ipas2e1, {}", "dsb nsh", "tlbi vmalle1", "dsb nsh", "isb",
+                    in(reg) first >> 12, options(nostack, preserves_flags)
+                ),
+                _ => asm!(
+                    "tlbi vmalls12e1",
+                    "dsb nsh",
+                    "isb",
+                    options(nostack, preserves_flags)
+                ),
             }
-            _ => tlbi!("vmalls12e1"),
         }
-        barrier!("dsb nsh", "isb");
     }
 }

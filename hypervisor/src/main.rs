@@ -29,6 +29,7 @@ mod edits;
 mod exits;
 mod machine;
 mod snapshot;
+mod tlbi;
 mod tree;
 mod vm;
 
@@ -178,10 +179,9 @@ fn own_map(machine: &'static Machine, tree: &Tree) -> Result<Pa, Reason> {
     };
     let mut space =
         AddressSpace::<format::Arm64K4, _>::new(machine).ok_or("no memory for the root")?;
-    let mut flush = space.flush();
     let data = of_el2(Attrs::KERNEL_DATA);
     LinearMap::new(Va::new(0), Mapping::new(data))
-        .build(&mut space, &memory, &mut flush)
+        .build(&mut space, &memory)
         .map_err(|_| "the map of all memory cannot be made")?;
     // What the hypervisor uses of the devices.
     for registers in [
@@ -191,19 +191,11 @@ fn own_map(machine: &'static Machine, tree: &Tree) -> Result<Pa, Reason> {
         Span::new(Va::new(registers.start), registers.end - registers.start)
             .ok()
             .and_then(|span| {
-                space
-                    .map(
-                        span,
-                        Pa::new(registers.start),
-                        of_el2(Attrs::KERNEL_DEVICE),
-                        &mut flush,
-                    )
-                    .ok()
+                let device = of_el2(Attrs::KERNEL_DEVICE);
+                space.map(span, Pa::new(registers.start), device).ok()
             })
             .ok_or("registers cannot be mapped")?;
     }
-    // Nothing was mapped before, so there is nothing to invalidate.
-    flush.finish(|_| ());
     space.make_own();
     Ok(space.root())
 }
@@ -407,15 +399,13 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
     Ok((entry, at.get()))
 }
 
-type Slots = Guest<'static, Stage2, &'static Machine>;
-
 /// What is where for the guest, and the slot of its memory. Nothing is mapped yet.
 fn slots(
     machine: &'static Machine,
     tree: &Tree,
     guest: Span<Ipa>,
     leaves: Leaves,
-) -> Result<(Slots, Slot), Reason> {
+) -> Result<(vm::Guest, Slot), Reason> {
     static CELLS: [SlotCell; 32] = [const { SlotCell::new() }; 32];
     const REGISTERS: Perms = Perms::READ.union(Perms::WRITE);
     // Of each redistributor: control registers, and those of its own interrupts.
@@ -424,7 +414,8 @@ fn slots(
     let space = AddressSpace::<Stage2, _>::new(machine).ok_or("no memory for the guest's root")?;
     let mut space = space.with_id(VMID);
     space.make_live();
-    let slots = Guest::new(SharedSpace::new(space), &CELLS);
+    let space = SharedSpace::new(space).map_err(|_| "the guest's tables are the hypervisor's")?;
+    let slots = Guest::new(space, &CELLS);
     let memory = Slot {
         page: leaves.largest(),
         ..Slot::memory(guest, guest.start().get())

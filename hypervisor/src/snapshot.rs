@@ -23,18 +23,18 @@ use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0};
 use spin::RelaxStrategy as _;
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
 use tablewright::guest::{Access, Fault, Harvest, Log as SlotLog, Pass, Slot};
-use tablewright::shared::{SharedFlush, SharedPlatform as _};
+use tablewright::shared::SharedPlatform as _;
 use tablewright::{Change, Ipa, Pa, Span};
 
 use crate::counters::Count;
 use crate::cpu;
-use crate::machine::{Machine, Omit, Patience, count};
-use crate::vm::{Stage2, Vm, quiet, settle};
+use crate::machine::{Patience, count};
+use crate::vm::{Gather, Vm, settle, take_away};
 
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
 
-/// Blocks that come back together when a log ends: tables that one flush carries.
+/// Blocks that come back together when a log ends: tables that are freed together.
 const TOGETHER: usize = 64;
 
 /// Entries of the ring of one virtual CPU.
@@ -169,19 +169,21 @@ fn sleep(milliseconds: u64) {
     }
 }
 
-/// A log of one guest, while somebody drives it.
-struct Driver<'v> {
-    vm: &'v Vm,
-    log: &'v Log,
+/// A log of one guest, while it is driven.
+struct Driver {
+    vm: &'static Vm,
+    gather: Gather,
+    log: &'static Log,
     /// The slot of memory, without a log.
     plain: Slot,
     pages: u64,
 }
 
-impl<'v> Driver<'v> {
-    fn new(vm: &'v Vm, log: &'v Log, plain: Slot) -> Self {
+impl Driver {
+    fn new(vm: &'static Vm, log: &'static Log, plain: Slot) -> Self {
         Self {
             vm,
+            gather: vm.guest.gather(),
             log,
             plain,
             pages: plain.guest.size() / PAGE,
@@ -193,7 +195,7 @@ impl<'v> Driver<'v> {
     }
 
     /// Starts the log: from here on nothing is written that is not marked.
-    fn start(&self) {
+    fn start(&mut self) {
         let guest = &self.vm.guest;
         let mut sweep = retried(|| guest.replace(self.logged()).ok());
         match self.log.kind {
@@ -204,12 +206,9 @@ impl<'v> Driver<'v> {
             Kind::Bitmap | Kind::Ring => {
                 let change = Change::new().write_protect();
                 loop {
-                    let mut flush = guest.space().flush();
-                    let pass = sweep.protect(change, &mut flush);
-                    self.forget(flush);
-                    match pass {
+                    match sweep.protect(&mut self.gather, change) {
                         Ok(Pass::Waiting) => Patience::relax(),
-                        Ok(Pass::Went(())) => {}
+                        Ok(Pass::Went) => self.forget(),
                         Ok(Pass::Over) => break,
                         Err(error) => panic!("the guest's memory cannot be protected: {error}"),
                     }
@@ -221,30 +220,27 @@ impl<'v> Driver<'v> {
 
     /// Takes the permission to write from everything at once.
     fn protect_all(&self) {
-        // Nobody else does.
-        retried(|| self.vm.guest.space().protect_all().ok())
-            .drive(Patience::relax, |flush| self.forget(flush));
+        // No other does.
+        let all = retried(|| self.vm.guest.space().protect_all().ok());
+        let machine = self.vm.machine();
+        machine.forget_permissions(|| all.drive(Patience::relax));
     }
 
-    /// Waits until everybody has forgotten that what was protected could be written.
-    fn forget(&self, flush: SharedFlush<Stage2, &'static Machine>) {
-        // One that is dropped invalidates nothing, and this one carries no tables.
-        if !self.vm.machine().omits(Omit::Permissions) {
-            settle(flush);
-        }
+    /// Waits until all processors have forgotten that what was protected could be written.
+    fn forget(&mut self) {
+        let machine = self.vm.machine();
+        machine.forget_permissions(|| settle(&mut self.gather));
     }
 
     /// Takes the marks, and protects what they say again. What was found is to be copied, and may be.
-    fn harvest(&self) {
-        let (guest, log) = (&self.vm.guest, self.log);
-        let mut flush = guest.space().flush();
+    fn harvest(&mut self) {
+        let (logged, log) = (self.logged(), self.log);
         // With rings too: for what the hypervisor has moved.
-        let found = guest.harvest(
-            &self.logged(),
+        let found = self.gather.harvest(
+            &logged,
             &log.bitmap,
             0..self.pages,
             Harvest::empty(),
-            &mut flush,
             |first, bits| {
                 count(Count::Marks, u64::from(bits.count_ones()));
                 log.todo[(first / 64) as usize].fetch_or(bits, Ordering::Relaxed);
@@ -256,14 +252,14 @@ impl<'v> Driver<'v> {
             ring?.harvest(|_, _| count(Count::Marks, 1));
             Some(ring?.collect(|_, page| {
                 log.to_do(page);
-                match guest.protect(&self.logged(), page..page + 1, &mut flush) {
+                match self.gather.protect(&logged, page..page + 1) {
                     Ok(protected) if !protected.passed_over => {}
                     // It is not protected, and may be written: it is marked until it is.
                     _ => log.bitmap.mark(page),
                 }
             }))
         });
-        self.forget(flush);
+        self.forget();
         for (ring, collected) in rings.into_iter().zip(collected) {
             if let (Some(ring), Some(collected)) = (ring, collected) {
                 ring.release(collected);
@@ -272,7 +268,7 @@ impl<'v> Driver<'v> {
     }
 
     /// Ends the log, while the guest runs: blocks come back in place.
-    fn stop(&self) {
+    fn stop(&mut self) {
         let guest = &self.vm.guest;
         drop(retried(|| guest.replace(self.plain).ok()));
         while guest.protect_no_more().is_err() {
@@ -280,19 +276,18 @@ impl<'v> Driver<'v> {
         }
         let blocks = self.plain.guest.size() / BLOCK;
         for first in (0..blocks).step_by(TOGETHER) {
-            let mut recovery = guest.space().recovery();
             for block in (first..blocks).take(TOGETHER) {
                 let at = Ipa::new(self.plain.guest.start().get() + block * BLOCK);
-                // Made up: nobody has faulted. Where nothing is mapped, nothing comes back.
+                // Made up: there was no fault. Where nothing is mapped, nothing comes back.
                 if let (Ok(request), Some(page)) = (
                     guest.request(&Fault::new(at, Access::Read)),
                     self.vm.memory.look_up(at),
-                ) && guest.recover(&request, &page, &mut recovery) == Ok(true)
+                ) && self.gather.recover(&request, &page) == Ok(true)
                 {
                     count(Count::Recovered, 1);
                 }
             }
-            quiet(recovery.complete());
+            settle(&mut self.gather);
         }
     }
 }
@@ -308,8 +303,8 @@ fn retried<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Starts a log, harvests it for a while, ends it, and begins again, as long as the guest runs.
-pub fn log_for_ever(vm: &Vm, log: &Log, plain: Slot) -> ! {
-    let driver = Driver::new(vm, log, plain);
+pub fn log_for_ever(vm: &'static Vm, log: &'static Log, plain: Slot) -> ! {
+    let mut driver = Driver::new(vm, log, plain);
     loop {
         sleep(200);
         driver.start();
@@ -322,8 +317,8 @@ pub fn log_for_ever(vm: &Vm, log: &Log, plain: Slot) -> ! {
 }
 
 /// Maps all memory of a guest that does not run, as its faults would, and starts a log: so much is to be measured.
-pub fn start_one(vm: &Vm, log: &Log, plain: Slot) {
-    let driver = Driver::new(vm, log, plain);
+pub fn start_one(vm: &'static Vm, log: &'static Log, plain: Slot) {
+    let mut driver = Driver::new(vm, log, plain);
     for page in 0..driver.pages {
         let at = Ipa::new(plain.guest.start().get() + page * PAGE);
         vm.fault(&Fault::new(at, Access::Write));
@@ -337,8 +332,8 @@ pub fn start_one(vm: &Vm, log: &Log, plain: Slot) {
 }
 
 /// Makes a copy of the running guest in `area`, compares it, and lets the guest go on on it.
-pub fn take(vm: &Vm, log: &Log, plain: Slot, area: Span<Pa>, after: u64) {
-    let driver = Driver::new(vm, log, plain);
+pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, after: u64) {
+    let mut driver = Driver::new(vm, log, plain);
     let copy_of = |page: u64| area.start().get() + page * PAGE;
     let frame_of = |page: u64| {
         let at = Ipa::new(plain.guest.start().get() + page * PAGE);
@@ -396,18 +391,11 @@ pub fn take(vm: &Vm, log: &Log, plain: Slot, area: Span<Pa>, after: u64) {
     }
 
     // From here on the guest is the copy.
-    let mut sweep = retried(|| vm.guest.replace(plain).ok());
+    let sweep = retried(|| vm.guest.replace(plain).ok());
     while vm.guest.protect_no_more().is_err() {
         Patience::relax();
     }
-    loop {
-        match sweep.unmap(|_| core::ops::ControlFlow::Continue(())) {
-            Ok(Pass::Waiting) => Patience::relax(),
-            Ok(Pass::Went(taken)) => crate::vm::quiet(taken.issue().complete()),
-            Ok(Pass::Over) => break,
-            Err(error) => panic!("the guest's memory cannot be unmapped: {error}"),
-        }
-    }
+    take_away(sweep, &mut driver.gather);
     for page in 0..driver.pages {
         // SAFETY: nothing maps the guest's frames any more.
         unsafe { crate::vm::poison(frame_of(page)) };

@@ -22,11 +22,10 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use spin::RelaxStrategy as _;
-use tablewright::flush::Held;
 use tablewright::format::Stage2K4;
-use tablewright::guest::{Backing, Cause, Declined, Fault, Guest, Pass};
-use tablewright::shared::{Cut, Mapped, Refused, SharedFlush, SharedPlatform as _, TableCache};
-use tablewright::{Format as _, Ipa, Leaf, Pa, Platform as _, Span};
+use tablewright::guest::{self, Backing, Cause, Declined, Fault, Pass, Sweep};
+use tablewright::shared::{Mapped, Refused, SharedPlatform as _};
+use tablewright::{Format as _, Ipa, Pa, Platform as _, Span};
 
 use crate::counters::Count;
 use crate::cpu;
@@ -35,6 +34,12 @@ use crate::snapshot::{Gate, Log};
 
 /// 1 TiB of guest addresses, pages of 4 KiB.
 pub type Stage2 = Stage2K4<40, false>;
+
+/// The guest, as the engine knows it.
+pub type Guest = guest::Guest<'static, Stage2, &'static Machine>;
+
+/// The edits of one processor.
+pub type Gather = guest::Gather<'static, 'static, Stage2, &'static Machine>;
 
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
@@ -240,30 +245,26 @@ pub enum Next {
 /// The guest, and what is behind it.
 pub struct Vm {
     /// What the engine knows of it.
-    pub guest: Guest<'static, Stage2, &'static Machine>,
+    pub guest: Guest,
     /// Its memory.
     pub memory: Memory,
     /// What it has written, if somebody wants to know.
     pub log: Option<Log>,
     /// Where it can be stopped.
     pub gate: Gate,
-    caches: [Mutex<TableCache>; cpu::MOST],
+    /// One for each processor, which keeps tables from fault to fault.
+    gathers: [Mutex<Option<Gather>>; cpu::MOST],
 }
 
 impl Vm {
     /// A guest with this memory; its slots are in `guest`.
-    pub fn new(
-        guest: Guest<'static, Stage2, &'static Machine>,
-        memory: Memory,
-        log: Option<Log>,
-    ) -> Self {
-        let caches = [const { spin::mutex::SpinMutex::new(TableCache::new()) }; cpu::MOST];
+    pub fn new(guest: Guest, memory: Memory, log: Option<Log>) -> Self {
         Self {
             guest,
             memory,
             log,
             gate: Gate::new(),
-            caches,
+            gathers: [const { spin::mutex::SpinMutex::new(None) }; cpu::MOST],
         }
     }
 
@@ -277,40 +278,41 @@ impl Vm {
         let (space, level) = (self.guest.space(), Stage2::root_level());
         // SAFETY: the root of a space that lives as long as the guest (1.).
         let root = unsafe { self.machine().table(space.root(), level) };
-        // SAFETY: an entry of it (1.).
-        let is_used = |index| unsafe { self.machine().load(root.add(index)) != 0 };
+        // SAFETY: an entry of it.
+        let is_used = |index| unsafe { root.add(index).as_ref().load() != 0 };
         (0..Stage2::entries(level))
             .filter(|&index| is_used(index))
             .count() as u64
     }
 
     /// Handles a fault of this processor's.
-    pub fn fault(&self, fault: &Fault) -> Next {
+    pub fn fault(&'static self, fault: &Fault) -> Next {
         let cpu = cpu::number();
+        let Some(gather) = self.gathers.get(cpu) else {
+            return Next::Inject;
+        };
+        // No other takes it: it is this processor's own.
+        let mut gather = gather.lock();
+        let gather = gather.get_or_insert_with(|| self.guest.gather());
         self.gate.enter(cpu);
         count(Count::Faults, 1);
-        let next = self.map(fault);
+        let next = self.map(fault, gather);
+        settle(gather);
         // A fault is when this processor has time for others.
         for _ in 0..2 {
-            self.evict_one();
+            self.evict_one(gather);
         }
         self.gate.leave(cpu);
         next
     }
 
-    fn map(&self, fault: &Fault) -> Next {
+    fn map(&self, fault: &Fault, gather: &mut Gather) -> Next {
         if fault.cause == Cause::AccessFlag {
             // If it was busy, the guest comes again.
             let _busy = self.guest.touch(fault);
             return Next::Resume;
         }
-        let Some(cache) = self.caches.get(cpu::number()) else {
-            return Next::Inject;
-        };
-        // Nobody else takes it: it is this processor's own.
-        let tables = &mut *cache.lock();
-        let mut flush = self.guest.space().flush();
-        let next = loop {
+        loop {
             let request = match self.guest.request(fault) {
                 Ok(request) => request,
                 Err(Declined::Busy) => {
@@ -344,7 +346,7 @@ impl Vm {
                 mark();
                 break Next::Resume;
             }
-            tables.top_up::<Stage2, _>(&self.machine(), request.tables());
+            gather.top_up(request.tables());
             let page = match request.slot().id {
                 MEMORY_SLOT => self.memory.look_up(request.at()),
                 _ => Some(Backing::new(Pa::new(request.host()), PAGE)),
@@ -353,7 +355,7 @@ impl Vm {
                 self.busy();
                 break Next::Resume;
             };
-            match self.guest.map(&request, &page, tables, &mut flush) {
+            match gather.map(&request, &page) {
                 Ok(mapped) => {
                     let kind = match mapped {
                         Mapped::Installed => Count::Installed,
@@ -369,21 +371,15 @@ impl Vm {
                     break Next::Resume;
                 }
                 Err(Refused::Retry) => {
-                    // The flush may be full.
-                    let full = core::mem::replace(&mut flush, self.guest.space().flush());
-                    settle(full);
+                    // It may be full.
+                    settle(gather);
                 }
                 Err(Refused::NeedsTables(missing)) => {
-                    assert!(
-                        tables.top_up::<Stage2, _>(&self.machine(), missing),
-                        "no memory for tables"
-                    );
+                    assert!(gather.top_up(missing), "no memory for tables");
                 }
                 Err(_) => break Next::Inject,
             }
-        };
-        settle(flush);
-        next
+        }
     }
 
     /// Somebody is at it: the guest tries again, when that one has had a turn.
@@ -395,7 +391,7 @@ impl Vm {
     // ---- Eviction ----
 
     /// Takes the frame of one page away, if some are still to be taken.
-    fn evict_one(&self) {
+    fn evict_one(&'static self, gather: &mut Gather) {
         let memory = &self.memory;
         let one_less = |left: u64| left.checked_sub(1);
         if counted(Count::Faults) < memory.evictions.after
@@ -411,7 +407,7 @@ impl Vm {
             let index =
                 memory.hand.fetch_add(7919, Ordering::Relaxed) as usize % memory.pages.len();
             let at = Ipa::new(memory.guest.start().get() + index as u64 * PAGE);
-            if self.guest.space().query(at).is_some() && self.evict(at, index) {
+            if self.guest.space().query(at).is_some() && self.evict(at, index, gather) {
                 count(Count::Evicted, 1);
                 return;
             }
@@ -420,7 +416,7 @@ impl Vm {
     }
 
     /// Takes the frame of this page away. Whether it was there to be taken.
-    fn evict(&self, at: Ipa, index: usize) -> bool {
+    fn evict(&'static self, at: Ipa, index: usize, gather: &mut Gather) -> bool {
         let memory = &self.memory;
         let page = &memory.pages[index];
         let size = if memory.evictions.tables { BLOCK } else { PAGE };
@@ -440,15 +436,7 @@ impl Vm {
             return false;
         }
         memory.scattered[index / (BLOCK / PAGE) as usize].store(true, Ordering::Release);
-        let mut sweep = self.guest.sweep(span);
-        loop {
-            match sweep.unmap(|_: Held<Leaf<Stage2>>| ControlFlow::Continue(())) {
-                Ok(Pass::Waiting) => Patience::relax(),
-                Ok(Pass::Went(taken)) => quiet(taken.issue().complete()),
-                Ok(Pass::Over) => break,
-                Err(error) => panic!("a page of the guest's cannot be unmapped: {error}"),
-            }
-        }
+        take_away(self.guest.sweep(span), gather);
         let (from, to) = (u64::from(now) * PAGE, u64::from(spare) * PAGE);
         // The guest may have written past the caches.
         self.machine().clean(Pa::new(from), PAGE);
@@ -507,20 +495,27 @@ unsafe fn is_poisoned(frame: u64) -> bool {
     (0..(PAGE / 8) as usize).all(|word| unsafe { words.add(word).read_volatile() } == POISON)
 }
 
-/// Completes a flush and frees what it carries.
-pub fn settle(flush: SharedFlush<Stage2, &'static Machine>) {
-    if let Err(cut) = flush.finish(|_| ()) {
-        quiet(cut);
+/// Takes away what is mapped, for good.
+pub fn take_away(
+    mut sweep: Sweep<'static, 'static, Stage2, &'static Machine>,
+    gather: &mut Gather,
+) {
+    loop {
+        match sweep.unmap(gather, |_| ControlFlow::Continue(())) {
+            Ok(Pass::Waiting) => Patience::relax(),
+            Ok(Pass::Went) => settle(gather),
+            Ok(Pass::Over) => return,
+            Err(error) => panic!("the guest's memory cannot be unmapped: {error}"),
+        }
     }
 }
 
-/// Waits until no walk holds what was cut off. Walks take microseconds: none waits for anything, this one neither.
-pub fn quiet(mut cut: Cut<Stage2, &'static Machine>) {
-    loop {
-        match cut.quiet() {
-            Ok(completed) => return completed.finish(|_| ()),
-            Err(again) => cut = again,
-        }
+/// Completes what was gathered and frees what was cut off. Until no walk holds that it waits: walks take microseconds, and
+/// none waits for anything.
+pub fn settle(gather: &mut Gather) {
+    let mut done = gather.finish(|_| ());
+    while let Err(cut) = done {
         Patience::relax();
+        done = cut.quiet().map(|completed| completed.finish(|_| ()));
     }
 }

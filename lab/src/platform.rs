@@ -48,9 +48,9 @@ impl Lean {
 
 // SAFETY: 1. the arena hands out each frame once until it is given back, aligned to its size, which is that of the
 // arena's format. 2. A frame's address is where it is in this process, and stays mapped for as long as the program
-// runs. 3. A frame's link is found by its number, so it is always the same and no other frame's. 4. No accessor is
-// overridden. 5. No processor walks these tables, so every invalidation is complete at once. 6. Clones have the same
-// arena and the same links.
+// runs. 3. A frame's link is found by its number, so it is always the same and no other frame's. 4. to 6. No
+// processor walks these tables, so every store is visible and every invalidation complete at once. 7. Clones have the
+// same arena and the same links.
 unsafe impl Platform for Lean {
     #[inline]
     fn alloc_table(&self, _: Level) -> Option<Pa> {
@@ -75,7 +75,7 @@ unsafe impl Platform for Lean {
     fn barrier(&self, _: Barrier) {}
 
     #[inline(always)]
-    fn invalidate(&self, _: &Invalidation) {}
+    fn invalidate(&self, _: &Invalidation<'_>) {}
 
     #[inline(always)]
     fn caps(&self) -> Caps {

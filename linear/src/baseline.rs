@@ -25,7 +25,9 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 use tablewright::linear::{LinearError, SlotMemory, Window};
-use tablewright::{Barrier, EditError, Entry, Format, Kind, Level, Pa, Perms, Platform, Span, Va};
+use tablewright::{
+    Barrier, EditError, Entry, Format, Hooks, Kind, Level, Pa, Perms, Platform, Span, Va,
+};
 
 use super::fixmap::Fixmap;
 use super::reach::{Early, Late, Open, Reach};
@@ -52,12 +54,13 @@ pub unsafe fn build<F, P, M>(
 ) -> Result<(), LinearError<Va>>
 where
     F: Format<Input = Va>,
-    P: Platform,
+    P: Platform + Hooks,
     M: SlotMemory,
 {
     let regions = goal.regions::<F>(Some)?;
     let page = F::encode(&goal.attrs, Level::PAGE).map_err(EditError::from)?;
-    let reach = Early::<F, P, M>::new(platform, fixmap, page, techniques.has(Technique::LazyUnmap));
+    let lazy = techniques.has(Technique::LazyUnmap);
+    let reach = Early::<F, P, M>::new(platform, fixmap, goal, page, lazy);
     // SAFETY: passed on (1., 2., 3.).
     unsafe { map::<F, P, _>(techniques, platform, reach, goal.root, &regions) }
 }
@@ -81,7 +84,7 @@ pub unsafe fn add<F, P, W>(
 ) -> Result<(), LinearError<Va>>
 where
     F: Format<Input = Va>,
-    P: Platform,
+    P: Platform + Hooks,
     W: Window,
 {
     let mut ram = goal.memory.ram.iter();
@@ -104,7 +107,7 @@ unsafe fn map<F, P, R>(
 ) -> Result<(), LinearError<Va>>
 where
     F: Format<Input = Va>,
-    P: Platform,
+    P: Platform + Hooks,
     R: Reach,
 {
     // SAFETY: the root of a tree, by (1.).
@@ -144,7 +147,7 @@ struct Walk<'a, F, P, R> {
     format: PhantomData<F>,
 }
 
-impl<F: Format<Input = Va>, P: Platform, R: Reach> Walk<'_, F, P, R> {
+impl<F: Format<Input = Va>, P: Platform + Hooks, R: Reach> Walk<'_, F, P, R> {
     /// Maps the addresses `part`, which lie in one table, in that table and below.
     fn entries(
         &mut self,

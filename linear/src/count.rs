@@ -4,7 +4,9 @@ use core::cell::Cell;
 use core::ops::Range;
 use core::ptr::NonNull;
 
-use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink};
+use tablewright::{
+    Barrier, Caps, Entry, Hooks, Invalidation, Level, Pa, Platform, TableLink, What,
+};
 
 use super::fixmap::Fixmap;
 
@@ -17,13 +19,13 @@ pub struct Counts {
     pub freed: u64,
     /// Entries of tables written, without links and what is only cleared.
     pub entries: u64,
-    /// Tables linked with [`Platform::link`].
+    /// Tables linked with [`Hooks::link`].
     pub links: u64,
     /// Entries filled with zeroes.
     pub zeroed: u64,
     /// Slots of the fixmap made to show a frame.
     pub moves: u64,
-    /// Invalidations issued. One of a range counts once.
+    /// Invalidations issued. A range counts once.
     pub invalidations: u64,
     /// Waits for their completion.
     pub completions: u64,
@@ -44,7 +46,7 @@ pub struct Counted<P> {
     after_entry: Cell<bool>,
 }
 
-impl<P: Platform> Counted<P> {
+impl<P: Platform + Hooks> Counted<P> {
     /// Counts from zero.
     pub fn new<M>(platform: P, fixmap: &Fixmap<M>) -> Self {
         let Range { start, end } = fixmap.entries();
@@ -79,8 +81,8 @@ impl<P: Platform> Counted<P> {
     }
 }
 
-// SAFETY: everything is passed on to the platform, which made the promises (1. to 5.); there is no clone (6.).
-unsafe impl<P: Platform> Platform for Counted<P> {
+// SAFETY: everything is passed on to the platform, which made the promises (1. to 6.); there is no clone (7.).
+unsafe impl<P: Platform + Hooks> Platform for Counted<P> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         let frame = self.platform.alloc_table(level)?;
         self.update(|counts| counts.tables += 1);
@@ -110,8 +112,13 @@ unsafe impl<P: Platform> Platform for Counted<P> {
         self.platform.barrier(barrier);
     }
 
-    fn invalidate(&self, what: &Invalidation) {
-        self.update(|counts| counts.invalidations += 1);
+    fn invalidate(&self, what: &Invalidation<'_>) {
+        self.update(|counts| {
+            counts.invalidations += match what.what {
+                What::Everything => 1,
+                What::Ranges(ranges) => ranges.len() as u64,
+            }
+        });
         self.platform.invalidate(what);
     }
 
@@ -147,6 +154,14 @@ unsafe impl<P: Platform> Platform for Counted<P> {
         self.platform.prefetch(frame);
     }
 
+    #[inline(always)]
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        Some(self)
+    }
+}
+
+// SAFETY: everything is passed on to the platform, which does what the defaults do (1.).
+unsafe impl<P: Platform + Hooks> Hooks for Counted<P> {
     #[inline(always)]
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.

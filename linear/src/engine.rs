@@ -42,17 +42,20 @@ where
         global: false,
         ..goal.attrs
     };
-    let window =
+    // SAFETY: the fixmap shows all frames (1. and 2. here), a slot for each table that is open (1.); `switch` is told to
+    // load it under this identity (2.).
+    let window = unsafe {
         Coarse::<F, _, _, _>::new(platform, identity, &slots, goal.memory, attrs, COARSE_ID)
-            .ok_or(EditError::OutOfTables)?;
+    }
+    .ok_or(EditError::OutOfTables)?;
     switch(Some(window.root()));
 
     // SAFETY: passed on (1. to 3.).
     let built = unsafe { edit::<F, _, _>(platform, &window, goal, None) };
 
     switch(None);
-    // SAFETY: unloaded, by (4.); the frames came from this platform, and the fixmap reaches them whether or not there
-    // is a linear map now.
+    // SAFETY: unloaded, by (4.); the frames came from this platform, and the fixmap shows them, whether or not there is a
+    // linear map now.
     unsafe { window.finish(Windowed::new(platform, &slots)) };
     slots.end_batch();
     built
@@ -118,9 +121,9 @@ where
     P: Platform,
     M: SlotMemory,
 {
-    let (memory, entries) = (&fixmap.memory, fixmap.entry(0));
-    // SAFETY: the caller of `Fixmap::new` vouched for more entries than these, and nobody else uses them.
-    let slots = unsafe { Slots::new(platform, memory, fixmap.base, entries, &goal.attrs, 0) };
+    let (memory, entries, tree) = (&fixmap.memory, fixmap.entry(0), (goal.root, 0));
+    // SAFETY: the caller of `Fixmap::new` vouched for more entries than these, and nothing else uses them (1.).
+    let slots = unsafe { Slots::new(platform, memory, fixmap.base, entries, &goal.attrs, tree) };
     Ok(slots.map_err(EditError::from)?)
 }
 
@@ -146,15 +149,13 @@ where
     } else {
         Half::Lower
     };
-    let through = Windowed::new(platform, window);
-    // SAFETY: passed on (1., 3.); processors may be using the root.
+    // SAFETY: passed on (1., 2.).
+    let through = unsafe { Windowed::new(platform, window) };
+    // SAFETY: passed on (1., 3.); processors may be using the root, under identity 0.
     let mut space = unsafe { AddressSpace::<F, _>::adopt(through, goal.root, half, Liveness::Own) };
     let (linear, memory) = (goal.linear(), &goal.memory);
-    let mut flush = space.flush();
-    let mapped = match added {
-        None => linear.build(&mut space, memory, &mut flush),
-        Some(added) => linear.add(&mut space, memory, added, &mut flush),
-    };
-    flush.finish(|_| ());
-    mapped
+    match added {
+        None => linear.build(&mut space, memory),
+        Some(added) => linear.add(&mut space, memory, added),
+    }
 }

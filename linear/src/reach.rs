@@ -5,8 +5,11 @@ use core::ops::Range;
 use core::ptr::NonNull;
 
 use tablewright::linear::{SlotMemory, Window};
-use tablewright::{Barrier, Entry, Format, Invalidation, Level, Pa, Platform, Va, What};
+use tablewright::{
+    Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Stale, Va, What,
+};
 
+use super::Goal;
 use super::fixmap::{Fixmap, LAST_LEVEL};
 
 /// A table that can be reached.
@@ -55,6 +58,8 @@ pub unsafe trait Reach {
 pub struct Early<'a, F, P, M> {
     platform: &'a P,
     fixmap: &'a Fixmap<M>,
+    /// The root of the tree that the slots are in, and whether they are global.
+    tree: (Pa, bool),
     /// A slot's entry without an address.
     page: u64,
     lazy: bool,
@@ -63,12 +68,19 @@ pub struct Early<'a, F, P, M> {
     format: PhantomData<F>,
 }
 
-impl<'a, F: Format<Input = Va>, P: Platform, M: SlotMemory> Early<'a, F, P, M> {
-    pub fn new(platform: &'a P, fixmap: &'a Fixmap<M>, page: u64, lazy: bool) -> Self {
+impl<'a, F: Format<Input = Va>, P: Platform + Hooks, M: SlotMemory> Early<'a, F, P, M> {
+    pub fn new(
+        platform: &'a P,
+        fixmap: &'a Fixmap<M>,
+        goal: &Goal<'_>,
+        page: u64,
+        lazy: bool,
+    ) -> Self {
         const { assert!(F::LEVELS as usize + LAST_LEVEL <= Fixmap::<M>::SLOTS + 1) };
         Self {
             platform,
             fixmap,
+            tree: (goal.root, goal.attrs.global),
             page,
             lazy,
             stale: 0,
@@ -91,14 +103,18 @@ impl<'a, F: Format<Input = Va>, P: Platform, M: SlotMemory> Early<'a, F, P, M> {
         self.platform.barrier(Barrier::Publish);
         for slot in slots {
             let first = self.fixmap.base.get() + ((slot as u64) << F::PAGE_SHIFT);
+            let stale = Stale {
+                first,
+                last: first + (1 << F::PAGE_SHIFT) - 1,
+                level: Some(Level::PAGE),
+                tables: false,
+            };
+            let (root, global) = self.tree;
             self.platform.invalidate(&Invalidation {
+                root,
                 id: 0,
-                what: What::Range {
-                    first,
-                    last: first + (1 << F::PAGE_SHIFT) - 1,
-                    level: Some(Level::PAGE),
-                    tables: false,
-                },
+                global,
+                what: What::Ranges(&[stale]),
             });
         }
         self.platform.barrier(Barrier::Complete);
@@ -107,7 +123,9 @@ impl<'a, F: Format<Input = Va>, P: Platform, M: SlotMemory> Early<'a, F, P, M> {
 
 // SAFETY: a slot shows its frame from the barrier in `open` until `clear`, which a slot goes through before it is given to
 // another frame; meanwhile `SlotMemory` vouches for the pointer (1.).
-unsafe impl<F: Format<Input = Va>, P: Platform, M: SlotMemory> Reach for Early<'_, F, P, M> {
+unsafe impl<F: Format<Input = Va>, P: Platform + Hooks, M: SlotMemory> Reach
+    for Early<'_, F, P, M>
+{
     fn publishes(&self) -> bool {
         !self.lazy
     }

@@ -13,7 +13,8 @@ use std::time::Instant;
 use tablewright::format::Arm64K4;
 use tablewright::linear::SlotMemory;
 use tablewright::{
-    Attrs, Barrier, Entry, Format, Half, Invalidation, Level, Pa, Perms, Platform, What,
+    Attrs, Barrier, Entry, Format, Half, Hooks, Invalidation, Level, Pa, Perms, Platform, Stale,
+    What,
 };
 use tablewright_machine::{
     Architecture, Costs, Granule, Machine, Mapper, Memory, Regime, Setup, Time,
@@ -107,7 +108,7 @@ fn tables(mapper: &Mapper<'_>, root: Pa, va: u64, last: Level) -> Pa {
         // SAFETY: an entry of a table of the machine.
         frame = unsafe {
             let entry = mapper.table(frame, level).add(F::index(va, level));
-            let mut bits = Platform::load(mapper, entry);
+            let mut bits = Hooks::load(mapper, entry);
             if bits == 0 {
                 bits = F::table(table(mapper, below), Perms::empty());
                 mapper.barrier(Barrier::Publish);
@@ -143,21 +144,24 @@ fn map(machine: &Machine, count: u64, piece: u64, batched: bool) {
         // SAFETY: as above.
         unsafe { mapper.store(slot, 0) };
         mapper.barrier(Barrier::Publish);
+        let shown = Stale {
+            first: WINDOW,
+            last: WINDOW + 0xfff,
+            level: Some(Level::PAGE),
+            tables: false,
+        };
         mapper.invalidate(&Invalidation {
+            root,
             id: 1,
-            what: What::Range {
-                first: WINDOW,
-                last: WINDOW + 0xfff,
-                level: Some(Level::PAGE),
-                tables: false,
-            },
+            global: true,
+            what: What::Ranges(&[shown]),
         });
         mapper.barrier(Barrier::Complete);
     };
     let store = |entry: std::ptr::NonNull<Entry>, frame: u64| {
         // SAFETY: an entry of a table of the machine.
         unsafe {
-            assert_eq!(Platform::load(&mapper, entry), 0, "nothing is mapped yet");
+            assert_eq!(Hooks::load(&mapper, entry), 0, "nothing is mapped yet");
             mapper.store(entry, page | F::put_address(Pa::new(frame)));
         }
         if !batched {

@@ -70,8 +70,7 @@ fn run(name: &str, cpus: u64, each: u64, access: bool) {
     let mut space = AddressSpace::<X86_64<4>, _>::new(mapper).expect("memory for a root");
     mapper.attach(space.root(), Half::Lower, 0);
     space.make_live();
-    let flush = space.flush();
-    let edit = RefCell::new((space, flush));
+    let space = RefCell::new(space);
     let lock = machine.new_lock();
     let mapping = Mapping::new(Attrs::USER_DATA).largest(Level::PAGE);
 
@@ -84,11 +83,9 @@ fn run(name: &str, cpus: u64, each: u64, access: bool) {
                 // Not the same for all, so that the CPUs do not march in step.
                 cpu.spend(machine.costs().exception + Time::ps(977) * ((page * 31) % 64));
                 let held = lock.acquire();
-                let (space, flush) = &mut *edit.borrow_mut();
                 let span = Span::new(Va::new(page << 12), 4096).expect("a page");
-                space
-                    .map(span, Pa::new(page << 12), mapping, flush)
-                    .expect("memory for tables");
+                let mapped = space.borrow_mut().map(span, Pa::new(page << 12), mapping);
+                mapped.expect("memory for tables");
                 drop(held);
                 if access {
                     let reached = machine.touch(Request::read(page << 12).by_user());

@@ -14,7 +14,7 @@ use std::cell::RefCell;
 
 use tablewright::format::Ept;
 use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
-use tablewright::shared::{SharedSpace, TableCache};
+use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Attrs, Half, Ipa, Level, Mapping, Pa, Span};
 use tablewright_machine::{Architecture, Costs, Machine, Mapper, Memory, Regime, Setup, Time};
 
@@ -73,27 +73,25 @@ fn shared(cpus: usize, each: u64) -> f64 {
     let machine = machine(cpus, each);
     let mapper = machine.new_space();
     let cells = [const { SlotCell::new() }; 1];
-    let guest = Guest::new(SharedSpace::new(space(mapper)), &cells);
+    let space = SharedSpace::new(space(mapper)).expect("no code runs on it");
+    let guest = Guest::new(space, &cells);
     let ram = Span::new(Ipa::new(0), 1 << 44).expect("a range");
     guest.insert(Slot::memory(ram, 0)).expect("a slot");
     let stride = each.next_multiple_of(512);
     rate(&machine, cpus as u64 * each, |cpu| {
         mapper.load();
-        let (mut tables, mut flush) = (TableCache::new(), guest.space().flush());
+        let mut gather = guest.gather();
         for page in cpu * stride..cpu * stride + each {
             machine.cpu().spend(machine.costs().exception);
             let fault = Fault::new(Ipa::new(page << 12), Access::Write);
             let request = guest.request(&fault).expect("a slot");
             let backing = Backing::new(Pa::new(page << 12), 4096);
-            while guest
-                .map(&request, &backing, &mut tables, &mut flush)
-                .is_err()
-            {
-                assert!(tables.top_up::<Ept<4>, _>(&mapper, 3));
+            while gather.map(&request, &backing).is_err() {
+                assert!(gather.top_up(3));
             }
         }
-        tables.release(&mapper);
-        assert!(flush.finish(|_| ()).is_ok());
+        gather.release_tables();
+        assert!(gather.finish(|_| ()).is_ok());
     })
 }
 
@@ -101,9 +99,7 @@ fn shared(cpus: usize, each: u64) -> f64 {
 fn locked(cpus: usize, each: u64) -> f64 {
     let machine = machine(cpus, each);
     let mapper = machine.new_space();
-    let mut space = space(mapper);
-    let flush = space.flush();
-    let edit = RefCell::new((space, flush));
+    let space = RefCell::new(space(mapper));
     let lock = machine.new_lock();
     let mapping = Mapping::new(Attrs::GUEST_MEMORY).largest(Level::PAGE);
     let stride = each.next_multiple_of(512);
@@ -113,10 +109,8 @@ fn locked(cpus: usize, each: u64) -> f64 {
             machine.cpu().spend(machine.costs().exception);
             let span = Span::new(Ipa::new(page << 12), 4096).expect("a page");
             let held = lock.acquire();
-            let (space, flush) = &mut *edit.borrow_mut();
-            space
-                .map(span, Pa::new(page << 12), mapping, flush)
-                .expect("memory for tables");
+            let mapped = space.borrow_mut().map(span, Pa::new(page << 12), mapping);
+            mapped.expect("memory for tables");
             drop(held);
         }
     })

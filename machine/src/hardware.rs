@@ -45,7 +45,7 @@ use crate::cache::Caches;
 use crate::dice::Dice;
 use crate::memory::{Memory, Meta, State};
 use crate::rules::{Cpus, Obligation, Obligations, Rule, Violation};
-use crate::sched::Scheduler;
+use crate::sched::{Scheduler, is_cut_short};
 use crate::time::{MAX_CPUS, Time};
 use crate::tlb::{Cached, Invalidations, Remembered, Tlb, Tlbi, WalkCache};
 use crate::trace::{Event, Tracer};
@@ -534,6 +534,9 @@ impl Hardware {
     #[cold]
     #[inline(never)]
     pub(crate) fn violate(&self, rule: Rule, cpu: usize, what: String) {
+        if is_cut_short() {
+            return;
+        }
         let time = self.clock.as_ref().map_or(Time::ZERO, |s| s.cpu().now());
         let violation = Violation {
             rule,

@@ -24,6 +24,7 @@ use std::cell::{Cell, RefCell};
 
 use crate::hardware::{Fault, Request};
 use crate::machine::Machine;
+use crate::sched::is_cut_short;
 use crate::time::Time;
 use crate::tlb::Tlbi;
 
@@ -183,7 +184,7 @@ impl Machine {
     pub(crate) fn kick_if_noted(&self) {
         let cpu = self.cpu();
         let kicks = &self.kicks;
-        if !kicks.vcpus[cpu.id()].noted.take() {
+        if !kicks.vcpus[cpu.id()].noted.take() || is_cut_short() {
             return;
         }
         cpu.order();

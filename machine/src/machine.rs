@@ -14,7 +14,9 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 use tablewright::linear::{Identity, SlotMemory};
-use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink, What};
+use tablewright::{
+    Barrier, Caps, Entry, Hooks, Invalidation, Level, Pa, Platform, Stale, TableLink, What,
+};
 
 use crate::architecture::Architecture;
 use crate::costs::Costs;
@@ -26,7 +28,7 @@ use crate::lock::{Held, Lock, LockCosts};
 use crate::memory::{Memory, State};
 use crate::resource::Resource;
 use crate::rules::{Rule, Violation};
-use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler};
+use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler, is_cut_short};
 use crate::shared::Walks;
 use crate::time::{Price, Time};
 use crate::tlb::{Stages, Tlbi};
@@ -125,10 +127,8 @@ struct Prices {
 /// let mapper = machine.new_space();
 /// let mut space = AddressSpace::<Arm64K4, _>::new(mapper).unwrap();
 /// mapper.attach(space.root(), Half::Lower, 1);
-/// let mut flush = space.flush();
 /// let page = Span::new(Va::new(0x1000), 0x1000)?;
-/// space.map(page, Pa::new(0x8000_0000), Attrs::KERNEL_DATA, &mut flush)?;
-/// flush.finish(|_| ());
+/// space.map(page, Pa::new(0x8000_0000), Attrs::KERNEL_DATA)?;
 ///
 /// // Both CPUs use it.
 /// machine.run(|cpu| {
@@ -701,7 +701,7 @@ impl Machine {
         cpu.order();
         self.hardware.take_effect(id);
         // Accesses of others that were translated before that come to their end.
-        if self.hardware.cpus() > 1 {
+        if self.hardware.cpus() > 1 && !is_cut_short() {
             while let Some(until) = self.hardware.under_way(id) {
                 cpu.wait_until(until.max(cpu.now() + Time::ps(1)));
                 cpu.order();
@@ -818,28 +818,24 @@ impl<'m> Mapper<'m> {
         self.machine.hardware.load_root(cpu.id(), self.space);
     }
 
-    /// An invalidation as the hardware is told. With guests that have a stage 1 it may be the first of two: see
-    /// [`then`](Mapper::then).
-    pub fn tlbi_of(&self, what: &Invalidation) -> Tlbi {
+    /// A range of an invalidation as the hardware is told; without one, all of the space. With guests that have a stage 1 it
+    /// may be the first of two steps: see [`then`](Mapper::then).
+    pub fn tlbi_of(&self, what: &Invalidation<'_>, range: Option<&Stale>) -> Tlbi {
         let x86 = self.machine.architecture().is_x86();
         let nested = self.machine.hardware.is_nested();
-        match what.what {
+        match range {
             // INVEPT, an ASID in TLB_CONTROL; TLBI VMALLS12E1IS.
-            What::Range { .. } if nested && x86 => Tlbi {
+            _ if nested && (x86 || range.is_none()) => Tlbi {
                 id: Some(what.id),
                 ..Tlbi::ALL
             },
-            What::Everything if nested => Tlbi {
-                id: Some(what.id),
-                ..Tlbi::ALL
-            },
-            What::Everything => Tlbi::ALL,
-            What::Range {
+            None => Tlbi::ALL,
+            Some(&Stale {
                 first,
                 last,
                 level,
                 tables,
-            } => Tlbi {
+            }) => Tlbi {
                 id: Some(what.id),
                 range: Some((first, last)),
                 // INVLPG takes no hint, and drops what is remembered of tables.
@@ -853,8 +849,20 @@ impl<'m> Mapper<'m> {
         }
     }
 
-    /// What has to follow an invalidation of stage 2 alone when that is complete: TLBI VMALLE1IS, for what was combined with
-    /// the guest's stage 1.
+    /// All that the hardware is told for an invalidation, one for each range; one for all where it knows no ranges.
+    pub fn tlbis<'w>(&self, what: &Invalidation<'w>) -> impl Iterator<Item = Tlbi> + use<'w, 'm> {
+        let (mapper, what) = (*self, *what);
+        let ranges = match what.what {
+            What::Everything => &[],
+            What::Ranges(ranges) => ranges,
+        };
+        let first = mapper.tlbi_of(&what, ranges.first());
+        let others = ranges.iter().skip(1).filter(move |_| first.range.is_some());
+        std::iter::once(first).chain(others.map(move |range| mapper.tlbi_of(&what, Some(range))))
+    }
+
+    /// What has to follow invalidations of stage 2 alone, of which this is one, when they are complete: TLBI VMALLE1IS, for
+    /// what was combined with the guest's stage 1.
     pub fn then(&self, first: &Tlbi) -> Option<Tlbi> {
         (first.stages == Stages::Second).then_some(Tlbi {
             id: first.id,
@@ -866,14 +874,21 @@ impl<'m> Mapper<'m> {
 
     /// The running CPU says that what it has issued does what an invalidation asks for, once it is complete. What that is
     /// not true of is reported at the completion. [`invalidate`](Platform::invalidate) does it.
-    pub fn claim(&self, what: &Invalidation) {
-        let range = match what.what {
-            What::Everything => (0, u64::MAX),
-            What::Range { first, last, .. } => (first, last),
-        };
+    pub fn claim(&self, what: &Invalidation<'_>) {
         let cpu = self.machine.cpu().id();
-        let tlbi = self.tlbi_of(what);
-        self.machine.hardware.claim(cpu, self.space, range, &tlbi);
+        let claim = |addresses, range| {
+            let tlbi = self.tlbi_of(what, range);
+            let hardware = &self.machine.hardware;
+            hardware.claim(cpu, self.space, addresses, &tlbi);
+        };
+        match what.what {
+            What::Everything => claim((0, u64::MAX), None),
+            What::Ranges(ranges) => {
+                for range in ranges {
+                    claim((range.first, range.last), Some(range));
+                }
+            }
+        }
     }
 
     /// Where a window shows frames: slots of one page each from `first` on, which this space translates.
@@ -982,9 +997,8 @@ impl Machine {
 // 1. A frame is handed out once until it is given back, and is aligned as the memory is.
 // 2. The pointer is into memory that lives as long as the machine, which the handle borrows.
 // 3. A link for each frame.
-// 4. The accessors do what the defaults do, on one thread of the host; in a buffered store, what this CPU loads.
-// 5. `complete` returns when the hardware has forgotten.
-// 6. A copy is the same machine and space.
+// 4. to 6. The rules of the machine are those of the hardware: `publish`, `issue` and `complete` do what they say.
+// 7. A copy is the same machine and space.
 unsafe impl Platform for Mapper<'_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         let machine = self.machine;
@@ -1046,15 +1060,18 @@ unsafe impl Platform for Mapper<'_> {
         }
     }
 
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         let machine = self.machine;
         if machine.kicks.on {
             machine.kicks.note(machine.cpu().id());
             return;
         }
-        let tlbi = self.tlbi_of(what);
-        machine.issue(tlbi, machine.operations(&tlbi));
-        if let Some(combined) = self.then(&tlbi) {
+        let mut combined = None;
+        for tlbi in self.tlbis(what) {
+            machine.issue(tlbi, machine.operations(&tlbi));
+            combined = self.then(&tlbi);
+        }
+        if let Some(combined) = combined {
             machine.complete();
             machine.issue(combined, machine.operations(&combined));
         }
@@ -1073,9 +1090,17 @@ unsafe impl Platform for Mapper<'_> {
     }
 
     #[inline(always)]
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        Some(self)
+    }
+}
+
+// SAFETY: on one thread of the host each does what the default does; with buffered stores, what this CPU would load (1.).
+unsafe impl Hooks for Mapper<'_> {
+    #[inline(always)]
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
-        unsafe { Platform::load(self, entry) }
+        unsafe { Hooks::load(self, entry) }
     }
 
     #[inline(always)]
@@ -1087,7 +1112,7 @@ unsafe impl Platform for Mapper<'_> {
     #[inline(always)]
     unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
-        unsafe { Platform::load(self, entry) }
+        unsafe { Hooks::load(self, entry) }
     }
 
     #[inline(always)]

@@ -528,6 +528,12 @@ impl Scheduler {
     }
 }
 
+/// Whether the run is over in the midst of its programs, which complete what they have gathered: no other CPU goes on that could
+/// be waited for.
+pub(crate) fn is_cut_short() -> bool {
+    thread::panicking()
+}
+
 /// Tells the compiler that what comes next is rare, or long: the code for it, and what that has to save, goes out of the
 /// way of what is neither.
 #[cold]

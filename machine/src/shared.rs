@@ -6,6 +6,7 @@ use tablewright::shared::{Moment, SharedPlatform, Upkeep};
 use tablewright::{Invalidation, Pa};
 
 use crate::machine::Mapper;
+use crate::tlb::Tlbi;
 
 /// Which CPUs are in a walk, and since which moment.
 pub(crate) struct Walks {
@@ -106,18 +107,24 @@ unsafe impl<'m> SharedPlatform for Mapper<'m> {
         }
     }
 
-    fn invalidate_here(&self, what: &Invalidation) {
-        if !self.machine().architecture().permission_fault_drops_entry {
-            let here = crate::Tlbi {
-                broadcast: false,
-                ..self.tlbi_of(what)
-            };
-            self.machine().tlbi(here);
-            self.machine().dsb();
-            if let Some(combined) = self.then(&here) {
-                self.machine().tlbi(combined);
-                self.machine().dsb();
-            }
+    fn invalidate_here(&self, what: &Invalidation<'_>) {
+        let machine = self.machine();
+        if machine.architecture().permission_fault_drops_entry {
+            return;
+        }
+        let here = |tlbi| Tlbi {
+            broadcast: false,
+            ..tlbi
+        };
+        let mut combined = None;
+        for tlbi in self.tlbis(what).map(here) {
+            machine.tlbi(tlbi);
+            combined = self.then(&tlbi);
+        }
+        machine.dsb();
+        if let Some(combined) = combined {
+            machine.tlbi(combined);
+            machine.dsb();
         }
     }
 }

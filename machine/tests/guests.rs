@@ -55,25 +55,20 @@ impl<F: Format<Input = Ipa>> Guest<'_, F> {
             perms,
             ..Attrs::GUEST_MEMORY
         };
-        let mut space = self.space.borrow_mut();
-        let mut flush = space.flush();
         let span = Span::new(Ipa::new(at), size).unwrap();
-        space.map(span, to, attrs, &mut flush).unwrap();
-        flush.finish(|_| ());
+        self.space.borrow_mut().map(span, to, attrs).unwrap();
     }
 
     /// Takes what is mapped away, and leaves what is remembered of it.
     fn unmap(&self, at: u64, size: u64, forget: impl FnOnce()) {
         let mut space = self.space.borrow_mut();
-        let mut flush = space.flush();
+        let mut gather = space.gather();
         let span = Span::new(Ipa::new(at), size).unwrap();
-        let progress = space
-            .unmap(span, &mut flush, |_| ControlFlow::Continue(()))
-            .unwrap();
+        let progress = gather.unmap(span, |_| ControlFlow::Continue(())).unwrap();
         assert!(progress.is_done());
         self.machine.dsb_stores();
         forget();
-        flush.finish(|_| ());
+        gather.finish(|_| ());
     }
 
     fn write(&self, at: u64, value: u64) {
@@ -115,9 +110,9 @@ impl<F: Format<Input = Ipa>> Guest<'_, F> {
             let change = tablewright::Change::new().perms(table_perms);
             let span = Span::new(Ipa::new(0), 4 * PAGE).unwrap();
             let mut space = self.space.borrow_mut();
-            let mut flush = space.flush();
-            space.protect(span, change, &mut flush).unwrap();
-            flush.finish(|_| ());
+            let mut gather = space.gather();
+            gather.protect(span, change).unwrap();
+            gather.finish(|_| ());
         }
         self.machine.load_guest(Some((ROOT, ASID)));
     }
@@ -343,15 +338,9 @@ fn flags_of_both_stages_are_set() {
             dirty: false,
             ..Attrs::GUEST_MEMORY
         };
-        {
-            let mut space = guest.space.borrow_mut();
-            let mut flush = space.flush();
-            let span = Span::new(Ipa::new(DATA), PAGE).unwrap();
-            space
-                .map(span, guest.data.get(), attrs, &mut flush)
-                .unwrap();
-            flush.finish(|_| ());
-        }
+        let span = Span::new(Ipa::new(DATA), PAGE).unwrap();
+        let mapped = guest.space.borrow_mut().map(span, guest.data.get(), attrs);
+        assert_eq!(mapped, Ok(()));
         guest.read(VA).unwrap();
         assert_eq!((space().accessed, space().dirty), (true, false));
         guest.write(VA, 43);
@@ -453,6 +442,32 @@ fn a_page_that_a_combined_entry_may_lead_to_is_not_free() {
         });
         assert_eq!(broken, expected, "{order:?}");
     }
+}
+
+#[test]
+fn what_is_combined_goes_once_for_all_ranges() {
+    fn check<F: Format<Input = Ipa>>(architecture: Architecture, invalidations: u64) {
+        let broken = run::<F>(architecture, 1, ALL, |_, guest| {
+            assert_eq!(guest.read(VA), Ok(42));
+            let before = guest.machine.counts();
+            let mut space = guest.space.borrow_mut();
+            let mut gather = space.gather();
+            for at in [0, 2 * PAGE, DATA] {
+                let span = Span::new(Ipa::new(at), PAGE).unwrap();
+                let change = tablewright::Change::new().perms(READ_ONLY);
+                gather.protect(span, change).unwrap();
+            }
+            gather.finish(|_| ());
+            let after = guest.machine.counts();
+            assert_eq!(after.invalidations - before.invalidations, invalidations);
+        });
+        assert_eq!(broken, []);
+    }
+    // Three addresses, and what was combined.
+    check::<Arm>(arm(), 4);
+    // Everything, at once.
+    check::<Ept<4>>(Architecture::ept(), 1);
+    check::<Npt<4>>(Architecture::npt(), 1);
 }
 
 #[test]

@@ -32,12 +32,10 @@ fn machine(cpus: usize, seed: u64) -> Machine {
 fn map(mapper: Mapper<'_>) -> AddressSpace<Ept<4>, Mapper<'_>> {
     let mut space = AddressSpace::new(mapper).unwrap();
     mapper.attach(space.root(), Half::Lower, 0);
-    let mut flush = space.flush();
     let page = Span::new(Ipa::new(PAGE), 0x1000).unwrap();
     space
-        .map(page, Pa::new(0x7000), Attrs::GUEST_MEMORY, &mut flush)
+        .map(page, Pa::new(0x7000), Attrs::GUEST_MEMORY)
         .unwrap();
-    flush.finish(|_| ());
     space.make_live();
     space
 }
@@ -45,14 +43,12 @@ fn map(mapper: Mapper<'_>) -> AddressSpace<Ept<4>, Mapper<'_>> {
 /// Write-protects the page and has everybody forget that it could be written, or not.
 fn protect(space: &mut AddressSpace<Ept<4>, Mapper<'_>>, tell: bool) {
     let page = Span::new(Ipa::new(PAGE), 0x1000).unwrap();
-    let mut flush = space.flush();
-    space
-        .protect(page, Change::new().write_protect(), &mut flush)
-        .unwrap();
+    let mut gather = space.gather();
+    gather.protect(page, Change::new().write_protect()).unwrap();
     if tell {
-        flush.finish(|_| ());
+        gather.finish(|_| ());
     } else {
-        let _never_issued = flush;
+        std::mem::forget(gather);
     }
 }
 
@@ -112,7 +108,9 @@ fn it_takes_an_interrupt_for_each_that_is_inside() {
                     let begin = cpu.now();
                     mapper.barrier(Barrier::Publish);
                     mapper.invalidate(&Invalidation {
+                        root: space.root(),
                         id: 0,
+                        global: false,
                         what: What::Everything,
                     });
                     mapper.barrier(Barrier::Complete);

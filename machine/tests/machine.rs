@@ -44,17 +44,15 @@ fn live<F: Format<Input = Va>>(machine: &Machine, seed: u64) {
 
     let page = 1 << F::PAGE_SHIFT;
     let block = page << F::INDEX_BITS;
-    let mut flush = space.flush();
+    let mut gather = space.gather();
     let large = span(0, 2 * block);
-    space
-        .map(large, Pa::new(1 << 40), Attrs::KERNEL_DATA, &mut flush)
+    gather
+        .map(large, Pa::new(1 << 40), Attrs::KERNEL_DATA)
         .unwrap();
     let pages = span(1 << 36, 16 * page);
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    space
-        .map(pages, Pa::new(1 << 41), mapping, &mut flush)
-        .unwrap();
-    flush.finish(|_| ());
+    gather.map(pages, Pa::new(1 << 41), mapping).unwrap();
+    gather.finish(|_| ());
     assert_eq!(
         machine.touch(Request::write(block + 8)),
         Ok((1 << 40) + block + 8)
@@ -64,15 +62,11 @@ fn live<F: Format<Input = Va>>(machine: &Machine, seed: u64) {
         Ok((1 << 41) + 8)
     );
 
-    let mut flush = space.flush();
+    let mut gather = space.gather();
     let change = Change::new().perms(Perms::READ);
-    space
-        .protect(span(1 << 36, 2 * page), change, &mut flush)
-        .unwrap();
-    space
-        .split(span(0, block), Level::PAGE, &mut flush)
-        .unwrap();
-    flush.finish(|_| ());
+    gather.protect(span(1 << 36, 2 * page), change).unwrap();
+    gather.split(span(0, block), Level::PAGE).unwrap();
+    gather.finish(|_| ());
     let stored = machine.touch(Request::write((1 << 36) + 8));
     assert!(
         matches!(stored, Err(Fault::Permission { .. })),
@@ -83,12 +77,10 @@ fn live<F: Format<Input = Va>>(machine: &Machine, seed: u64) {
         Ok((1 << 40) + page + 8)
     );
 
-    let mut flush = space.flush();
-    let unmapped = space
-        .unmap(large, &mut flush, |_| ControlFlow::Continue(()))
-        .unwrap();
+    let mut gather = space.gather();
+    let unmapped = gather.unmap(large, |_| ControlFlow::Continue(())).unwrap();
     assert!(unmapped.is_done());
-    flush.finish(|_| ());
+    gather.finish(|_| ());
     let loaded = machine.touch(Request::read(8));
     assert!(
         matches!(loaded, Err(Fault::Translation { .. })),
@@ -224,12 +216,10 @@ fn what_a_cache_holds_of_memory_elsewhere_is_seen() {
         let mapper = machine.new_space();
         let mut space = AddressSpace::<Arm64K4, _>::new(mapper).unwrap();
         mapper.attach(space.root(), Half::Lower, 1);
-        let mut flush = space.flush();
         let there = Pa::new(1 << 40);
         let attrs = Attrs::KERNEL_DATA.with_memory(tablewright::Memory::NonCacheable);
         let span = Span::new(Va::new(0x1000), 0x1000).unwrap();
-        space.map(span, there, attrs, &mut flush).unwrap();
-        flush.finish(|_| ());
+        space.map(span, there, attrs).unwrap();
         machine.write_page(there);
         machine
             .run(|_| {

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
-use tablewright::shared::{Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace, TableCache};
+use tablewright::shared::{Gather, Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace};
 use tablewright::{
     AddressSpace, Attrs, Change, Format, Half, Level, Pa, Perms, Platform, Span, Va,
 };
@@ -52,6 +52,9 @@ struct Guest<'m, F: Format<Input = Va>> {
     later: Later<F, Mapper<'m>>,
 }
 
+/// A CPU's edits.
+type Edits<'g, 'm, F> = Gather<'g, F, Mapper<'m>>;
+
 const PAGES: u64 = 24;
 /// Memory that is not tracked: a whole block.
 const BLOCK: Pa = Pa::new(1 << 41);
@@ -87,8 +90,7 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
     }
 
     /// The fault handler of a virtual CPU.
-    fn fault(&self, request: Request, tables: &mut TableCache, dice: &mut Dice) {
-        let mut flush = self.space.flush();
+    fn fault(&self, request: Request, gather: &mut Edits<'_, 'm, F>, dice: &mut Dice) {
         for _ in 0..4 {
             // What is looked up in a walk is not given away before it is over.
             let walk = self.mapper.enter();
@@ -100,41 +102,36 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
                 _ => Attrs::KERNEL_RODATA,
             };
             let leaf = NewLeaf::new(Va::new(request.va), frame, level, attrs).unwrap();
-            let mapped = self.space.map(&leaf, tables, &mut flush);
+            let mapped = gather.map(&leaf);
             drop(walk);
             match mapped {
                 Ok(_) | Err(Refused::Busy(_)) => break,
                 Err(Refused::NeedsTables(count)) => {
-                    if !tables.top_up::<F, _>(&self.mapper, count) {
+                    if !gather.top_up(count) {
                         break;
                     }
                 }
                 Err(Refused::Larger(_)) => {
-                    tables.top_up::<F, _>(&self.mapper, 1);
-                    let _split = self
-                        .space
-                        .split(Va::new(request.va), level, tables, &mut flush);
+                    gather.top_up(1);
+                    let _split = gather.split(Va::new(request.va), level);
                 }
                 Err(Refused::Retry | Refused::Denied) => {}
                 Err(Refused::Edit(error)) => panic!("{error}"),
             }
         }
-        self.later.put_off(flush);
+        self.later.put_off(gather);
     }
 
     /// The host takes a page back.
-    fn reclaim(&self, number: u64) {
+    fn reclaim(&self, number: u64, gather: &mut Edits<'_, 'm, F>) {
         let Some(page) = self.backing.borrow_mut().remove(&number) else {
             return;
         };
         let span = Span::new(Va::new(number * Self::PAGE), Self::PAGE).unwrap();
         for pass in 0..2 {
-            let taken = self
-                .space
-                .unmap(span, |_| ControlFlow::Continue(()))
-                .unwrap();
-            assert!(taken.progress().is_done());
-            self.later.push(taken.issue().complete());
+            let taken = gather.unmap(span, |_| ControlFlow::Continue(())).unwrap();
+            assert!(taken.progress.is_done());
+            self.later.push(gather.issue().complete());
             if pass == 0 {
                 // Faults that looked the page up before it was taken come to their end.
                 let moment = self.mapper.cut();
@@ -146,29 +143,28 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
         self.machine.give_page(page);
     }
 
-    fn host(&self, dice: &mut Dice, tables: &mut TableCache) {
-        let mut flush = self.space.flush();
+    fn host(&self, dice: &mut Dice, gather: &mut Edits<'_, 'm, F>) {
         match dice.roll(4) {
-            0 => self.reclaim(dice.roll(PAGES)),
+            0 => self.reclaim(dice.roll(PAGES), gather),
             1 => {
                 let change = Change::new().perms(Perms::READ);
                 let all = Span::new(Va::new(0), 2 * Self::block()).unwrap();
-                self.space.protect(all, change, &mut flush).unwrap();
+                gather.protect(all, change).unwrap();
             }
             2 => {
-                tables.top_up::<F, _>(&self.mapper, 1);
+                gather.top_up(1);
                 let at = Va::new(Self::block());
-                let _split = self.space.split(at, Level::PAGE, tables, &mut flush);
+                let _split = gather.split(at, Level::PAGE);
             }
             _ => {
                 let block = Va::new(Self::block());
                 let leaf = NewLeaf::new(block, BLOCK, Level::new(1), Attrs::KERNEL_DATA).unwrap();
-                if tables.top_up::<F, _>(&self.mapper, 2) {
-                    let _mapped: Result<Mapped<F>, _> = self.space.map(&leaf, tables, &mut flush);
+                if gather.top_up(2) {
+                    let _mapped: Result<Mapped<F>, _> = gather.map(&leaf);
                 }
             }
         }
-        self.later.put_off(flush);
+        self.later.put_off(gather);
     }
 }
 
@@ -193,19 +189,19 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
     mapper.attach(space.root(), Half::Lower, 0);
     let guest = Guest {
         machine: &machine,
-        space: SharedSpace::new(space),
+        space: SharedSpace::new(space).ok().expect("no code runs on it"),
         mapper,
         backing: RefCell::default(),
         later: Later::new(),
     };
     let outcome = machine.run(|cpu| {
         let mut dice = Dice(seed * 1024 + cpu.id() as u64);
-        let mut tables = TableCache::new();
+        let mut gather = guest.space.gather();
         mapper.load();
         for _ in 0..30 {
             cpu.spend(Time::ns(50));
             if cpu.id() == 0 {
-                guest.host(&mut dice, &mut tables);
+                guest.host(&mut dice, &mut gather);
                 continue;
             }
             let at = if dice.roll(3) == 0 {
@@ -224,11 +220,10 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
                     Err(Fault::AccessFlag { .. }) => {
                         let _relaxed = guest.space.relax(Va::new(at), Perms::empty(), false);
                     }
-                    Err(_) => guest.fault(request, &mut tables, &mut dice),
+                    Err(_) => guest.fault(request, &mut gather, &mut dice),
                 }
             }
         }
-        tables.release(&mapper);
     });
     let outcome = outcome.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
 
@@ -238,13 +233,10 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
     }
     // Everything goes: no page, no table is lost.
     let all = Span::new(Va::new(0), 2 * Guest::<F>::block()).unwrap();
-    let taken = guest
-        .space
-        .unmap(all, |_| ControlFlow::Continue(()))
-        .unwrap();
-    assert!(taken.progress().is_done());
-    let cut = taken.issue().complete();
-    cut.quiet().ok().expect("nobody walks").finish(|_| ());
+    let mut gather = guest.space.gather();
+    let taken = gather.unmap(all, |_| ControlFlow::Continue(())).unwrap();
+    assert!(taken.progress.is_done());
+    assert!(gather.finish(|_| ()).is_ok(), "no CPU walks");
     for &page in guest.backing.borrow().values() {
         machine.give_page(page);
     }

@@ -400,7 +400,7 @@ pub fn watch(boot: &Boot<'_>) -> Result<Ran> {
         boot,
         |line| bar.suspend(|| println!("{line}")),
         |counters| {
-            let shown = [Count::Faults, Count::Tables, Count::Pages, Count::Evicted];
+            let shown = [Count::Faults, Count::Tables, Count::Ranges, Count::Evicted];
             let numbers = shown.map(|what| {
                 (
                     counters.get(what as usize).copied().unwrap_or(0),

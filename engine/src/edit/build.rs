@@ -4,55 +4,128 @@
 //! plain stores, a run at a time. There is no call-back for a page, no look at what was there, and no barrier; the one
 //! store that links the finished sub-tree pays for all of it.
 
+use core::cell::Cell;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-use crate::addr::{Level, Pa};
+use crate::addr::{Level, Pa, Span};
 use crate::entry::Table;
 use crate::flush::free_tree;
 use crate::format::{Attrs, Format, Inexpressible, Perms};
 use crate::platform::Platform;
 use crate::walk::{MAX_LEVELS, Slice};
 
+/// A stretch of input addresses that is mapped to consecutive frames.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub first: u64,
+    pub last: u64,
+    /// Output address less input address.
+    pub delta: u64,
+}
+
+/// Where the memory of a mapping lies.
+pub(crate) trait Source {
+    /// The piece that `input` is in.
+    fn at(&self, input: u64) -> Piece;
+}
+
+/// All of it consecutive.
+pub(crate) struct Consecutive {
+    delta: u64,
+}
+
+impl Consecutive {
+    /// The input address `first` is mapped to `frame`.
+    #[inline(always)]
+    pub fn new(first: u64, frame: Pa) -> Self {
+        Self {
+            delta: frame.get().wrapping_sub(first),
+        }
+    }
+}
+
+impl Source for Consecutive {
+    #[inline(always)]
+    fn at(&self, _: u64) -> Piece {
+        Piece {
+            first: 0,
+            last: u64::MAX,
+            delta: self.delta,
+        }
+    }
+}
+
+/// Runs of frames, one after the other. They are asked for upwards, more than once; the place is kept.
+pub(crate) struct Scattered<'f> {
+    frames: &'f [Span<Pa>],
+    first: u64,
+    /// The number of a run, and the input address that it starts at.
+    place: Cell<(usize, u64)>,
+}
+
+impl<'f> Scattered<'f> {
+    /// The input address `first` is mapped to the start of the first run.
+    pub fn new(first: u64, frames: &'f [Span<Pa>]) -> Self {
+        Self {
+            frames,
+            first,
+            place: Cell::new((0, first)),
+        }
+    }
+}
+
+impl Source for Scattered<'_> {
+    fn at(&self, input: u64) -> Piece {
+        let (mut number, mut first) = self.place.get();
+        if input < first {
+            (number, first) = (0, self.first);
+        }
+        loop {
+            let run = self.frames[number];
+            let last = first + (run.size() - 1);
+            if input <= last || number + 1 == self.frames.len() {
+                self.place.set((number, first));
+                let delta = run.start().get().wrapping_sub(first);
+                return Piece { first, last, delta };
+            }
+            (number, first) = (number + 1, last + 1);
+        }
+    }
+}
+
 /// The leaves of one mapping: for any address, which leaf translates it.
-pub(crate) struct Leaves<F: Format> {
+pub(crate) struct Leaves<F: Format, S = Consecutive> {
     /// The descriptor at each level, without an address.
     bits: [u64; MAX_LEVELS],
-    /// Output address less input address.
-    delta: u64,
-    /// The highest level whose leaves are allowed and aligned.
+    source: S,
+    /// The highest level whose leaves are allowed.
     top: Level,
-    /// At which levels, as a bit set, runs are allowed and aligned.
-    runs: u8,
+    /// Whether runs are.
+    runs: bool,
     format: PhantomData<F>,
 }
 
-impl<F: Format> Leaves<F> {
-    /// The leaves that map `slice` to the memory from `frame` on, none above `largest`.
+impl<F: Format, S: Source> Leaves<F, S> {
+    /// The leaves that map `slice` to the memory of `source`, none above `largest`.
     pub fn new(
         slice: Slice,
-        frame: Pa,
+        source: S,
         attrs: &Attrs,
         largest: Level,
-        contiguous: bool,
+        runs: bool,
     ) -> Result<Self, Inexpressible> {
-        let delta = frame.get().wrapping_sub(slice.first);
-        let aligned = |shift: u32| delta & ((1 << shift) - 1) == 0;
         let mut leaves = Self {
             bits: [0; MAX_LEVELS],
-            delta,
+            source,
             top: Level::PAGE,
-            runs: 0,
+            runs,
             format: PhantomData,
         };
         let mut level = Level::PAGE;
-        while level <= largest && slice.holds::<F>(level) && aligned(F::shift(level)) {
+        while level <= largest && slice.holds::<F>(level) {
             leaves.bits[level.height() as usize] = F::encode(attrs, level)?;
             leaves.top = level;
-            let run = F::contiguous(level);
-            if contiguous && run > 0 && aligned(F::shift(level) + run) {
-                leaves.runs |= 1 << level.height();
-            }
             level = level.up();
         }
         Ok(leaves)
@@ -61,30 +134,46 @@ impl<F: Format> Leaves<F> {
     /// Whether one leaf at `level` can translate all of `slice`.
     #[inline(always)]
     pub fn fits(&self, level: Level, slice: Slice) -> bool {
-        level <= self.top && slice.is_whole::<F>(level)
+        level <= self.top && slice.is_whole::<F>(level) && {
+            let piece = self.source.at(slice.first);
+            slice.last <= piece.last && piece.is_aligned(F::shift(level))
+        }
     }
 
-    /// Whether leaves at `level` may form runs.
+    /// The run of leaves at `level` that the leaf for `first` may be a member of, if runs are allowed and aligned.
     #[inline(always)]
-    pub fn has_runs(&self, level: Level) -> bool {
-        self.runs >> level.height() & 1 != 0
+    pub fn run(&self, level: Level, first: u64) -> Option<Slice> {
+        let run = F::contiguous(level);
+        if !self.runs || run == 0 {
+            return None;
+        }
+        let piece = self.source.at(first);
+        let low = (1u64 << (F::shift(level) + run)) - 1;
+        let slice = Slice {
+            first: first & !low,
+            last: first | low,
+        };
+        let inside = piece.first <= slice.first && slice.last <= piece.last;
+        (inside && piece.is_aligned(F::shift(level) + run)).then_some(slice)
     }
 
     /// The leaf at `level` that translates `first`, not in a run.
     #[inline(always)]
     pub fn leaf(&self, level: Level, first: u64) -> u64 {
-        self.bits[level.height() as usize] | F::put_address(self.frame(first))
+        self.bits[level.height() as usize] | F::put_address(self.memory(first))
     }
 
     /// The memory that `first` is mapped to.
     #[inline(always)]
     pub fn memory(&self, first: u64) -> Pa {
-        self.frame(first)
+        Pa::new(first.wrapping_add(self.source.at(first).delta))
     }
 
+    /// How many whole leaves at `level` from `first` on lie in one piece.
     #[inline(always)]
-    fn frame(&self, first: u64) -> Pa {
-        Pa::new(first.wrapping_add(self.delta))
+    pub fn whole(&self, level: Level, first: u64) -> usize {
+        let size = (self.source.at(first).last - first).saturating_add(1);
+        usize::try_from(size >> F::shift(level)).unwrap_or(usize::MAX)
     }
 
     /// Writes leaves into `range` of a table at `level`; the first of them translates `first`. Whole aligned runs get
@@ -95,14 +184,36 @@ impl<F: Format> Leaves<F> {
         table: &Table<'_, P>,
         level: Level,
         range: Range<usize>,
+        mut first: u64,
+    ) {
+        let mut start = range.start;
+        while start < range.end {
+            let end = start + self.whole(level, first).clamp(1, range.end - start);
+            self.fill_piece(table, level, start..end, first);
+            first = first.wrapping_add(((end - start) as u64) << F::shift(level));
+            start = end;
+        }
+    }
+
+    /// The same in one piece.
+    #[inline(always)]
+    fn fill_piece<P: Platform>(
+        &self,
+        table: &Table<'_, P>,
+        level: Level,
+        range: Range<usize>,
         first: u64,
     ) {
         let (start, end) = (range.start, range.end);
         let (mut head, mut middle) = (end, end);
-        if self.has_runs(level) {
-            let run = 1usize << F::contiguous(level);
-            head = start.next_multiple_of(run).min(end);
-            middle = (end & !(run - 1)).max(head);
+        let run = F::contiguous(level);
+        if self.runs && run > 0 {
+            let Piece { delta, .. } = self.source.at(first);
+            if delta & ((1 << (F::shift(level) + run)) - 1) == 0 {
+                let run = 1usize << run;
+                head = start.next_multiple_of(run).min(end);
+                middle = (end & !(run - 1)).max(head);
+            }
         }
         let at = |index: usize| first.wrapping_add(((index - start) as u64) << F::shift(level));
         self.fill_linear(table, level, start..head, first, 0);
@@ -125,7 +236,7 @@ impl<F: Format> Leaves<F> {
         while start < range.end {
             let mut count = range.end - start;
             if F::LINEAR_BITS < 64 {
-                let frame = self.frame(first).get();
+                let frame = self.memory(first).get();
                 let linear = (1u64 << (F::LINEAR_BITS % 64)) - 1;
                 let left = ((linear - (frame & linear)) >> F::shift(level)) + 1;
                 count = count.min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -135,6 +246,14 @@ impl<F: Format> Leaves<F> {
             start += count;
             first = first.wrapping_add((count as u64) << F::shift(level));
         }
+    }
+}
+
+impl Piece {
+    /// Whether leaves of so many bits may translate it.
+    #[inline(always)]
+    fn is_aligned(&self, shift: u32) -> bool {
+        self.delta & ((1 << shift) - 1) == 0
     }
 }
 
@@ -156,16 +275,16 @@ impl<P: Platform> Frames for Fresh<'_, P> {
 
 /// Builds a table at `level` in which `leaves` translate `slice` and nothing else is mapped. Its tables take `deny`
 /// away. `None`, and nothing is left of it, if there were not enough frames.
-pub(crate) fn build<F: Format, P: Platform>(
+pub(crate) fn build<F: Format, P: Platform, S: Source>(
     platform: &P,
     frames: &mut impl Frames,
-    leaves: &Leaves<F>,
+    leaves: &Leaves<F, S>,
     level: Level,
     slice: Slice,
     deny: Perms,
 ) -> Option<Pa> {
     let Some(below) = level.down() else {
-        return build_pages::<F, P>(platform, frames, leaves, slice);
+        return build_pages::<F, P, S>(platform, frames, leaves, slice);
     };
     let frame = frames.take(level)?;
     // SAFETY: the frame was allocated for this table.
@@ -182,17 +301,17 @@ pub(crate) fn build<F: Format, P: Platform>(
         let part = Slice { first, last };
         let mut count = 1;
         if leaves.fits(level, part) {
-            // All whole entries from here on are leaves: one run.
+            // All whole entries of the piece from here on are leaves: one run.
             let whole = ((slice.last - first) >> F::shift(level)) as usize
                 + usize::from(slice.last & (size - 1) == size - 1);
-            count = whole.clamp(1, end - index);
+            count = whole.min(leaves.whole(level, first)).clamp(1, end - index);
             leaves.fill(&table, level, index..index + count, first);
         } else {
             // Nearly all tables are the last ones: they are filled in this loop.
             let child = if below == Level::PAGE {
-                build_pages::<F, P>(platform, frames, leaves, part)
+                build_pages::<F, P, S>(platform, frames, leaves, part)
             } else {
-                build::<F, P>(platform, frames, leaves, below, part, deny)
+                build::<F, P, S>(platform, frames, leaves, below, part, deny)
             };
             let Some(child) = child else {
                 table.fill(index..1 << F::INDEX_BITS, 0, 0);
@@ -211,10 +330,10 @@ pub(crate) fn build<F: Format, P: Platform>(
 
 /// The same of a table of pages: the level is a constant.
 #[inline(always)]
-fn build_pages<F: Format, P: Platform>(
+fn build_pages<F: Format, P: Platform, S: Source>(
     platform: &P,
     frames: &mut impl Frames,
-    leaves: &Leaves<F>,
+    leaves: &Leaves<F, S>,
     slice: Slice,
 ) -> Option<Pa> {
     let level = Level::PAGE;

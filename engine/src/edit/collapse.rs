@@ -15,33 +15,34 @@ use crate::bbm::{State, Transition};
 use crate::entry::Table;
 use crate::flush::{Fate, Flush, Ranges};
 use crate::format::{Attrs, Format, Kind, Perms};
+use crate::gather::Gather;
 use crate::platform::{Barrier, Platform};
-use crate::space::{AddressSpace, Conditions, EditError};
+use crate::space::{Conditions, EditError};
 use crate::walk::{Slice, Step, Visit};
 
-impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Replaces tables in `span` that translate like one leaf by that leaf, none above `largest`, frees tables that
     /// translate nothing, and, if `runs`, folds aligned leaves into contiguous runs. The translation of no address
     /// changes. Returns how many tables it replaced or freed and how many runs it folded, together.
     ///
     /// It does what it can: where a break would be needed in a space that must not be broken, where the table or the
-    /// run reaches over an end of the range, and where the flush can carry no more tables, things stay as they are.
+    /// run reaches over an end of the range, and where the gather can carry no more tables, things stay as they are.
     /// Accessed and dirty are kept: a large leaf is accessed or dirty if any of the small ones is.
     ///
     /// # Errors
     /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
-    /// [`ForeignFlush`](EditError::ForeignFlush), [`NoSuchLeaf`](EditError::NoSuchLeaf).
+    /// [`NoSuchLeaf`](EditError::NoSuchLeaf).
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Level, Mapping, Pa, Span, Va, format::X86_64, hosted::Hosted};
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-    /// # let mut flush = space.flush();
     /// let span = Span::new(Va::new(0), 2 << 20)?;
-    /// space.map(span, Pa::new(0), Mapping::new(Attrs::KERNEL_DATA).pages_only(), &mut flush)?;
-    /// assert_eq!(space.collapse(span, Level::new(1), true, &mut flush)?, 1);
+    /// space.map(span, Pa::new(0), Mapping::new(Attrs::KERNEL_DATA).pages_only())?;
+    /// let mut gather = space.gather();
+    /// assert_eq!(gather.collapse(span, Level::new(1), true)?, 1);
+    /// gather.finish(|_| ());
     /// assert_eq!(space.query(Va::new(0)).unwrap().size(), 2 << 20);
-    /// # flush.finish(|_| ());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn collapse(
@@ -49,20 +50,25 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         span: Span<F::Input>,
         largest: Level,
         runs: bool,
-        flush: &mut Flush<F, P>,
     ) -> Result<u64, EditError<F::Input>> {
-        let slice = self.check(span)?;
-        self.check_flush(flush)?;
+        self.owe();
+        let space = &mut *self.space;
+        let flush = &mut self.left;
+        let slice = space.check(span)?;
         if !F::is_leaf_level(largest) {
             return Err(EditError::NoSuchLeaf);
         }
-        let conditions = self.conditions();
+        let conditions = space.conditions();
         let mut done = 0;
         let mut level = Level::PAGE.up();
         // Above the largest leaf only empty tables are of interest, up to those that the root points to.
-        while level <= F::root_level() {
+        let top = match space.pinned {
+            true => F::root_level().down().unwrap_or(Level::PAGE),
+            false => F::root_level(),
+        };
+        while level <= top {
             let mut collapse = Collapse {
-                platform: &self.platform,
+                platform: &space.platform,
                 conditions,
                 level,
                 leaves: level <= largest,
@@ -71,13 +77,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 remake: false,
                 done: 0,
             };
-            let _: ControlFlow<Infallible> = self.visit(slice, &mut collapse);
+            let _: ControlFlow<Infallible> = space.visit(slice, &mut collapse);
             let broken = core::mem::replace(&mut collapse.broken, Ranges::new());
             if !broken.is_empty() {
-                self.invalidate_now(&broken);
+                space.invalidate_now(&broken);
                 collapse.remake = true;
-                let _: ControlFlow<Infallible> = self.visit(slice, &mut collapse);
-                self.platform.barrier(Barrier::Publish);
+                let _: ControlFlow<Infallible> = space.visit(slice, &mut collapse);
+                space.platform.barrier(Barrier::Publish);
             }
             done += collapse.done;
             level = level.up();
@@ -91,10 +97,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 broken: Ranges::new(),
                 done: 0,
             };
-            let _: ControlFlow<Infallible> = self.visit(slice, &mut fold);
+            let _: ControlFlow<Infallible> = space.visit(slice, &mut fold);
             let (broken, folded) = (fold.broken, fold.done);
-            self.resume(slice, &broken);
-            self.runs |= folded > 0;
+            space.resume(slice, &broken);
+            space.runs |= folded > 0;
             done += folded;
         }
         Ok(done)
@@ -168,26 +174,32 @@ fn sum<F: Format, P: Platform>(
 }
 
 /// Replaces the tables below the entries at one level.
-struct Collapse<'a, F: Format, P: Platform> {
+struct Collapse<'a, P: Platform> {
     platform: &'a P,
     conditions: Conditions,
     level: Level,
     /// Leaves may be made at this level; otherwise only empty tables go.
     leaves: bool,
-    flush: &'a mut Flush<F, P>,
+    flush: &'a mut Flush,
     broken: Ranges,
     /// The second pass: make leaves of what the first has suspended.
     remake: bool,
     done: u64,
 }
 
-impl<F: Format, P: Platform> Collapse<'_, F, P> {
-    fn try_entry(&mut self, table: &Table<'_, P>, index: usize, slice: Slice, entry: u64) {
+impl<P: Platform> Collapse<'_, P> {
+    fn try_entry<F: Format>(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        slice: Slice,
+        entry: u64,
+    ) {
         let (level, Some(below)) = (self.level, self.level.down()) else {
             return;
         };
         let child = F::address(entry, level);
-        if !self.flush.has_room(child) {
+        if !self.flush.has_room(self.platform, child) {
             return;
         }
         let (frame, attrs, contended) = match sum::<F, P>(
@@ -232,16 +244,17 @@ impl<F: Format, P: Platform> Collapse<'_, F, P> {
     /// The table has been replaced.
     fn let_go(&mut self, child: Pa, below: Level, slice: Slice) {
         let denied = Perms::empty();
+        let fate = Fate::Replaced;
         self.flush
-            .carry(child, below, slice.first, denied, Fate::Replaced);
+            .carry(self.platform, child, below, slice.first, denied, fate);
         if self.conditions.live {
-            self.flush.add(slice, None, true);
+            self.flush.ranges.add(slice, None, true);
         }
         self.done += 1;
     }
 
     /// The table is out of reach of all walkers; what its leaves say is final.
-    fn remake_entry(&mut self, table: &Table<'_, P>, index: usize, entry: u64) {
+    fn remake_entry<F: Format>(&mut self, table: &Table<'_, P>, index: usize, entry: u64) {
         let (level, Some(below)) = (self.level, self.level.down()) else {
             return;
         };
@@ -268,7 +281,7 @@ impl<F: Format, P: Platform> Collapse<'_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, F, P> {
+impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, P> {
     type Stop = Infallible;
 
     fn entry(
@@ -284,9 +297,11 @@ impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, F, P> {
                 return ControlFlow::Continue(Step::Into(F::address(entry, level)));
             }
             Kind::Table if !self.remake && slice.is_whole::<F>(level) => {
-                self.try_entry(table, index, slice, entry);
+                self.try_entry::<F>(table, index, slice, entry);
             }
-            Kind::Invalid if self.remake && entry != 0 => self.remake_entry(table, index, entry),
+            Kind::Invalid if self.remake && entry != 0 => {
+                self.remake_entry::<F>(table, index, entry)
+            }
             _ => {}
         }
         ControlFlow::Continue(Step::Next)

@@ -2,7 +2,7 @@
 //!
 //! Three things, and an edit of a dead space owes none of them:
 //!
-//! * *What they have to forget*, or to see. A [`Cut`] collects it during a walk, and leaves it to the caller's flush.
+//! * *What they have to forget*, or to see. A [`Cut`] collects it during a walk, and leaves it to the gather.
 //! * *What has to be broken.* Such an edit has two passes with one invalidation between them, however many entries there
 //!   are: the first takes each entry away and leaves its successor in its place, suspended; then every walker is made to
 //!   forget; the second, [`resume`](AddressSpace::resume), makes the successors valid. Between them the addresses are
@@ -71,17 +71,18 @@ impl Cut {
         self.bounds.map(|(first, last)| Slice { first, last })
     }
 
-    /// Leaves it to the flush, if there is any walker.
-    pub fn add_to<F: Format, P: Platform>(self, conditions: Conditions, flush: &mut Flush<F, P>) {
+    /// Leaves it to the gather, if there is any walker.
+    #[inline]
+    pub fn add_to(self, conditions: Conditions, flush: &mut Flush) {
         if !conditions.live {
             return;
         }
         if let Some((first, last)) = self.bounds {
-            flush.add(Slice { first, last }, self.level, self.tables);
+            flush
+                .ranges
+                .add(Slice { first, last }, self.level, self.tables);
         }
-        if self.news {
-            flush.add_news();
-        }
+        flush.news |= self.news;
     }
 }
 

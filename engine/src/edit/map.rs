@@ -9,13 +9,14 @@
 use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
-use super::build::{Fresh, Leaves, build};
-use crate::addr::{Address, Level, Pa, Span};
+use super::build::{Consecutive, Fresh, Leaves, Scattered, Source, build};
+use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::entry::Table;
-use crate::flush::{Flush, free_tree};
+use crate::flush::free_tree;
 use crate::format::{Attrs, Format, Kind, Perms};
-use crate::platform::{Barrier, Platform};
-use crate::space::{AddressSpace, EditError};
+use crate::gather::Gather;
+use crate::platform::Platform;
+use crate::space::{EditError, Liveness};
 use crate::walk::{Slice, Step, Visit};
 
 /// How to map: the attributes, and which leaves may be used.
@@ -102,11 +103,11 @@ impl From<Attrs> for Mapping {
     }
 }
 
-impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Maps `span` to the memory from `frame` on.
     ///
-    /// On arm64 and x86 a mapping of what was not mapped leaves nothing to invalidate; `flush` is for hardware that
-    /// remembers that there was nothing.
+    /// On arm64 and x86 a mapping of what was not mapped leaves nothing to invalidate, but to be made visible to the walkers,
+    /// once for all that the gather maps.
     ///
     /// # Errors
     /// Any of [`EditError`] but [`NeedsBreak`](EditError::NeedsBreak) and [`NoSuchLeaf`](EditError::NoSuchLeaf);
@@ -116,15 +117,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// # use tablewright::{AddressSpace, Attrs, EditError, Mapping, Pa, Span, Va, format::X86_64, hosted::Hosted};
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-    /// let mut flush = space.flush();
+    /// let mut gather = space.gather();
     /// let span = Span::new(Va::new(0), 2 << 20)?;
-    /// space.map(span, Pa::new(0), Mapping::new(Attrs::USER_DATA).pages_only(), &mut flush)?;
-    /// assert_eq!(space.query(Va::new(0)).unwrap().size(), 4096);
-    /// assert_eq!(
-    ///     space.map(span, Pa::new(0), Attrs::USER_DATA, &mut flush),
-    ///     Err(EditError::AlreadyMapped(Va::new(0)))
-    /// );
-    /// # flush.finish(|_| ());
+    /// gather.map(span, Pa::new(0), Mapping::new(Attrs::USER_DATA).pages_only())?;
+    /// assert_eq!(gather.query(Va::new(0)).unwrap().size(), 4096);
+    /// let again = gather.map(span, Pa::new(0), Attrs::USER_DATA);
+    /// assert_eq!(again, Err(EditError::AlreadyMapped(Va::new(0))));
+    /// gather.finish(|_| ());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn map(
@@ -132,67 +131,130 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         span: Span<F::Input>,
         frame: Pa,
         mapping: impl Into<Mapping>,
-        flush: &mut Flush<F, P>,
     ) -> Result<(), EditError<F::Input>> {
-        let mapping = mapping.into();
-        let slice = self.check(span)?;
-        self.check_flush(flush)?;
-        if !frame.is_aligned(F::PAGE_SHIFT) {
-            return Err(EditError::Misaligned);
+        let slice = self.space.check(span)?;
+        check_memory::<F>(frame, span.size())?;
+        self.map_leaves(slice, Consecutive::new(slice.first, frame), &mapping.into())
+    }
+
+    /// Maps runs of frames, one after the other, to the addresses from `first` on: what a kernel has when memory was not
+    /// to be had in one piece. Returns how many bytes were mapped.
+    ///
+    /// # Errors
+    /// As [`map`](Gather::map); nothing has changed then.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// let frames = [0x9000, 0x3000, 0x7000].map(|frame| Span::new(Pa::new(frame), 4096).unwrap());
+    /// let mut gather = space.gather();
+    /// assert_eq!(gather.map_frames(Va::new(0x40_0000), &frames, Attrs::USER_DATA)?, 3 * 4096);
+    /// gather.finish(|_| ());
+    /// assert_eq!(space.query(Va::new(0x40_1000)).unwrap().frame(), Pa::new(0x3000));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn map_frames(
+        &mut self,
+        first: F::Input,
+        frames: &[Span<Pa>],
+        mapping: impl Into<Mapping>,
+    ) -> Result<u64, EditError<F::Input>> {
+        let mut size = 0u64;
+        for run in frames {
+            if !run.is_aligned(F::PAGE_SHIFT) {
+                return Err(EditError::Misaligned);
+            }
+            check_memory::<F>(run.start(), run.size())?;
+            size = size
+                .checked_add(run.size())
+                .ok_or(EditError::InputOutOfRange)?;
         }
-        let last_frame = frame.checked_add(span.size() - 1);
-        if last_frame.is_none_or(|last| last.get() >> F::OUTPUT_BITS != 0) {
-            return Err(EditError::OutputOutOfRange);
+        if size == 0 {
+            return Ok(0);
         }
-        let leaves = Leaves::<F>::new(slice, frame, &mapping.attrs, mapping.largest, mapping.runs)?;
+        let span = Span::new(first, size).map_err(|error| match error {
+            AddressError::Misaligned { .. } => EditError::Misaligned,
+            AddressError::Empty | AddressError::Wraps => EditError::InputOutOfRange,
+        })?;
+        let slice = self.space.check(span)?;
+        self.map_leaves(slice, Scattered::new(slice.first, frames), &mapping.into())?;
+        Ok(size)
+    }
+
+    /// Maps `slice` to the memory of `source`, both of which have been checked.
+    #[inline]
+    fn map_leaves<S: Source>(
+        &mut self,
+        slice: Slice,
+        source: S,
+        mapping: &Mapping,
+    ) -> Result<(), EditError<F::Input>> {
+        let leaves =
+            Leaves::<F, S>::new(slice, source, &mapping.attrs, mapping.largest, mapping.runs)?;
         let deny = if mapping.tables_deny {
             Perms::ANY_EXEC - mapping.attrs.perms
         } else {
             Perms::empty()
         };
-        self.tables_deny |= !deny.is_empty();
-        self.runs |= mapping.runs;
+        let space = &mut *self.space;
+        space.check_global(mapping.attrs.global)?;
+        space.tables_deny |= !deny.is_empty();
+        space.runs |= mapping.runs;
+        space.globals |= mapping.attrs.global;
 
         let mut prepare = Prepare {
-            platform: &self.platform,
-            perms: self.tables_deny.then_some(mapping.attrs.perms),
+            platform: &space.platform,
+            perms: space.tables_deny.then_some(mapping.attrs.perms),
             deny,
             allocate: mapping.allocate,
             commit: Commit { leaves, slice },
             done: false,
         };
-        if let ControlFlow::Break(error) = self.visit(slice, &mut prepare) {
-            let _: ControlFlow<Infallible> = self.visit(slice, &mut Undo(&self.platform));
+        if let ControlFlow::Break(error) = space.visit(slice, &mut prepare) {
+            let _: ControlFlow<Infallible> = space.visit(slice, &mut Undo(&space.platform));
             return Err(error);
         }
         if !prepare.done {
-            let _: ControlFlow<Infallible> = self.visit(slice, &mut prepare.commit);
+            let _: ControlFlow<Infallible> = space.visit(slice, &mut prepare.commit);
         }
 
-        let conditions = self.conditions();
-        if conditions.live {
-            self.platform.barrier(Barrier::Publish);
-            if conditions.caps.invalid_entries_cached {
-                flush.add(slice, None, true);
+        if space.liveness() != Liveness::Dead {
+            self.left.news = true;
+            if space.platform.caps().invalid_entries_cached {
+                space.owed = true;
+                self.left.ranges.add(slice, None, true);
             }
         }
         Ok(())
     }
 }
 
+/// Checks memory that is to be mapped.
+#[inline]
+fn check_memory<F: Format>(frame: Pa, size: u64) -> Result<(), EditError<F::Input>> {
+    if !frame.is_aligned(F::PAGE_SHIFT) {
+        return Err(EditError::Misaligned);
+    }
+    match frame.checked_add(size - 1) {
+        Some(last) if last.get() >> F::OUTPUT_BITS == 0 => Ok(()),
+        _ => Err(EditError::OutputOutOfRange),
+    }
+}
+
 /// Checks that the range is free, and builds what is missing out of reach.
-struct Prepare<'a, F: Format, P> {
+struct Prepare<'a, F: Format, P, S> {
     platform: &'a P,
     /// The permissions to be given, if tables may take some away.
     perms: Option<Perms>,
     deny: Perms,
     allocate: bool,
-    commit: Commit<F>,
+    commit: Commit<F, S>,
     /// All of the range was one entry, or entries of one table of pages, so that nothing else could fail; it is committed.
     done: bool,
 }
 
-impl<F: Format, P: Platform> Visit<F, P> for Prepare<'_, F, P> {
+impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
     type Stop = EditError<F::Input>;
 
     fn entry(
@@ -290,12 +352,12 @@ impl<F: Format, P: Platform> Visit<F, P> for Undo<'_, P> {
 }
 
 /// Writes the leaves that belong into tables that exist, and links the tables that were built.
-struct Commit<F: Format> {
-    leaves: Leaves<F>,
+struct Commit<F: Format, S> {
+    leaves: Leaves<F, S>,
     slice: Slice,
 }
 
-impl<F: Format> Commit<F> {
+impl<F: Format, S: Source> Commit<F, S> {
     /// Whether `part` is all of the range.
     #[inline(always)]
     fn is_all(&self, part: Slice) -> bool {
@@ -310,24 +372,22 @@ impl<F: Format> Commit<F> {
         level: Level,
         first: u64,
     ) -> bool {
-        if !self.leaves.has_runs(level) {
+        let Some(run) = self.leaves.run(level, first) else {
             return false;
-        }
-        let run = 1usize << F::contiguous(level);
-        let size = (run as u64) << F::shift(level);
-        let start = first & !(size - 1);
-        let start_index = index & !(run - 1);
+        };
+        let count = 1usize << F::contiguous(level);
+        let start_index = index & !(count - 1);
         // A member that is not one of our leaves is a table, there before or just built: valid or suspended.
-        start >= self.slice.first
-            && start + (size - 1) <= self.slice.last
-            && (start_index..start_index + run).all(|member| {
+        run.first >= self.slice.first
+            && run.last <= self.slice.last
+            && (start_index..start_index + count).all(|member| {
                 let entry = table.load(member);
                 entry == 0 || F::kind(entry, level) == Kind::Leaf
             })
     }
 }
 
-impl<F: Format, P: Platform> Visit<F, P> for Commit<F> {
+impl<F: Format, P: Platform, S: Source> Visit<F, P> for Commit<F, S> {
     type Stop = Infallible;
 
     fn entry(

@@ -1,11 +1,12 @@
 //! The edits: what can be done to a range of an address space.
 //!
 //! Each has the same shape. *Prepare* looks, allocates, and fills tables that nobody can reach; it may fail, and then
-//! nothing has changed. *Edit* stores what others can see and cannot fail. What is left, to invalidate and to free, goes
-//! to the caller's [`Flush`](crate::Flush).
+//! nothing has changed. *Edit* stores what others can see and cannot fail. What is left, to invalidate and to free,
+//! stays in the [`Gather`](crate::Gather) that they are methods of.
 
 mod build;
 mod collapse;
+mod fork;
 mod live;
 mod map;
 mod protect;
@@ -14,7 +15,7 @@ pub(crate) mod run;
 mod split;
 mod unmap;
 
-pub(crate) use build::{Frames, Fresh, Leaves, build};
+pub(crate) use build::{Consecutive, Frames, Fresh, Leaves, build};
 pub use map::Mapping;
 pub use protect::Change;
 

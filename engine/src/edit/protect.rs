@@ -19,10 +19,11 @@ use super::saturate;
 use crate::addr::{Level, Span};
 use crate::bbm::{State, Transition};
 use crate::entry::Table;
-use crate::flush::{Flush, Ranges};
+use crate::flush::Ranges;
 use crate::format::{Attrs, Format, Kind, Memory, Perms, Shareability};
+use crate::gather::Gather;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Conditions, EditError};
+use crate::space::{Conditions, EditError};
 use crate::walk::{Slice, Step, Visit};
 
 /// What to change about leaves; what is not named stays as it is.
@@ -121,7 +122,7 @@ impl Change {
     }
 
     /// Whether it may make a leaf global that was not.
-    pub(super) fn turns_global(&self) -> bool {
+    pub(crate) fn turns_global(&self) -> bool {
         self.global == Some(true)
     }
 
@@ -159,7 +160,7 @@ impl Change {
     }
 }
 
-impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Changes the attributes of what is mapped in `span`; what is not mapped stays so.
     ///
     /// A block or a run that reaches over an end of the range is split first. Accessed and dirty bits that the
@@ -167,7 +168,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///
     /// # Errors
     /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
-    /// [`ForeignFlush`](EditError::ForeignFlush), [`Inexpressible`](EditError::Inexpressible);
+    /// [`Inexpressible`](EditError::Inexpressible);
     /// [`Denied`](EditError::Denied) for a permission that a table takes away; [`NeedsBreak`](EditError::NeedsBreak);
     /// [`OutOfTables`](EditError::OutOfTables) where something has to be split. Nothing has changed then.
     ///
@@ -175,22 +176,32 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-    /// # let mut flush = space.flush();
-    /// space.map(Span::new(Va::new(0), 2 << 20)?, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
-    /// space.protect(Span::new(Va::new(0), 4096)?, Change::new().perms(Perms::READ), &mut flush)?;
+    /// space.map(Span::new(Va::new(0), 2 << 20)?, Pa::new(0), Attrs::KERNEL_DATA)?;
+    /// let mut gather = space.gather();
+    /// gather.protect(Span::new(Va::new(0), 4096)?, Change::new().perms(Perms::READ))?;
+    /// gather.finish(|_| ());
     /// assert_eq!(space.query(Va::new(0)).unwrap().attrs().perms, Perms::READ);
     /// assert_eq!(space.query(Va::new(4096)).unwrap().attrs(), Attrs::KERNEL_DATA);
-    /// # flush.finish(|_| ());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn protect(
         &mut self,
         span: Span<F::Input>,
         change: Change,
-        flush: &mut Flush<F, P>,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.check(span)?;
-        self.check_flush(flush)?;
+        let slice = self.space.check(span)?;
+        let mut plans = self.prepare_change(slice, change)?;
+        self.space.cleave(slice)?;
+        self.change(slice, &mut plans);
+        Ok(())
+    }
+
+    /// Checks that a change of a range may be made, but for the tables that it takes.
+    pub(super) fn prepare_change(
+        &self,
+        slice: Slice,
+        change: Change,
+    ) -> Result<Plans<F>, EditError<F::Input>> {
         // The parts of a change are independent of each other and of what was there, so that what can be encoded on
         // top of one leaf can be on top of any. A leaf that is larger than the range is split before it is changed.
         let mut level = Level::PAGE;
@@ -198,13 +209,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             F::encode(&change.apply(Attrs::USER_RODATA), level)?;
             level = level.up();
         }
-        let conditions = self.conditions();
-        let mut recode = Recode::<F>::new(conditions, change);
+        let space = &*self.space;
+        space.check_global(change.global != Some(false))?;
+        let conditions = space.conditions();
+        let mut plans = Plans::<F>::new(conditions, change);
         // A look before the edit, only where something might be found.
-        let grants = self.tables_deny && change.perms.is_some();
-        let refusable = self.may_refuse(&change);
+        let grants = space.tables_deny && change.perms.is_some();
+        let refusable = space.may_refuse(&change);
         if grants || refusable {
-            let mut breaks = |entry, level| recode.plan(entry, level).how == How::Break;
+            let mut breaks = |entry, level| plans.plan(entry, level).how == How::Break;
             // A walker may set flags between the look and the edit, which must not come as a surprise.
             let refuse = |entry, level| {
                 refusable
@@ -217,20 +230,23 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 perms: change.perms.filter(|_| grants),
                 format: PhantomData,
             };
-            if let ControlFlow::Break(error) = self.visit(slice, &mut look) {
+            if let ControlFlow::Break(error) = space.visit(slice, &mut look) {
                 return Err(error);
             }
         }
-        self.cleave(slice)?;
-        self.recode(slice, &mut recode);
-        recode.cut.add_to(conditions, flush);
-        Ok(())
+        Ok(plans)
     }
 
-    /// Rewrites the leaves in `slice`, all of which are whole.
-    pub(super) fn recode(&self, slice: Slice, recode: &mut Recode<F>) {
-        let _: ControlFlow<Infallible> = self.visit(slice, recode);
-        self.resume(slice, &recode.broken);
+    /// Makes a change that was prepared, of leaves that are whole in `slice`.
+    pub(super) fn change(&mut self, slice: Slice, plans: &mut Plans<F>) {
+        let conditions = plans.conditions;
+        self.space.globals |= plans.change.turns_global();
+        self.space.owed |= conditions.live;
+        let mut recode = Recode::new(plans);
+        let _: ControlFlow<Infallible> = self.space.visit(slice, &mut recode);
+        let Recode { cut, broken, .. } = recode;
+        self.space.resume(slice, &broken);
+        cut.add_to(conditions, &mut self.left);
     }
 }
 
@@ -254,7 +270,7 @@ pub(super) struct Plan {
     level: Level,
     key: u64,
     /// The bits that flip.
-    flip: u64,
+    pub flip: u64,
     how: How,
     /// Walkers have to forget the old leaf.
     invalidate: bool,
@@ -262,23 +278,22 @@ pub(super) struct Plan {
     news: bool,
 }
 
-/// Rewrites leaves: other attributes.
-pub(super) struct Recode<F: Format> {
+/// What a change makes of leaves, pattern by pattern.
+pub(super) struct Plans<F: Format> {
     conditions: Conditions,
     change: Change,
-    plan: Plan,
-    pub cut: Cut,
-    pub broken: Ranges,
+    /// For the pattern that was asked for last.
+    last: Plan,
     format: PhantomData<F>,
 }
 
-impl<F: Format> Recode<F> {
+impl<F: Format> Plans<F> {
     pub fn new(conditions: Conditions, change: Change) -> Self {
         Self {
             conditions,
             change,
             // The plan for holes.
-            plan: Plan {
+            last: Plan {
                 level: Level::PAGE,
                 key: 0,
                 flip: 0,
@@ -286,20 +301,18 @@ impl<F: Format> Recode<F> {
                 invalidate: false,
                 news: false,
             },
-            cut: Cut::default(),
-            broken: Ranges::new(),
             format: PhantomData,
         }
     }
 
     /// What to do with `entry`, from memory if it is like the one before.
     #[inline(always)]
-    fn plan(&mut self, entry: u64, level: Level) -> Plan {
+    pub fn plan(&mut self, entry: u64, level: Level) -> Plan {
         let key = entry & !F::address_mask(level);
-        if self.plan.key != key || self.plan.level != level {
-            self.plan = self.work_out(entry, level);
+        if self.last.key != key || self.last.level != level {
+            self.last = self.work_out(entry, level);
         }
-        self.plan
+        self.last
     }
 
     #[cold]
@@ -342,6 +355,24 @@ impl<F: Format> Recode<F> {
         }
         plan
     }
+}
+
+/// Rewrites leaves: other attributes.
+pub(super) struct Recode<'a, F: Format> {
+    plans: &'a mut Plans<F>,
+    cut: Cut,
+    /// What was left suspended, to be [resumed](super::live::Resume).
+    broken: Ranges,
+}
+
+impl<'a, F: Format> Recode<'a, F> {
+    pub fn new(plans: &'a mut Plans<F>) -> Self {
+        Self {
+            plans,
+            cut: Cut::default(),
+            broken: Ranges::new(),
+        }
+    }
 
     /// Notes what the leaves in `slice`, rewritten by `plan`, leave to be done.
     #[inline(always)]
@@ -365,7 +396,7 @@ impl<F: Format> Recode<F> {
         mut entry: u64,
     ) -> How {
         loop {
-            let plan = self.plan(entry, level);
+            let plan = self.plans.plan(entry, level);
             match plan.how {
                 How::Keep => {}
                 How::Store => table.store(index, entry ^ plan.flip),
@@ -378,7 +409,7 @@ impl<F: Format> Recode<F> {
                 How::Break => {
                     // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
                     let last = table.exchange(index, F::suspend(entry));
-                    let plan = self.plan(last, level);
+                    let plan = self.plans.plan(last, level);
                     table.store(index, F::suspend(last ^ plan.flip));
                     return How::Break;
                 }
@@ -388,7 +419,7 @@ impl<F: Format> Recode<F> {
     }
 }
 
-impl<F: Format, P: Platform> Visit<F, P> for Recode<F> {
+impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
     type Stop = Infallible;
 
     fn entry(
@@ -403,7 +434,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<F> {
             Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
             Kind::Leaf => {
                 let how = self.rewrite(table, index, level, entry);
-                self.leave(self.plan, how, slice);
+                self.leave(self.plans.last, how, slice);
             }
             Kind::Invalid => {}
         }
@@ -423,7 +454,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<F> {
             // A stretch of entries of one pattern: the inner loop of every change of attributes.
             let from = index;
             let mut entry = table.load(index);
-            let plan = self.plan(entry, Level::PAGE);
+            let plan = self.plans.plan(entry, Level::PAGE);
             let mut how = plan.how;
             match how {
                 How::Keep => {

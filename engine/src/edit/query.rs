@@ -20,14 +20,12 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Arm64K64, hosted::Hosted};
     /// # let platform = Hosted::new(8, 16);
     /// # let mut space = AddressSpace::<Arm64K64, _>::new(&platform).unwrap();
-    /// # let mut flush = space.flush();
-    /// space.map(Span::new(Va::new(0), 2 << 20)?, Pa::new(0), Attrs::KERNEL_TEXT, &mut flush)?;
+    /// space.map(Span::new(Va::new(0), 2 << 20)?, Pa::new(0), Attrs::KERNEL_TEXT)?;
     /// let leaf = space.query(Va::new(0x1_2345)).unwrap();
     /// // The 32 pages form a contiguous run, which is one leaf.
     /// assert_eq!((leaf.input(), leaf.size()), (Va::new(0), 2 << 20));
     /// assert_eq!(leaf.attrs(), Attrs::KERNEL_TEXT);
     /// assert!(leaf.is_contiguous());
-    /// # flush.finish(|_| ());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {

@@ -178,21 +178,27 @@ impl<F: Format, P: Platform> Visit<F, P> for Unfold {
 }
 
 /// Folds aligned leaves into runs.
-pub(super) struct Fold<'a, F: Format, P: Platform> {
+pub(super) struct Fold<'a> {
     pub conditions: Conditions,
     /// No run of leaves above it.
     pub largest: Level,
     /// No run that reaches out of it.
     pub slice: Slice,
-    pub flush: &'a mut Flush<F, P>,
+    pub flush: &'a mut Flush,
     pub broken: Ranges,
     pub done: u64,
 }
 
-impl<F: Format, P: Platform> Fold<'_, F, P> {
+impl Fold<'_> {
     /// Folds the run that starts at entry `start`, if all its members are leaves that translate like one. Runs of
     /// leaves that a walker may be writing are left alone: their bits would have to be gathered one by one.
-    fn fold(&mut self, table: &Table<'_, P>, start: usize, level: Level, first: u64) {
+    fn fold<F: Format, P: Platform>(
+        &mut self,
+        table: &Table<'_, P>,
+        start: usize,
+        level: Level,
+        first: u64,
+    ) {
         let extent = extent::<F>(first, level);
         if extent.first < self.slice.first || extent.last > self.slice.last {
             return;
@@ -227,14 +233,14 @@ impl<F: Format, P: Platform> Fold<'_, F, P> {
         }
         match how {
             Transition::Store => {}
-            Transition::Invalidate => self.flush.add(extent, Some(level), false),
+            Transition::Invalidate => self.flush.ranges.add(extent, Some(level), false),
             Transition::Break => self.broken.add(extent, Some(level), false),
         }
         self.done += 1;
     }
 }
 
-impl<F: Format, P: Platform> Visit<F, P> for Fold<'_, F, P> {
+impl<F: Format, P: Platform> Visit<F, P> for Fold<'_> {
     type Stop = Infallible;
 
     fn entry(
@@ -250,7 +256,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Fold<'_, F, P> {
         }
         let run = F::contiguous(level);
         if level <= self.largest && run > 0 && index & ((1 << run) - 1) == 0 {
-            self.fold(table, index, level, slice.first);
+            self.fold::<F, P>(table, index, level, slice.first);
         }
         ControlFlow::Continue(Step::Next)
     }
@@ -267,7 +273,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Fold<'_, F, P> {
             let mut start = from.next_multiple_of(run);
             while start + run <= range.end {
                 let at = first.wrapping_add(((start - from) as u64) << F::PAGE_SHIFT);
-                self.fold(table, start, Level::PAGE, at);
+                self.fold::<F, P>(table, start, Level::PAGE, at);
                 start += run;
             }
         }

@@ -12,53 +12,53 @@ use core::marker::PhantomData;
 use core::ops::ControlFlow;
 
 use super::Change;
-use super::build::{Frames, Leaves};
+use super::build::{Consecutive, Frames, Leaves};
 use super::live::{Cut, Look};
-use super::protect::Recode;
+use super::protect::{Plans, Recode};
 use super::run::{self, Unfold};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{State, Transition};
 use crate::entry::Table;
-use crate::flush::{Flush, Leaf, Ranges};
+use crate::flush::{Leaf, Ranges};
 use crate::format::{Format, Kind, Perms};
+use crate::gather::Gather;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Conditions, EditError};
 use crate::walk::{MAX_LEVELS, Slice, Step, Visit};
 
-impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Splits what is mapped in `span` until no leaf is above `largest`, and unfolds runs. The translation of no
     /// address changes.
     ///
     /// # Errors
     /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
-    /// [`ForeignFlush`](EditError::ForeignFlush), [`NeedsBreak`](EditError::NeedsBreak),
+    /// [`NeedsBreak`](EditError::NeedsBreak),
     /// [`OutOfTables`](EditError::OutOfTables). Nothing has changed then.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Level, Pa, Span, Va, format::X86_64, hosted::Hosted};
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-    /// # let mut flush = space.flush();
     /// let span = Span::new(Va::new(0), 2 << 20)?;
-    /// space.map(span, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
-    /// space.split(span, Level::PAGE, &mut flush)?;
+    /// space.map(span, Pa::new(0), Attrs::KERNEL_DATA)?;
+    /// let mut gather = space.gather();
+    /// gather.split(span, Level::PAGE)?;
+    /// gather.finish(|_| ());
     /// assert_eq!(space.query(Va::new(0x1000)).unwrap().size(), 4096);
-    /// # flush.finish(|_| ());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn split(
         &mut self,
         span: Span<F::Input>,
         largest: Level,
-        flush: &mut Flush<F, P>,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.check(span)?;
-        self.check_flush(flush)?;
+        let space = &mut *self.space;
+        let slice = space.check(span)?;
         if !F::is_leaf_level(largest) {
             return Err(EditError::NoSuchLeaf);
         }
-        let conditions = self.conditions();
-        if self.may_refuse(&Change::new()) {
+        let conditions = space.conditions();
+        if space.may_refuse(&Change::new()) {
             let refuse = |entry, level| {
                 entry & F::CONTIGUOUS != 0
                     && run::how::<F>(entry, level, &conditions) == Transition::Break
@@ -68,7 +68,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 perms: None,
                 format: PhantomData,
             };
-            if let ControlFlow::Break(error) = self.visit(slice, &mut look) {
+            if let ControlFlow::Break(error) = space.visit(slice, &mut look) {
                 return Err(error);
             }
         }
@@ -77,11 +77,29 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             slice,
             largest: Some(largest),
         };
-        let cut = self.split_where(wish)?;
-        cut.add_to(conditions, flush);
+        let owed = core::mem::replace(&mut space.owed, conditions.live);
+        let cut = space.split_where(wish).inspect_err(|_| space.owed = owed)?;
+        cut.add_to(conditions, &mut self.left);
         Ok(())
     }
+}
 
+impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
+    /// Makes the space fit for shared edits: no contiguous runs, everything complete, and everything published.
+    pub(crate) fn share(mut self) {
+        let conditions = self.space.conditions();
+        if core::mem::take(&mut self.space.runs) {
+            self.owe();
+            for slice in self.space.everything() {
+                self.space.unfold(slice).add_to(conditions, &mut self.left);
+            }
+        }
+        self.left.news |= !conditions.live;
+        self.finish(|_| ());
+    }
+}
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Splits the blocks and unfolds the runs that reach over an end of `slice`.
     pub(super) fn cleave(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
         // One look-up at each end tells whether there is anything to do; usually there is not.
@@ -376,7 +394,8 @@ impl<P: Platform> Split<'_, '_, P> {
     ) -> Option<Pa> {
         let below = level.down()?;
         let attrs = F::decode(entry, level);
-        let leaves = Leaves::<F>::new(extent, frame, &attrs, below, false).ok()?;
+        let source = Consecutive::new(extent.first, frame);
+        let leaves = Leaves::<F>::new(extent, source, &attrs, below, false).ok()?;
         let child = self.reserve.take(below)?;
         // SAFETY: the frame was reserved for a table at this level.
         let table = unsafe { Table::open(self.platform, child, below) };
@@ -445,7 +464,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
                             // A walker set a bit for the block in the last moment: it stands for all of it. What
                             // walkers have set in the pages since then stays set.
                             let change = Change::marks(last.accessed, last.dirty);
-                            let mut late = Recode::<F>::new(self.conditions, change);
+                            let mut plans = Plans::<F>::new(self.conditions, change);
+                            let mut late = Recode::new(&mut plans);
                             // SAFETY: the tables were just built, of this format.
                             let _: ControlFlow<Infallible> = unsafe {
                                 crate::walk::walk::<F, P, _>(

@@ -1,9 +1,9 @@
 //! Unmap: addresses translate to nothing any more.
 //!
-//! Whole sub-trees are cut off by one store at their top and travel with the flush; what is below them is looked at
-//! when they are settled, after the invalidation, when no walker can change it any more and nobody waits. Only the
+//! Whole sub-trees are cut off by one store at their top and travel with the gather; what is below them is looked at
+//! when they are settled, after the invalidation, when no walker can change it any more and no processor waits. Only the
 //! leaves at the two ends of the range, in tables that stay, are cut one by one. They are handed to the caller at
-//! once, but sealed until the flush is complete.
+//! once, but sealed until the invalidation is complete.
 
 use core::ops::{ControlFlow, Range};
 
@@ -13,22 +13,23 @@ use crate::addr::{Address, Level, Span};
 use crate::entry::Table;
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
+use crate::gather::Gather;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Conditions, EditError};
+use crate::space::{Conditions, EditError};
 use crate::walk::{Denied, Slice, Step, Visit};
 
-impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
     ///
     /// A block or a run that reaches over an end of the range is split first. `held` receives the leaves that were cut
     /// off one by one; it may break off after any, when it is full, and the edit stops there. All other leaves come
-    /// out of the flush when it is [settled](crate::flush::Completed::settle). The edit also stops when the platform keeps
-    /// no side memory for tables and the flush can carry no more of them. An edit that stopped has done everything
-    /// below the address that it returns: complete the flush and go on from there.
+    /// out when what was gathered is [settled](crate::flush::Completed::settle). The edit also stops when the platform keeps
+    /// no side memory for tables and the gather can carry no more of them. An edit that stopped has done everything
+    /// below the address that it returns: finish the gather and go on from there.
     ///
     /// # Errors
     /// [`Misaligned`](EditError::Misaligned), [`InputOutOfRange`](EditError::InputOutOfRange),
-    /// [`ForeignFlush`](EditError::ForeignFlush); [`OutOfTables`](EditError::OutOfTables) and
+    /// [`OutOfTables`](EditError::OutOfTables) and
     /// [`NeedsBreak`](EditError::NeedsBreak) where something has to be split. Nothing has changed then.
     ///
     /// ```
@@ -36,13 +37,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// # use core::ops::ControlFlow;
     /// # let platform = Hosted::new(64, 12);
     /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-    /// # let mut flush = space.flush();
     /// let all = Span::new(Va::new(0), 1 << 30)?;
-    /// space.map(all, Pa::new(0), Attrs::KERNEL_DATA, &mut flush)?;
+    /// space.map(all, Pa::new(0), Attrs::KERNEL_DATA)?;
     /// let half = Span::new(Va::new(0), 512 << 20)?;
-    /// let progress = space.unmap(half, &mut flush, |_| ControlFlow::Continue(()))?;
+    /// let mut gather = space.gather();
+    /// let progress = gather.unmap(half, |_| ControlFlow::Continue(()))?;
     /// assert!(progress.is_done());
-    /// flush.finish(|_| ());
+    /// gather.finish(|_| ());
     /// assert!(space.query(Va::new(0)).is_none());
     /// assert_eq!(space.query(Va::new(512 << 20)).unwrap().size(), 2 << 20);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -50,22 +51,30 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub fn unmap(
         &mut self,
         span: Span<F::Input>,
-        flush: &mut Flush<F, P>,
         held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
-        let slice = self.check(span)?;
-        self.check_flush(flush)?;
-        self.cleave(slice)?;
+        let slice = self.space.check(span)?;
+        self.space.cleave(slice)?;
+        self.owe();
+        let serial = self.serial();
+        let conditions = self.space.conditions();
+        // If the visitor unwinds, what was cut off until then is not named: everything is, until it has come to its end.
+        let everything = core::mem::replace(&mut self.left.ranges.everything, conditions.live);
         let mut unmap = Unmap {
-            conditions: self.conditions(),
+            platform: &self.space.platform,
+            conditions,
+            pinned: self.space.pinned,
             cut: Cut::default(),
             denied: Denied::new(Perms::empty()),
-            flush,
+            flush: &mut self.left,
+            serial,
             held,
             stop: false,
         };
-        let end = self.visit(slice, &mut unmap);
-        unmap.cut.add_to(unmap.conditions, unmap.flush);
+        let end = self.space.visit(slice, &mut unmap);
+        let cut = unmap.cut;
+        self.left.ranges.everything = everything;
+        cut.add_to(conditions, &mut self.left);
         Ok(match end {
             ControlFlow::Continue(()) => Progress::Done,
             ControlFlow::Break(at) => Progress::Stopped(F::Input::from_bits(at)),
@@ -73,20 +82,33 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
-struct Unmap<'a, F: Format, P: Platform, V> {
+struct Unmap<'a, P: Platform, V> {
+    platform: &'a P,
     conditions: Conditions,
+    /// The root's entries stay.
+    pinned: bool,
     cut: Cut,
     denied: Denied,
-    flush: &'a mut Flush<F, P>,
+    flush: &'a mut Flush,
+    serial: u64,
     held: V,
     /// The visitor has broken off: stop before the next entry that is mapped.
     stop: bool,
 }
 
-impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Unmap<'_, F, P, V> {
+impl<P: Platform, V> Unmap<'_, P, V> {
     /// Cuts one leaf off, or the run that it is the first member of, and hands it over.
     #[inline(always)]
-    fn cut(&mut self, table: &Table<'_, P>, index: usize, level: Level, first: u64, entry: u64) {
+    fn cut<F: Format>(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        first: u64,
+        entry: u64,
+    ) where
+        V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    {
         let take = |member: usize, entry: u64| {
             if self.conditions.is_contended::<F>(entry, level) {
                 table.exchange(member, 0)
@@ -106,12 +128,12 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Unmap<'
         let leaf = Leaf::new(first, entry, level, self.denied.at(level));
         let last = first + (leaf.size() - 1);
         self.cut.add(Slice { first, last }, Some(level));
-        self.stop = (self.held)(Held::new(leaf, self.flush.serial())).is_break();
+        self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
     }
 }
 
 impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F, P>
-    for Unmap<'_, F, P, V>
+    for Unmap<'_, P, V>
 {
     type Stop = u64;
 
@@ -130,16 +152,17 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
             (Kind::Table, Some(below)) => {
                 let child = F::address(entry, level);
                 self.denied.enter::<F>(entry, below);
-                if !slice.is_whole::<F>(level) {
+                if !slice.is_whole::<F>(level) || self.pinned && level == F::root_level() {
                     return ControlFlow::Continue(Step::Into(child));
                 }
-                if !self.flush.has_room(child) {
+                if !self.flush.has_room(self.platform, child) {
                     return ControlFlow::Break(slice.first);
                 }
                 table.store(index, 0);
                 let denied = self.denied.at(below);
+                let fate = Fate::Unmapped;
                 self.flush
-                    .carry(child, below, slice.first, denied, Fate::Unmapped);
+                    .carry(self.platform, child, below, slice.first, denied, fate);
                 self.cut.add(slice, None);
             }
         }

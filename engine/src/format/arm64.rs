@@ -104,7 +104,9 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
     };
 }
 
-impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE> {
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
+// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE> {
     type Input = Va;
 
     const NAME: &'static str = match (PAGE_SHIFT, WIDE) {

@@ -90,7 +90,9 @@ impl<const LEVELS: u8, const MODE_BASED: bool> Ept<LEVELS, MODE_BASED> {
     }
 }
 
-impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MODE_BASED> {
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
+// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MODE_BASED> {
     type Input = Ipa;
 
     const NAME: &'static str = match (LEVELS, MODE_BASED) {

@@ -343,7 +343,20 @@ pub enum Kind {
 /// assert_eq!(Arm64K16::shift(Level::new(1)), 25); // blocks of 32 MiB
 /// assert_eq!(Arm64K16::contiguous(Level::PAGE), 7); // runs of 128 pages
 /// ```
-pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
+///
+/// # Safety
+/// The engine makes pointers out of what a format says. An implementation promises:
+/// 1. [`index`](Format::index) is less than [`entries`](Format::entries) of the level, which is `1 << INDEX_BITS` below the
+///    root, and at the root no more than `root_tables() << INDEX_BITS`; `PAGE_SHIFT` is 12, 14 or 16, and `LEVELS` at
+///    most 5.
+/// 2. [`address`](Format::address) of a table descriptor is the frame that [`table`](Format::table) was given, whatever of
+///    the other functions was applied to it since; [`kind`](Format::kind) of it is a table, and of nothing else.
+/// 3. A suspended, a frozen, and a zero entry are [invalid](Kind::Invalid), and all different.
+/// 4. A run has no more entries than a table, [`contiguous`](Format::contiguous) is 0 where [`CONTIGUOUS`] is, and the
+///    level of pages has leaves.
+///
+/// [`CONTIGUOUS`]: Format::CONTIGUOUS
+pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// What the tables translate: [`Va`](crate::Va) for stage 1, [`Ipa`](crate::Ipa) for stage 2.
     type Input: Address;
 
@@ -360,6 +373,8 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The two halves of the input space have a root each (arm64 stage 1), rather than sharing one (x86-64) or being one
     /// (stage 2).
     const HALVES: bool;
+    /// A leaf may be global. None of stage 2 is.
+    const GLOBALS: bool = Self::Input::SIGNED;
     /// Which changes of a live entry need a break.
     const RULE: Rule;
     /// The bits of a leaf that [`Attrs::native`] may use.
@@ -439,12 +454,13 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Undoes [`suspend`](Format::suspend).
     fn resume(suspended: u64) -> u64;
 
-    /// A frozen entry that tells whose it is, where the rule is that of arm64: hardware ignores all of an invalid entry
-    /// there. On x86, where an address in it may be read through, and where nobody has to tell, there is one kind.
+    /// A frozen entry that tells by 44 bits of `tag` whose it is, where the rule is that of arm64: hardware ignores all of an
+    /// invalid entry there. On x86, where an address in it may be read through, and where none has to be told, there is one
+    /// kind.
     #[inline(always)]
-    fn frozen(tag: u32) -> u64 {
+    fn frozen(tag: u64) -> u64 {
         match Self::RULE {
-            Rule::Arm => Self::FROZEN | (tag as u64) << 12,
+            Rule::Arm => Self::FROZEN | (tag & ((1 << 44) - 1)) << 12,
             Rule::X86 => Self::FROZEN,
         }
     }

@@ -30,7 +30,9 @@ fn guest(host: Perms) -> Perms {
     user | Perms::from_bits_truncate(user.bits() >> 3)
 }
 
-impl<const LEVELS: u8> Format for Npt<LEVELS> {
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
+// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+unsafe impl<const LEVELS: u8> Format for Npt<LEVELS> {
     type Input = Ipa;
 
     const NAME: &'static str = match LEVELS {

@@ -107,8 +107,10 @@ const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
     levels
 }
 
-impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const FORCED: bool> Format
-    for Stage2<PAGE_SHIFT, INPUT_BITS, WIDE, FORCED>
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
+// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const FORCED: bool>
+    Format for Stage2<PAGE_SHIFT, INPUT_BITS, WIDE, FORCED>
 {
     type Input = Ipa;
 

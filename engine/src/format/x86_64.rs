@@ -48,7 +48,9 @@ const SUSPENDED: u64 = 1 << 58;
 const WAKING: u64 = 1 << 52;
 const FROZEN: u64 = 1 << 56 | ADDRESS;
 
-impl<const LEVELS: u8> Format for X86_64<LEVELS> {
+// SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
+// that valid entries and each other have not (3.); sizes are those of the manual (4.).
+unsafe impl<const LEVELS: u8> Format for X86_64<LEVELS> {
     type Input = Va;
 
     const NAME: &'static str = match LEVELS {

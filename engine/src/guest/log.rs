@@ -5,13 +5,11 @@ use core::ops::Range;
 use crate::addr::{Ipa, Level, Span};
 use crate::dirty::{Bitmap, Marker};
 use crate::edit::Change;
-use crate::format::{Format, Perms};
-use crate::shared::{
-    Protected, Recovery, Refused, Relaxed, SharedFlush, SharedPlatform, TableCache, Unprotectable,
-};
+use crate::format::{Attrs, Format, Perms};
+use crate::shared::{Protected, Refused, Relaxed, SharedPlatform, Unprotectable};
 use crate::space::EditError;
 
-use super::{Access, Backing, CLAIM, Guest, HOST_WRITES, Log, Request, Slot};
+use super::{Access, Backing, CLAIM, Gather, Guest, HOST_WRITES, Log, Request, Slot};
 
 bitflags::bitflags! {
     /// How to harvest.
@@ -76,16 +74,19 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
             return Err(Refused::Retry);
         }
         let at = Ipa::new(request.at);
-        self.space.wake(at, writes)?;
+        // SAFETY: a walk is entered (1.).
+        unsafe { self.space.wake_walking(at, writes)? };
         let logged = request.slot.log.is_on();
         let given = match writes {
             true => Perms::ANY_WRITE,
             false => Perms::empty(),
         };
-        let reopened = self.space.relax_if(at, given, writes, |attrs, level| {
+        let is_right = |attrs: &Attrs, level| {
             let host = attrs.software & HOST_WRITES != 0 && (level == Level::PAGE || !logged);
             (host || !writes) && (attrs.perms | given).contains(request.access.perms())
-        });
+        };
+        // SAFETY: a walk is entered (1.).
+        let reopened = unsafe { self.space.relax_if(at, given, writes, is_right) };
         match reopened {
             Ok(relaxed) => Ok(relaxed != Relaxed::Absent),
             Err(Refused::Denied) => Ok(false),
@@ -107,150 +108,6 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Ok(Span::new(Ipa::new(first), size).ok())
     }
 
-    /// Takes the permission to write from pages of a slot that is logged, for the log: the first write faults, and is given
-    /// back by [`reopen`](Guest::reopen). They may be copied when the flush is complete.
-    ///
-    /// What was [passed over](Protected::passed_over) is not protected.
-    ///
-    /// # Errors
-    /// [`HarvestError::NotLogged`], [`HarvestError::Pages`].
-    pub fn protect(
-        &self,
-        slot: &Slot,
-        pages: Range<u64>,
-        flush: &mut SharedFlush<F, P>,
-    ) -> Result<Protected, HarvestError> {
-        let Some(span) = self.pages(slot, &pages)? else {
-            return Ok(Protected::default());
-        };
-        let change = Change::new().write_protect();
-        // Pages of a slot lie where the format translates, and what is mapped can lose this.
-        Ok(self.space.protect(span, change, flush).unwrap_or_default())
-    }
-
-    /// Takes the marks of pages away, gives them out as [`Bitmap::harvest`] does, and protects the pages again. **They may be
-    /// copied when the flush is complete**, not before.
-    ///
-    /// Where hardware marks what was written, its marks are collected first.
-    ///
-    /// # Errors
-    /// [`HarvestError`]; nothing has changed.
-    pub fn harvest(
-        &self,
-        slot: &Slot,
-        bitmap: &Bitmap<'_>,
-        pages: Range<u64>,
-        how: Harvest,
-        flush: &mut SharedFlush<F, P>,
-        mut each: impl FnMut(u64, u64),
-    ) -> Result<(), HarvestError> {
-        if !Harvest::all().contains(how) {
-            return Err(HarvestError::Flags(how.bits()));
-        }
-        let span = self.pages(slot, &pages)?;
-        if slot.log == Log::ByHardware
-            && let Some(span) = span
-        {
-            self.collect(slot, bitmap, span, flush);
-        }
-        let protects = slot.log == Log::ByFault && !how.contains(Harvest::KEEP);
-        bitmap.harvest(pages, |first, bits| {
-            each(first, bits);
-            if !protects {
-                return;
-            }
-            // A run of ones at a time.
-            let mut left = bits;
-            while left != 0 {
-                let from = left.trailing_zeros();
-                let run = (left >> from).trailing_ones();
-                let run_pages = first + u64::from(from)..first + u64::from(from + run);
-                left &= u64::MAX.checked_shl(from + run).unwrap_or(0);
-                match self.protect(slot, run_pages.clone(), flush) {
-                    Ok(protected) if !protected.passed_over => {}
-                    // It is not protected, and may be written: it is marked until it is.
-                    _ => bitmap.mark_range(run_pages),
-                }
-            }
-        });
-        Ok(())
-    }
-
-    /// Marks what hardware has found to be written, and has it begin anew.
-    fn collect(
-        &self,
-        slot: &Slot,
-        bitmap: &Bitmap<'_>,
-        span: Span<Ipa>,
-        flush: &mut SharedFlush<F, P>,
-    ) {
-        let start = slot.guest.start().get();
-        let written = |first: u64, size: u64| {
-            // A leaf may reach over the ends of the slot.
-            let from = first.saturating_sub(start) >> F::PAGE_SHIFT;
-            let to = (first + size).saturating_sub(start) >> F::PAGE_SHIFT;
-            bitmap.mark_range(from..to);
-        };
-        // Pages of a slot lie where the format translates, and what is dirty can be clean.
-        let _ = self
-            .space
-            .wash(span, |leaf| written(leaf.input().get(), leaf.size()), flush);
-    }
-
-    /// Splits large leaves into pages before anybody writes, in a range of a slot, with the tables that are there. Faults
-    /// need not do it then. Returns how far it has come: all of the range, or up to where tables ran out, or a leaf was being
-    /// changed. On x86 what was split has to be flushed.
-    ///
-    /// # Errors
-    /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
-    pub fn split(
-        &self,
-        span: Span<Ipa>,
-        tables: &mut TableCache,
-        flush: &mut SharedFlush<F, P>,
-    ) -> Result<Option<Ipa>, EditError<Ipa>> {
-        let mut rest = span;
-        while let Some(large) = self.space.first_large(rest)? {
-            if self.space.split(large, Level::PAGE, tables, flush).is_err() {
-                return Ok(Some(large));
-            }
-            // It lies in the range.
-            rest = Span::inclusive(large, span.last()).unwrap_or(rest);
-        }
-        Ok(None)
-    }
-
-    /// Puts the largest leaf back that the page and the slot allow, in the place of the table that is there, after a log has
-    /// ended; the request is one to read that was made up, and its page was looked up after it. In place where the
-    /// architecture allows it, and then forgotten with the others of the recovery. Where a break is needed, the entry is
-    /// invalid for one exchange, one invalidation and one store. What was below is settled with the recovery.
-    ///
-    /// Whether a leaf was put there. Not if writes are logged, or pages are all that fits, or something else than a table is
-    /// there.
-    ///
-    /// # Errors
-    /// [`Refused`]; [`Refused::Retry`] also if no more can be carried: finish the recovery, and begin another.
-    pub fn recover(
-        &self,
-        request: &Request,
-        page: &Backing,
-        recovery: &mut Recovery<'_, F, P>,
-    ) -> Result<bool, Refused<Ipa>> {
-        if request.slot.log.is_on() {
-            return Ok(false);
-        }
-        let attrs = self.attrs(request, page)?;
-        let _walk = self.space.platform().enter();
-        if !self.slots.is_current(request.version) {
-            return Err(Refused::Retry);
-        }
-        let frame = page.frame.get();
-        let top = self.fitting(request.at, frame, &request.slot, page.size);
-        let leaf_at = |level| Self::leaf_at(request, page, level, attrs);
-        let level = self.space.affordable(top, CLAIM, leaf_at)?;
-        self.space.recover(&leaf_at(level)?, recovery)
-    }
-
     /// Nothing is logged any more: what [sleeps](crate::shared::SharedSpace::protect_all) need not be protected when it is
     /// woken.
     ///
@@ -263,4 +120,154 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
             Err(_) => Err(Unprotectable::Busy),
         }
     }
+}
+
+impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
+    /// Takes the permission to write from pages of a slot that is logged, for the log: the first write faults, and is given
+    /// back by [`reopen`](Guest::reopen). They may be copied when the gather is finished.
+    ///
+    /// What was [passed over](Protected::passed_over) is not protected.
+    ///
+    /// # Errors
+    /// [`HarvestError::NotLogged`], [`HarvestError::Pages`].
+    pub fn protect(&mut self, slot: &Slot, pages: Range<u64>) -> Result<Protected, HarvestError> {
+        let Some(span) = self.guest.pages(slot, &pages)? else {
+            return Ok(Protected::default());
+        };
+        let change = Change::new().write_protect();
+        // Pages of a slot lie where the format translates, and what is mapped can lose this.
+        Ok(self.gather.protect(span, change).unwrap_or_default())
+    }
+
+    /// Takes the marks of pages away, gives them out as [`Bitmap::harvest`] does, and protects the pages again. **They may be
+    /// copied when the gather is finished**, not before.
+    ///
+    /// Where hardware marks what was written, its marks are collected first.
+    ///
+    /// # Errors
+    /// [`HarvestError`]; nothing has changed.
+    pub fn harvest(
+        &mut self,
+        slot: &Slot,
+        bitmap: &Bitmap<'_>,
+        pages: Range<u64>,
+        how: Harvest,
+        mut each: impl FnMut(u64, u64),
+    ) -> Result<(), HarvestError> {
+        if !Harvest::all().contains(how) {
+            return Err(HarvestError::Flags(how.bits()));
+        }
+        let span = self.guest.pages(slot, &pages)?;
+        if slot.log == Log::ByHardware
+            && let Some(span) = span
+        {
+            self.collect(slot, bitmap, span);
+        }
+        let protects = slot.log == Log::ByFault && !how.contains(Harvest::KEEP);
+        bitmap.harvest(pages, |first, bits| {
+            let taken = Taken {
+                bitmap,
+                first,
+                bits,
+            };
+            each(first, bits);
+            core::mem::forget(taken);
+            for run in runs(first, bits).filter(|_| protects) {
+                match self.protect(slot, run.clone()) {
+                    Ok(protected) if !protected.passed_over => {}
+                    // It is not protected, and may be written: it is marked until it is.
+                    _ => bitmap.mark_range(run),
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Marks what hardware has found to be written, and has it begin anew.
+    fn collect(&mut self, slot: &Slot, bitmap: &Bitmap<'_>, span: Span<Ipa>) {
+        let start = slot.guest.start().get();
+        let written = |first: u64, size: u64| {
+            // A leaf may reach over the ends of the slot.
+            let from = first.saturating_sub(start) >> F::PAGE_SHIFT;
+            let to = (first + size).saturating_sub(start) >> F::PAGE_SHIFT;
+            bitmap.mark_range(from..to);
+        };
+        // Pages of a slot lie where the format translates, and what is dirty can be clean.
+        let _ = self
+            .gather
+            .wash(span, |leaf| written(leaf.input().get(), leaf.size()));
+    }
+
+    /// Splits large leaves into pages before anybody writes, in a range of a slot, with the tables that are there. Faults
+    /// need not do it then. Returns how far it has come: all of the range, or up to where tables ran out, or a leaf was being
+    /// changed. On x86 what was split is forgotten when the gather is finished.
+    ///
+    /// # Errors
+    /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
+    pub fn split_range(&mut self, span: Span<Ipa>) -> Result<Option<Ipa>, EditError<Ipa>> {
+        let mut rest = span;
+        while let Some(large) = self.guest.space.first_large(rest)? {
+            if self.gather.split(large, Level::PAGE).is_err() {
+                return Ok(Some(large));
+            }
+            // It lies in the range.
+            rest = Span::inclusive(large, span.last()).unwrap_or(rest);
+        }
+        Ok(None)
+    }
+
+    /// Puts the largest leaf back that the page and the slot allow, in the place of the table that is there, after a log has
+    /// ended; the request is one to read that was made up, and its page was looked up after it. In place where the
+    /// architecture allows it, and then forgotten with all that the gather has; until it is finished every other edit of the guest
+    /// invalidates more than it has to. Where a break is needed, the entry is
+    /// invalid for one exchange, one invalidation and one store. What was below is settled with the gather.
+    ///
+    /// Whether a leaf was put there. Not if writes are logged, or pages are all that fits, or something else than a table is
+    /// there.
+    ///
+    /// # Errors
+    /// [`Refused`]; [`Refused::Retry`] also if no more can be carried: finish the gather, and go on.
+    pub fn recover(&mut self, request: &Request, page: &Backing) -> Result<bool, Refused<Ipa>> {
+        let guest = self.guest;
+        if request.slot.log.is_on() {
+            return Ok(false);
+        }
+        let attrs = guest.attrs(request, page)?;
+        let _walk = guest.space.platform().enter();
+        if !guest.slots.is_current(request.version) {
+            return Err(Refused::Retry);
+        }
+        let frame = page.frame.get();
+        let top = guest.fitting(request.at, frame, &request.slot, page.size);
+        let leaf_at = |level| Guest::<F, P>::leaf_at(request, page, level, attrs);
+        let level = guest.space.affordable(top, CLAIM, leaf_at)?;
+        // SAFETY: a walk is entered (1.).
+        unsafe { self.gather.recover_walking(&leaf_at(level)?) }
+    }
+}
+
+/// Marks that were taken out of a bitmap and not given out yet. If the visitor unwinds, they are put back.
+struct Taken<'b> {
+    bitmap: &'b Bitmap<'b>,
+    first: u64,
+    bits: u64,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        runs(self.first, self.bits).for_each(|run| self.bitmap.mark_range(run));
+    }
+}
+
+/// The pages of a word of marks that starts with the page `first`, a run of ones at a time.
+fn runs(first: u64, mut bits: u64) -> impl Iterator<Item = Range<u64>> {
+    core::iter::from_fn(move || {
+        if bits == 0 {
+            return None;
+        }
+        let from = bits.trailing_zeros();
+        let run = (bits >> from).trailing_ones();
+        bits &= u64::MAX.checked_shl(from + run).unwrap_or(0);
+        Some(first + u64::from(from)..first + u64::from(from + run))
+    })
 }

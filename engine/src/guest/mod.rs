@@ -8,9 +8,9 @@
 //! |---|---|---|
 //! | classify | [`Fault::arm64`], [`Fault::ept`], [`Fault::nested`] | not a fault of translation |
 //! | look up | [`Guest::request`] | no slot: a device of the embedder's; not allowed: the guest's own fault |
-//! | prepare | [`TableCache::top_up`] with [`Request::tables`] | no memory: the embedder's decision |
+//! | prepare | [`top_up`](crate::shared::Gather::top_up) with [`Request::tables`] | no memory: the embedder's decision |
 //! | find the page | the embedder, who may sleep | |
-//! | map | [`Guest::map`] | done; *busy*: let the guest go on; *retry*: look up again |
+//! | map | [`Gather::map`] | done; *busy*: let the guest go on; *retry*: look up again |
 //!
 //! # The world changes while a page is looked up
 //!
@@ -51,16 +51,19 @@ pub use slots::{Log, Slot, SlotCell, SlotError};
 pub use sweep::{Pass, Sweep};
 
 use core::fmt;
+use core::ops::{ControlFlow, Deref};
 
 use crate::addr::{Ipa, Level, Pa, Span};
+use crate::flush::{Held, Issued, Leaf};
 use crate::format::{Attrs, Format, Perms};
 use crate::shared::{
-    Mapped, NewLeaf, Refused, Relaxed, SharedFlush, SharedPlatform, SharedSpace, TableCache,
+    self, Beside, Cut, Mapped, NewLeaf, Protected, Refused, Relaxed, SharedPlatform, SharedSpace,
+    Taken,
 };
 use crate::space::EditError;
 use crate::walk::MAX_LEVELS;
 
-use slots::Slots;
+use slots::{Slots, Version};
 
 /// The most bytes that are cleaned by one fault: 2 MiB, which takes a quarter of a millisecond where cleaning is slow.
 pub const CLAIM: u64 = 2 << 20;
@@ -75,26 +78,25 @@ pub const HOST_WRITES: u8 = 1;
 /// use tablewright::format::Stage2K4;
 /// use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
 /// use tablewright::hosted::Threads;
-/// use tablewright::shared::{Mapped, SharedSpace, TableCache};
+/// use tablewright::shared::{Mapped, SharedSpace};
 /// use tablewright::{AddressSpace, Ipa, Pa, Span};
 ///
 /// type K4 = Stage2K4<40, false>; // 1 TiB of guest addresses
 /// let platform = Threads::new(64, 12, 1);
 /// let cells = [const { SlotCell::new() }; 8];
-/// let space = SharedSpace::new(AddressSpace::<K4, _>::new(&platform).unwrap());
+/// let space = SharedSpace::new(AddressSpace::<K4, _>::new(&platform).unwrap()).unwrap();
 /// let guest = Guest::new(space, &cells);
 /// let ram = Span::new(Ipa::new(0x4000_0000), 1 << 30)?;
 /// guest.insert(Slot::memory(ram, 0x7f00_0000_0000)).unwrap();
 ///
-/// let (mut tables, mut flush) = (TableCache::new(), guest.space().flush());
+/// let mut gather = guest.gather(); // of this virtual CPU
 /// let fault = Fault::new(Ipa::new(0x4020_1234), Access::Write);
 /// let request = guest.request(&fault).unwrap();
 /// assert_eq!(request.host(), 0x7f00_0020_1234);
-/// assert!(tables.top_up::<K4, _>(&platform, request.tables()));
+/// assert!(gather.top_up(request.tables()));
 /// let page = Backing::new(Pa::new(0x8020_1234), 2 << 20); // it lies in a large page
-/// assert_eq!(guest.map(&request, &page, &mut tables, &mut flush), Ok(Mapped::Installed));
+/// assert_eq!(gather.map(&request, &page), Ok(Mapped::Installed));
 /// assert_eq!(guest.space().query(Ipa::new(0x4020_0000)).unwrap().size(), 2 << 20);
-/// # tables.release(&platform); let _done = flush.finish(|_| ());
 /// # Ok::<(), tablewright::AddressError>(())
 /// ```
 pub struct Guest<'s, F: Format<Input = Ipa>, P: SharedPlatform> {
@@ -133,7 +135,7 @@ pub struct Request {
     access: Access,
     cause: Cause,
     slot: Slot,
-    version: u64,
+    version: Version,
     tables: u8,
 }
 
@@ -206,6 +208,14 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Self {
             space,
             slots: Slots::new(cells),
+        }
+    }
+
+    /// Edits of this guest's memory by this processor.
+    pub fn gather(&self) -> Gather<'_, 's, F, P> {
+        Gather {
+            guest: self,
+            gather: self.space.gather(),
         }
     }
 
@@ -338,54 +348,6 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         best
     }
 
-    /// Maps the page that was found for a request, in the largest leaf that fits, splitting a larger one that is in the way.
-    /// A leaf that is there and allows less is made to allow more, or replaced if the page is another one now. Cleans
-    /// what has to be cleaned, at most [`CLAIM`] bytes.
-    ///
-    /// # Errors
-    /// [`Refused::Busy`]: let the guest go on. [`Refused::Retry`]: something has changed, start again with
-    /// [`request`](Guest::request) (and finish the flush, which may be full). [`Refused::NeedsTables`]: top up the cache
-    /// and map again. [`Refused::Denied`]: the host does not allow this access. [`Refused::Edit`]: the page lies where the
-    /// format does not reach.
-    pub fn map(
-        &self,
-        request: &Request,
-        page: &Backing,
-        tables: &mut TableCache,
-        flush: &mut SharedFlush<F, P>,
-    ) -> Result<Mapped<F>, Refused<Ipa>> {
-        let attrs = self.attrs(request, page)?;
-        let top = self.fitting(request.at, page.frame.get(), &request.slot, page.size);
-        let leaf_at = |level| Self::leaf_at(request, page, level, attrs);
-        // From here to the end nothing is swept that was looked up before.
-        let _walk = self.space.platform().enter();
-        if !self.slots.is_current(request.version) {
-            return Err(Refused::Retry);
-        }
-        let writes = request.access == Access::Write;
-        self.space.wake(Ipa::new(request.at), writes)?;
-        let mut level = self.space.affordable(top, CLAIM, leaf_at)?;
-        // A leaf that is in the way is split one level at a time.
-        for _ in 0..MAX_LEVELS {
-            let mapped = self.space.map(&leaf_at(level)?, tables, flush);
-            match mapped {
-                Err(Refused::Larger(larger)) if larger <= top => level = larger,
-                Err(Refused::Larger(larger)) => {
-                    let below = larger.down().unwrap_or(Level::PAGE);
-                    self.space
-                        .split(Ipa::new(request.at), below, tables, flush)?;
-                }
-                Ok(Mapped::Already) if request.cause == Cause::Permission => {
-                    // Another processor was first. This one remembers the leaf as it was, and would fault for ever.
-                    self.space.forget_here(Ipa::new(request.at));
-                    return mapped;
-                }
-                other => return other,
-            }
-        }
-        Err(Refused::Retry)
-    }
-
     fn leaf_at(
         request: &Request,
         page: &Backing,
@@ -441,5 +403,142 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     /// The same for all of the guest's memory.
     pub fn sweep_all(&self) -> Sweep<'_, 's, F, P> {
         self.sweep(Span::of_bits(F::INPUT_BITS))
+    }
+}
+
+/// One processor's edits of a [`Guest`], which it borrows: a [`shared::Gather`] with what takes the slots into account.
+///
+/// Made by [`Guest::gather`]; a virtual CPU keeps one from fault to fault. It stays with its guest:
+///
+/// ```compile_fail,E0596
+/// # use tablewright::guest::Gather;
+/// # use tablewright::{format::Ept, hosted::Threads};
+/// fn swap<'g>(a: &mut Gather<'g, 'g, Ept<4>, &Threads>, b: &mut Gather<'g, 'g, Ept<4>, &Threads>) {
+///     core::mem::swap(&mut **a, &mut **b);
+/// }
+/// ```
+pub struct Gather<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> {
+    guest: &'g Guest<'s, F, P>,
+    gather: shared::Gather<'g, F, P>,
+}
+
+impl<'g, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Deref for Gather<'g, '_, F, P> {
+    type Target = shared::Gather<'g, F, P>;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &self.gather
+    }
+}
+
+impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F, P> {
+    /// The guest.
+    pub fn guest(&self) -> &'g Guest<'s, F, P> {
+        self.guest
+    }
+
+    // The inner gather is not lent mutably: it could be put in the place of that of another guest.
+
+    /// See [`shared::Gather::top_up`].
+    #[inline]
+    pub fn top_up(&mut self, count: u8) -> bool {
+        self.gather.top_up(count)
+    }
+
+    /// See [`shared::Gather::release_tables`].
+    pub fn release_tables(&mut self) {
+        self.gather.release_tables();
+    }
+
+    /// See [`shared::Gather::issue`].
+    pub fn issue(&mut self) -> Issued<F, P, Beside<'g, F, P>> {
+        self.gather.issue()
+    }
+
+    /// See [`shared::Gather::finish`].
+    ///
+    /// # Errors
+    /// What is not quiet yet.
+    #[allow(clippy::result_large_err)]
+    pub fn finish(&mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Cut<F, P>> {
+        self.gather.finish(leaves)
+    }
+
+    /// See [`shared::Gather::age`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn age(
+        &mut self,
+        span: Span<Ipa>,
+        young: impl FnMut(Leaf<F>),
+    ) -> Result<Protected, EditError<Ipa>> {
+        self.gather.age(span, young)
+    }
+
+    /// See [`shared::Gather::unmap`]: for good only by a [`Sweep`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn unmap(
+        &mut self,
+        span: Span<Ipa>,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    ) -> Result<Taken<Ipa>, EditError<Ipa>> {
+        self.gather.unmap(span, held)
+    }
+
+    /// See [`shared::Gather::split`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn split(&mut self, at: Ipa, level: Level) -> Result<bool, Refused<Ipa>> {
+        self.gather.split(at, level)
+    }
+
+    /// Maps the page that was found for a request, in the largest leaf that fits, splitting a larger one that is in the way.
+    /// A leaf that is there and allows less is made to allow more, or replaced if the page is another one now. Cleans
+    /// what has to be cleaned, at most [`CLAIM`] bytes.
+    ///
+    /// # Errors
+    /// [`Refused::Busy`]: let the guest go on. [`Refused::Retry`]: something has changed, or the request was made of another
+    /// guest: finish the gather, which may be full, and start again with [`request`](Guest::request).
+    /// [`Refused::NeedsTables`]: top up the gather and map again. [`Refused::Denied`]: the host does not allow this access.
+    /// [`Refused::Edit`]: the page lies where the format does not reach.
+    pub fn map(&mut self, request: &Request, page: &Backing) -> Result<Mapped<F>, Refused<Ipa>> {
+        let guest = self.guest;
+        let attrs = guest.attrs(request, page)?;
+        let top = guest.fitting(request.at, page.frame.get(), &request.slot, page.size);
+        let leaf_at = |level| Guest::<F, P>::leaf_at(request, page, level, attrs);
+        // From here to the end nothing is swept that was looked up before.
+        let _walk = guest.space.platform().enter();
+        if !guest.slots.is_current(request.version) {
+            return Err(Refused::Retry);
+        }
+        let writes = request.access == Access::Write;
+        // SAFETY: a walk is entered (1.).
+        unsafe { guest.space.wake_walking(Ipa::new(request.at), writes)? };
+        let mut level = guest.space.affordable(top, CLAIM, leaf_at)?;
+        // A leaf that is in the way is split one level at a time.
+        for _ in 0..MAX_LEVELS {
+            // SAFETY: a walk is entered (1.).
+            let mapped = unsafe { self.gather.map_walking(&leaf_at(level)?) };
+            match mapped {
+                Err(Refused::Larger(larger)) if larger <= top => level = larger,
+                Err(Refused::Larger(larger)) => {
+                    let below = larger.down().unwrap_or(Level::PAGE);
+                    let at = Ipa::new(request.at);
+                    // SAFETY: a walk is entered (1.).
+                    unsafe { self.gather.split_walking(at, below)? };
+                }
+                Ok(Mapped::Already) if request.cause == Cause::Permission => {
+                    // Another processor was first. This one remembers the leaf as it was, and would fault for ever.
+                    guest.space.forget_here(Ipa::new(request.at));
+                    return mapped;
+                }
+                other => return other,
+            }
+        }
+        Err(Refused::Retry)
     }
 }

@@ -19,6 +19,7 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use core::fmt;
 
 use crate::addr::{Ipa, Span};
+use crate::flush::next_serial;
 use crate::format::{Memory, Perms};
 
 /// A range of guest addresses with what backs it.
@@ -127,7 +128,7 @@ pub enum SlotError {
     OutOfRange,
     /// There is no such slot.
     Unknown,
-    /// Somebody else is changing the slots.
+    /// Another processor is changing the slots.
     Busy,
 }
 
@@ -139,7 +140,7 @@ impl fmt::Display for SlotError {
             Self::Misaligned => write!(f, "it does not begin or end with a page"),
             Self::OutOfRange => write!(f, "it ends beyond what the format translates"),
             Self::Unknown => write!(f, "there is no such slot"),
-            Self::Busy => write!(f, "somebody else is changing the slots"),
+            Self::Busy => write!(f, "another processor is changing the slots"),
         }
     }
 }
@@ -238,6 +239,15 @@ const MEMORY: [Memory; 6] = [
 pub(super) struct Slots<'s> {
     cells: &'s [SlotCell],
     version: AtomicU64,
+    /// No other guest has this number: what was looked up in one says nothing about another.
+    number: u64,
+}
+
+/// Under which version of which guest's slots something was looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Version {
+    guest: u64,
+    number: u64,
 }
 
 impl<'s> Slots<'s> {
@@ -248,11 +258,12 @@ impl<'s> Slots<'s> {
         Self {
             cells,
             version: AtomicU64::new(0),
+            number: next_serial(0),
         }
     }
 
     /// The slot that holds an address, if any, and the version under which that is so.
-    pub fn find(&self, at: u64) -> Result<(Option<Slot>, u64), SlotError> {
+    pub fn find(&self, at: u64) -> Result<(Option<Slot>, Version), SlotError> {
         let version = self.version.load(Ordering::Acquire);
         if version & 1 != 0 {
             return Err(SlotError::Busy);
@@ -269,6 +280,10 @@ impl<'s> Slots<'s> {
         if self.version.load(Ordering::Relaxed) != version {
             return Err(SlotError::Busy);
         }
+        let version = Version {
+            guest: self.number,
+            number: version,
+        };
         Ok((slot, version))
     }
 
@@ -287,15 +302,15 @@ impl<'s> Slots<'s> {
         }
     }
 
-    /// Whether nothing has changed since. Asked in a walk: whoever changes something waits for the walks before.
+    /// Whether nothing has changed since. Asked in a walk: a sweep waits for the walks that began before it.
     #[inline(always)]
-    pub fn is_current(&self, version: u64) -> bool {
-        self.version.load(Ordering::Acquire) == version
+    pub fn is_current(&self, version: Version) -> bool {
+        version.guest == self.number && self.version.load(Ordering::Acquire) == version.number
     }
 
     /// What was looked up before is out of date, though the slots are what they were.
     pub fn outdate(&self) {
-        // Two, so that it stays odd for whoever is changing the slots.
+        // Two, so that it stays odd while the slots are being changed.
         self.version.fetch_add(2, Ordering::AcqRel);
     }
 

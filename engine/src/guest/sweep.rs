@@ -6,10 +6,10 @@ use crate::addr::{Ipa, Span};
 use crate::edit::Change;
 use crate::flush::{Held, Leaf, Progress};
 use crate::format::Format;
-use crate::shared::{Moment, SharedFlush, SharedPlatform, Taken};
+use crate::shared::{Moment, SharedPlatform};
 use crate::space::EditError;
 
-use super::Guest;
+use super::{Gather, Guest};
 
 /// An edit of what is mapped in a range, for good.
 ///
@@ -28,21 +28,21 @@ use super::Guest;
 /// # use tablewright::{AddressSpace, Attrs, Ipa, Mapping, Pa, Span};
 /// # let platform = Threads::new(64, 12, 1);
 /// # let cells = [const { SlotCell::new() }; 8];
-/// # let guest = Guest::new(SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap()), &cells);
+/// # let guest = Guest::new(SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap()).unwrap(), &cells);
 /// let page = Span::new(Ipa::new(0x7000), 0x1000)?;
 /// # guest.space().map_range(page, Pa::new(0x5000), Mapping::new(Attrs::GUEST_MEMORY)).unwrap();
 /// let mut held = None;
-/// let mut sweep = guest.sweep(page);
+/// let (mut sweep, mut gather) = (guest.sweep(page), guest.gather());
 /// loop {
-///     let taken = match sweep.unmap(|leaf| {
+///     match sweep.unmap(&mut gather, |leaf| {
 ///         held = Some(leaf);
 ///         ControlFlow::Continue(())
 ///     })? {
 ///         Pass::Waiting => continue, // or do something else
 ///         Pass::Over => break,
-///         Pass::Went(taken) => taken,
-///     };
-///     let cut = taken.issue().complete();
+///         Pass::Went => {}
+///     }
+///     let cut = gather.issue().complete();
 ///     // No processor can reach the page now.
 ///     if let Some(leaf) = held.take().and_then(|leaf| cut.release(leaf).ok()) {
 ///         assert_eq!(leaf.frame(), Pa::new(0x5000));
@@ -60,9 +60,6 @@ pub struct Sweep<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform> {
     state: State,
     /// A part was passed over since the last moment.
     again: bool,
-    /// It counts as an edit that is not complete: something was changed whose flush need not be. One that is not driven to
-    /// its end counts for ever, and costs others an invalidation each.
-    unfinished: bool,
 }
 
 enum State {
@@ -74,12 +71,12 @@ enum State {
 }
 
 /// What a step of a [`Sweep`] has come to.
-#[derive(Debug)]
-pub enum Pass<T> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
     /// Walks of others are not over. They take microseconds, or as long as it takes to clean 2 MiB.
     Waiting,
-    /// A part was edited: this is to be completed. Then go on.
-    Went(T),
+    /// A part was edited: the gather is to be completed before it is relied on. Then go on.
+    Went,
     /// All of it is done, and will stay so.
     Over,
 }
@@ -92,7 +89,6 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
             // After the version has moved on: a walk that starts later sees that it has.
             state: State::Wait(guest.space.moment()),
             again: false,
-            unfinished: false,
         }
     }
 
@@ -102,7 +98,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
     }
 
     /// Where to go on, or what to say instead.
-    fn begin<T>(&mut self) -> Result<Span<Ipa>, Pass<T>> {
+    fn begin(&mut self) -> Result<Span<Ipa>, Pass> {
         match self.state {
             State::Wait(moment) if !self.guest.space.is_quiet(moment) => Err(Pass::Waiting),
             State::Wait(_) => Ok(self.span),
@@ -117,7 +113,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
         self.again |= passed_over;
         self.state = match progress {
             Progress::Stopped(at) => State::From(at),
-            // Who was passed over is in a walk that has started.
+            // The edit that was passed over is in a walk that has started.
             Progress::Done if self.again => State::Wait(self.guest.space.moment()),
             Progress::Done => State::Over,
         };
@@ -126,54 +122,53 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
         }
     }
 
-    /// Takes away what is mapped, as [`SharedSpace::unmap`](crate::shared::SharedSpace::unmap) does.
+    fn check(&self, gather: &Gather<'_, 's, F, P>) -> Result<(), EditError<Ipa>> {
+        match core::ptr::eq(self.guest, gather.guest) {
+            true => Ok(()),
+            false => Err(EditError::ForeignGather),
+        }
+    }
+
+    /// Takes away what is mapped, as [`unmap`](crate::shared::Gather::unmap) does.
     ///
     /// # Errors
-    /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
+    /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`], [`EditError::ForeignGather`].
     pub fn unmap(
         &mut self,
+        gather: &mut Gather<'g, 's, F, P>,
         held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
-    ) -> Result<Pass<Taken<'g, F, P>>, EditError<Ipa>> {
+    ) -> Result<Pass, EditError<Ipa>> {
+        self.check(gather)?;
         let span = match self.begin() {
             Ok(span) => span,
             Err(pass) => return Ok(pass),
         };
-        let taken = self.guest.space.unmap(span, held)?;
-        self.end(taken.progress(), taken.passed_over());
-        Ok(Pass::Went(taken))
+        let taken = gather.gather.unmap(span, held)?;
+        self.end(taken.progress, taken.passed_over);
+        Ok(Pass::Went)
     }
 
-    /// Changes what is mapped, as [`SharedSpace::protect`](crate::shared::SharedSpace::protect) does; the flush is to be
-    /// completed before the change can be relied on.
+    /// Changes what is mapped, as [`protect`](crate::shared::Gather::protect) does.
     ///
     /// # Errors
-    /// As there.
+    /// As there, and [`EditError::ForeignGather`].
     pub fn protect(
         &mut self,
+        gather: &mut Gather<'g, 's, F, P>,
         change: Change,
-        flush: &mut SharedFlush<F, P>,
-    ) -> Result<Pass<()>, EditError<Ipa>> {
+    ) -> Result<Pass, EditError<Ipa>> {
+        self.check(gather)?;
         let span = match self.begin() {
             Ok(span) => span,
-            Err(pass) => {
-                // What was changed before is complete: that is how a sweep is driven.
-                if matches!(pass, Pass::Over) && core::mem::take(&mut self.unfinished) {
-                    self.guest.space.end();
-                }
-                return Ok(pass);
-            }
+            Err(pass) => return Ok(pass),
         };
-        let space = &self.guest.space;
-        if !core::mem::replace(&mut self.unfinished, true) {
-            core::mem::forget(space.begin());
-        }
         let change = match change.takes_writing_away() {
             // For good: it cannot be given back without the host.
             true => change.software(0),
             false => change,
         };
-        let protected = space.protect_beside(1, span, change, flush)?;
+        let protected = gather.gather.protect(span, change)?;
         self.end(Progress::Done, protected.passed_over);
-        Ok(Pass::Went(()))
+        Ok(Pass::Went)
     }
 }

@@ -17,16 +17,6 @@ pub enum Targets<'a> {
     Set(&'a VpSet),
 }
 
-/// In which address space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// In that of this page-table root, as it stands in CR3. An identifier (PCID) in it is left out: it is not part of the
-    /// address space's name.
-    Space(u64),
-    /// In all of them, what is global included.
-    All,
-}
-
 /// Why a flush cannot be sent: it has to be done in another way, on all the processors that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -57,7 +47,8 @@ impl core::error::Error for Refusal {}
 ///
 /// # Safety
 /// 1. [`call`](Messenger::call) makes the hypercall with the physical address of the page that it is given, on the
-///    processor to which the page belongs, and interrupts are held off from before the page is written to after the call.
+///    processor to which the page belongs, and interrupts are held off from before the page is written to after the
+///    call.
 pub unsafe trait Messenger {
     /// Makes a call with this page of input.
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output;
@@ -66,17 +57,21 @@ pub unsafe trait Messenger {
 /// Writes flushes into the input page of a processor.
 ///
 /// ```
-/// use tablewright::flush::{Invalidation, What};
-/// use tablewright::hyperv::{Call, Encoder, PAGE_WORDS, Scope, Targets, VpSet};
+/// use tablewright::hyperv::{Call, Encoder, Flags, PAGE_WORDS, Targets, VpSet};
+/// use tablewright::{Invalidation, Pa, Stale, What};
 /// let mut page = [0; PAGE_WORDS];
 /// let mut to = VpSet::EMPTY;
 /// to.insert(5);
-/// let range = What::Range { first: 0x7000, last: 0x8fff, level: None, tables: false };
-/// let flush = [Invalidation { id: 0, what: range }];
-/// let input = Encoder::default().encode(&mut page, Targets::Set(&to), Scope::Space(0x1234_5001), &flush);
-/// let input = input?.ok_or("nobody to tell")?;
+/// let range = Stale { first: 0x7000, last: 0x8fff, level: None, tables: false };
+/// let flush = Invalidation { root: Pa::new(0x1234_5000), id: 1, global: false, what: What::Ranges(&[range]) };
+/// let input = Encoder::default().encode(&mut page, Targets::Set(&to), &flush)?.ok_or("no processor to tell")?;
 /// assert_eq!((input.code(), input.reps()), (Call::List.code(), 1));
 /// assert_eq!(page[..4], [0x1234_5000, 0, 1 << 5, 0x7001]);
+///
+/// // What is global is in all address spaces.
+/// let global = Invalidation { global: true, ..flush };
+/// Encoder::default().encode(&mut page, Targets::Set(&to), &global)?.ok_or("no processor to tell")?;
+/// assert_eq!(page[..4], [0, Flags::ALL_SPACES.bits(), 1 << 5, 0x7001]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -98,8 +93,11 @@ impl Default for Encoder {
 }
 
 impl Encoder {
-    /// Writes what is to be flushed into a page, and gives the input value of the call; `None` if there is nothing to flush, or
-    /// nobody to tell: an empty mask means everybody to some hypervisors, and is never sent.
+    /// Writes what is to be flushed into a page, and gives the input value of the call; `None` if there is nothing to
+    /// flush, or no processor to tell: an empty mask means all of them to some hypervisors, and is never sent.
+    ///
+    /// The address space is named by the root of its tables, without an identifier. A flush that is global is of all
+    /// address spaces.
     ///
     /// # Errors
     /// [`Refusal::NeedsSet`]: flush in another way.
@@ -107,8 +105,7 @@ impl Encoder {
         &self,
         page: &mut [u64; PAGE_WORDS],
         targets: Targets<'_>,
-        scope: Scope,
-        what: &[Invalidation],
+        flush: &Invalidation<'_>,
     ) -> Result<Option<Input>, Refusal> {
         let mut flags = Flags::empty();
         let (mask, set) = match targets {
@@ -119,17 +116,14 @@ impl Encoder {
             Targets::Set(set) if set.is_empty() => return Ok(None),
             Targets::Set(set) => (set.mask(), Some(set)),
         };
-        if what.is_empty() {
+        if flush.what == What::Ranges(&[]) {
             return Ok(None);
         }
-        let space = match scope {
-            // Bits 11:0 are the identifier or flags, bit 63 asks for no flush.
-            Scope::Space(root) => root & 0x000f_ffff_ffff_f000,
-            Scope::All => {
-                flags |= Flags::ALL_SPACES;
-                0
-            }
-        };
+        let mut space = flush.root.get();
+        if flush.global {
+            flags |= Flags::ALL_SPACES;
+            space = 0;
+        }
         let banks = match (mask, set) {
             (None, Some(_)) if !self.takes_sets => return Err(Refusal::NeedsSet),
             (None, Some(set)) => set.valid().count_ones() as usize,
@@ -160,10 +154,10 @@ impl Encoder {
             Some(_) => LIST,
             None => LIST_EX - banks,
         };
-        let input = match write_list(&mut page[at..], what, room.min(self.most_ranges)) {
+        let input = match write_list(&mut page[at..], flush.what, room.min(self.most_ranges)) {
             Some(reps) => Input::new(call(true)).with_reps(reps),
             None => {
-                if scope != Scope::All {
+                if !flush.global {
                     flags |= Flags::NON_GLOBAL_ONLY;
                 }
                 Input::new(call(false))
@@ -182,11 +176,10 @@ impl Encoder {
         messenger: &impl Messenger,
         page: Option<&mut [u64; PAGE_WORDS]>,
         targets: Targets<'_>,
-        scope: Scope,
-        what: &[Invalidation],
+        flush: &Invalidation<'_>,
     ) -> Result<(), Refusal> {
         let page = page.ok_or(Refusal::NoPage)?;
-        let Some(mut input) = self.encode(page, targets, scope, what)? else {
+        let Some(mut input) = self.encode(page, targets, flush)? else {
             return Ok(());
         };
         loop {
@@ -208,13 +201,13 @@ impl Encoder {
 }
 
 /// Writes ranges as elements of a list: how many, or `None` if there are more than `most`, or all is to be flushed.
-fn write_list(list: &mut [u64], what: &[Invalidation], most: usize) -> Option<usize> {
+fn write_list(list: &mut [u64], what: What<'_>, most: usize) -> Option<usize> {
+    let What::Ranges(ranges) = what else {
+        return None;
+    };
     let mut count = 0;
-    for invalidation in what {
-        let What::Range { first, last, .. } = invalidation.what else {
-            return None;
-        };
-        let (mut page, last) = (first >> 12, last >> 12);
+    for range in ranges {
+        let (mut page, last) = (range.first >> 12, range.last >> 12);
         loop {
             let pages = (last - page).min(RANGE_PAGES - 1) + 1;
             if count == most {

@@ -1,8 +1,8 @@
 //! Remote TLB flushes by hypercall, as Hyper-V defines them: the wire, the guest's side, the host's.
 //!
 //! A guest that flushes by interrupts waits for every virtual processor to run. The hypervisor knows which run: one
-//! call tells it what to flush where, and processors that do not run flush before they run again. Six calls do so; four name
-//! virtual addresses of a guest, two, for a hypervisor that is a guest itself, guest-physical addresses.
+//! call tells it what to flush where, and processors that do not run flush before they run again. Six calls do so; four
+//! name virtual addresses of a guest, two, for a hypervisor that is a guest itself, guest-physical addresses.
 //!
 //! | call | what | where | kind |
 //! |---|---|---|---|
@@ -13,9 +13,9 @@
 //! | [`Call::GuestSpace`] | what an EPT pointer or nCR3 translates | everywhere | simple |
 //! | [`Call::GuestList`] | ranges of it | everywhere | rep |
 //!
-//! The contract: on return the flush is done on all processors named, or will be before they run. So tables that a flush
-//! by interrupt would have protected from walkers without locks, because walkers had interrupts off, are not protected: they
-//! are freed after a quiescent state, as everywhere in this crate.
+//! The contract: on return the flush is done on all processors named, or will be before they run. So tables that a
+//! flush by interrupt would have protected from walkers without locks, because walkers had interrupts off, are not
+//! protected: they are freed after a quiescent state, as everywhere in this crate.
 //!
 //! # The input, in quadwords
 //!
@@ -28,13 +28,14 @@
 //!      +32                      a quadword for each valid bank, then ranges ...
 //! ```
 //!
-//! Sources: the Hypervisor Top-Level Functional Specification (TLFS), "Hypercall Interface", "Virtual Address Translation",
-//! `HV_VP_SET`, and the CPUID leaves at 0x40000000. What hosts do where it is silent is said where it matters.
+//! Sources: the Hypervisor Top-Level Functional Specification (TLFS), "Hypercall Interface", "Virtual Address
+//! Translation", `HV_VP_SET`, and the CPUID leaves at 0x40000000. What hosts do where it is silent is said where it
+//! matters.
 
 mod guest;
 mod host;
 
-pub use guest::{Encoder, Messenger, Refusal, Scope, Targets};
+pub use guest::{Encoder, Messenger, Refusal, Targets};
 pub use host::{Decoded, FlushQueue, HostCaps, Pages, decode};
 
 use core::fmt;
@@ -75,7 +76,7 @@ pub mod features {
 
 /// Model-specific registers.
 pub mod msr {
-    /// Who the guest is; not zero before [`HYPERCALL`] is enabled.
+    /// Which operating system the guest is; not zero before [`HYPERCALL`] is enabled.
     pub const GUEST_OS_ID: u32 = 0x4000_0000;
     /// The hypercall page: its frame in bits 63:12, bit 0 enables it.
     pub const HYPERCALL: u32 = 0x4000_0001;
@@ -351,7 +352,7 @@ pub struct VpSet {
 }
 
 impl VpSet {
-    /// Nobody.
+    /// None.
     pub const EMPTY: Self = Self { banks: [0; 64] };
 
     /// Adds a processor by its VP index. False if the index is too large to be named.
@@ -378,7 +379,7 @@ impl VpSet {
         bank.is_some_and(|bank| bank >> (vp % 64) & 1 != 0)
     }
 
-    /// Whether nobody is.
+    /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.banks.iter().all(|&bank| bank == 0)
     }
@@ -388,7 +389,7 @@ impl VpSet {
         self.banks.iter().map(|bank| bank.count_ones()).sum()
     }
 
-    /// Who is, in order.
+    /// Those that are, in order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         (0..).zip(self.banks).flat_map(|(number, bank)| {
             let rest = |bits: &u64| Some(bits & (bits - 1)).filter(|&rest| rest != 0);

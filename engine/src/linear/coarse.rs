@@ -144,10 +144,15 @@ unsafe impl<I: Identity, W: Window> Window for Covered<I, W> {
 /// let memory = MemoryMap { ram: &ram, reserved: &[], special: &[] };
 /// // SAFETY: the first frame of the region, and all of them from there on.
 /// let slots = unsafe { Direct::new(hosted.table(Hosted::BASE, Level::PAGE).cast(), Hosted::BASE) };
-/// let coarse = Coarse::<Arm64K4, _, _, _>::new(&hosted, Memory(&hosted), slots, memory, Attrs::KERNEL_DATA, 0)
-///     .ok_or("no memory")?;
+/// // SAFETY: all frames of the platform lie in the region (1.); nothing loads the root here (2.).
+/// let coarse = unsafe {
+///     Coarse::<Arm64K4, _, _, _>::new(&hosted, Memory(&hosted), slots, memory, Attrs::KERNEL_DATA, 0)
+/// }
+/// .ok_or("no memory")?;
 /// // ... on a machine: load coarse.root() into TTBR0_EL1 ...
-/// let space = AddressSpace::<Arm64K4, _>::new(Windowed::new(&hosted, &coarse)).ok_or("no memory")?;
+/// // SAFETY: the map shows all frames of the platform (1.).
+/// let platform = unsafe { Windowed::new(&hosted, &coarse) };
+/// let space = AddressSpace::<Arm64K4, _>::new(platform).ok_or("no memory")?;
 /// // ... build the map, load its root, unload that of the coarse map ...
 /// let root = space.root();
 /// // SAFETY: the root is not loaded; the frames came from this platform.
@@ -171,7 +176,11 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
     /// An empty coarse map, for memory that `memory` describes as neither reserved nor special, or special with the
     /// same attributes. Its own tables are reached through `window` until they are covered. `None` without a frame for
     /// the root.
-    pub fn new(
+    ///
+    /// # Safety
+    /// 1. As for [`Windowed::new`], of this window and this platform.
+    /// 2. A processor that loads the [root](Self::root) loads it with `id`.
+    pub unsafe fn new(
         platform: &'p P,
         identity: I,
         window: W,
@@ -184,7 +193,8 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
             window,
             spans: Cell::new([None; MAX_COVERED]),
         };
-        let windowed = Windowed::new(platform, &covered);
+        // SAFETY: the map covers, or the window shows, all frames of the platform (1.).
+        let windowed = unsafe { Windowed::new(platform, &covered) };
         let space = AddressSpace::<F, _>::new_in(windowed, Half::Lower)?;
         let root = space.root();
         platform.barrier(Barrier::Publish);
@@ -228,16 +238,15 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
             return;
         };
         // The map is edited through itself where it covers its own tables, and through the window where it does not.
-        let windowed = Windowed::new(self.platform, &self.covered);
+        // SAFETY: as in `new` (1.).
+        let windowed = unsafe { Windowed::new(self.platform, &self.covered) };
         // SAFETY: the root was made by `new` and is edited only here, and `growing` keeps this from being entered
         // twice (1., 2.); the embedder loads it, so that it is live from the start (3.).
         let mut space = unsafe {
             AddressSpace::<F, _>::adopt(windowed, self.root, Half::Lower, Liveness::Live)
-        }
-        .with_id(self.id);
-        let mut flush = space.flush();
-        let mapped = space.map(span, block.start(), Mapping::new(self.attrs), &mut flush);
-        flush.finish(|_| ());
+        };
+        space.id = self.id;
+        let mapped = space.map(span, block.start(), Mapping::new(self.attrs));
         if mapped.is_ok() {
             // Where there are more places than can be remembered, what is mapped there is not used.
             let _remembered = self.covered.add(block);
@@ -253,7 +262,9 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
     /// 2. `reach` frees to where the frames came from.
     pub unsafe fn finish<R: Platform + Clone>(self, reach: R) {
         let everything = Invalidation {
+            root: self.root,
             id: self.id,
+            global: self.attrs.global,
             what: What::Everything,
         };
         self.platform.barrier(Barrier::Publish);

@@ -27,9 +27,10 @@ use core::ptr::NonNull;
 use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::edit::{Change, Mapping};
 use crate::entry::{Entry, TableLink};
-use crate::flush::{Flush, Held, Invalidation, Leaf, Progress};
+use crate::flush::{Held, Invalidation, Leaf, Progress};
 use crate::format::{Attrs, Format};
-use crate::platform::{Barrier, Caps, Platform};
+use crate::gather::Gather;
+use crate::platform::{Barrier, Caps, Hooks, Platform};
 use crate::space::{AddressSpace, EditError};
 
 /// Memory, as the firmware describes it. Each list is in ascending order, without overlaps.
@@ -241,9 +242,7 @@ impl Iterator for Regions<'_> {
 /// let memory = MemoryMap { ram: &ram, reserved: &[], special: &[] };
 ///
 /// let linear = LinearMap::new(Va::new(0xffff_0000_0000_0000), Mapping::new(Attrs::KERNEL_DATA));
-/// let mut flush = space.flush();
-/// linear.build(&mut space, &memory, &mut flush)?;
-/// flush.finish(|_| ());
+/// linear.build(&mut space, &memory)?;
 /// let leaf = space.query(Va::new(0xffff_0000_8123_4567)).unwrap();
 /// assert_eq!((leaf.frame(), leaf.size()), (Pa::new(0x8000_0000), 1 << 30));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -277,7 +276,7 @@ impl<A: Address> LinearMap<A> {
             .ok_or(LinearError::TooHigh(memory.last()))
     }
 
-    /// Maps all memory. If that fails, what was mapped is unmapped again, and its tables travel with the flush.
+    /// Maps all memory. If that fails, what was mapped is unmapped again.
     ///
     /// # Errors
     /// [`LinearError`] says which part of the memory map, or which edit.
@@ -285,13 +284,12 @@ impl<A: Address> LinearMap<A> {
         &self,
         space: &mut AddressSpace<F, P>,
         memory: &MemoryMap<'_>,
-        flush: &mut Flush<F, P>,
     ) -> Result<(), LinearError<A>>
     where
         F: Format<Input = A>,
         P: Platform + Clone,
     {
-        self.build_where(space, memory, flush, Some)
+        self.build_where(space, memory, Some)
     }
 
     /// Maps memory that was added: the part of `memory` that lies in `added`.
@@ -303,7 +301,6 @@ impl<A: Address> LinearMap<A> {
         space: &mut AddressSpace<F, P>,
         memory: &MemoryMap<'_>,
         added: Span<Pa>,
-        flush: &mut Flush<F, P>,
     ) -> Result<(), LinearError<A>>
     where
         F: Format<Input = A>,
@@ -312,20 +309,20 @@ impl<A: Address> LinearMap<A> {
         if !memory.ram.iter().any(|ram| ram.intersect(added).is_some()) {
             return Err(LinearError::NotRam(added));
         }
-        self.build_where(space, memory, flush, |span| span.intersect(added))
+        self.build_where(space, memory, |span| span.intersect(added))
     }
 
     fn build_where<F, P>(
         &self,
         space: &mut AddressSpace<F, P>,
         memory: &MemoryMap<'_>,
-        flush: &mut Flush<F, P>,
         part: impl Fn(Span<Pa>) -> Option<Span<Pa>>,
     ) -> Result<(), LinearError<A>>
     where
         F: Format<Input = A>,
         P: Platform + Clone,
     {
+        let mut gather = space.gather();
         let parts = |(span, attrs)| part(span).map(|span| (span, attrs));
         let regions = memory.regions(self.mapping.attrs())?.filter_map(parts);
         for (number, (span, attrs)) in regions.clone().enumerate() {
@@ -333,15 +330,21 @@ impl<A: Address> LinearMap<A> {
                 .span(span)
                 .and_then(|input| {
                     let mapping = self.mapping.with_attrs(attrs);
-                    Ok(space.map(input, span.start(), mapping, flush)?)
+                    Ok(gather.map(input, span.start(), mapping)?)
                 })
                 .map_err(|error| (number, error));
             if let Err((failed, error)) = mapped {
                 for (span, _) in regions.take(failed) {
                     let mut rest = Some(self.span(span)?);
                     while let Some(input) = rest {
-                        let progress = space.unmap(input, flush, |_| ControlFlow::Continue(()))?;
-                        rest = self.complete_and_go_on(space, flush, input, progress);
+                        rest = match gather.unmap(input, |_| ControlFlow::Continue(()))? {
+                            Progress::Done => None,
+                            // It can carry no more tables.
+                            Progress::Stopped(at) => {
+                                gather.flush(|_| ());
+                                Span::inclusive(at, input.last()).ok()
+                            }
+                        };
                     }
                 }
                 return Err(error);
@@ -350,61 +353,40 @@ impl<A: Address> LinearMap<A> {
         Ok(())
     }
 
-    /// What is left of `input` when an unmap has stopped: the flush was full, so it is completed here.
-    fn complete_and_go_on<F, P>(
-        &self,
-        space: &mut AddressSpace<F, P>,
-        flush: &mut Flush<F, P>,
-        input: Span<A>,
-        progress: Progress<A>,
-    ) -> Option<Span<A>>
-    where
-        F: Format<Input = A>,
-        P: Platform + Clone,
-    {
-        let Progress::Stopped(at) = progress else {
-            return None;
-        };
-        core::mem::replace(flush, space.flush()).finish(|_| ());
-        Span::inclusive(at, input.last()).ok()
-    }
-
-    /// Unmaps memory that is to be removed. The leaves are memory of the machine and nobody frees them; `held` and what
-    /// comes out of the flush serve to account for them.
+    /// Unmaps memory that is to be removed. The leaves are memory of the machine, which is not freed; `held` and what
+    /// comes out of the gather serve to account for them.
     ///
     /// # Errors
-    /// As [`AddressSpace::unmap`].
+    /// As [`Gather::unmap`].
     pub fn remove<F, P>(
         &self,
-        space: &mut AddressSpace<F, P>,
+        gather: &mut Gather<'_, F, P>,
         removed: Span<Pa>,
-        flush: &mut Flush<F, P>,
         held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<A>, LinearError<A>>
     where
         F: Format<Input = A>,
         P: Platform + Clone,
     {
-        Ok(space.unmap(self.span(removed)?, flush, held)?)
+        Ok(gather.unmap(self.span(removed)?, held)?)
     }
 
     /// Changes the attributes of memory: sealing the kernel's constants after boot, for instance. Leaves one range to
     /// invalidate.
     ///
     /// # Errors
-    /// As [`AddressSpace::protect`].
+    /// As [`Gather::protect`].
     pub fn protect<F, P>(
         &self,
-        space: &mut AddressSpace<F, P>,
+        gather: &mut Gather<'_, F, P>,
         memory: Span<Pa>,
         change: Change,
-        flush: &mut Flush<F, P>,
     ) -> Result<(), LinearError<A>>
     where
         F: Format<Input = A>,
         P: Platform + Clone,
     {
-        Ok(space.protect(self.span(memory)?, change, flush)?)
+        Ok(gather.protect(self.span(memory)?, change)?)
     }
 }
 
@@ -434,7 +416,9 @@ impl<A: Address> LinearMap<A> {
 ///
 /// let hosted = Hosted::new(8, 12);
 /// let window = Counting(&hosted, Cell::new(0));
-/// let _space = AddressSpace::<X86_64<4>, _>::new(Windowed::new(&hosted, &window)).unwrap();
+/// // SAFETY: the window shows whatever the platform does (1.).
+/// let platform = unsafe { Windowed::new(&hosted, &window) };
+/// let _space = AddressSpace::<X86_64<4>, _>::new(platform).unwrap();
 /// assert_eq!(window.1.get(), 1); // the root, to zero it
 /// ```
 pub unsafe trait Window {
@@ -516,7 +500,8 @@ unsafe impl Window for Direct {
 /// let base = unsafe { hosted.table(Hosted::BASE, tablewright::Level::PAGE) };
 /// // SAFETY: all frames of the platform lie in the region that starts there.
 /// let window = unsafe { Direct::new(base.cast(), Hosted::BASE) };
-/// let space = AddressSpace::<X86_64<4>, _>::new(Windowed::new(&hosted, &window)).unwrap();
+/// // SAFETY: all frames of the platform lie in that region (1.).
+/// let space = AddressSpace::<X86_64<4>, _>::new(unsafe { Windowed::new(&hosted, &window) }).unwrap();
 /// assert_eq!(space.root(), Hosted::BASE);
 /// ```
 #[derive(Debug)]
@@ -527,7 +512,11 @@ pub struct Windowed<'a, P, W> {
 
 impl<'a, P, W> Windowed<'a, P, W> {
     /// `platform`, with its tables reached through `window`.
-    pub const fn new(platform: &'a P, window: &'a W) -> Self {
+    ///
+    /// # Safety
+    /// 1. The window can show every frame that the platform hands out, or will hand out, for tables; and so many at a time
+    ///    as [`Platform`] 2 says.
+    pub const unsafe fn new(platform: &'a P, window: &'a W) -> Self {
         Self { platform, window }
     }
 }
@@ -540,8 +529,8 @@ impl<P, W> Clone for Windowed<'_, P, W> {
 
 impl<P, W> Copy for Windowed<'_, P, W> {}
 
-// SAFETY: frames and links come from the platform (1., 3.), pointers from the window, which promises the same (2.); the
-// accessors are the platform's (4.); a copy refers to the same two (5., 6.).
+// SAFETY: frames and links come from the platform (1., 3.), pointers from the window, for which the caller of `new` has
+// vouched (2.); barriers and invalidations are the platform's (4., 5., 6.); a copy refers to the same two (7.).
 unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
     #[inline(always)]
     fn alloc_table(&self, level: Level) -> Option<Pa> {
@@ -566,7 +555,7 @@ unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
         self.platform.barrier(barrier);
     }
     #[inline(always)]
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         self.platform.invalidate(what);
     }
     #[inline(always)]
@@ -577,21 +566,6 @@ unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         self.platform.link_of(frame)
     }
-    #[inline(always)]
-    unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
-        // SAFETY: passed on.
-        unsafe { self.platform.read(entry) }
-    }
-    #[inline(always)]
-    unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
-        // SAFETY: passed on.
-        unsafe { self.platform.load(entry) }
-    }
-    #[inline(always)]
-    unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
-        // SAFETY: passed on.
-        unsafe { self.platform.follow(entry) }
-    }
     fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
         self.platform.alloc_root(level, tables)
     }
@@ -600,34 +574,8 @@ unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
         unsafe { self.platform.free_root(root, level, tables) }
     }
     #[inline(always)]
-    unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
-        // SAFETY: passed on.
-        unsafe { self.platform.store(entry, bits) }
-    }
-    #[inline(always)]
-    unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
-        // SAFETY: passed on.
-        unsafe { self.platform.link(entry, bits) }
-    }
-    #[inline(always)]
-    unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
-        // SAFETY: passed on.
-        unsafe { self.platform.exchange(entry, bits) }
-    }
-    #[inline(always)]
-    unsafe fn compare_exchange(
-        &self,
-        entry: NonNull<Entry>,
-        current: u64,
-        new: u64,
-    ) -> Result<(), u64> {
-        // SAFETY: passed on.
-        unsafe { self.platform.compare_exchange(entry, current, new) }
-    }
-    #[inline(always)]
-    unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
-        // SAFETY: passed on.
-        unsafe { self.platform.fill(first, count, value, step) }
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        self.platform.hooks()
     }
 }
 

@@ -12,8 +12,8 @@ use core::ptr::NonNull;
 
 use super::Window;
 use crate::addr::{Address, Level, Pa, Span};
-use crate::entry::Entry;
-use crate::flush::{Invalidation, What};
+use crate::entry::{Entry, store};
+use crate::flush::{Invalidation, Stale, What};
 use crate::format::{Attrs, Format, Inexpressible};
 use crate::platform::{Barrier, Platform};
 
@@ -85,9 +85,10 @@ enum State {
 /// let at = Va::new(0xffff_fdff_fe00_0000);
 /// // SAFETY: the entries are zero, ours, and outlive the window.
 /// let window = unsafe {
-///     Slots::<Arm64K4, _, _, 16>::new(&hosted, Fixmap(&hosted), at, first, &Attrs::KERNEL_DATA, 0)
+///     Slots::<Arm64K4, _, _, 16>::new(&hosted, Fixmap(&hosted), at, first, &Attrs::KERNEL_DATA, (Pa::new(0), 0))
 /// }?;
-/// let space = AddressSpace::<Arm64K4, _>::new(Windowed::new(&hosted, &window)).unwrap();
+/// // SAFETY: the slots show whatever the platform hands out (1.).
+/// let space = AddressSpace::<Arm64K4, _>::new(unsafe { Windowed::new(&hosted, &window) }).unwrap();
 /// assert_eq!(Arm64K4::address(entries[0].load(), Level::PAGE), space.root());
 /// window.end_batch();
 /// assert_eq!(entries[0].load(), 0);
@@ -98,7 +99,9 @@ pub struct Slots<'p, F: Format, P, M, const N: usize> {
     memory: M,
     entries: NonNull<Entry>,
     first: u64,
+    root: Pa,
     id: u16,
+    global: bool,
     leaf: u64,
     states: [Cell<State>; N],
     format: PhantomData<F>,
@@ -111,7 +114,7 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
     );
 
     /// Slots at `N` consecutive pages from `first` on, whose entries are the `N` entries from `entries` on. They show
-    /// memory with `attrs`, and are invalidated in the space `id`.
+    /// memory with `attrs`, and are invalidated in the space of this root and identity.
     ///
     /// # Errors
     /// [`Inexpressible`] if the format cannot hold the attributes.
@@ -126,7 +129,7 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
         first: F::Input,
         entries: NonNull<Entry>,
         attrs: &Attrs,
-        id: u16,
+        (root, id): (Pa, u16),
     ) -> Result<Self, Inexpressible> {
         let () = Self::ENOUGH;
         Ok(Self {
@@ -134,7 +137,9 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
             memory,
             entries,
             first: first.bits(),
+            root,
             id,
+            global: attrs.global,
             leaf: F::encode(attrs, Level::PAGE)?,
             states: [const { Cell::new(State::Clean) }; N],
             format: PhantomData,
@@ -157,7 +162,7 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
         for (slot, state) in self.states.iter().enumerate() {
             if matches!(state.get(), State::Shows(_, 0)) {
                 // SAFETY: a valid entry, which nobody else edits; a walker may set flags in it that nobody wants.
-                unsafe { self.platform.store(self.entry(slot), 0) };
+                unsafe { store(self.platform, self.entry(slot), 0) };
                 (lowest, highest) = (lowest.min(slot), slot);
             }
         }
@@ -166,14 +171,17 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
         }
         self.platform.barrier(Barrier::Publish);
         let at = |slot: usize| self.first + ((slot as u64) << F::PAGE_SHIFT);
+        let stale = Stale {
+            first: at(lowest),
+            last: at(highest + 1) - 1,
+            level: Some(Level::PAGE),
+            tables: false,
+        };
         self.platform.invalidate(&Invalidation {
+            root: self.root,
             id: self.id,
-            what: What::Range {
-                first: at(lowest),
-                last: at(highest + 1) - 1,
-                level: Some(Level::PAGE),
-                tables: false,
-            },
+            global: self.global,
+            what: What::Ranges(&[stale]),
         });
         self.platform.barrier(Barrier::Complete);
         for state in &self.states {
@@ -209,7 +217,7 @@ unsafe impl<F: Format, P: Platform, M: SlotMemory, const N: usize> Window
                 };
                 let entry = self.leaf | F::put_address(frame);
                 // SAFETY: a valid entry, which nobody else edits.
-                unsafe { self.platform.store(self.entry(slot), entry) };
+                unsafe { store(self.platform, self.entry(slot), entry) };
                 self.platform.barrier(Barrier::Publish);
                 self.states[slot].set(State::Shows(frame, 0));
                 slot

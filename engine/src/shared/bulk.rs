@@ -3,7 +3,7 @@
 use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa, Span};
-use crate::edit::{Fresh, Leaves, Mapping, build};
+use crate::edit::{Consecutive, Fresh, Leaves, Mapping, build};
 use crate::entry::Table;
 use crate::flush::free_tree;
 use crate::format::{Format, Kind, Perms};
@@ -27,7 +27,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// # use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, format::X86_64, hosted::Threads};
     /// # use tablewright::shared::SharedSpace;
     /// # let platform = Threads::new(64, 12, 1);
-    /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap());
+    /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
     /// let span = Span::new(Va::new(0), 64 << 20)?;
     /// let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
     /// assert_eq!(space.map_range(span, Pa::new(0), mapping), Ok(64 << 20));
@@ -49,9 +49,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             return Err(EditError::OutputOutOfRange.into());
         }
         let attrs = mapping.attrs();
-        let leaves = Leaves::<F>::new(slice, frame, &attrs, mapping.top(), false)
+        let source = Consecutive::new(slice.first, frame);
+        let leaves = Leaves::<F>::new(slice, source, &attrs, mapping.top(), false)
             .map_err(EditError::from)?;
         let (clean, instructions) = self.upkeep(&attrs, Perms::empty());
+        self.map_global(attrs.global);
         let mut bulk = Bulk {
             space: self,
             leaves,
@@ -153,7 +155,7 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
             } else if whole {
                 let make = || {
                     let mut fresh = Fresh(platform);
-                    build::<F, P>(
+                    build::<F, P, _>(
                         platform,
                         &mut fresh,
                         &self.leaves,

@@ -3,16 +3,14 @@
 use crate::addr::{Address, Level, Pa};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
 use crate::entry::Table;
-use crate::flush::{Fate, Invalidation, Leaf, Ranges, What};
+use crate::flush::{Fate, Invalidation, Leaf, Ranges, Stale, Target, What};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::Barrier;
 use crate::space::EditError;
 use crate::walk::{MAX_LEVELS, Slice};
 
 use super::range::extent;
-use super::{
-    Found, Recovery, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache, plain,
-};
+use super::{Found, Gather, Refused, SharedPlatform, SharedSpace, plain};
 
 /// A leaf to be mapped, checked and encoded.
 ///
@@ -109,7 +107,7 @@ pub enum Mapped<F: Format> {
     Relaxed,
     /// It has taken the place of a leaf for other memory, which nobody can reach any more.
     Replaced(Leaf<F>),
-    /// It has taken the place of a table, which travels with the flush. If that had leaves for other memory, all its leaves
+    /// It has taken the place of a table, which travels with the gather. If that had leaves for other memory, all its leaves
     /// are visited when it is settled.
     Coalesced,
 }
@@ -125,64 +123,319 @@ pub enum Relaxed {
     Absent,
 }
 
-impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
+impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     /// Maps a leaf.
     ///
     /// # Errors
     /// [`Refused::Busy`], [`Refused::Retry`]: let the guest go on, or look again. [`Refused::NeedsTables`]: top up the
-    /// cache and try again. [`Refused::Larger`]: [`split`](SharedSpace::split) it first. Nothing has changed, except that
-    /// tables from the cache may have been linked, empty.
+    /// gather and try again. [`Refused::Larger`]: [`split`](Gather::split) it first. Nothing has changed, except that
+    /// tables of the gather may have been linked, empty. [`EditError::InputOutOfRange`].
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::X86_64, hosted::Threads};
-    /// # use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, TableCache};
+    /// # use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace};
     /// # let platform = Threads::new(64, 12, 1);
-    /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap());
+    /// let space = SharedSpace::new(AddressSpace::<X86_64<4>, _>::new(&platform).unwrap()).unwrap();
     /// let page = NewLeaf::new(Va::new(0x1000), Pa::new(0x8000_0000), Level::PAGE, Attrs::USER_DATA)?;
-    /// let (mut tables, mut flush) = (TableCache::new(), space.flush());
-    /// let needs = match space.map(&page, &mut tables, &mut flush) {
+    /// let mut gather = space.gather();
+    /// let needs = match gather.map(&page) {
     ///     Err(Refused::NeedsTables(count)) => count,
     ///     other => panic!("{other:?}"),
     /// };
-    /// assert!(tables.top_up::<X86_64<4>, _>(&platform, needs));
-    /// assert_eq!(space.map(&page, &mut tables, &mut flush), Ok(Mapped::Installed));
-    /// assert_eq!(space.map(&page, &mut tables, &mut flush), Ok(Mapped::Already));
-    /// # assert!(flush.finish(|_| ()).is_ok());
-    /// # tables.release(&platform);
+    /// assert!(gather.top_up(needs));
+    /// assert_eq!(gather.map(&page), Ok(Mapped::Installed));
+    /// assert_eq!(gather.map(&page), Ok(Mapped::Already));
     /// # Ok::<(), tablewright::EditError<Va>>(())
     /// ```
     #[inline]
-    pub fn map(
-        &self,
+    pub fn map(&mut self, leaf: &NewLeaf<F>) -> Result<Mapped<F>, Refused<F::Input>> {
+        let space = self.space;
+        if !space.translates(leaf.input()) {
+            return Err(EditError::InputOutOfRange.into());
+        }
+        space.map_global(leaf.attrs.global);
+        let _walk = space.platform.enter();
+        // SAFETY: a walk is entered (1.).
+        unsafe { self.map_walking(leaf) }
+    }
+
+    /// # Safety
+    /// 1. A walk has been entered.
+    #[inline]
+    pub(crate) unsafe fn map_walking(
+        &mut self,
         leaf: &NewLeaf<F>,
-        tables: &mut TableCache,
-        flush: &mut SharedFlush<F, P>,
     ) -> Result<Mapped<F>, Refused<F::Input>> {
-        let _walk = self.platform.enter();
-        // Each turn goes down at least one level, or somebody else has changed the tree meanwhile.
+        let space = self.space;
+        // Each turn goes down at least one level, or another processor has changed the tree meanwhile.
         for _ in 0..2 * MAX_LEVELS {
             // SAFETY: a walk is entered.
-            let found = unsafe { self.find(leaf.input, leaf.level) };
+            let found = unsafe { space.find(leaf.input, leaf.level) };
             let kind = F::kind(found.entry, found.level);
             if found.level == leaf.level {
                 return match kind {
-                    Kind::Invalid if found.entry == 0 => self.install(leaf, &found),
+                    Kind::Invalid if found.entry == 0 => space.install(leaf, &found),
                     Kind::Invalid => Err(Refused::Busy(leaf.input())),
                     Kind::Leaf => self.change(leaf, &found),
-                    Kind::Table => self.coalesce(leaf, &found, flush, false),
+                    Kind::Table => self.coalesce(leaf, &found, false),
                 };
             }
             match kind {
-                Kind::Invalid if found.entry == 0 => self.link_tables(leaf, &found, tables)?,
+                Kind::Invalid if found.entry == 0 => self.link_tables(leaf, &found)?,
                 Kind::Invalid => return Err(Refused::Busy(leaf.input())),
-                Kind::Leaf => return self.within(leaf, &found),
+                Kind::Leaf => return space.within(leaf, &found),
                 Kind::Table => {}
             }
         }
         Err(Refused::Retry)
     }
 
-    /// The level at which the walk for `input` ends.
+    /// Links a chain of empty tables from `found` down to the level of the leaf.
+    #[inline(never)]
+    fn link_tables(
+        &mut self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+    ) -> Result<(), Refused<F::Input>> {
+        let (space, tables) = (self.space, &mut self.tables);
+        let missing = found.level.height() - leaf.level.height();
+        if tables.len < usize::from(missing) {
+            return Err(Refused::NeedsTables(missing));
+        }
+        // From the last up: each but the last holds one entry.
+        let mut chain = [Pa::new(0); MAX_LEVELS];
+        let mut below: Option<Pa> = None;
+        let mut level = leaf.level;
+        for place in chain.iter_mut().take(usize::from(missing)) {
+            let Some(frame) = tables.pop() else {
+                return Err(Refused::Retry);
+            };
+            if let Some(below) = below {
+                space.set(frame, level, leaf.input, F::table(below, Perms::empty()));
+            }
+            *place = frame;
+            below = Some(frame);
+            level = level.up();
+        }
+        let Some(top) = below else { return Ok(()) };
+        if found.replace(0, F::table(top, Perms::empty())).is_err() {
+            // Another processor was first. The tables go back as they came.
+            let mut level = leaf.level;
+            for (number, &frame) in chain.iter().take(usize::from(missing)).enumerate() {
+                if number > 0 {
+                    space.set(frame, level, leaf.input, 0);
+                }
+                tables.push(frame);
+                level = level.up();
+            }
+        }
+        Ok(())
+    }
+
+    /// A leaf is there.
+    #[inline(never)]
+    fn change(
+        &mut self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+    ) -> Result<Mapped<F>, Refused<F::Input>> {
+        let (space, level) = (self.space, leaf.level);
+        let mut entry = found.entry;
+        if space.grants(entry, leaf) {
+            return Ok(Mapped::Already);
+        }
+        // Flags that hardware sets meanwhile are taken over; anything else is an edit of another processor.
+        loop {
+            let old = F::decode(entry, level);
+            let same = F::address(entry, level) == leaf.frame
+                && Attrs {
+                    perms: leaf.attrs.perms,
+                    ..plain(old)
+                } == plain(leaf.attrs);
+            if !same {
+                return self.replace(leaf, found, entry);
+            }
+            // The same memory with more permissions: what was allowed stays allowed.
+            let perms = old.perms | leaf.attrs.perms;
+            let relaxed = Attrs {
+                perms,
+                accessed: old.accessed || leaf.attrs.accessed,
+                dirty: old.dirty || leaf.attrs.dirty,
+                software: leaf.attrs.software,
+                ..old
+            };
+            let new =
+                F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(leaf.frame);
+            let (_, instructions) = space.upkeep(&relaxed, old.perms);
+            space.maintain(leaf.frame, leaf.size(), false, instructions);
+            match found.replace(entry, new) {
+                Ok(()) => {
+                    space.relaxed(leaf.slice(), level);
+                    return Ok(Mapped::Relaxed);
+                }
+                Err(now) if SharedSpace::<F, P>::differs_in_flags(entry, now, level) => entry = now,
+                Err(_) => return Err(Refused::Retry),
+            }
+        }
+    }
+
+    /// Other memory, or other attributes, in the place of a leaf.
+    fn replace(
+        &mut self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+        mut entry: u64,
+    ) -> Result<Mapped<F>, Refused<F::Input>> {
+        let (space, level) = (self.space, leaf.level);
+        let caps = space.caps();
+        let new = State::of::<F>(leaf.bits, level);
+        let (clean, instructions) = space.upkeep(&leaf.attrs, Perms::empty());
+        let _unfinished = space.begin();
+        // It may have just taken the place of a table, whose leaves have another level.
+        let others = self.is_unsettled(leaf.slice(), 1);
+        let mut ranges = Ranges::new();
+        ranges.add(leaf.slice(), (!others).then_some(level), others);
+        loop {
+            let old = State::of::<F>(entry, level);
+            let how = transition(F::RULE, &old, &new, level, &caps, Contents::Different);
+            let done = if how == Transition::Break || clean || instructions {
+                space.claim_and(found, entry, F::FROZEN, leaf.bits, |space| {
+                    ranges.run::<F, P>(&space.platform, space.target(true));
+                    space.maintain(leaf.frame, leaf.size(), clean, instructions);
+                })
+            } else {
+                found.replace(entry, leaf.bits).inspect(|()| {
+                    if how == Transition::Invalidate {
+                        ranges.run::<F, P>(&space.platform, space.target(true));
+                    }
+                })
+            };
+            match done {
+                Ok(()) => {
+                    space.platform.barrier(Barrier::Publish);
+                    let gone = Leaf::new(leaf.input, entry, level, Perms::empty());
+                    return Ok(Mapped::Replaced(gone));
+                }
+                Err(now) if SharedSpace::<F, P>::differs_in_flags(entry, now, level) => entry = now,
+                Err(_) => return Err(Refused::Retry),
+            }
+        }
+    }
+
+    /// A leaf in the place of a table: in place where the architecture allows it and the table translates alike; otherwise
+    /// broken, cleaned where the table had nothing, made. What was below is settled with the gather.
+    ///
+    /// The entry is invalid for one exchange, one invalidation and one store. What takes as long as the table is large is
+    /// done before and after. The flags of what was below may be set until it has been forgotten, so that they are not
+    /// summed up but taken for set: the leaf was accessed, and what could be written was.
+    ///
+    /// What is put in place is forgotten with the gather where the caller `recovers`, which begins with counting: on arm64 an
+    /// invalidation names the level of what it takes away, and what is remembered of the table's leaves has another; every edit
+    /// that may have seen one of the new leaves has all levels forgotten there. A fault does not leave others with that, and
+    /// invalidates before it returns. On x86, where an invalidation of an address is about all levels, it need not.
+    #[inline(never)]
+    pub(super) fn coalesce(
+        &mut self,
+        leaf: &NewLeaf<F>,
+        found: &Found<'_, P>,
+        recovers: bool,
+    ) -> Result<Mapped<F>, Refused<F::Input>> {
+        let space = self.space;
+        let Some(below) = leaf.level.down() else {
+            return Err(Refused::Retry);
+        };
+        let child = F::address(found.entry, leaf.level);
+        if !self.flush.has_room(&space.platform, child) {
+            return Err(Refused::Retry);
+        }
+        let upkeep = space.upkeep(&leaf.attrs, Perms::empty());
+        let look = |missing: &dyn Fn(Pa, u64, bool, bool)| {
+            let mut survey = Survey::default();
+            let slice = leaf.slice();
+            space.survey(leaf, child, below, slice, upkeep, &mut survey, missing);
+            survey
+        };
+        let before = look(&|_, _, _, _| ());
+        let attrs = Attrs {
+            accessed: true,
+            dirty: leaf.attrs.dirty || before.dirty,
+            ..leaf.attrs
+        };
+        let bits = F::encode(&attrs, leaf.level)
+            .map_or(leaf.bits, |bits| bits | F::put_address(leaf.frame));
+        let caps = space.caps();
+        let how = transition(
+            F::RULE,
+            &State::of::<F>(found.entry, leaf.level),
+            &State::of::<F>(bits, leaf.level),
+            leaf.level,
+            &caps,
+            Contents::Same,
+        );
+        let in_place =
+            !before.lacking && how != Transition::Break && !before.strangers && !before.holes;
+        let _unfinished = space.begin();
+        let forget_now = |space: &SharedSpace<F, P>| {
+            let mut ranges = Ranges::new();
+            ranges.add(leaf.slice(), None, true);
+            ranges.run::<F, P>(&space.platform, space.target(true));
+        };
+        let done = if in_place {
+            if recovers || F::RULE == Rule::X86 {
+                self.count.begin();
+            }
+            found
+                .replace(found.entry, bits)
+                .inspect(|()| match F::RULE {
+                    Rule::Arm if !recovers => forget_now(space),
+                    _ => self.flush.ranges.add(leaf.slice(), None, true),
+                })
+        } else {
+            space.claim_and(found, found.entry, F::FROZEN, bits, |space| {
+                forget_now(space);
+                if before.lacking {
+                    // No walk comes to the table any more. Processors that were on their way may still install a page
+                    // in it: one that is cleaned here as well, for nothing.
+                    look(&|frame, size, clean, instructions| {
+                        space.maintain(frame, size, clean, instructions);
+                    });
+                }
+            })
+        };
+        done.map_err(|_| Refused::Retry)?;
+        // Leaves for other memory are gone for good, and have flags that are waited for. Another processor may have
+        // installed one until now, and in place hardware may make it dirty until the invalidation is complete.
+        let strangers = look(&|_, _, _, _| ()).strangers || in_place && caps.hardware_dirty;
+        let fate = match strangers {
+            true => Fate::Unmapped,
+            false => Fate::Replaced,
+        };
+        let denied = Perms::empty();
+        self.flush
+            .carry(&space.platform, child, below, leaf.input, denied, fate);
+        space.platform.barrier(Barrier::Publish);
+        Ok(Mapped::Coalesced)
+    }
+
+    /// Puts a leaf in the place of a table, if one is there.
+    ///
+    /// # Safety
+    /// 1. A walk has been entered.
+    pub(crate) unsafe fn recover_walking(
+        &mut self,
+        leaf: &NewLeaf<F>,
+    ) -> Result<bool, Refused<F::Input>> {
+        // SAFETY: a walk is entered.
+        let found = unsafe { self.space.find(leaf.input, leaf.level) };
+        if found.level != leaf.level || F::kind(found.entry, found.level) != Kind::Table {
+            return Ok(false);
+        }
+        self.coalesce(leaf, &found, true).map(|_| true)
+    }
+}
+
+impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
+    /// The level at which the walk for `input` ends. The address is one that the root translates.
     pub(crate) fn level_of(&self, input: F::Input) -> Level {
         let _walk = self.platform.enter();
         // SAFETY: a walk is entered.
@@ -253,48 +506,6 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 _ => left.checked_sub(size).map(|now| *left = now).is_some(),
             }
         })
-    }
-
-    /// Links a chain of empty tables from `found` down to the level of the leaf.
-    #[inline(never)]
-    fn link_tables(
-        &self,
-        leaf: &NewLeaf<F>,
-        found: &Found<'_, P>,
-        tables: &mut TableCache,
-    ) -> Result<(), Refused<F::Input>> {
-        let missing = found.level.height() - leaf.level.height();
-        if tables.len() < usize::from(missing) {
-            return Err(Refused::NeedsTables(missing));
-        }
-        // From the last up: each but the last holds one entry.
-        let mut chain = [Pa::new(0); MAX_LEVELS];
-        let mut below: Option<Pa> = None;
-        let mut level = leaf.level;
-        for place in chain.iter_mut().take(usize::from(missing)) {
-            let Some(frame) = tables.pop() else {
-                return Err(Refused::Retry);
-            };
-            if let Some(below) = below {
-                self.set(frame, level, leaf.input, F::table(below, Perms::empty()));
-            }
-            *place = frame;
-            below = Some(frame);
-            level = level.up();
-        }
-        let Some(top) = below else { return Ok(()) };
-        if found.replace(0, F::table(top, Perms::empty())).is_err() {
-            // Somebody was first. The tables go back as they came.
-            let mut level = leaf.level;
-            for (number, &frame) in chain.iter().take(usize::from(missing)).enumerate() {
-                if number > 0 {
-                    self.set(frame, level, leaf.input, 0);
-                }
-                tables.push(frame);
-                level = level.up();
-            }
-        }
-        Ok(())
     }
 
     /// Writes the entry for `input` in a table at `level` that nobody can reach.
@@ -383,53 +594,6 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Ok(())
     }
 
-    /// A leaf is there.
-    #[inline(never)]
-    fn change(
-        &self,
-        leaf: &NewLeaf<F>,
-        found: &Found<'_, P>,
-    ) -> Result<Mapped<F>, Refused<F::Input>> {
-        let level = leaf.level;
-        let mut entry = found.entry;
-        if self.grants(entry, leaf) {
-            return Ok(Mapped::Already);
-        }
-        // Flags that hardware sets meanwhile are taken over; anything else is somebody else's edit.
-        loop {
-            let old = F::decode(entry, level);
-            let same = F::address(entry, level) == leaf.frame
-                && Attrs {
-                    perms: leaf.attrs.perms,
-                    ..plain(old)
-                } == plain(leaf.attrs);
-            if !same {
-                return self.replace(leaf, found, entry);
-            }
-            // The same memory with more permissions: what was allowed stays allowed.
-            let perms = old.perms | leaf.attrs.perms;
-            let relaxed = Attrs {
-                perms,
-                accessed: old.accessed || leaf.attrs.accessed,
-                dirty: old.dirty || leaf.attrs.dirty,
-                software: leaf.attrs.software,
-                ..old
-            };
-            let new =
-                F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(leaf.frame);
-            let (_, instructions) = self.upkeep(&relaxed, old.perms);
-            self.maintain(leaf.frame, leaf.size(), false, instructions);
-            match found.replace(entry, new) {
-                Ok(()) => {
-                    self.relaxed(leaf.slice(), level);
-                    return Ok(Mapped::Relaxed);
-                }
-                Err(now) if Self::differs_in_flags(entry, now, level) => entry = now,
-                Err(_) => return Err(Refused::Retry),
-            }
-        }
-    }
-
     /// Has this processor forget the leaf that translates `input`. The caller has entered a walk.
     #[cold]
     pub(crate) fn forget_here(&self, input: F::Input) {
@@ -443,14 +607,18 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         self.platform.barrier(Barrier::Publish);
         // What this processor remembers may be of the table that a larger leaf has just taken the place of.
         let others = level != Level::PAGE && self.has_seen_unfinished(0);
+        let stale = Stale {
+            first: slice.first,
+            last: slice.last,
+            level: (!others).then_some(level),
+            tables: others,
+        };
+        let Target { root, id, global } = self.target(true);
         self.platform.invalidate_here(&Invalidation {
-            id: self.id,
-            what: What::Range {
-                first: slice.first,
-                last: slice.last,
-                level: (!others).then_some(level),
-                tables: others,
-            },
+            root,
+            id,
+            global,
+            what: What::Ranges(&[stale]),
         });
     }
 
@@ -467,49 +635,6 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         F::kind(b, level) == Kind::Leaf
             && F::address(a, level) == F::address(b, level)
             && flags(a) == flags(b)
-    }
-
-    /// Other memory, or other attributes, in the place of a leaf.
-    fn replace(
-        &self,
-        leaf: &NewLeaf<F>,
-        found: &Found<'_, P>,
-        mut entry: u64,
-    ) -> Result<Mapped<F>, Refused<F::Input>> {
-        let level = leaf.level;
-        let caps = self.caps();
-        let new = State::of::<F>(leaf.bits, level);
-        let (clean, instructions) = self.upkeep(&leaf.attrs, Perms::empty());
-        let _unfinished = self.begin();
-        // It may have just taken the place of a table, whose leaves have another level.
-        let others = self.has_seen_unfinished(1);
-        let mut ranges = Ranges::new();
-        ranges.add(leaf.slice(), (!others).then_some(level), others);
-        loop {
-            let old = State::of::<F>(entry, level);
-            let how = transition(F::RULE, &old, &new, level, &caps, Contents::Different);
-            let done = if how == Transition::Break || clean || instructions {
-                self.claim_and(found, entry, F::FROZEN, leaf.bits, |space| {
-                    ranges.run::<F, P>(&space.platform, space.id);
-                    space.maintain(leaf.frame, leaf.size(), clean, instructions);
-                })
-            } else {
-                found.replace(entry, leaf.bits).inspect(|()| {
-                    if how == Transition::Invalidate {
-                        ranges.run::<F, P>(&self.platform, self.id);
-                    }
-                })
-            };
-            match done {
-                Ok(()) => {
-                    self.platform.barrier(Barrier::Publish);
-                    let gone = Leaf::new(leaf.input, entry, level, Perms::empty());
-                    return Ok(Mapped::Replaced(gone));
-                }
-                Err(now) if Self::differs_in_flags(entry, now, level) => entry = now,
-                Err(_) => return Err(Refused::Retry),
-            }
-        }
     }
 
     /// A larger leaf is there.
@@ -531,111 +656,6 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         } else {
             Err(Refused::Larger(found.level))
         }
-    }
-
-    /// A leaf in the place of a table: in place where the architecture allows it and the table translates alike; otherwise
-    /// broken, cleaned where the table had nothing, made. What was below is settled with the flush.
-    ///
-    /// The entry is invalid for one exchange, one invalidation and one store. What takes as long as the table is large is
-    /// done before and after. The flags of what was below may be set until it has been forgotten, so that they are not
-    /// summed up but taken for set: the leaf was accessed, and what could be written was.
-    ///
-    /// What is put in place is forgotten with the flush where the caller `recovers`: see [`recover`](super::recover).
-    #[inline(never)]
-    pub(super) fn coalesce(
-        &self,
-        leaf: &NewLeaf<F>,
-        found: &Found<'_, P>,
-        flush: &mut SharedFlush<F, P>,
-        recovers: bool,
-    ) -> Result<Mapped<F>, Refused<F::Input>> {
-        let Some(below) = leaf.level.down() else {
-            return Err(Refused::Retry);
-        };
-        let child = F::address(found.entry, leaf.level);
-        if !flush.has_room(child) {
-            return Err(Refused::Retry);
-        }
-        let upkeep = self.upkeep(&leaf.attrs, Perms::empty());
-        let look = |missing: &dyn Fn(Pa, u64, bool, bool)| {
-            let mut survey = Survey::default();
-            let slice = leaf.slice();
-            self.survey(leaf, child, below, slice, upkeep, &mut survey, missing);
-            survey
-        };
-        let before = look(&|_, _, _, _| ());
-        let attrs = Attrs {
-            accessed: true,
-            dirty: leaf.attrs.dirty || before.dirty,
-            ..leaf.attrs
-        };
-        let bits = F::encode(&attrs, leaf.level)
-            .map_or(leaf.bits, |bits| bits | F::put_address(leaf.frame));
-        let caps = self.caps();
-        let how = transition(
-            F::RULE,
-            &State::of::<F>(found.entry, leaf.level),
-            &State::of::<F>(bits, leaf.level),
-            leaf.level,
-            &caps,
-            Contents::Same,
-        );
-        let in_place =
-            !before.lacking && how != Transition::Break && !before.strangers && !before.holes;
-        let _unfinished = self.begin();
-        let forget_now = |space: &Self| {
-            let mut ranges = Ranges::new();
-            ranges.add(leaf.slice(), None, true);
-            ranges.run::<F, P>(&space.platform, space.id);
-        };
-        let done = if in_place {
-            found
-                .replace(found.entry, bits)
-                .inspect(|()| match F::RULE {
-                    // He names the level of the leaf, and what was below has others.
-                    Rule::Arm if !recovers => forget_now(self),
-                    // Whoever invalidates the leaf has what was below it forgotten.
-                    _ => flush.forget(leaf.slice()),
-                })
-        } else {
-            self.claim_and(found, found.entry, F::FROZEN, bits, |space| {
-                forget_now(space);
-                if before.lacking {
-                    // Nobody maps through the table any more. Processors that were on their way may still install a page
-                    // in it: one that is cleaned here as well, for nothing.
-                    look(&|frame, size, clean, instructions| {
-                        space.maintain(frame, size, clean, instructions);
-                    });
-                }
-            })
-        };
-        done.map_err(|_| Refused::Retry)?;
-        // Leaves for other memory are gone for good, and have flags that somebody waits for. Somebody may have installed
-        // one until now, and in place hardware may make it dirty until the flush is complete.
-        let strangers = look(&|_, _, _, _| ()).strangers || in_place && caps.hardware_dirty;
-        let fate = match strangers {
-            true => Fate::Unmapped,
-            false => Fate::Replaced,
-        };
-        flush.carry(child, below, leaf.input, Perms::empty(), fate);
-        self.platform.barrier(Barrier::Publish);
-        Ok(Mapped::Coalesced)
-    }
-
-    /// Puts a leaf in the place of a table, if one is there.
-    pub(crate) fn recover(
-        &self,
-        leaf: &NewLeaf<F>,
-        recovery: &mut Recovery<'_, F, P>,
-    ) -> Result<bool, Refused<F::Input>> {
-        let _walk = self.platform.enter();
-        // SAFETY: a walk is entered.
-        let found = unsafe { self.find(leaf.input, leaf.level) };
-        if found.level != leaf.level || F::kind(found.entry, found.level) != Kind::Table {
-            return Ok(false);
-        }
-        self.coalesce(leaf, &found, &mut recovery.flush, true)
-            .map(|_| true)
     }
 
     /// Looks at what a table holds beside the memory of `leaf`, and at what it lacks of it: `missing` is called with what
@@ -697,21 +717,28 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         perms: Perms,
         dirty: bool,
     ) -> Result<Relaxed, Refused<F::Input>> {
-        self.relax_if(input, perms, dirty, |_, _| true)
+        if !self.translates(input) {
+            return Err(EditError::InputOutOfRange.into());
+        }
+        let _walk = self.platform.enter();
+        // SAFETY: a walk is entered (1.).
+        unsafe { self.relax_if(input, perms, dirty, |_, _| true) }
     }
 
     /// The same for a leaf that is as it should be: its attributes, and its level.
     ///
     /// # Errors
     /// [`Refused::Denied`] if it is not, and as above.
-    pub(crate) fn relax_if(
+    ///
+    /// # Safety
+    /// 1. A walk has been entered.
+    pub(crate) unsafe fn relax_if(
         &self,
         input: F::Input,
         perms: Perms,
         dirty: bool,
         is_right: impl Fn(&Attrs, Level) -> bool,
     ) -> Result<Relaxed, Refused<F::Input>> {
-        let _walk = self.platform.enter();
         // SAFETY: a walk is entered.
         let found = unsafe { self.find(input.bits(), Level::PAGE) };
         let level = found.level;

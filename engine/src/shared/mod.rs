@@ -21,43 +21,45 @@
 //! edit is made, every walk that started before comes to its end, and the edit is made again, for what those have left.
 //! [`SharedSpace::is_quiet`] tells when.
 //!
-//! What an edit finds done already may not be *complete*: somebody else has taken it away, or protected it, and is still
+//! What an edit finds done already may not be *complete*: another processor has taken it away, or protected it, and is still
 //! waiting for processors to forget. A frozen entry says so; a hole, or an entry that says what it should, does not. So edits
-//! that are not complete are counted ([`SharedSpace`] has the number), from before their first change to the end of their
-//! invalidation, and an edit that finds others under way when its own walk is over invalidates all of its range.
+//! that are not complete are [counted](gather), and an edit that finds others under way when its own walk is over
+//! invalidates all of its range.
 //!
 //! What hardware does meanwhile, setting accessed and dirty flags, is no disagreement: a compare-exchange that fails only
 //! for a flag is tried again with it.
 
 mod bulk;
 mod fault;
+mod gather;
 pub mod quiet;
 mod range;
-mod recover;
 mod sleep;
-mod tables;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
+pub use gather::{Beside, Cut, Gather};
 pub use quiet::{Epochs, Moment, Quiescence, Slot, Walking};
-pub use range::{Cut, Protected, SharedFlush, SharedIssued, Taken, TakenIssued};
-pub use recover::Recovery;
+pub use range::{Protected, Taken};
 pub use sleep::{Protecting, Step, Unprotectable};
-pub use tables::TableCache;
 
 #[cfg(not(loom))]
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64};
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64};
 
+use core::convert::Infallible;
 use core::fmt;
 use core::marker::PhantomData;
+use core::ops::{ControlFlow, Range};
+use core::sync::atomic::{AtomicU8, Ordering, fence};
 
 use crate::addr::{Address, Level, Pa};
 use crate::entry::Table;
-use crate::flush::{Flush, Invalidation, Serial};
+use crate::flush::{Invalidation, Ranges, Target, next_serial};
 use crate::format::{Attrs, Format, Kind};
-use crate::platform::{Caps, Platform};
-use crate::space::{AddressSpace, EditError, Liveness};
+use crate::platform::{Barrier, Caps, Platform};
+use crate::space::{AddressSpace, EditError, Half, Liveness, Parts};
+use crate::walk::{Slice, Step as WalkStep, Visit, walk};
 
 /// Cache maintenance that a new mapping needs before anybody can use it.
 ///
@@ -88,7 +90,9 @@ impl Upkeep {
 /// Frames for tables below the root are all alike: what was allocated for one level may be freed for another.
 ///
 /// # Safety
-/// 1. While what [`enter`](SharedPlatform::enter) returned lives, no [`Moment`] that was taken after it is past.
+/// 1. While what [`enter`](SharedPlatform::enter) returned lives, no [`Moment`] that was taken after it is past, whatever else
+///    the processor does meanwhile: enters and leaves other walks, in any order, in interrupts too. It has to be dropped on
+///    the processor that entered.
 /// 2. A walk that is entered after a `Moment` was taken reads descriptors, and whatever else, as they were then, or later.
 pub unsafe trait SharedPlatform: Platform {
     /// A walk under way.
@@ -123,7 +127,7 @@ pub unsafe trait SharedPlatform: Platform {
 
     /// Issues an invalidation on this processor only, and waits. Where a permission fault drops the entry that caused it,
     /// nothing has to be done.
-    fn invalidate_here(&self, what: &Invalidation) {
+    fn invalidate_here(&self, what: &Invalidation<'_>) {
         let _ = what;
     }
 }
@@ -135,7 +139,7 @@ pub enum Refused<A> {
     Busy(A),
     /// Something changed meanwhile. Look again, or let the guest fault again.
     Retry,
-    /// So many tables are needed and the cache holds fewer. Top it up, outside of every lock, and try again.
+    /// So many tables are needed and the gather has fewer. Top it up, outside of every lock, and try again.
     NeedsTables(u8),
     /// A larger leaf translates this address; its level. It allows less than was asked for.
     Larger(Level),
@@ -168,13 +172,18 @@ impl<A: Address> core::error::Error for Refused<A> {}
 
 /// A tree of tables that any number of processors edit at once.
 ///
-/// It is made of an [`AddressSpace`], and becomes one again when nobody else has it any more.
+/// It is made of an [`AddressSpace`], and becomes one again when it is not shared any more.
 pub struct SharedSpace<F: Format, P: SharedPlatform> {
     platform: P,
     root: Pa,
     id: u16,
-    /// Numbers them, and orders nothing: a model need not explore it.
-    flushes: core::sync::atomic::AtomicU32,
+    half: Option<Half>,
+    /// Whether leaves may be global: [`NO_GLOBALS`], or more.
+    globals: AtomicU8,
+    /// The number of the last flush that needed one. It orders nothing: a model need not explore it.
+    serial: core::sync::atomic::AtomicU64,
+    /// The first of these numbers.
+    base: u64,
     /// Edits that have changed something, perhaps, and are not complete.
     unfinished: AtomicU32,
     /// Of what sleeps; see [`sleep`].
@@ -182,36 +191,68 @@ pub struct SharedSpace<F: Format, P: SharedPlatform> {
     format: PhantomData<F>,
 }
 
-/// An edit that is not complete, until this is dropped.
-pub(crate) struct Unfinished<'s>(&'s AtomicU32);
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        // Who does not see it any more finds what it has done to be forgotten.
-        self.0.fetch_sub(1, Ordering::Release);
-    }
-}
+const NO_GLOBALS: u8 = 0;
+/// A processor is about to map the first.
+const FIRST_GLOBAL: u8 = 1;
+const GLOBALS: u8 = 2;
 
 impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
-    /// Shares a space.
-    pub fn new(space: AddressSpace<F, P>) -> Self {
-        let (platform, root, id) = space.into_parts();
-        Self {
-            platform,
-            root,
-            id,
-            flushes: core::sync::atomic::AtomicU32::new(0),
+    /// Shares a space. What its edits owe is completed, what they have written is published, and contiguous runs are
+    /// unfolded: shared edits change one entry at a time.
+    ///
+    /// # Errors
+    /// Gives a space back on which the code that edits [runs](Liveness::Own): shared edits break translations.
+    pub fn new(mut space: AddressSpace<F, P>) -> Result<Self, AddressSpace<F, P>> {
+        if space.liveness() == Liveness::Own {
+            return Err(space);
+        }
+        space.gather().share();
+        let parts = space.into_parts();
+        let base = next_serial(0);
+        Ok(Self {
+            platform: parts.platform,
+            root: parts.root,
+            id: parts.id,
+            half: parts.half,
+            globals: AtomicU8::new(if parts.globals { GLOBALS } else { NO_GLOBALS }),
+            serial: core::sync::atomic::AtomicU64::new(base),
+            base,
             unfinished: AtomicU32::new(0),
             generation: AtomicU64::new(0),
             format: PhantomData,
-        }
+        })
     }
 
-    /// The space, for exclusive edits. Walkers may still be using it.
+    /// The space, for exclusive edits. Walkers may still be using it. Tables that [sleep](Self::protect_all) are woken, with
+    /// what is below them writable again as far as it was.
+    ///
+    /// Where a gather was forgotten, what it may have taken away is invalidated now, and what it left claimed becomes holes.
     pub fn into_exclusive(self) -> AddressSpace<F, P> {
-        // SAFETY: the root was taken out of a space (1., 2.), and is live as far as anybody knows (3.).
-        unsafe { AddressSpace::adopt(self.platform, self.root, crate::Half::Lower, Liveness::Live) }
-            .with_id(self.id)
+        let mend = Mend {
+            unclaim: self.has_seen_unfinished(0),
+            wake: self.may_sleep(),
+        };
+        let target = self.target(true);
+        let parts = Parts {
+            platform: self.platform,
+            root: self.root,
+            id: self.id,
+            half: self.half,
+            serial: self.serial.into_inner(),
+            globals: target.global,
+        };
+        let space = AddressSpace::from_parts(parts);
+        if mend.unclaim || mend.wake {
+            let mut ranges = Ranges::new();
+            ranges.everything = true;
+            ranges.run::<F, P>(space.platform(), target);
+            for slice in space.everything() {
+                let mut mend = mend;
+                let _: ControlFlow<Infallible> = space.visit(slice, &mut mend);
+            }
+            space.platform().barrier(Barrier::Publish);
+        }
+        space
     }
 
     /// The frame of the root.
@@ -238,38 +279,65 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         self.platform.is_past(moment)
     }
 
-    /// An edit begins, before its first change.
-    pub(crate) fn begin(&self) -> Unfinished<'_> {
-        // The exchange of the first entry orders it: who sees that sees this.
-        self.unfinished.fetch_add(1, Ordering::Relaxed);
-        Unfinished(&self.unfinished)
-    }
-
-    /// An edit that was begun, and whose mark was forgotten, is complete.
-    pub(crate) fn end(&self) {
-        drop(Unfinished(&self.unfinished));
-    }
-
-    /// Whether somebody else's edit may have been seen and not be complete, after looking at entries. `own` of those that
-    /// are under way are the caller's.
-    fn has_seen_unfinished(&self, own: u32) -> bool {
-        fence(Ordering::Acquire);
-        self.unfinished.load(Ordering::Relaxed) > own
-    }
-
-    fn serial(&self) -> Serial {
-        Serial {
-            root: self.root,
-            // Wraps after four thousand million flushes, by when the first is long settled.
-            number: self
-                .flushes
-                .fetch_add(1, core::sync::atomic::Ordering::Relaxed),
+    /// The number of a flush.
+    fn next_serial(&self) -> u64 {
+        let mut last = self.serial.load(Ordering::Relaxed);
+        loop {
+            let next = next_serial(last);
+            let now =
+                self.serial
+                    .compare_exchange(last, next, Ordering::Relaxed, Ordering::Relaxed);
+            match now {
+                Ok(_) => return next,
+                Err(other) => last = other,
+            }
         }
     }
 
-    /// A flush for edits by this processor.
-    pub fn flush(&self) -> SharedFlush<F, P> {
-        SharedFlush::new(Flush::new(self.platform.clone(), self.id, self.serial()))
+    /// Global leaves may be mapped from now on. Before the walk that maps one.
+    ///
+    /// An edit that cuts a table off, and does not see this when it looks behind a fence what kind of invalidation that takes,
+    /// has cut it off before the walk begins, which then does not come to the table.
+    #[inline(always)]
+    fn map_global(&self, global: bool) {
+        if global && self.globals.load(Ordering::Acquire) != GLOBALS {
+            self.globals.fetch_max(FIRST_GLOBAL, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            // Release: another processor that sees this needs no fence of its own.
+            self.globals.store(GLOBALS, Ordering::Release);
+        }
+    }
+
+    /// Whose translations a flush of the space is about; if there are any.
+    #[inline]
+    fn target(&self, any: bool) -> Target {
+        let mut global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;
+        if F::GLOBALS && any && !global {
+            // What was cut off before the look: see `map_global`.
+            fence(Ordering::SeqCst);
+            global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;
+        }
+        Target {
+            root: self.root,
+            id: self.id,
+            global,
+        }
+    }
+
+    #[inline]
+    fn check(&self, span: crate::Span<F::Input>) -> Result<Slice, EditError<F::Input>> {
+        crate::space::check::<F>(self.half, span)
+    }
+
+    /// Whether the root translates this address.
+    #[inline]
+    fn translates(&self, input: F::Input) -> bool {
+        crate::space::translates::<F>(self.half, input.bits())
+    }
+
+    fn visit<V: Visit<F, P>>(&self, slice: Slice, visitor: &mut V) -> ControlFlow<V::Stop> {
+        // SAFETY: the root of a tree of this format; the caller has entered a walk, which keeps its tables.
+        unsafe { walk::<F, P, V>(&self.platform, self.root, F::root_level(), slice, visitor) }
     }
 
     /// The entry that decides about `input` at `level`: at that level, or above where no table is.
@@ -324,6 +392,55 @@ impl<P: Platform> Found<'_, P> {
     }
 }
 
+/// Makes a tree that was shared fit for exclusive edits, which take what is suspended for their own.
+#[derive(Clone, Copy)]
+struct Mend {
+    /// What is claimed, and no edit is there any more that will put something in its place, becomes a hole.
+    unclaim: bool,
+    /// What sleeps is woken.
+    wake: bool,
+}
+
+impl<F: Format, P: Platform> Visit<F, P> for Mend {
+    type Stop = Infallible;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        _: Slice,
+    ) -> ControlFlow<Infallible, WalkStep> {
+        let entry = table.load(index);
+        match F::kind(entry, level) {
+            Kind::Table => {
+                if self.wake && F::is_asleep(entry) {
+                    table.link(index, F::wake(entry));
+                }
+                return ControlFlow::Continue(WalkStep::Into(F::address(entry, level)));
+            }
+            Kind::Invalid if self.unclaim && entry != 0 => table.store(index, 0),
+            _ => {}
+        }
+        ControlFlow::Continue(WalkStep::Next)
+    }
+
+    fn pages(
+        &mut self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        _: u64,
+    ) -> ControlFlow<Infallible> {
+        for index in range {
+            let entry = table.load(index);
+            if self.unclaim && entry != 0 && F::kind(entry, Level::PAGE) == Kind::Invalid {
+                table.store(index, 0);
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}
+
 /// Attributes without what hardware and accounting add.
 fn plain(attrs: Attrs) -> Attrs {
     Attrs {
@@ -361,7 +478,7 @@ unsafe impl<P: SharedPlatform> SharedPlatform for &P {
     fn invalidate_instructions(&self, frame: Pa, size: u64) {
         (**self).invalidate_instructions(frame, size);
     }
-    fn invalidate_here(&self, what: &Invalidation) {
+    fn invalidate_here(&self, what: &Invalidation<'_>) {
         (**self).invalidate_here(what);
     }
 }

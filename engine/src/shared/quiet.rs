@@ -1,21 +1,54 @@
-//! When is a table that was cut off out of everybody's hands?
+//! When does no walk hold a table any more that was cut off?
 //!
-//! A walk of software holds a table between reading the descriptor that points to it and leaving it again. Whoever cuts
-//! the table off meanwhile must not free it: not before the hardware has forgotten it, which a flush takes care of, and
-//! not before every such walk is over. Two ways to know the second:
+//! A walk of software holds a table between reading the descriptor that points to it and leaving it again. An edit that
+//! cuts the table off meanwhile must not free it: not before the hardware has forgotten it, which a flush takes care of,
+//! and not before every such walk is over. Two ways to know the second:
 //!
 //! * **Quiescent states**: [`Quiescence`], or the embedder's own. There are moments at which a processor holds no table:
 //!   between two faults, say, or when it goes idle. Nothing is paid in a walk, so nothing is paid many times for many walks.
-//! * **Epochs**, for everybody else: [`Epochs`]. A walk announces itself when it starts and when it ends, which costs a
-//!   fence.
+//! * **Epochs**, where there are no such moments: [`Epochs`]. A walk announces itself when it starts and when it ends,
+//!   which costs a fence.
 //!
 //! # Why an announcement is enough
 //!
-//! A walk writes the epoch that it read into its processor's slot, then a full fence, then reads descriptors. Who cuts a
-//! table off stores the descriptor, then a full fence, then moves the epoch on, and later looks at the slots. Of the two
-//! fences one comes first. If it is the walk's, the slot is seen, with an epoch from before the cut, and the
-//! table is kept. If it is the cut's, the walk reads the new descriptor and never comes to the table. A slot that holds
+//! A walk writes the epoch that it read into its processor's slot, then a full fence, then reads descriptors. An edit that
+//! cuts a table off stores the descriptor, then a full fence, then moves the epoch on, and later looks at the slots. Of
+//! the two fences one comes first. If it is the walk's, the slot is seen, with an epoch from before the cut, and the
+//! table is kept. If it is the edit's, the walk reads the new descriptor and never comes to the table. A slot that holds
 //! the new epoch belongs to a walk that read it after the cut, and so reads the new descriptor too.
+//!
+//! # Walks inside of walks
+//!
+//! A processor may have several walks at once: two edits under way, completed in either order, or one in an interrupt
+//! that came in the midst of another. They share the slot. It counts them, and the announcement of the first stays until
+//! the last is over: older than the others need, which keeps tables longer and frees none too early. Each of them makes
+//! its own fence, because an interrupt may come between the store of an announcement and the fence behind it: to the walk
+//! in the interrupt, an announcement without a fence is none.
+//!
+//! Only the processor, and interrupts on it, write its slot, so loads and stores will do. They come in this order:
+//!
+//! ```text
+//! a walk starts                                 a walk ends
+//!   1. depth ← depth + 1                          1. depth ← depth - 1
+//!   2. if epoch is QUIET, epoch ← now             2. if depth is 0, epoch ← QUIET
+//!   3. a full fence
+//! ```
+//!
+//! An interrupt ends every walk that it starts, and so leaves the depth as it found it: a depth that was loaded before it
+//! may be stored after it. If the depth was not 0, the interrupt does not come to 0 and takes no announcement away. An
+//! interrupt that comes ...
+//!
+//! * before 1 of a start: finds a slot in order, and leaves it so;
+//! * between 1 and 2 of the first walk's start: finds the depth 1 and no epoch, and announces itself. The announcement
+//!   stays, for the depth does not come to 0. Step 2 finds it, or, if it had looked already, replaces it by an epoch of its
+//!   own, perhaps an older one. Either will do: the interrupt's walks are over, and the first walk has not read anything;
+//! * between 2 and 3: shares the announcement, and has a fence of its own;
+//! * between 1 and 2 of the last walk's end: finds the depth 0 and the epoch that was announced, and shares it. Its own last
+//!   walk writes QUIET, and step 2 writes it again. Nothing is announced, and no walk is under way.
+//!
+//! In the other order, neither works. If a start announced before it counted, an interrupt between the two would come back
+//! to the depth 0 and withdraw the announcement of a walk that goes on to read. If an end withdrew before it counted, an
+//! interrupt between the two would announce itself at the depth 1 and never withdraw: no later moment would be past.
 
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -23,6 +56,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
 use core::marker::PhantomData;
+use core::sync::atomic::compiler_fence;
 
 /// One processor's announcement. Each has cache lines to itself.
 ///
@@ -33,22 +67,115 @@ use core::marker::PhantomData;
 /// ```
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Slot(AtomicU64);
+pub struct Slot {
+    epoch: AtomicU64,
+    /// How many walks of epochs the processor has under way. Read by that processor alone, which it tells nothing about
+    /// others: a model need not explore it.
+    depth: core::sync::atomic::AtomicU64,
+}
 
-/// Nobody walks.
+/// No walk is under way.
 const QUIET: u64 = 0;
 
 impl Slot {
     /// A processor that walks no tables.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
-        Self(AtomicU64::new(QUIET))
+        Self {
+            epoch: AtomicU64::new(QUIET),
+            depth: core::sync::atomic::AtomicU64::new(0),
+        }
     }
 
     /// A processor that walks no tables.
     #[cfg(loom)]
     pub fn new() -> Self {
-        Self(AtomicU64::new(QUIET))
+        Self {
+            epoch: AtomicU64::new(QUIET),
+            depth: core::sync::atomic::AtomicU64::new(0),
+        }
+    }
+
+    /// Forgets what was announced to other epochs, whose numbers mean nothing here.
+    fn reset(&self) {
+        self.epoch.store(QUIET, Ordering::Relaxed);
+        self.depth.store(0, core::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// A walk starts. `interrupt` may be interrupted wherever it is called: that is between any two accesses.
+    ///
+    /// # Safety
+    /// As for [`Epochs::enter`].
+    #[inline(always)]
+    unsafe fn start(&self, now: &AtomicU64, mut interrupt: impl FnMut()) {
+        let depth = self.depth.load(core::sync::atomic::Ordering::Relaxed);
+        interrupt();
+        self.depth
+            .store(depth + 1, core::sync::atomic::Ordering::Relaxed);
+        // An interrupt sees this processor's stores in the order of the program; so the compiler has to keep it.
+        compiler_fence(core::sync::atomic::Ordering::SeqCst);
+        interrupt();
+        if self.epoch.load(Ordering::Relaxed) == QUIET {
+            interrupt();
+            let epoch = now.load(Ordering::Relaxed);
+            interrupt();
+            // Release: what sees this announcement, and no longer the one before, comes after the walk before.
+            self.epoch.store(epoch, Ordering::Release);
+        }
+        interrupt();
+        // The announcement before any descriptor is read, of a walk inside of another too: see above.
+        fence(Ordering::SeqCst);
+        interrupt();
+    }
+
+    /// A walk ends.
+    ///
+    /// # Safety
+    /// 1. It was started in this slot, by this processor, and has not ended yet.
+    #[inline(always)]
+    unsafe fn end(&self, mut interrupt: impl FnMut()) {
+        interrupt();
+        let depth = self.depth.load(core::sync::atomic::Ordering::Relaxed) - 1;
+        interrupt();
+        self.depth
+            .store(depth, core::sync::atomic::Ordering::Relaxed);
+        interrupt();
+        if depth == 0 {
+            // Release: what the walks did to tables is done. It also keeps the depth before it.
+            self.epoch.store(QUIET, Ordering::Release);
+        }
+        interrupt();
+    }
+}
+
+/// For threads that play processors, and walk in and out of quiescent states.
+#[cfg(all(feature = "hosted", not(loom)))]
+impl Slot {
+    /// Walks under way, on the processor itself.
+    pub(crate) fn walks(&self) -> u64 {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing is announced, on the processor itself.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.epoch.load(Ordering::Relaxed) == QUIET
+    }
+
+    /// Counts a walk that is not announced. On the processor itself.
+    #[inline(always)]
+    pub(crate) fn count(&self) {
+        self.depth.store(self.walks() + 1, Ordering::Relaxed);
+    }
+
+    /// Such a walk is over.
+    #[inline(always)]
+    pub(crate) fn uncount(&self) {
+        self.depth.store(self.walks() - 1, Ordering::Relaxed);
+    }
+
+    /// The processor is gone, without a walk under way.
+    pub(crate) fn leave(&self) {
+        self.epoch.store(QUIET, Ordering::Release);
     }
 }
 
@@ -89,7 +216,8 @@ impl Moment {
 /// use tablewright::shared::{Epochs, Slot};
 /// let slots = [const { Slot::new() }; 2];
 /// let epochs = Epochs::new(&slots);
-/// let walk = epochs.enter(1);
+/// // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to its end (3.), and made them alone (4.).
+/// let walk = unsafe { epochs.enter(1) };
 /// let cut = epochs.advance();
 /// assert!(!epochs.is_past(cut)); // the walk may have seen what was there
 /// drop(walk);
@@ -102,32 +230,62 @@ pub struct Epochs<'s> {
 }
 
 impl<'s> Epochs<'s> {
-    /// Epochs for as many processors as there are slots.
+    /// Epochs for as many processors as there are slots. What was announced in the slots before is forgotten.
     pub fn new(slots: &'s [Slot]) -> Self {
+        slots.iter().for_each(Slot::reset);
         Self {
             now: AtomicU64::new(QUIET + 1),
             slots,
         }
     }
 
-    #[cfg(feature = "hosted")]
-    pub(crate) fn slots(&self) -> &'s [Slot] {
-        self.slots
+    /// What a walk that starts now would announce. Acquire: such a walk does not find what was cut off before.
+    #[cfg(all(feature = "hosted", not(loom)))]
+    pub(crate) fn now(&self) -> u64 {
+        self.now.load(Ordering::Acquire)
     }
 
-    /// Processor number `cpu` starts a walk. It has one at a time; a second on the same processor, as in an interrupt, is
-    /// part of the first. `None` for a processor that has no slot.
-    pub fn enter(&self, cpu: usize) -> Option<Walking<'_>> {
-        let slot = &self.slots.get(cpu)?.0;
-        // Only this processor writes its slot.
-        let outer = slot.load(Ordering::Relaxed);
-        if outer == QUIET {
-            slot.store(self.now.load(Ordering::Relaxed), Ordering::Relaxed);
-            // The announcement before any descriptor is read: see above.
-            fence(Ordering::SeqCst);
-        }
+    /// Processor number `cpu` starts a walk. It may have others under way, which may end in any order. `None` for a
+    /// processor that has no slot, and must not walk.
+    ///
+    /// # Safety
+    /// 1. The caller runs on the only processor that enters with this number: this processor and interrupts on it write the
+    ///    slot, and nothing else does.
+    /// 2. An interrupt ends what it starts: what is entered in an interrupt is dropped before it returns, and nothing
+    ///    that was entered outside of it is dropped in it.
+    /// 3. What is returned stays on this processor until it is dropped. It is not `Send`; code that can be moved to
+    ///    another processor in the midst of a thread keeps from being moved meanwhile.
+    /// 4. Nothing else has been made of the slots since these epochs were: no other epochs and no [`Quiescence`].
+    #[inline(always)]
+    pub unsafe fn enter(&self, cpu: usize) -> Option<Walking<'_>> {
+        // SAFETY: passed on.
+        unsafe { self.enter_with(cpu, || ()) }
+    }
+
+    /// The same with interrupts, for models of them.
+    ///
+    /// # Safety
+    /// As for [`enter`](Epochs::enter), for what `interrupt` does too.
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub unsafe fn enter_interrupted(
+        &self,
+        cpu: usize,
+        interrupt: impl FnMut(),
+    ) -> Option<Walking<'_>> {
+        // SAFETY: passed on.
+        unsafe { self.enter_with(cpu, interrupt) }
+    }
+
+    /// # Safety
+    /// As for [`enter`](Epochs::enter).
+    #[inline(always)]
+    unsafe fn enter_with(&self, cpu: usize, interrupt: impl FnMut()) -> Option<Walking<'_>> {
+        let slot = self.slots.get(cpu)?;
+        // SAFETY: passed on.
+        unsafe { slot.start(&self.now, interrupt) };
         Some(Walking {
-            slot: (outer == QUIET).then_some(slot),
+            slot: Some(slot),
             not_send: PhantomData,
         })
     }
@@ -152,10 +310,12 @@ impl<'s> Epochs<'s> {
 /// use tablewright::shared::{Quiescence, Slot};
 /// let slots = [const { Slot::new() }; 2];
 /// let states = Quiescence::new(&slots);
-/// states.pass(0); // processor 0 has begun; 1 rests
+/// // SAFETY: one thread uses the states (1.), it walks nothing (2.), and made them alone (3.).
+/// unsafe { states.pass(0) }; // processor 0 has begun; 1 rests
 /// let cut = states.advance();
 /// assert!(!states.is_past(cut));
-/// states.pass(0);
+/// // SAFETY: as before.
+/// unsafe { states.pass(0) };
 /// assert!(states.is_past(cut));
 /// ```
 #[derive(Debug)]
@@ -167,35 +327,54 @@ pub struct Quiescence<'s> {
 impl<'s> Quiescence<'s> {
     /// Quiescent states of as many processors as there are slots. All of them rest.
     pub fn new(slots: &'s [Slot]) -> Self {
-        for slot in slots {
-            slot.0.store(QUIET, Ordering::Relaxed);
-        }
+        slots.iter().for_each(Slot::reset);
         Self {
             now: AtomicU64::new(QUIET + 1),
             slots,
         }
     }
 
+    /// The number of a state that is passed now. Acquire: such a walk does not find what was cut off before.
+    #[cfg(all(feature = "hosted", not(loom)))]
+    pub(crate) fn now(&self) -> u64 {
+        self.now.load(Ordering::Acquire)
+    }
+
     /// Processor number `cpu` holds no table now, and may walk from now on. Nothing happens for one that has no slot, and
     /// must not walk.
-    pub fn pass(&self, cpu: usize) {
-        let Some(Slot(slot)) = self.slots.get(cpu) else {
+    ///
+    /// # Safety
+    /// 1. The caller runs on the only processor that passes and rests with this number, and not in an interrupt of a pass
+    ///    or a rest.
+    /// 2. The processor holds no walk that relies on these states, neither here nor in what was interrupted: no value is
+    ///    alive that [`SharedPlatform::enter`](super::SharedPlatform::enter) returned on it, and no pointer to a table
+    ///    that was read in such a walk.
+    /// 3. Nothing else has been made of the slots since this was: no other states and no [`Epochs`].
+    #[inline(always)]
+    pub unsafe fn pass(&self, cpu: usize) {
+        let Some(Slot { epoch, .. }) = self.slots.get(cpu) else {
             return;
         };
-        let rested = slot.load(Ordering::Relaxed) == QUIET;
+        let rested = epoch.load(Ordering::Relaxed) == QUIET;
         // Acquire: what was cut off before this number is not found any more. Release: what was held is let go.
-        slot.store(self.now.load(Ordering::Acquire), Ordering::Release);
+        epoch.store(self.now.load(Ordering::Acquire), Ordering::Release);
         if rested {
             // The end of the rest before any descriptor is read, as for epochs.
             fence(Ordering::SeqCst);
         }
     }
 
-    /// Processor number `cpu` holds no table, and will not walk before it [passes](Quiescence::pass) again: it is idle, or
+    /// Processor number `cpu` holds no table, and does not walk before it [passes](Quiescence::pass) again: it is idle, or
     /// runs a guest.
-    pub fn rest(&self, cpu: usize) {
-        if let Some(Slot(slot)) = self.slots.get(cpu) {
-            slot.store(QUIET, Ordering::Release);
+    ///
+    /// # Safety
+    /// 1. to 3. as for [`pass`](Quiescence::pass).
+    /// 4. Neither the processor nor an interrupt on it starts a walk that relies on these states before a later pass has
+    ///    returned.
+    #[inline(always)]
+    pub unsafe fn rest(&self, cpu: usize) {
+        if let Some(Slot { epoch, .. }) = self.slots.get(cpu) {
+            epoch.store(QUIET, Ordering::Release);
         }
     }
 
@@ -222,7 +401,7 @@ fn all_past(slots: &[Slot], moment: Moment) -> bool {
     fence(Ordering::SeqCst);
     slots.iter().all(|slot| {
         // What the walk did to the table is done before it is freed: acquire, for its release.
-        let entered = slot.0.load(Ordering::Acquire);
+        let entered = slot.epoch.load(Ordering::Acquire);
         entered == QUIET || entered >= moment.0
     })
 }
@@ -231,23 +410,136 @@ fn all_past(slots: &[Slot], moment: Moment) -> bool {
 #[derive(Debug)]
 #[must_use = "the walk ends when this is dropped"]
 pub struct Walking<'e> {
-    /// `None` for a walk inside of another.
-    slot: Option<&'e AtomicU64>,
+    /// `None` for a walk that was not announced.
+    slot: Option<&'e Slot>,
     not_send: PhantomData<*const ()>,
 }
 
 impl Walking<'_> {
-    /// A walk that needs no announcement: quiescent states tell when it is over.
+    /// A walk that needs no announcement: quiescent states tell when it is over. A platform returns it where it knows that
+    /// the processor has passed such a state since it last rested, and passes no other while this is alive.
     pub const UNANNOUNCED: Self = Self {
         slot: None,
         not_send: PhantomData,
     };
+
+    /// Ends with interrupts, for models of them.
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub fn leave_interrupted(mut self, interrupt: impl FnMut()) {
+        if let Some(slot) = self.slot.take() {
+            // SAFETY: taken, and so not ended by the drop (1.).
+            unsafe { slot.end(interrupt) };
+        }
+    }
 }
 
 impl Drop for Walking<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            slot.store(QUIET, Ordering::Release);
+            // SAFETY: `enter` started it in this slot, this is on the same processor (enter 3.), and ends it once (1.).
+            unsafe { slot.end(|| ()) };
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    /// A processor that is interrupted, twice, at each pair of points, in the other's midst or after it.
+    struct Interrupted<'e> {
+        epochs: &'e Epochs<'e>,
+        at: [u32; 2],
+        points: Cell<u32>,
+        /// Walks under way: they have been entered and are not about to be dropped.
+        walks: Cell<u32>,
+    }
+
+    impl Interrupted<'_> {
+        fn enter(&self) -> Walking<'_> {
+            // SAFETY: one thread, of which `point` plays the interrupts (1., 3.), which end what they start (2.); the slots
+            // are of these epochs (4.).
+            let walk = unsafe { self.epochs.enter_with(0, || self.point()) }.unwrap();
+            self.walks.set(self.walks.get() + 1);
+            walk
+        }
+
+        fn leave(&self, mut walk: Walking<'_>) {
+            self.walks.set(self.walks.get() - 1);
+            let slot = walk.slot.take().unwrap();
+            // SAFETY: taken out of the walk, which does not end it any more (1.).
+            unsafe { slot.end(|| self.point()) };
+        }
+
+        fn point(&self) {
+            self.points.set(self.points.get() + 1);
+            if self.at.contains(&self.points.get()) {
+                let walk = self.enter();
+                self.check();
+                self.leave(walk);
+            }
+            self.check();
+        }
+
+        /// A cut that is made now waits for the walks under way.
+        fn check(&self) {
+            let cut = self.epochs.advance();
+            assert!(
+                self.walks.get() == 0 || !self.epochs.is_past(cut),
+                "{:?}",
+                self.at
+            );
+        }
+    }
+
+    #[test]
+    fn interrupts_at_any_two_points_take_no_announcement_away_and_leave_none() {
+        let mut most = 0;
+        for first in 0..100 {
+            for second in first..100 {
+                let slots = [const { Slot::new() }; 1];
+                let epochs = Epochs::new(&slots);
+                let cpu = Interrupted {
+                    epochs: &epochs,
+                    at: [first, second],
+                    points: Cell::new(0),
+                    walks: Cell::new(0),
+                };
+                // Two walks that end in the order in which they started, and one inside of another.
+                let (one, two) = (cpu.enter(), cpu.enter());
+                cpu.leave(one);
+                let three = cpu.enter();
+                cpu.leave(three);
+                cpu.leave(two);
+                let cut = epochs.advance();
+                assert!(epochs.is_past(cut), "{:?}", cpu.at);
+                most = most.max(cpu.points.get());
+            }
+        }
+        assert!(most < 100, "{most} points, of which 100 were interrupted");
+    }
+
+    #[test]
+    fn epochs_made_of_used_slots_start_anew() {
+        let slots = [const { Slot::new() }; 1];
+        let old = Epochs::new(&slots);
+        for _ in 0..10 {
+            let _ = old.advance();
+        }
+        // SAFETY: one thread (1., 3.) without interrupts (2.); no other epochs have been made yet (4.).
+        core::mem::forget(unsafe { old.enter(0) });
+        let new = Epochs::new(&slots);
+        // SAFETY: one thread (1., 3.) without interrupts (2.); these epochs are the last that were made (4.).
+        let walk = unsafe { new.enter(0) };
+        let cut = new.advance();
+        assert!(
+            !new.is_past(cut),
+            "the old announcement has a higher number"
+        );
+        drop(walk);
+        assert!(new.is_past(cut));
     }
 }

@@ -35,7 +35,7 @@ use crate::entry::Table;
 use crate::format::{Format, Kind};
 use crate::platform::Barrier;
 
-use super::{Moment, Refused, SharedFlush, SharedPlatform, SharedSpace, Unfinished};
+use super::{Gather, Moment, Refused, SharedPlatform, SharedSpace};
 
 /// A start is under way.
 const STARTING: u64 = 1;
@@ -73,86 +73,70 @@ impl core::error::Error for Unprotectable {}
 
 /// A start: all memory is being write-protected.
 ///
-/// It is driven to its end, and before that nobody can write. Dropping it leaves the guest so.
-#[must_use = "nobody can write before it is over"]
+/// It is driven to its end, and before that no processor can write below a table that sleeps. Dropping it leaves the guest so.
+#[must_use = "the guest cannot write before it is over"]
 pub struct Protecting<'s, F: Format, P: SharedPlatform + Clone> {
-    space: &'s SharedSpace<F, P>,
-    state: State,
-    /// Who finds memory protected already finds it so by this.
-    unfinished: Option<Unfinished<'s>>,
-}
-
-enum State {
-    /// Walks from before this have to be over; then the root is protected.
-    Wait(Moment),
-    /// It is, and that is being flushed.
-    Flushed,
-    Over,
+    /// An edit that finds memory protected already finds it so by this, which counts from the start to the end.
+    gather: Gather<'s, F, P>,
+    /// Walks from before this have to be over; then the root is protected. `None`: it is.
+    since: Option<Moment>,
 }
 
 /// What a step of [`Protecting`] has come to.
-#[must_use = "what went is to be flushed"]
-// Without an allocator there is nowhere else to put the flush.
-#[allow(clippy::large_enum_variant)]
-pub enum Step<F: Format, P: SharedPlatform> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a start is driven to its end"]
+pub enum Step {
     /// Walks of others are not over. They take microseconds, or as long as it takes to clean 2 MiB.
     Waiting,
-    /// The root is protected: this flush is to be finished before the next step.
-    Went(SharedFlush<F, P>),
-    /// Nobody can write but what was made writable since.
+    /// No processor can write but what was made writable since.
     Over,
 }
 
 impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
-    /// Goes on until it is over, doing what the embedder does while he waits, and with a flush.
+    /// Goes on until it is over, doing what the embedder does while it waits.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Caps, format::Ept, hosted::Threads};
     /// # use tablewright::shared::SharedSpace;
     /// # let caps = Caps { hardware_dirty: false, ..Caps::CONSERVATIVE };
     /// # let platform = Threads::new(8, 12, 1).with_caps(caps);
-    /// # let space = SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap());
-    /// space.protect_all()?.drive(core::hint::spin_loop, |flush| assert!(flush.finish(|_| ()).is_ok()));
+    /// # let space = SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap()).unwrap();
+    /// space.protect_all()?.drive(core::hint::spin_loop);
     /// # Ok::<(), tablewright::shared::Unprotectable>(())
     /// ```
-    pub fn drive(mut self, mut wait: impl FnMut(), mut finish: impl FnMut(SharedFlush<F, P>)) {
-        loop {
-            match self.step() {
-                Step::Waiting => wait(),
-                Step::Went(flush) => finish(flush),
-                Step::Over => return,
-            }
+    pub fn drive(mut self, mut wait: impl FnMut()) {
+        while self.step() == Step::Waiting {
+            wait();
         }
     }
 
-    /// Goes on.
-    pub fn step(&mut self) -> Step<F, P> {
-        let space = self.space;
-        match self.state {
-            State::Wait(since) if !space.is_quiet(since) => Step::Waiting,
-            State::Wait(_) => {
-                let _walk = space.platform.enter();
-                // SAFETY: the root; a walk is entered.
-                let root = unsafe { Table::open(&space.platform, space.root, F::root_level()) };
-                let entries = F::entries(F::root_level());
-                if space.lull(&root, F::root_level(), entries).is_err() {
-                    self.state = State::Wait(space.moment());
-                    return Step::Waiting;
-                }
-                let mut flush = space.flush();
-                flush.forget_everything();
-                self.state = State::Flushed;
-                Step::Went(flush)
-            }
-            State::Flushed => {
-                self.state = State::Over;
-                self.unfinished = None;
-                // Who wakes a table now finds all of the root protected.
-                space.generation.fetch_add(NEXT - STARTING, Release);
-                Step::Over
-            }
-            State::Over => Step::Over,
+    /// Goes on: protects the root, when the walks that began before are over, and has every processor forget.
+    pub fn step(&mut self) -> Step {
+        let space = self.gather.space;
+        let Some(since) = self.since else {
+            return Step::Over;
+        };
+        if !space.is_quiet(since) {
+            return Step::Waiting;
         }
+        // Also if it comes to a claim half-way, and is dropped then.
+        self.gather.flush.ranges.everything = true;
+        let lulled = {
+            let _walk = space.platform.enter();
+            // SAFETY: the root; a walk is entered.
+            let root = unsafe { Table::open(&space.platform, space.root, F::root_level()) };
+            space.lull(&root, F::root_level(), F::entries(F::root_level()))
+        };
+        if lulled.is_err() {
+            self.since = Some(space.moment());
+            return Step::Waiting;
+        }
+        self.since = None;
+        // No table was cut off, and nothing has to be quiet.
+        let _complete = self.gather.issue().complete();
+        // A walk that wakes a table from now on finds all of the root protected.
+        space.generation.fetch_add(NEXT - STARTING, Release);
+        Step::Over
     }
 }
 
@@ -175,11 +159,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         {
             return Err(Unprotectable::Busy);
         }
+        let mut gather = self.gather();
+        gather.count.begin();
         Ok(Protecting {
-            space: self,
+            gather,
             // A walk that starts after this moment sees the odd generation.
-            state: State::Wait(self.moment()),
-            unfinished: Some(self.begin()),
+            since: Some(self.moment()),
         })
     }
 
@@ -214,15 +199,31 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// [`Refused::Busy`]: another processor does it, or a start is not over. [`Refused::Retry`].
     #[inline(always)]
     pub fn wake(&self, input: F::Input, writes: bool) -> Result<(), Refused<F::Input>> {
+        if !self.translates(input) {
+            return Err(crate::EditError::InputOutOfRange.into());
+        }
+        let _walk = self.platform.enter();
+        // SAFETY: a walk is entered (1.).
+        unsafe { self.wake_walking(input, writes) }
+    }
+
+    /// # Safety
+    /// 1. A walk has been entered.
+    #[inline(always)]
+    pub(crate) unsafe fn wake_walking(
+        &self,
+        input: F::Input,
+        writes: bool,
+    ) -> Result<(), Refused<F::Input>> {
         match self.may_sleep() && (writes || !F::TABLES_RESTRICT) {
             true => self.wake_path(input),
             false => Ok(()),
         }
     }
 
+    /// The caller has entered a walk.
     #[inline(never)]
     fn wake_path(&self, input: F::Input) -> Result<(), Refused<F::Input>> {
-        let _walk = self.platform.enter();
         let generation = self.generation.load(Acquire);
         let (mut frame, mut level) = (self.root, F::root_level());
         while let Some(below) = level.down() {

@@ -1,9 +1,10 @@
 //! AMD's broadcast: INVLPGB, and TLBSYNC to wait (APM volume 3, INVLPGB; `CPUID` 8000_0008 EBX bit 3).
 //!
-//! It names a PCID, which has to be the space's on every processor: that of [`Identifiers`](super::Identifiers) is.
+//! It names a PCID, which has to be the space's on every CPU: that of [`Identifiers`](super::Identifiers) is. Where
+//! global translations are meant it names none, and is of all.
 
 use crate::addr::Level;
-use crate::flush::What;
+use crate::flush::{Invalidation, What};
 
 use super::{Cpus, Message, Messenger};
 
@@ -20,6 +21,8 @@ pub struct Invlpgb {
 
 const VALID_ADDRESS: u64 = 1 << 0;
 const VALID_PCID: u64 = 1 << 1;
+/// Global translations too.
+const INCLUDE_GLOBAL: u64 = 1 << 3;
 /// Leaves only; what is cached of tables stays.
 const FINAL_ONLY: u64 = 1 << 4;
 const STRIDE_2M: u32 = 1 << 31;
@@ -28,7 +31,7 @@ const STRIDE_2M: u32 = 1 << 31;
 pub trait Amd {
     /// INVLPGB.
     fn invlpgb(&self, operands: Invlpgb);
-    /// TLBSYNC: waits for all that this processor has issued.
+    /// TLBSYNC: waits for all that this CPU has issued.
     fn tlbsync(&self);
 }
 
@@ -37,9 +40,10 @@ pub trait Amd {
 pub struct Broadcast<A> {
     /// The most addresses *besides the first* of one instruction: `CPUID` 8000_0008 EDX 15:0.
     pub most: u16,
-    /// What one instruction costs, with its share of the wait, in the unit of [`Costs`](super::Costs).
+    /// What one instruction costs, with its share of the wait, in the unit of what an
+    /// [interrupt](super::Shootdown::new) costs.
     pub cost: u64,
-    /// The processor.
+    /// The CPU.
     pub hardware: A,
 }
 
@@ -48,41 +52,46 @@ impl<A> Broadcast<A> {
     ///
     /// ```
     /// use tablewright::shootdown::{Message, amd::{Broadcast, Invlpgb}};
-    /// use tablewright::{Invalidation, Pa, What};
-    /// let what = What::Range { first: 0x7000, last: 0x9fff, level: None, tables: true };
-    /// let message = Message { from: 0, id: 5, root: Pa::new(0), what: &[Invalidation { id: 0, what }] };
+    /// use tablewright::{Invalidation, Pa, Stale, What};
     /// let broadcast = Broadcast { most: 7, cost: 0, hardware: () };
-    /// let mut all = Vec::new();
-    /// broadcast.encode(&message, |one| all.push(one));
-    /// assert_eq!(all, [Invlpgb { rax: 0x7003, ecx: 2, edx: 5 << 16 }]); // two more pages
+    /// let encode = |global| {
+    ///     let range = Stale { first: 0x7000, last: 0x9fff, level: None, tables: true };
+    ///     let flush = Invalidation { root: Pa::new(0x1000), id: 5, global, what: What::Ranges(&[range]) };
+    ///     let mut all = Vec::new();
+    ///     broadcast.encode(&Message { from: 0, flush }, |one| all.push(one));
+    ///     all
+    /// };
+    /// assert_eq!(encode(false), [Invlpgb { rax: 0x7003, ecx: 2, edx: 5 << 16 }]); // two more pages
+    /// assert_eq!(encode(true), [Invlpgb { rax: 0x7009, ecx: 2, edx: 0 }]);
     /// ```
     pub fn encode(&self, message: &Message<'_>, mut each: impl FnMut(Invlpgb)) {
-        let edx = u32::from(message.id & 0xfff) << 16;
-        // No ASID is said to be valid, so that it does not matter.
-        let all = VALID_PCID;
-        if message.is_whole() {
+        let Invalidation {
+            id, global, what, ..
+        } = message.flush;
+        // Tables that global translations were found in are cached under any PCID. No ASID is said to be valid, so that
+        // it does not matter.
+        let (all, edx) = match global {
+            true => (INCLUDE_GLOBAL, 0),
+            false => (VALID_PCID, u32::from(id & 0xfff) << 16),
+        };
+        let What::Ranges(ranges) = what else {
             return each(Invlpgb {
                 rax: all,
                 ecx: 0,
                 edx,
             });
-        }
-        for one in message.what {
-            let What::Range {
-                first,
-                last,
-                level,
-                tables,
-            } = one.what
-            else {
-                continue;
-            };
-            // An address invalidates the leaf around it, whatever its size; so of larger ones fewer will do.
-            let large = level.is_some_and(|level| level > Level::PAGE);
+        };
+        for range in ranges {
+            // An address invalidates the one leaf around it. Of leaves that are known to be large, fewer addresses will
+            // do; where the level is not known there may be small ones between two such addresses.
+            let large = range.level.is_some_and(|level| level > Level::PAGE);
             let shift = if large { 21 } else { 12 };
-            let flags = all | VALID_ADDRESS | if tables { 0 } else { FINAL_ONLY };
+            let mut flags = all | VALID_ADDRESS;
+            if !range.tables {
+                flags |= FINAL_ONLY;
+            }
             let stride = if large { STRIDE_2M } else { 0 };
-            let (mut number, last) = (first >> shift, last >> shift);
+            let (mut number, last) = (range.first >> shift, range.last >> shift);
             loop {
                 let more = (last - number).min(u64::from(self.most));
                 each(Invlpgb {

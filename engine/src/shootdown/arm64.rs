@@ -1,21 +1,40 @@
-//! arm64's broadcast: which TLBI instructions an invalidation takes, with and without ranges.
+//! arm64's broadcast: which TLBI instructions a flush takes, with and without ranges.
 //!
-//! Every instruction here is of the Inner Shareable domain: all processors hear it, whatever they have loaded. Nobody keeps a
-//! list, and there is no generation of a space. `DSB ISHST` comes before the first, and `DSB ISH` behind the last, from
+//! Every instruction here is of the Inner Shareable domain: all CPUs hear it, whatever they have loaded. No list is
+//! kept, and there is no generation of a space. `DSB ISHST` comes before the first, and `DSB ISH` behind the last, from
 //! [`Barrier`](crate::Barrier).
+//!
+//! # Global translations
+//!
+//! A leaf that is global matches any ASID. A table descriptor does not: what is cached of it has the ASID under which
+//! the walker read it (DDI 0487 C5.5, TLBI VAE1IS: "from a level of lookup above the final level and matches the
+//! specified ASID"). So what is global is invalidated for all ASIDs (`VAA`), and everything without one.
+//!
+//! # Stage 2
+//!
+//! A range is invalidated by intermediate physical address; what was combined of it with the guest's stage 1 is kept
+//! under the guest's virtual address, which is not known, so that all that was combined goes. In this order: a walker
+//! that combines anew between the two must not find the range any more. One flush is
+//!
+//! 1. every range of it, by intermediate physical address;
+//! 2. `DSB ISH`, once;
+//! 3. `VMALLE1IS`, once;
+//!
+//! and the `DSB ISH` of [`Barrier::Complete`](crate::Barrier::Complete).
 //!
 //! # A range (FEAT_TLBIRANGE; DDI 0487 C5.5, TLBI RVAE1IS)
 //!
-//! One instruction takes `(NUM + 1) << (5 * SCALE + 1)` pages of the granule, NUM below 32 and SCALE below 4: an even number, up
-//! to 2097152. A number of pages is taken apart from the largest scale down, like digits; an odd page goes by itself. The
-//! address counts in pages, or with 52 bits of addresses in 64 KiB, which not every range starts at.
+//! One instruction takes `(NUM + 1) << (5 * SCALE + 1)` pages of the granule, NUM below 32 and SCALE below 4: an even
+//! number, up to 2097152. A number of pages is taken apart from the largest scale down, like digits; an odd page goes
+//! by itself. The address counts in pages, or with 52 bits of addresses in 64 KiB, which not every range starts at.
 
 use crate::addr::Level;
-use crate::flush::{Invalidation, What};
+use crate::flush::{Invalidation, Stale, What};
 
 use super::{Cpus, Message, Messenger};
 
-/// Which TLBI, all of them for the Inner Shareable domain. `L`: leaves only, what is cached of tables stays.
+/// Which TLBI, all of them for the Inner Shareable domain. `L`: leaves only, what is cached of tables stays. `VAA`: all
+/// ASIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // Their names are the architecture's.
 pub enum Op {
@@ -23,8 +42,12 @@ pub enum Op {
     Aside1,
     Vae1,
     Vale1,
+    Vaae1,
+    Vaale1,
     Rvae1,
     Rvale1,
+    Rvaae1,
+    Rvaale1,
     Vmalls12e1,
     Ipas2e1,
     Ipas2le1,
@@ -39,9 +62,13 @@ impl Op {
             Self::Vmalle1 => (0, 3, 0),
             Self::Vae1 => (0, 3, 1),
             Self::Aside1 => (0, 3, 2),
+            Self::Vaae1 => (0, 3, 3),
             Self::Vale1 => (0, 3, 5),
+            Self::Vaale1 => (0, 3, 7),
             Self::Rvae1 => (0, 2, 1),
+            Self::Rvaae1 => (0, 2, 3),
             Self::Rvale1 => (0, 2, 5),
+            Self::Rvaale1 => (0, 2, 7),
             Self::Vmalls12e1 => (4, 3, 6),
             Self::Ipas2e1 => (4, 0, 1),
             Self::Ripas2e1 => (4, 0, 2),
@@ -65,18 +92,32 @@ impl Op {
     pub const fn is_range(self) -> bool {
         matches!(
             self,
-            Self::Rvae1 | Self::Rvale1 | Self::Ripas2e1 | Self::Ripas2le1
+            Self::Rvae1
+                | Self::Rvale1
+                | Self::Rvaae1
+                | Self::Rvaale1
+                | Self::Ripas2e1
+                | Self::Ripas2le1
         )
     }
 }
 
-/// An instruction and its operand.
+/// A TLBI and its operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tlbi {
     /// Which.
     pub op: Op,
     /// Its register. Nothing is in it where everything is meant.
     pub operand: u64,
+}
+
+/// What a flush executes, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instruction {
+    /// A TLBI.
+    Tlbi(Tlbi),
+    /// `DSB ISH`: what comes before is complete before what comes after begins.
+    Dsb,
 }
 
 /// The pages of one range instruction: `NUM`, `SCALE`.
@@ -87,17 +128,25 @@ const fn range_pages(num: u64, scale: u64) -> u64 {
 /// How instructions are written on this machine.
 ///
 /// ```
-/// use tablewright::shootdown::arm64::{Encoder, Op, Tlbi};
-/// use tablewright::{Invalidation, Level, What};
-/// let encoder = Encoder { page_shift: 12, ranges: true, wide: false, stage2: false };
-/// let what = What::Range { first: 0x1000, last: 0x7fff, level: Some(Level::PAGE), tables: false };
-/// let mut all = Vec::new();
-/// encoder.encode(&Invalidation { id: 9, what }, |tlbi| all.push(tlbi));
+/// use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Tlbi};
+/// use tablewright::{Invalidation, Level, Pa, Stale, What};
+/// let stage1 = Encoder { page_shift: 12, ranges: true, wide: false, stage2: false };
+/// let range = Stale { first: 0x1000, last: 0x7fff, level: Some(Level::PAGE), tables: false };
+/// let flush = Invalidation { root: Pa::new(0x1000), id: 9, global: false, what: What::Ranges(&[range]) };
+/// let encode = |encoder: Encoder| {
+///     let mut all = Vec::new();
+///     encoder.encode(&flush, |one| all.push(one));
+///     all
+/// };
 /// // Six pages, which is NUM 2 at SCALE 0, and one more; both with the level.
-/// assert_eq!(all, [
-///     Tlbi { op: Op::Rvale1, operand: 9 << 48 | 1 << 46 | 2 << 39 | 3 << 37 | 1 },
-///     Tlbi { op: Op::Vale1, operand: 9 << 48 | 1 << 46 | 3 << 44 | 7 },
-/// ]);
+/// let six = Tlbi { op: Op::Rvale1, operand: 9 << 48 | 1 << 46 | 2 << 39 | 3 << 37 | 1 };
+/// let one = Tlbi { op: Op::Vale1, operand: 9 << 48 | 1 << 46 | 3 << 44 | 7 };
+/// assert_eq!(encode(stage1), [Instruction::Tlbi(six), Instruction::Tlbi(one)]);
+///
+/// // The same addresses as a guest takes them for physical.
+/// let all = encode(Encoder { stage2: true, ..stage1 });
+/// let combined = Tlbi { op: Op::Vmalle1, operand: 0 };
+/// assert_eq!(all[2..], [Instruction::Dsb, Instruction::Tlbi(combined)]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoder {
@@ -107,47 +156,54 @@ pub struct Encoder {
     pub ranges: bool,
     /// `TCR_EL1.DS`, or `VTCR_EL2.DS`: addresses of 52 bits with 4 or 16 KiB pages.
     pub wide: bool,
-    /// The addresses are those that a guest takes for physical, and its VMID is loaded. What was combined with the guest's stage 1
-    /// is invalidated after that, and by itself: see [`Invalidation`].
+    /// The addresses are those that a guest takes for physical, and its VMID is loaded.
     pub stage2: bool,
 }
 
 impl Encoder {
-    /// The instructions of an invalidation, in order.
-    pub fn encode(&self, what: &Invalidation, mut each: impl FnMut(Tlbi)) {
-        let What::Range {
-            first,
-            last,
-            level,
-            tables,
-        } = what.what
-        else {
-            let op = match self.stage2 {
-                true => Op::Vmalls12e1,
-                false => Op::Vmalle1,
-            };
-            return each(Tlbi { op, operand: 0 });
+    /// The instructions of a flush, in order. Another `DSB ISH` completes them.
+    pub fn encode(&self, flush: &Invalidation<'_>, mut each: impl FnMut(Instruction)) {
+        let all = |op| Instruction::Tlbi(Tlbi { op, operand: 0 });
+        match flush.what {
+            What::Ranges([]) => {}
+            What::Ranges(ranges) => {
+                for range in ranges {
+                    self.range(flush, range, &mut |tlbi| each(Instruction::Tlbi(tlbi)));
+                }
+                if self.stage2 {
+                    each(Instruction::Dsb);
+                    each(all(Op::Vmalle1));
+                }
+            }
+            What::Everything if self.stage2 => each(all(Op::Vmalls12e1)),
+            What::Everything if flush.global => each(all(Op::Vmalle1)),
+            What::Everything => each(Instruction::Tlbi(Self::space(flush.id))),
+        }
+    }
+
+    fn range(&self, flush: &Invalidation<'_>, range: &Stale, each: &mut impl FnMut(Tlbi)) {
+        let (one, many) = match (self.stage2, flush.global, range.tables) {
+            (false, false, true) => (Op::Vae1, Op::Rvae1),
+            (false, false, false) => (Op::Vale1, Op::Rvale1),
+            (false, true, true) => (Op::Vaae1, Op::Rvaae1),
+            (false, true, false) => (Op::Vaale1, Op::Rvaale1),
+            (true, _, true) => (Op::Ipas2e1, Op::Ripas2e1),
+            (true, _, false) => (Op::Ipas2le1, Op::Ripas2le1),
         };
-        let (one, many) = match (self.stage2, tables) {
-            (false, true) => (Op::Vae1, Op::Rvae1),
-            (false, false) => (Op::Vale1, Op::Rvale1),
-            (true, true) => (Op::Ipas2e1, Op::Ripas2e1),
-            (true, false) => (Op::Ipas2le1, Op::Ripas2le1),
-        };
-        // The VMID is that which is loaded.
-        let id = if self.stage2 {
-            0
-        } else {
-            u64::from(what.id) << 48
+        // The VMID is that which is loaded, and what is global has no ASID.
+        let id = match self.stage2 || flush.global {
+            true => 0,
+            false => u64::from(flush.id) << 48,
         };
         let granule = u64::from(self.page_shift - 10) / 2;
-        let ttl = self.ttl(level);
+        let ttl = self.ttl(range.level);
         let bits = self.page_shift - 3;
-        let stride = bits * level.map_or(0, |level| u32::from(level.height()));
+        let stride = bits * range.level.map_or(0, |level| u32::from(level.height()));
         // Only where ranges can start.
         let base = if self.wide { 16 } else { self.page_shift };
         let number = |address: u64| (address & ((1 << 56) - 1)) >> 12;
-        let (mut page, end) = (first >> self.page_shift, (last >> self.page_shift) + 1);
+        let mut page = range.first >> self.page_shift;
+        let end = (range.last >> self.page_shift) + 1;
         while page < end {
             let address = page << self.page_shift;
             let pages = end - page;
@@ -187,7 +243,7 @@ impl Encoder {
         }
     }
 
-    /// All of one space (stage 1).
+    /// All of one space (stage 1) but what is global.
     pub fn space(id: u16) -> Tlbi {
         Tlbi {
             op: Op::Aside1,
@@ -200,7 +256,7 @@ impl Encoder {
 pub trait Arm64 {
     /// One TLBI.
     fn tlbi(&self, tlbi: Tlbi);
-    /// `DSB ISH`: waits for all that this processor has issued.
+    /// `DSB ISH`: waits for all that this CPU has issued.
     fn dsb(&self);
 }
 
@@ -210,30 +266,19 @@ pub trait Arm64 {
 pub struct Broadcast<A> {
     /// Writes the instructions; of stage 1.
     pub encoder: Encoder,
-    /// What one instruction costs, with its share of the wait, in the unit of [`Costs`](super::Costs).
+    /// What one instruction costs, with its share of the wait, in the unit of what an
+    /// [interrupt](super::Shootdown::new) costs.
     pub cost: u64,
-    /// The processor.
+    /// The CPU.
     pub hardware: A,
-}
-
-impl<A> Broadcast<A> {
-    fn encode(&self, message: &Message<'_>, mut each: impl FnMut(Tlbi)) {
-        if message.is_whole() {
-            return each(Encoder::space(message.id));
-        }
-        for one in message.what {
-            let under = Invalidation {
-                id: message.id,
-                ..*one
-            };
-            self.encoder.encode(&under, &mut each);
-        }
-    }
 }
 
 impl<A: Arm64> Messenger for Broadcast<A> {
     fn tell(&self, message: &Message<'_>, cpus: &mut Cpus) {
-        self.encode(message, |tlbi| self.hardware.tlbi(tlbi));
+        self.encoder.encode(&message.flush, |one| match one {
+            Instruction::Tlbi(tlbi) => self.hardware.tlbi(tlbi),
+            Instruction::Dsb => self.hardware.dsb(),
+        });
         self.hardware.dsb();
         cpus.clear();
     }
@@ -244,7 +289,7 @@ impl<A: Arm64> Messenger for Broadcast<A> {
 
     fn cost(&self, message: &Message<'_>, _: u32) -> u64 {
         let mut count = 0u64;
-        self.encode(message, |_| count += 1);
+        self.encoder.encode(&message.flush, |_| count += 1);
         count.saturating_mul(self.cost)
     }
 }

@@ -1,4 +1,4 @@
-//! Sets of processors, and spaces that know who has them loaded.
+//! Sets of CPUs, and spaces that know which have them loaded.
 
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use crate::hyperv::VpSet;
 
 use super::Identity;
 
-/// Some of up to 4096 processors, by the numbers of the operating system.
+/// Some of up to 4096 CPUs, by the numbers of the operating system.
 ///
-/// It is a bit set like [`VpSet`], and another type: a hypervisor knows processors by other numbers.
+/// It is a bit set like [`VpSet`], and another type: a hypervisor knows CPUs by other numbers.
 ///
 /// ```
 /// use tablewright::shootdown::Cpus;
@@ -25,7 +25,7 @@ use super::Identity;
 pub struct Cpus(VpSet);
 
 impl Cpus {
-    /// Nobody.
+    /// None.
     pub const EMPTY: Self = Self(VpSet::EMPTY);
     /// Numbers are below this.
     pub const MOST: usize = crate::hyperv::PROCESSORS as usize;
@@ -47,7 +47,7 @@ impl Cpus {
         *self = Self::EMPTY;
     }
 
-    /// Takes out those of whom it is not true.
+    /// Takes out those of which it is not true.
     pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
         let before = *self;
         before
@@ -61,7 +61,7 @@ impl Cpus {
         cpu < Self::MOST && self.0.contains(cpu as u32)
     }
 
-    /// Whether nobody is.
+    /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -71,35 +71,35 @@ impl Cpus {
         self.0.len()
     }
 
-    /// Who is, in order.
+    /// Those that are, in order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().map(|cpu| cpu as usize)
     }
 }
 
-/// An address space, as far as flushes know it: its identifier, its generation, and who has it loaded.
+/// An address space, as far as flushes know it: its identifier, its generation, and the CPUs that have it loaded.
 ///
-/// What is global is in all spaces, and of none: see [`Forget::All`](super::Forget::All).
+/// What is global is in all spaces, and of none: see [above](super#global-translations).
 #[derive(Debug)]
 pub struct Space<'m> {
     root: Pa,
     /// No other space has, had or will have it.
     pub(super) number: u64,
     pub(super) identity: Identity,
-    /// Flushes so far, those by messengers that reach everybody left out.
+    /// Flushes so far, those by messengers that reach all CPUs left out.
     pub(super) generation: AtomicU64,
-    /// A bit for each processor.
+    /// A bit for each CPU.
     cpus: &'m [AtomicU64],
 }
 
 impl<'m> Space<'m> {
-    /// Words for the set of so many processors.
+    /// Words for the set of so many CPUs.
     pub const fn words(cpus: usize) -> usize {
         cpus.div_ceil(64)
     }
 
-    /// A space with these tables, which nobody has loaded. Its number is not 0, and no other space gets it, not after this one
-    /// has gone either.
+    /// A space with these tables, which no CPU has loaded. Its number is not 0, and no other space gets it, not after
+    /// this one has gone either.
     pub fn new(number: u64, root: Pa, cpus: &'m [AtomicU64]) -> Self {
         for word in cpus {
             word.store(0, Ordering::Relaxed);
@@ -123,7 +123,7 @@ impl<'m> Space<'m> {
         &self.identity
     }
 
-    /// Whether nobody has it loaded: its tables may be taken down.
+    /// Whether no CPU has it loaded: its tables may be taken down.
     pub fn is_idle(&self) -> bool {
         // Acquire: what was done with the space comes before.
         self.cpus
@@ -131,14 +131,14 @@ impl<'m> Space<'m> {
             .all(|word| word.load(Ordering::Acquire) == 0)
     }
 
-    /// A processor is about to load it. A full fence follows.
+    /// A CPU is about to load it. A full fence follows.
     pub(super) fn enter(&self, cpu: usize) {
         if let Some(word) = self.cpus.get(cpu / 64) {
             word.fetch_or(1 << (cpu % 64), Ordering::Relaxed);
         }
     }
 
-    /// A processor has loaded another.
+    /// A CPU has loaded another.
     pub(super) fn leave(&self, cpu: usize) {
         if let Some(word) = self.cpus.get(cpu / 64) {
             // Release: after its last use of the space.
@@ -146,9 +146,9 @@ impl<'m> Space<'m> {
         }
     }
 
-    /// Who has it loaded. A full fence comes before.
+    /// The CPUs that have it loaded. A full fence comes before.
     pub(super) fn cpus(&self) -> Cpus {
-        // Acquire: who is not there any more has made its last use of it.
+        // Acquire: a CPU that is not there any more has made its last use of it.
         let banks = |bank: usize| match self.cpus.get(bank) {
             Some(word) => word.load(Ordering::Acquire),
             None => 0,

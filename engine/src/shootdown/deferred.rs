@@ -1,10 +1,11 @@
-//! Virtual processors that do not run: KVM's protocol. The guest sets a bit, and the host flushes before the processor runs.
+//! Virtual CPUs that do not run: KVM's protocol. The guest sets a bit, and the host flushes before the CPU runs: all of
+//! it, global translations and those of all identifiers included, whatever the flush was about.
 //!
-//! The byte `preempted` in the steal-time record of each virtual processor is shared with the host. It has two bits. The host
-//! sets the first when it takes the processor off, between two instructions, and reads and clears both at once
-//! before the processor runs again. The guest sets the second, if the first is set, by one compare-exchange. All three are atomic
-//! updates of one byte, which come one after the other: either the host sees the request, or the guest sees that the processor runs,
-//! and tells it in another way.
+//! The byte `preempted` in the steal-time record of each virtual CPU is shared with the host. It has two bits. The host
+//! sets the first when it takes the CPU off, between two instructions, and reads and clears both at once before the CPU
+//! runs again. The guest sets the second, if the first is set, by one compare-exchange. All three are atomic updates of
+//! one byte, which come one after the other: either the host sees the request, or the guest sees that the CPU runs, and
+//! tells it in another way.
 //!
 //! (Linux, `Documentation/virt/kvm/x86/msr.rst`, `MSR_KVM_STEAL_TIME`; `KVM_FEATURE_PV_TLB_FLUSH`.)
 
@@ -15,7 +16,7 @@ use loom::sync::atomic::{AtomicU8, Ordering};
 
 use super::{Cpus, Message, Messenger};
 
-/// The byte `preempted` of a virtual processor.
+/// The byte `preempted` of a virtual CPU.
 ///
 /// ```
 /// use tablewright::shootdown::PreemptedFlag;
@@ -30,40 +31,40 @@ use super::{Cpus, Message, Messenger};
 pub struct PreemptedFlag(AtomicU8);
 
 impl PreemptedFlag {
-    /// The processor does not run.
+    /// The CPU does not run.
     const PREEMPTED: u8 = 1;
     /// It is to be flushed before it does.
     const FLUSH: u8 = 2;
 
-    /// The guest's side: has the processor flushed before it runs. False if it runs.
+    /// The guest's side: has the CPU flushed before it runs. False if it runs.
     pub fn defer(&self) -> bool {
-        // Acquire: what the processor has done before it was taken off. Release: the entries that were changed.
+        // Acquire: what the CPU has done before it was taken off. Release: the entries that were changed.
         let flush = |flags: u8| (flags & Self::PREEMPTED != 0).then_some(flags | Self::FLUSH);
         self.0
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, flush)
             .is_ok()
     }
 
-    /// The host's side: the processor is taken off, between two instructions.
+    /// The host's side: the CPU is taken off, between two instructions.
     pub fn preempt(&self) {
         self.0.store(Self::PREEMPTED, Ordering::Release);
     }
 
-    /// The host's side: the processor is about to run. Whether everything of the guest has to be forgotten before.
-    #[must_use = "the processor has to be flushed before it runs"]
+    /// The host's side: the CPU is about to run. Whether everything of the guest has to be forgotten before.
+    #[must_use = "the CPU has to be flushed before it runs"]
     pub fn enter(&self) -> bool {
         self.0.swap(0, Ordering::AcqRel) & Self::FLUSH != 0
     }
 }
 
-/// The messenger for virtual processors that do not run. Those that do are left to another.
+/// The messenger for virtual CPUs that do not run. Those that do are left to another.
 #[derive(Clone, Copy, Debug)]
 pub struct Deferred<F> {
     flag: F,
 }
 
 impl<'f, F: Fn(usize) -> Option<&'f PreemptedFlag>> Deferred<F> {
-    /// `flag` gives the byte of a processor, if there is one.
+    /// `flag` gives the byte of a CPU, if there is one.
     pub const fn new(flag: F) -> Self {
         Self { flag }
     }

@@ -1,25 +1,25 @@
 //! The messenger of guests of Hyper-V, and of hosts that offer its calls.
 
-use crate::hyperv::{self, Encoder, PAGE_WORDS, Scope, Targets, VpSet};
+use crate::hyperv::{self, Encoder, PAGE_WORDS, Targets, VpSet};
 
 use super::{Cpus, Message, Messenger};
 
 /// What the hypercall messenger asks of its embedder, besides the call.
 pub trait Hypercalls: hyperv::Messenger {
-    /// The number by which the hypervisor knows a processor, if that is known yet.
+    /// The number by which the hypervisor knows a CPU, if that is known yet.
     fn vp_index(&self, cpu: usize) -> Option<u32>;
 
-    /// Runs a function with the input page of this processor, interrupts held off; not at all if there is none yet.
+    /// Runs a function with the input page of this CPU, interrupts held off; not at all if there is none yet.
     fn with_page(&self, with: &mut dyn FnMut(&mut [u64; PAGE_WORDS]));
 }
 
-/// Flushes by [hypercall](crate::hyperv). Processors whose number is not known, and all if the call fails, are left to
+/// Flushes by [hypercall](crate::hyperv). CPUs whose number is not known, and all if the call fails, are left to
 /// another messenger.
 #[derive(Clone, Copy, Debug)]
 pub struct Hypercall<H> {
     /// Writes the input.
     pub encoder: Encoder,
-    /// What one call costs, in the unit of [`Costs`](super::Costs).
+    /// What one call costs, in the unit of what an [interrupt](super::Shootdown::new) costs.
     pub cost: u64,
     /// The embedder.
     pub calls: H,
@@ -33,13 +33,12 @@ impl<H: Hypercalls> Messenger for Hypercall<H> {
             let vp = self.calls.vp_index(cpu);
             !vp.is_some_and(|vp| vps.insert(vp))
         });
-        let scope = Scope::Space(message.root.get());
         let mut told = false;
         self.calls.with_page(&mut |page| {
             let targets = Targets::Set(&vps);
             let sent = self
                 .encoder
-                .send(&self.calls, Some(page), targets, scope, message.what);
+                .send(&self.calls, Some(page), targets, &message.flush);
             told = sent.is_ok();
         });
         if told {

@@ -1,18 +1,20 @@
-//! Identifiers of address spaces (ASID, PCID, VMID): few, given again and again, and never while entries are left under them.
+//! Identifiers of address spaces (ASID, PCID, VMID): few, given again and again, and never while entries are left under
+//! them.
 //!
-//! Hardware has 256 to 65536 of them. They are given out in order until none is left. Then a new **generation** begins: those that
-//! processors have loaded stay with their spaces, all others are free again, and **every processor has a flush of everything
-//! pending**, which it makes before it loads an identifier of the new generation. A space whose identifier is of an older
-//! generation gets another when it is loaded next. So nothing is ever freed by itself, and nobody is interrupted.
+//! Hardware has 256 to 65536 of them. They are given out in order until none is left. Then a new **generation** begins:
+//! those that CPUs have loaded stay with their spaces, all others are free again, and **every CPU has a flush of
+//! everything pending**, which it makes before it loads an identifier of the new generation. A space whose identifier
+//! is of an older generation gets another when it is loaded next. So nothing is ever freed by itself, and no CPU is
+//! interrupted.
 //!
 //! # The fast path
 //!
-//! A processor that loads a space whose identifier is of this generation says so in its *active* word, by one
-//! compare-exchange, and takes no lock. Who begins a generation moves its number on and then takes each active word
-//! away, by an exchange with 0. Of the two, on one word, one comes first. If it is the processor's, the identifier is seen, and
-//! stays reserved. If it is the exchange, the processor finds 0, and takes the slow path, where the flush that is pending is found. An
-//! active word is 0 until its own processor has been on the slow path; so a compare-exchange that finds what was read has
-//! not been overtaken.
+//! A CPU that loads a space whose identifier is of this generation says so in its *active* word, by one
+//! compare-exchange, and takes no lock. A CPU that begins a generation moves its number on and then takes each active
+//! word away, by an exchange with 0. Of the two, on one word, one comes first. If it is that of the CPU that loads, the
+//! identifier is seen, and stays reserved. If it is the exchange, that CPU finds 0, and takes the slow path, where the
+//! flush that is pending is found. An active word is 0 until its own CPU has been on the slow path; so a
+//! compare-exchange that finds what was read has not been overtaken.
 //!
 //! The slow path needs the [`Allocator`], exclusively; the embedder has it behind a lock.
 
@@ -24,20 +26,21 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 /// Identifiers are the low bits of a word, the generation the rest. 0 is none.
 const BITS: u32 = 16;
 
-/// What one processor has to do with identifiers.
+/// What one CPU has to do with identifiers.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Holder {
-    /// The identifier that it has loaded, with its generation; 0 from the beginning of a generation until it loads one of it.
+    /// The identifier that it has loaded, with its generation; 0 from the beginning of a generation until it loads one
+    /// of it.
     active: AtomicU64,
-    /// The one that it had when the last generation began. Only who has the allocator reads or writes it.
+    /// The one that it had when the last generation began. Only the CPU that has the allocator reads or writes it.
     reserved: AtomicU64,
     /// It has to forget everything before it loads an identifier.
     pending: AtomicBool,
 }
 
 impl Holder {
-    /// A processor that has loaded nothing.
+    /// A CPU that has loaded nothing.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self {
@@ -47,7 +50,7 @@ impl Holder {
         }
     }
 
-    /// A processor that has loaded nothing.
+    /// A CPU that has loaded nothing.
     #[cfg(loom)]
     pub fn new() -> Self {
         Self {
@@ -81,8 +84,8 @@ impl Identity {
         Self(AtomicU64::new(0))
     }
 
-    /// The identifier under which processors have the space loaded, for an invalidation after a change: a full fence lies between the
-    /// change and this. 0, which no space has, if it was never loaded.
+    /// The identifier under which CPUs have the space loaded, for an invalidation after a change: a full fence lies
+    /// between the change and this. 0, which no space has, if it was never loaded.
     pub fn id(&self) -> u16 {
         self.0.load(Ordering::Relaxed) as u16
     }
@@ -132,7 +135,7 @@ impl<'m> Allocator<'m> {
         free
     }
 
-    /// The next that is free. 0 is nobody's: it is left for a kernel without a space.
+    /// The next that is free. 0 is not given out: it is left for a kernel without a space.
     fn take_next(&mut self) -> Option<u16> {
         while self.next < 1 << self.bits {
             let id = self.next as u16;
@@ -145,14 +148,14 @@ impl<'m> Allocator<'m> {
     }
 }
 
-/// Identifiers for spaces on any number of processors.
+/// Identifiers for spaces on any number of CPUs.
 ///
 /// ```
 /// use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
 /// let holders = [const { Holder::new() }; 2];
 /// let mut memory = [0; Allocator::words(8)];
 /// let mut allocator = Allocator::new(8, &mut memory).ok_or("memory")?;
-/// let identifiers = Identifiers::new(&allocator, &holders).ok_or("more processors than identifiers")?;
+/// let identifiers = Identifiers::new(&allocator, &holders).ok_or("more CPUs than identifiers")?;
 /// let space = Identity::new();
 /// let mut flushes = 0;
 /// let id = identifiers.load(0, &space, |with| with(&mut allocator), || flushes += 1);
@@ -166,8 +169,8 @@ pub struct Identifiers<'m> {
 }
 
 impl<'m> Identifiers<'m> {
-    /// Those that the allocator has, for as many processors as there are holders. `None` if there are too few: one is nobody's,
-    /// each processor may have one reserved, and one is asked for besides.
+    /// Those that the allocator has, for as many CPUs as there are holders. `None` if there are too few: one is not
+    /// given out, each CPU may have one reserved, and one is asked for besides.
     pub fn new(allocator: &Allocator<'_>, holders: &'m [Holder]) -> Option<Self> {
         if holders.len() + 2 > 1 << allocator.bits {
             return None;
@@ -178,11 +181,11 @@ impl<'m> Identifiers<'m> {
         })
     }
 
-    /// Processor `cpu` is about to load a space: the identifier to load it with. Interrupts are held off until it is loaded. `None` for a
-    /// processor without a holder.
+    /// CPU `cpu` is about to load a space: the identifier to load it with. Interrupts are held off until it is loaded.
+    /// `None` for a CPU without a holder.
     ///
-    /// `allocator` runs a function with the allocator, under a lock; `forget` forgets everything under all identifiers, on this
-    /// processor. Both are rarely called.
+    /// `allocator` runs a function with the allocator, under a lock; `forget` forgets everything under all identifiers,
+    /// on this CPU. Both are rarely called.
     pub fn load(
         &self,
         cpu: usize,
@@ -191,7 +194,7 @@ impl<'m> Identifiers<'m> {
         forget: impl FnOnce(),
     ) -> Option<u16> {
         let holder = self.holders.get(cpu)?;
-        // Acquire: who reads an identifier of a new generation finds his active word taken away.
+        // Acquire: a CPU that reads an identifier of a new generation finds its active word taken away.
         let word = space.0.load(Ordering::Acquire);
         let active = holder.active.load(Ordering::Relaxed);
         let current = word >> BITS == self.generation.load(Ordering::Relaxed);
@@ -217,8 +220,8 @@ impl<'m> Identifiers<'m> {
         if pending {
             forget();
         }
-        // A new identifier before any walk under it: who has changed an entry and reads an old one after a full fence
-        // knows that we walk the new entry.
+        // A new identifier before any walk under it: a CPU that has changed an entry and reads an old one after a full
+        // fence knows that we walk the new entry.
         fence(Ordering::SeqCst);
         Some(id)
     }
@@ -231,12 +234,12 @@ impl<'m> Identifiers<'m> {
             return old;
         }
         let mut word = generation << BITS | old & ((1 << BITS) - 1);
-        // Reserved for it: processors have it loaded. Free: what is left of it goes with the flushes that are pending.
+        // Reserved for it: CPUs have it loaded. Free: what is left of it goes with the flushes that are pending.
         let keeps = old != 0 && (self.is_reserved(old, word) || allocator.take(old as u16));
         if !keeps {
             let id = allocator.take_next().unwrap_or_else(|| {
                 self.begin_generation(allocator);
-                // There are more identifiers than processors reserve.
+                // There are more identifiers than CPUs reserve.
                 allocator.take_next().unwrap_or(0)
             });
             word = self.generation.load(Ordering::Relaxed) << BITS | u64::from(id);
@@ -260,7 +263,8 @@ impl<'m> Identifiers<'m> {
     }
 
     fn begin_generation(&self, allocator: &mut Allocator<'_>) {
-        // The number before the active words are taken away: who reads the old number after that finds his word gone.
+        // The number before the active words are taken away: a CPU that reads the old number after that finds its word
+        // gone.
         self.generation.fetch_add(1, Ordering::Relaxed);
         allocator.taken.fill(0);
         allocator.next = 1;

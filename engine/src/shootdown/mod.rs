@@ -1,56 +1,131 @@
-//! Remote TLB flushes: who has to be told, and by which messenger.
+//! Remote TLB flushes: which CPUs have to be told, and by which messenger.
 //!
-//! Where hardware tells every processor (arm64), [`Identifiers`] and [`arm64`] are all there is to it. Elsewhere it is
-//! software that knows who may hold translations of a space, and tells them. The rest of this page is about that.
+//! Where hardware tells every CPU (arm64), [`Identifiers`] and [`arm64`] are all there is to it. Elsewhere it is
+//! software that knows which CPUs may hold translations of a space, and tells them. The rest of this page is about
+//! that.
 //!
-//! # Who is told
+//! # Which CPUs are told
 //!
-//! A [`Space`] has a set of processors that have it loaded, and a **generation**, which each flush moves on. A processor
-//! remembers, for the spaces it has had lately, up to which generation it has forgotten: its *view*. From this follows
-//! everything:
+//! A [`Space`] has a set of CPUs that have it loaded, and a **generation**, which each flush moves on. A CPU remembers,
+//! for the spaces it has had lately, up to which generation it has forgotten: its *view*. From this follows everything:
 //!
-//! * Who has the space loaded is in the set, and told. He flushes what the message names if his view is the generation before
-//!   it. Otherwise he has missed a flush, or is still to be told of one, and forgets all of the space, which makes up for all.
-//! * Who has another space loaded is not in the set. He keeps what he has under its identifier, does not use it, and looks at the
-//!   generation when he comes back.
-//! * Who is *lazy* (a kernel thread runs, and the root of the last space is still loaded) is not told if only leaves have gone,
-//!   and looks at the generation before he uses the space again. If tables have gone he is told: his walker may go on by
-//!   itself, through tables that are used for something else by then.
-//! * Who is asleep has no space loaded, which is the second case.
+//! * A CPU that has the space loaded is in the set, and told. It flushes what the message names if its view is the
+//!   generation before it. Otherwise it has missed a flush, or is still to be told of one, and forgets all of the
+//!   space, which makes up for all of them.
+//! * A CPU that has another space loaded is not in the set. It keeps what it has under the identifier of this one, does
+//!   not use it, and looks at the generation when it loads the space again.
+//! * A CPU that is *lazy* (a kernel thread runs, and the root of the last space is still loaded) is not told if only
+//!   leaves have gone, and looks at the generation before it uses the space again. If tables have gone it is told: its
+//!   walker may go on by itself, through tables that are used for something else by then.
+//! * A CPU that is asleep has no space loaded, which is the second case.
 //!
-//! # Why nobody is missed
+//! # Global translations
 //!
-//! Two processors write one word each and then read the other's, with a full fence between (Dekker's pattern): one of them at least
-//! sees what the other has written.
+//! What is global is used whatever space is loaded, so neither set nor generation says which CPUs remember it. A flush
+//! with [`global`](Invalidation::global) set is told to **every CPU that is [online](Here::go_online)**, the lazy and
+//! the sleeping ones included, and each forgets at once, whatever its view says:
 //!
-//! | who flushes | who loads the space, or leaves off being lazy |
+//! * the ranges, global translations of them included. INVLPG does that; what the CPU may remember of the ranges under
+//!   the identifier of a space that it has not loaded stays, and goes when it loads that space, because the generation
+//!   moves on as with any other flush;
+//! * everything under all identifiers, if the flush is of everything, or if tables were cut off: table descriptors are
+//!   cached under the identifier that was loaded when the walker read them, those of global leaves too (SDM vol. 3A
+//!   4.10.4.1: INVLPG drops those of the current PCID).
+//!
+//! # Why no CPU is missed
+//!
+//! Two CPUs write one word each and then read the other's, with a full fence between (Dekker's pattern): one of them at
+//! least sees what the other has written.
+//!
+//! | a CPU that flushes | a CPU that loads the space, or leaves off being lazy |
 //! |---|---|
 //! | changes entries, moves the generation on | puts itself into the set, and says that it is not lazy |
 //! | full fence | full fence |
-//! | reads the set, and who is lazy | reads the generation; then its walker reads entries |
+//! | reads the set, and which are lazy | reads the generation; then its walker reads entries |
 //!
-//! If the first does not see the second in the set, then the second reads the new generation, and forgets. If the second reads the
-//! old generation, it is seen, and told. And the walker of a processor that has read the new generation finds the new entries,
-//! because they came before it.
+//! If the first does not see the second in the set, then the second reads the new generation, and forgets. If the
+//! second reads the old generation, it is seen, and told. And the walker of a CPU that has read the new generation
+//! finds the new entries, because they came before it. A CPU that goes online is in the place of one that loads the
+//! space: it says that it is online, and forgets everything behind the fence.
 //!
-//! The [identifier](Identifiers) of the space may be given anew at any time. It is read behind the same fence, and given before one: it is
-//! either seen, or nothing is remembered under it but what is in the new tables.
+//! The [identifier](Identifiers) of the space may be given anew at any time. It is read behind the same fence, and
+//! given before one: it is either seen, or nothing is remembered under it but what is in the new tables.
 //!
 //! # How they are told
 //!
-//! A [`Messenger`] takes out of a set of processors those whom it has told, or who will forget before they use the
-//! space. Whom it leaves is told by the next. Last come [interrupts](Actions::interrupt), which leave nobody. So a messenger that
-//! fails needs no other care, and one may know the way to some processors only.
+//! A [`Messenger`] takes out of a set of CPUs those that it has told, and those that will forget before they use the
+//! space. Those that it leaves are told by the next. Last come [interrupts](Actions::interrupt), which leave none. So a
+//! messenger that fails needs no other care, and one may know the way to some CPUs only.
 //!
-//! A message by interrupt stays with its sender, until all whom it is for have done what it says. What is *queued* at a processor
-//! is a bit for each sender, so a queue is never full. Who waits for others takes what is in his own queue meanwhile: two that flush
-//! at once do not wait for each other.
+//! A message by interrupt stays in the *outbox* of its sender, until all CPUs that it is for have done what it says.
+//! What is *queued* at a CPU is a bit for each sender, so a queue is never full. A CPU that waits for others takes what
+//! is in its own queue meanwhile: two that flush at once do not wait for each other.
+//!
+//! # Flushes in interrupt handlers
+//!
+//! A flush may be interrupted, and the handler may flush. The outbox is in use then, and what stands in it may not have
+//! been read by all it is for; waiting for them is not possible either if the flush was interrupted before they were
+//! told. So a flush that finds another under way on its own CPU leaves the outbox alone, and rings a *doorbell* at each
+//! CPU that it has to tell: a CPU that finds it rung forgets everything. That says nothing of what is to be forgotten,
+//! so there is nothing to overwrite, and it works at any depth and from any number of CPUs. It costs the CPUs that are
+//! told their whole TLB, which is why it is for this case alone.
+//!
+//! There is one counter of tickets, and each CPU has two words, what it `must` do and what it `did`:
+//!
+//! | a CPU that flushes | a CPU that is told |
+//! |---|---|
+//! | changes entries | |
+//! | takes the next ticket *t* (acquire and release) | |
+//! | at each CPU: raises `must` to *t*, if it is less (release) | *m* is `must` (acquire); if it `did` that, there is nothing to do |
+//! | interrupts them | forgets everything |
+//! | waits until `did` is *t* or more (acquire) | raises `did` to *m*, if it is less (release) |
+//!
+//! * *A CPU that did t has forgotten what ticket t is about.* It read an *m* of at least *t* before it forgot. If *m*
+//!   is *t*, it read what the flushing CPU wrote, or what a read-modify-write made of it, and sees the changed entries.
+//!   If *m* is a later ticket, that was taken after *t* from the same counter, and the CPU that took it saw whatever
+//!   came before *t* was taken; so does, through its `must`, the CPU that forgets. It need not have been told by the
+//!   first CPU at all.
+//! * *`did` claims nothing that was not forgotten, and does not go backwards.* A handler may interrupt between any two
+//!   steps of the right column and go through all of it. It reads an *m* at least as large, forgets, and raises `did`
+//!   to it. What it has interrupted then forgets once more, for its own smaller *m*, and leaves `did` where it is. Were
+//!   `did` stored and not raised, it would go back, and a CPU could wait for it that interrupts no more.
+//! * *Nothing waits in a circle.* A flush waits for its own ticket, never for one that another CPU has taken and not
+//!   yet interrupted for. Every CPU that waits, at whatever depth, does what it is asked meanwhile, by message and by
+//!   doorbell.
+//! * *The depth is that of this CPU alone.* It is read and written by this CPU, and a handler leaves it as it has found
+//!   it, so that the interrupted read and write are as good as one. A handler that comes before the depth is written
+//!   finds an outbox that is not written yet, and is through with it when it returns.
+//! * *Views and generations are as with other flushes.* The generation of the space moves on; the view of a CPU that
+//!   was rung does not, and when it is told of the next flush it forgets more than it would have to. A handler that
+//!   moves a view on while what it interrupted does the same has it set back: that claims less than was forgotten.
+//!
+//! # What interrupt handlers may do
+//!
+//! | the CPU is in | interrupts | a handler may |
+//! |---|---|---|
+//! | [`switch`](Here::switch), [`go_online`](Here::go_online), [`go_offline`](Here::go_offline) | held off | |
+//! | [`resume`](Here::resume), [`be_lazy`](Here::be_lazy) | on or off | `receive`, `flush`; not use the space |
+//! | [`flush`](Here::flush) | on or off | `receive`, `flush` |
+//! | [`receive`](Here::receive) | on or off | `receive`, `flush` |
+//!
+//! `switch`, `resume`, `be_lazy` and going on- and offline are for the program that is interrupted, never for the
+//! handler: they say what is loaded and used here. A flush may be made with interrupts held off; it waits with them
+//! held off, and so must every other wait: a CPU that waits for anything with interrupts held off, a lock say, calls
+//! `receive` meanwhile, or two CPUs wait for each other for ever. A task that flushes stays on its CPU for as long.
 //!
 //! # Tables
 //!
-//! A flush by interrupt waits for every processor that has interrupts held off, and software that walks tables without locks used to be
-//! safe behind that. With any other messenger it is not. Tables are freed when their walks are over: see
+//! A flush by interrupt waits for every CPU that has interrupts held off, and software that walks tables without locks
+//! used to be safe behind that. With any other messenger it is not. Tables are freed when their walks are over: see
 //! [`Cut`](crate::shared::Cut), which a [`Completed`](crate::flush::Completed) can be made into.
+//!
+//! # Ranges, or everything
+//!
+//! Whether ranges are better forgotten with all the rest of the space is decided in one place, before a flush comes
+//! here: [`Caps::invalidate_all_above`](crate::Caps::invalidate_all_above). It is what it costs to forget a space and
+//! to find again what was needed, divided by what it costs to forget a page. What CPUs are told does not change that
+//! ratio: each of them pays for it, at the same time. Here ranges become everything only where they do not fit into a
+//! message.
 
 pub mod amd;
 pub mod arm64;
@@ -67,36 +142,54 @@ pub use hypercall::{Hypercall, Hypercalls};
 pub use identifiers::{Allocator, Holder, Identifiers, Identity};
 
 use crate::addr::Pa;
-use crate::flush::{Invalidation, MAX_RANGES, What};
+use crate::flush::{Invalidation, MAX_RANGES, Stale, What};
 
-/// What a processor has to forget, for itself.
+/// What a CPU has to forget, for itself.
+///
+/// | | x86 | arm64 |
+/// |---|---|---|
+/// | `Everything` | `INVPCID` type 2, or `CR4.PGE` cleared and set | `tlbi vmalle1` |
+/// | `All` | `INVPCID` type 3, or a load of CR3 for every PCID | `tlbi vmalle1` |
+/// | `Space` | `INVPCID` type 1, or a load of CR3 | `tlbi aside1` |
+/// | `Range` | `INVLPG` of each page | `tlbi vae1` of each page; `tlbi vaae1` if `global` |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forget {
-    /// All translations under all identifiers, but global ones may stay (`MOV` to CR3 of every PCID, or `INVPCID` type 3; `tlbi
-    /// vmalle1`).
+    /// All translations under all identifiers, global ones included, and everything cached of tables.
+    Everything,
+    /// All translations under all identifiers. Global ones may stay.
     All,
-    /// All under one identifier (`INVPCID` type 1, a load of CR3; `tlbi aside1`).
+    /// All under one identifier. Global ones may stay.
     Space(u16),
-    /// A range, under the identifier that it names.
-    Range(Invalidation),
+    /// A range, which may be of large leaves, and everything cached of tables under the identifier if `range.tables`
+    /// says that some were cut off.
+    Range {
+        /// The identifier. It is that of the space which this CPU has loaded, except where `global` is set: then it may
+        /// be another, and what is remembered under it may stay.
+        id: u16,
+        /// The range.
+        range: Stale,
+        /// Global translations of the range too. INVLPG forgets them in any case, INVPCID type 0 in none.
+        global: bool,
+    },
 }
 
-/// What the embedder's processors do for a flush.
+/// What the embedder's CPUs do for a flush.
 ///
 /// # Safety
-/// 1. When [`forget`](Actions::forget) returns, this processor has forgotten, its walkers included.
-/// 2. Every processor that is [interrupted](Actions::interrupt) calls [`Here::receive`] before it goes on with
-///    anything that uses the space it has loaded.
-/// 3. [`allocator`](Actions::allocator) runs the function once, with the one allocator of the identifiers, while nobody else has
-///    it.
+/// 1. When [`forget`](Actions::forget) returns, this CPU has forgotten, its walkers included.
+/// 2. Every CPU that is [interrupted](Actions::interrupt) calls [`Here::receive`] before it goes on with
+///    anything that uses the space it has loaded, or what is global.
+/// 3. [`allocator`](Actions::allocator) runs the function once, with the one allocator of the identifiers, while no
+///    other CPU and no handler has it.
 pub unsafe trait Actions {
-    /// Forgets on this processor, and waits until that is done.
+    /// Forgets on this CPU, and waits until that is done. A handler that interrupts this may call it.
     fn forget(&self, what: Forget);
 
-    /// Interrupts these processors.
+    /// Interrupts these CPUs. What was stored before is visible to the handler: an x2APIC wants a fence before the
+    /// write of its register (SDM vol. 3A 10.12.3). A handler that interrupts this may call it.
     fn interrupt(&self, cpus: &Cpus);
 
-    /// Runs a function with the allocator of identifiers, under a lock. Rarely needed.
+    /// Runs a function with the allocator of identifiers, under a lock, interrupts held off. Rarely needed.
     fn allocator(&self, with: &mut dyn FnMut(&mut Allocator<'_>));
 
     /// Waits a moment for others.
@@ -106,129 +199,125 @@ pub unsafe trait Actions {
 }
 
 /// A flush, as a messenger passes it on.
+///
+/// ```
+/// use tablewright::shootdown::Message;
+/// use tablewright::{Invalidation, Pa, Stale, What};
+/// let page = Stale { first: 0x7000, last: 0x7fff, level: None, tables: false };
+/// let flush = Invalidation { root: Pa::new(0x1000), id: 5, global: false, what: What::Ranges(&[page]) };
+/// let message = Message { from: 0, flush };
+/// assert!(!message.is_everything() && !message.has_tables());
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// Who sends it.
+    /// The CPU that sends it.
     pub from: usize,
-    /// The identifier of the space; 0 where only costs are asked for.
-    pub id: u16,
-    /// The root of its tables.
-    pub root: Pa,
-    /// What is to be forgotten; the identifiers in it mean nothing. [`What::Everything`] is all of the space.
-    pub what: &'a [Invalidation],
+    /// What is to be forgotten: of the space with this root, under this identifier. The identifier is 0 where only
+    /// costs are asked for.
+    pub flush: Invalidation<'a>,
 }
 
 impl Message<'_> {
-    /// Whether all of the space is to be forgotten.
-    pub fn is_whole(&self) -> bool {
-        let whole = |one: &Invalidation| one.what == What::Everything;
-        self.what.iter().any(whole)
+    /// Whether everything of the space is to be forgotten.
+    pub fn is_everything(&self) -> bool {
+        self.flush.what == What::Everything
     }
 
     /// Whether tables have gone.
-    pub(crate) fn has_tables(&self) -> bool {
-        let tables = |one: &Invalidation| match one.what {
+    pub fn has_tables(&self) -> bool {
+        match self.flush.what {
             What::Everything => true,
-            What::Range { tables, .. } => tables,
-        };
-        self.what.iter().any(tables)
+            What::Ranges(ranges) => ranges.iter().any(|range| range.tables),
+        }
     }
 }
 
-/// A way to have other processors forget.
+/// A way to have other CPUs forget.
+///
+/// Where the flush is [`global`](Invalidation::global), global translations are meant as well, and all CPUs are in the
+/// set.
+///
+/// It may be asked by a handler that has interrupted it.
 pub trait Messenger {
-    /// Has processors forget, and takes them out of the set. Who is taken out has forgotten on return, or will before he uses the
-    /// space. Who cannot be told this way stays in the set.
+    /// Has CPUs forget, and takes them out of the set. A CPU that is taken out has forgotten on return, or will before
+    /// it uses the space, or what is global. One that cannot be told this way stays in the set.
     fn tell(&self, message: &Message<'_>, cpus: &mut Cpus);
 
-    /// Whether it tells every processor there is, whatever the set says, those too that have the space not loaded; it leaves
-    /// nobody.
+    /// Whether it tells every CPU there is, whatever the set says, those too that have the space not loaded; it leaves
+    /// none.
     fn reaches_all(&self) -> bool {
         false
     }
 
-    /// What it costs to tell so many, in the unit of [`Costs`]. It is not asked if interrupts cost less.
+    /// What it costs to tell so many, in the unit of what an [interrupt](Shootdown::new) costs. It is not asked if
+    /// interrupts cost less.
     fn cost(&self, message: &Message<'_>, cpus: u32) -> u64 {
         let _ = (message, cpus);
         0
     }
 }
 
-/// What flushes cost on this machine, in any unit.
+/// What flushes ask for, gathered for one message: a platform adds in [`invalidate`](crate::Platform::invalidate), and
+/// sends in [`barrier`](crate::Platform::barrier).
 ///
-/// ```
-/// use tablewright::shootdown::Costs;
-/// // In cycles: beyond 33 pages the whole space is cheaper.
-/// let costs = Costs { page: 200, space: 6600, interrupt: 2000 };
-/// # let _ = costs;
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Costs {
-    /// To forget one page.
-    pub page: u64,
-    /// To forget a whole space, and to find again what was still needed of it.
-    pub space: u64,
-    /// To interrupt one processor and have its answer.
-    pub interrupt: u64,
-}
-
-impl Costs {
-    /// Whether these are better forgotten with all the rest of the space.
-    fn prefer_whole(&self, what: &[Invalidation], page_shift: u32) -> bool {
-        let pages = what.iter().try_fold(0u64, |sum, one| match one.what {
-            What::Everything => None,
-            What::Range {
-                first, last, level, ..
-            } => {
-                let bits = page_shift - 3;
-                let shift = page_shift + bits * level.map_or(0, |level| u32::from(level.height()));
-                sum.checked_add(((last - first) >> shift) + 1)
-            }
-        });
-        what.len() > MAX_RANGES
-            || pages.is_none_or(|pages| pages.saturating_mul(self.page) > self.space)
-    }
-}
-
-/// What one flush asks for, gathered for one message: a platform adds in [`invalidate`](crate::Platform::invalidate), and sends in
-/// [`barrier`](crate::Platform::barrier).
+/// One flush fits. If there are more before the barrier, and more ranges than [`MAX_RANGES`], it becomes everything. If
+/// one is global, all are.
 ///
 /// ```
 /// use tablewright::shootdown::Batch;
-/// use tablewright::{Invalidation, What};
+/// use tablewright::{Invalidation, Pa, Stale, What};
+/// let page = Stale { first: 0x7000, last: 0x7fff, level: None, tables: false };
 /// let mut batch = Batch::new();
-/// batch.add(&Invalidation { id: 0, what: What::Everything });
-/// assert_eq!(batch.take().as_slice().len(), 1);
-/// assert!(batch.as_slice().is_empty());
+/// batch.add(&Invalidation { root: Pa::new(0x1000), id: 5, global: false, what: What::Ranges(&[page]) });
+/// let sent = batch.take();
+/// assert_eq!(sent.flush(Pa::new(0x1000), 5).what, What::Ranges(&[page]));
+/// assert!(!sent.is_empty() && batch.is_empty());
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Batch {
-    list: [Invalidation; MAX_RANGES],
+    ranges: [Stale; MAX_RANGES],
     len: usize,
+    global: bool,
+    everything: bool,
 }
 
 impl Batch {
-    const NONE: Invalidation = Invalidation {
-        id: 0,
-        what: What::Everything,
+    const NONE: Stale = Stale {
+        first: 0,
+        last: 0,
+        level: None,
+        tables: false,
     };
 
     /// Nothing.
     pub const fn new() -> Self {
         Self {
-            list: [Self::NONE; MAX_RANGES],
+            ranges: [Self::NONE; MAX_RANGES],
             len: 0,
+            global: false,
+            everything: false,
         }
     }
 
-    /// Adds one; everything, if there is no room.
-    pub fn add(&mut self, what: &Invalidation) {
-        match self.list.get_mut(self.len) {
+    /// Adds a flush; everything, if there is no room.
+    pub fn add(&mut self, flush: &Invalidation<'_>) {
+        let ranges = match flush.what {
+            What::Ranges([]) => return,
+            What::Ranges(ranges) => ranges,
+            What::Everything => &[],
+        };
+        self.global |= flush.global;
+        self.everything |= flush.what == What::Everything;
+        ranges.iter().for_each(|&range| self.push(range));
+    }
+
+    fn push(&mut self, range: Stale) {
+        match self.ranges.get_mut(self.len) {
             Some(place) => {
-                *place = *what;
+                *place = range;
                 self.len += 1;
             }
-            None => self.list[0].what = What::Everything,
+            None => self.everything = true,
         }
     }
 
@@ -238,9 +327,23 @@ impl Batch {
         core::mem::take(self)
     }
 
-    /// What is in it.
-    pub fn as_slice(&self) -> &[Invalidation] {
-        &self.list[..self.len]
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0 && !self.everything
+    }
+
+    /// All that is in it, as one flush of the space with this root and this identifier.
+    pub fn flush(&self, root: Pa, id: u16) -> Invalidation<'_> {
+        let what = match self.everything {
+            true => What::Everything,
+            false => What::Ranges(&self.ranges[..self.len]),
+        };
+        Invalidation {
+            root,
+            id,
+            global: self.global,
+            what,
+        }
     }
 }
 

@@ -84,7 +84,9 @@ fn a_table_that_a_walk_may_hold_is_not_past() {
                 .map(|cpu| {
                     let (tables, epochs) = (tables.clone(), epochs.clone());
                     thread::spawn(move || {
-                        let _walk = epochs.enter(cpu).unwrap();
+                        // SAFETY: this thread alone has the number (1., 3.), without interrupts (2.), and nothing else
+                        // is made of the slots (4.).
+                        let _walk = unsafe { epochs.enter(cpu) }.unwrap();
                         if tables.entry(ROOT, 0).follow() != 0 {
                             assert_eq!(tables.entry(child, 0).load(), 5);
                         }
@@ -120,12 +122,15 @@ fn a_table_that_a_processor_may_hold_is_not_past_before_it_passes_or_rests() {
                     thread::spawn(move || {
                         // Out of its rest, and between two walks.
                         for _ in 0..walks {
-                            states.pass(cpu);
+                            // SAFETY: this thread alone has the number (1.) and is between two walks (2.); nothing else
+                            // is made of the slots (3.).
+                            unsafe { states.pass(cpu) };
                             if tables.entry(ROOT, 0).follow() != 0 {
                                 assert_eq!(tables.entry(child, 0).load(), 5);
                             }
                         }
-                        states.rest(cpu);
+                        // SAFETY: as before, and it walks no more (4.).
+                        unsafe { states.rest(cpu) };
                     })
                 })
                 .collect();

@@ -53,9 +53,9 @@ impl Machine {
     }
 }
 
-// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no links (3.) and no
-// overridden accessors (4.); a walker holds nothing between two walks, and a completion waits for those under way (5.); a
-// clone shares the tables (6.).
+// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no links (3.); a walker reads
+// what was stored (4.) and holds nothing between two walks (5.), and a completion waits for those under way (6.); a clone
+// shares the tables (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let number = self.used.replace(self.used.get() + 1);
@@ -72,7 +72,7 @@ unsafe impl Platform for Machine {
             self.complete();
         }
     }
-    fn invalidate(&self, _: &Invalidation) {}
+    fn invalidate(&self, _: &Invalidation<'_>) {}
 }
 
 /// What walks in a model: the kinds of access, and which of them, as a bit set, start before the edit.
@@ -110,11 +110,9 @@ impl<const ARM: bool> Scene<ARM> {
         let mut space = AddressSpace::new(machine.clone()).unwrap();
         assert_eq!(space.root(), ROOT);
         if let Some(mapping) = mapping {
-            let mut flush = space.flush();
             space
-                .map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping, &mut flush)
+                .map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping)
                 .unwrap();
-            flush.finish(|_| ());
         }
         space.make_live();
         for (number, &access) in accesses.iter().enumerate() {
@@ -152,13 +150,11 @@ impl<const ARM: bool> Scene<ARM> {
 fn a_walker_never_sees_a_table_before_its_entries() {
     explore(|cast| {
         let mut scene = Scene::<false>::new(None, cast);
-        let mut flush = scene.space.flush();
         let mapping = Mapping::new(FRESH).pages_only();
         scene
             .space
-            .map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping, &mut flush)
+            .map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping)
             .unwrap();
-        flush.finish(|_| ());
         // The walkers check where the page leads.
         let walks = scene.join();
         assert_eq!(found(scene.attrs()), set(&walks));
@@ -169,17 +165,16 @@ fn a_walker_never_sees_a_table_before_its_entries() {
 fn an_unmap_takes_the_last_word_of_the_walker_with_it() {
     explore(|cast| {
         let mut scene = Scene::<false>::pages(cast);
-        let mut flush = scene.space.flush();
+        let mut gather = scene.space.gather();
         let mut cut = Vec::new();
-        let progress = scene
-            .space
-            .unmap(span(PAGE, PAGE), &mut flush, |leaf| {
+        let progress = gather
+            .unmap(span(PAGE, PAGE), |leaf| {
                 cut.push(leaf);
                 ControlFlow::Continue(())
             })
             .unwrap();
         assert!(progress.is_done());
-        let completed = flush.issue().complete();
+        let completed = gather.issue().complete();
         let attrs = completed.release(cut.pop().unwrap()).unwrap().attrs();
         completed.finish(|_| ());
         assert_eq!(found(attrs), set(&scene.join()));
@@ -190,29 +185,41 @@ fn an_unmap_takes_the_last_word_of_the_walker_with_it() {
 fn no_table_is_settled_under_a_walk() {
     explore(|cast| {
         let mut scene = Scene::<false>::pages(cast);
-        let mut flush = scene.space.flush();
-        let progress = scene
-            .space
-            .unmap(span(0, BLOCK_SIZE), &mut flush, |_| ControlFlow::Break(()))
+        let mut gather = scene.space.gather();
+        let progress = gather
+            .unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Break(()))
             .unwrap();
         assert!(progress.is_done());
         let mut leaves = Vec::new();
-        flush.finish(|leaf| leaves.push(found(leaf.attrs())));
+        gather.finish(|leaf| leaves.push(found(leaf.attrs())));
         let untouched = (false, false);
         let touched = set(&scene.join());
         assert_eq!(leaves, [untouched, touched, untouched, untouched]);
     });
 }
 
+#[test]
+fn a_gather_that_is_dropped_frees_no_table_under_a_walk() {
+    explore(|cast| {
+        let mut scene = Scene::<false>::pages(cast);
+        let mut gather = scene.space.gather();
+        let progress = gather
+            .unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Break(()))
+            .unwrap();
+        assert!(progress.is_done());
+        // A walker that comes to a table which is freed finds poison.
+        drop(gather);
+        scene.join();
+        assert_eq!(scene.space.count_tables(), 1);
+    });
+}
+
 /// Changes the attributes of the page while it is accessed, and returns what they are at the end.
 fn change<const ARM: bool>(cast: Cast, change: Change) -> Attrs {
     let mut scene = Scene::<ARM>::pages(cast);
-    let mut flush = scene.space.flush();
-    scene
-        .space
-        .protect(span(0, BLOCK_SIZE), change, &mut flush)
-        .unwrap();
-    flush.finish(|_| ());
+    let mut gather = scene.space.gather();
+    gather.protect(span(0, BLOCK_SIZE), change).unwrap();
+    gather.finish(|_| ());
     let walks = scene.join();
     assert_eq!(found(scene.attrs()), set(&walks));
     scene.attrs()
@@ -238,12 +245,9 @@ fn a_change_by_a_break_loses_no_flag() {
 /// or the page.
 fn split<const ARM: bool>(cast: Cast) -> Vec<Option<u64>> {
     let mut scene = Scene::<ARM>::block(cast);
-    let mut flush = scene.space.flush();
-    scene
-        .space
-        .split(span(0, BLOCK_SIZE), Level::PAGE, &mut flush)
-        .unwrap();
-    flush.finish(|_| ());
+    let mut gather = scene.space.gather();
+    gather.split(span(0, BLOCK_SIZE), Level::PAGE).unwrap();
+    gather.finish(|_| ());
     let walks = scene.join();
     assert_eq!(scene.space.query(Va::new(PAGE)).unwrap().size(), PAGE);
     assert_eq!(found(scene.attrs()), set(&walks));
@@ -266,13 +270,10 @@ fn a_split_by_a_break_loses_no_flag() {
 /// Collapses the pages while one is accessed, and returns the walks and the flags of the block.
 fn collapse<const ARM: bool>(cast: Cast) -> (Vec<Option<u64>>, (bool, bool)) {
     let mut scene = Scene::<ARM>::pages(cast);
-    let mut flush = scene.space.flush();
-    let collapsed = scene
-        .space
-        .collapse(span(0, BLOCK_SIZE), Level::new(1), false, &mut flush)
-        .unwrap();
-    assert_eq!(collapsed, 1);
-    flush.finish(|_| ());
+    let mut gather = scene.space.gather();
+    let block = span(0, BLOCK_SIZE);
+    assert_eq!(gather.collapse(block, Level::new(1), false), Ok(1));
+    gather.finish(|_| ());
     let walks = scene.join();
     let leaf = scene.space.query(Va::new(PAGE)).unwrap();
     assert_eq!(leaf.size(), BLOCK_SIZE);

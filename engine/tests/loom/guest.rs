@@ -6,7 +6,7 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::JoinHandle;
 use tablewright::guest::{Access, Backing, Fault, Guest, Pass, Slot, SlotCell, SlotError, Sweep};
-use tablewright::shared::{SharedSpace, TableCache};
+use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Ipa, Level, Mapping, Pa};
 
 use crate::shared::{Machine, on};
@@ -26,16 +26,14 @@ fn slot() -> Slot {
 /// A guest with a slot. There is a table for its pages, and the second is not mapped.
 fn guest() -> Arc<Vm> {
     let mut space = AddressSpace::new(Machine::new()).unwrap();
-    let mut flush = space.flush();
     let neighbour = Mapping::new(FRESH).pages_only();
     space
-        .map(span(0, PAGE), Pa::new(TARGET), neighbour, &mut flush)
+        .map(span(0, PAGE), Pa::new(TARGET), neighbour)
         .unwrap();
-    flush.finish(|_| ());
     space.make_live();
     // What a thread of a model borrows has to live for ever.
     let cells = Vec::leak(vec![SlotCell::new()]);
-    let guest = Guest::new(SharedSpace::new(space), cells);
+    let guest = Guest::new(SharedSpace::new(space).ok().unwrap(), cells);
     guest.insert(slot()).unwrap();
     Arc::new(guest)
 }
@@ -46,25 +44,30 @@ fn fault(guest: &Vm, host: impl FnOnce(u64) -> u64) {
         level: Some(Level::PAGE),
         ..Fault::new(Ipa::new(PAGE), Access::Write)
     };
-    // Who is refused goes back to the guest, which will fault again.
+    // A processor that is refused goes back to the guest, which will fault again.
     if let Ok(request) = guest.request(&fault) {
         let page = Backing::new(Pa::new(host(request.host())), PAGE);
-        let mut flush = guest.space().flush();
-        let _ = guest.map(&request, &page, &mut TableCache::new(), &mut flush);
-        assert!(flush.is_clean());
+        let mut gather = guest.gather();
+        let _ = gather.map(&request, &page);
+        assert!(gather.is_clean());
     }
 }
 
 /// Drives a sweep to its end. Where it would wait, it waits for the faults.
-fn unmap(mut sweep: Sweep<'_, '_, Tiny<false, Ipa>, Machine>, faults: &mut Vec<JoinHandle<()>>) {
+fn unmap<'g>(
+    guest: &'g Vm,
+    mut sweep: Sweep<'g, 'static, Tiny<false, Ipa>, Machine>,
+    faults: &mut Vec<JoinHandle<()>>,
+) {
+    let mut gather = guest.gather();
     loop {
-        let unmapped = sweep.unmap(|_| ControlFlow::Continue(())).unwrap();
-        match unmapped {
+        let unmapped = sweep.unmap(&mut gather, |_| ControlFlow::Continue(()));
+        match unmapped.unwrap() {
             Pass::Waiting => {
-                assert!(!faults.is_empty(), "nobody walks");
+                assert!(!faults.is_empty(), "no walk is under way");
                 join(faults);
             }
-            Pass::Went(taken) => assert!(taken.issue().complete().quiet().is_ok()),
+            Pass::Went => assert!(gather.issue().complete().quiet().is_ok()),
             Pass::Over => return,
         }
     }
@@ -111,7 +114,7 @@ fn nothing_is_mapped_of_a_slot_that_was_removed() {
         let guest = guest();
         let mut faults = vec![on(1, &guest, |guest| fault(guest, |host| host))];
         let sweep = guest.remove(0).unwrap();
-        unmap(sweep, &mut faults);
+        unmap(&guest, sweep, &mut faults);
         join(&mut faults);
         assert_not_old(&guest);
     });
@@ -127,7 +130,7 @@ fn nothing_is_mapped_of_a_page_that_was_taken_back() {
         let mut faults = vec![on(1, &guest, |guest| fault(guest, look_up))];
         backing.store(NEW + PAGE, Ordering::Relaxed);
         let sweep = guest.sweep(span(PAGE, PAGE));
-        unmap(sweep, &mut faults);
+        unmap(&guest, sweep, &mut faults);
         join(&mut faults);
         assert_not_old(&guest);
     });

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread::JoinHandle;
 use tablewright::dirty::{Bitmap, Marker};
-use tablewright::guest::{Access, Backing, Cause, Fault, Guest, Log, Request, Slot, SlotCell};
-use tablewright::shared::{SharedSpace, TableCache};
+use tablewright::guest::{
+    Access, Backing, Cause, Fault, Guest, Harvest, Log, Request, Slot, SlotCell,
+};
+use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Attrs, Caps, Change, Ipa, Level, Mapping, Pa};
 
 use crate::shared::{Machine, on};
@@ -35,21 +37,19 @@ fn guest(log: Log) -> Arc<Vm> {
         ..Caps::CONSERVATIVE
     };
     let mut space = AddressSpace::new(Machine::with_caps(caps)).unwrap();
-    let mut flush = space.flush();
     let pages = Mapping::new(USED).pages_only();
-    space
-        .map(span(0, BLOCK_SIZE), Pa::new(TARGET), pages, &mut flush)
+    let mut gather = space.gather();
+    gather
+        .map(span(0, BLOCK_SIZE), Pa::new(TARGET), pages)
         .unwrap();
     let read_only = Change::new().write_protect();
-    space
-        .protect(span(PAGE, PAGE), read_only, &mut flush)
-        .unwrap();
-    flush.finish(|_| ());
+    gather.protect(span(PAGE, PAGE), read_only).unwrap();
+    gather.finish(|_| ());
     space.make_live();
     // What a thread of a model borrows has to live for ever.
     let cells = Vec::leak(vec![SlotCell::new()]);
     let words = Vec::leak(vec![AtomicU64::new(0)]);
-    let guest = Guest::new(SharedSpace::new(space), cells);
+    let guest = Guest::new(SharedSpace::new(space).ok().unwrap(), cells);
     guest.insert(slot().with_log(log)).unwrap();
     let bitmap = Bitmap::new(words, 4).unwrap();
     Arc::new(Vm { guest, bitmap })
@@ -68,10 +68,7 @@ impl Vm {
     /// Handles a fault that was looked up. Whether the page was made writable; if not, the guest will fault again.
     fn write(&self, request: &Request) -> bool {
         let page = Backing::new(Pa::new(request.host()), PAGE);
-        let mut flush = self.guest.space().flush();
-        let mapped = self
-            .guest
-            .map(request, &page, &mut TableCache::new(), &mut flush);
+        let mapped = self.guest.gather().map(request, &page);
         if mapped.is_ok() && request.is_logged_write() {
             let marker = Marker::Bitmap(&self.bitmap);
             self.guest.mark(&marker, request.slot(), request.at());
@@ -82,11 +79,11 @@ impl Vm {
     /// Protects everything. Where it would wait, it waits for the faults.
     fn protect_all(&self, faults: &mut Vec<JoinHandle<bool>>) {
         let wait = || {
-            assert!(!faults.is_empty(), "nobody walks");
+            assert!(!faults.is_empty(), "no walk is under way");
             join(faults);
         };
         let start = self.guest.space().protect_all().unwrap();
-        start.drive(wait, |flush| assert!(flush.finish(|_| ()).is_ok()));
+        start.drive(wait);
     }
 
     fn can_write(&self, page: u64) -> bool {
@@ -159,13 +156,12 @@ fn what_is_written_around_a_harvest_is_marked() {
         vm.protect_all(&mut Vec::new());
         let request = vm.request(1);
         let fault = on(1, &vm, move |vm| vm.write(&request));
-        let mut flush = vm.guest.space().flush();
+        let mut gather = vm.guest.gather();
         let logged = slot().with_log(Log::ByFault);
-        let how = tablewright::guest::Harvest::empty();
-        vm.guest
-            .harvest(&logged, &vm.bitmap, 0..4, how, &mut flush, |_, _| ())
+        gather
+            .harvest(&logged, &vm.bitmap, 0..4, Harvest::empty(), |_, _| ())
             .unwrap();
-        assert!(flush.finish(|_| ()).is_ok());
+        assert!(gather.finish(|_| ()).is_ok());
         let _ = fault.join().unwrap();
         vm.assert_marked();
     });

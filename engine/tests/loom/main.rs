@@ -11,6 +11,7 @@ mod entries;
 mod exclusive;
 mod guest;
 mod log;
+mod quiet;
 mod shared;
 mod shootdown;
 mod tables;

@@ -8,12 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use loom::thread::{self, JoinHandle};
 use tablewright::shared::{
-    Epochs, Mapped, Moment, NewLeaf, Refused, SharedPlatform, SharedSpace, Slot, TableCache,
-    Walking,
+    Epochs, Mapped, Moment, NewLeaf, Refused, SharedPlatform, SharedSpace, Slot, Walking,
 };
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Caps, Change, Entry, Invalidation, Level, Mapping, Pa, Perms,
-    Platform, Va,
+    AddressSpace, Attrs, Barrier, Caps, Change, Entry, Hooks, Invalidation, Level, Mapping, Pa,
+    Perms, Platform, Va,
 };
 
 use crate::tables::{
@@ -38,10 +37,13 @@ struct Parts {
     freed: AtomicU64,
     epochs: Epochs<'static>,
     caps: Caps,
+    /// What a guest writes through what it remembers, until it is made to forget.
+    last: Option<loom::sync::atomic::AtomicU64>,
 }
 
-// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no links (3.) and no
-// overridden accessors (4.); in these models nobody remembers what an entry said (5.); a clone shares the tables (6.).
+// SAFETY: each frame is handed out once (1.); its four entries lie in the vector (2.); there are no links (3.); a store is
+// seen by a walker when it is made (4.); in these models no processor remembers what an entry said (5., 6.), but for the
+// one guest of `last`, which has made its last store when a completion returns; a clone shares the tables (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let number = self.0.used.fetch_add(1, Ordering::Relaxed);
@@ -57,8 +59,32 @@ unsafe impl Platform for Machine {
     fn caps(&self) -> Caps {
         self.0.caps
     }
-    fn barrier(&self, _: Barrier) {}
-    fn invalidate(&self, _: &Invalidation) {}
+    fn barrier(&self, barrier: Barrier) {
+        if let (Barrier::Complete, Some(last)) = (barrier, &self.0.last) {
+            last.store(1, Ordering::Relaxed);
+        }
+    }
+    fn invalidate(&self, _: &Invalidation<'_>) {}
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        Some(self)
+    }
+}
+
+// SAFETY: what is loaded is returned (1.).
+unsafe impl Hooks for Machine {
+    unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: valid, as the caller vouches.
+        whole(unsafe { entry.as_ref() }.load())
+    }
+    unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: valid, as the caller vouches.
+        whole(unsafe { entry.as_ref() }.follow())
+    }
+}
+
+fn whole(bits: u64) -> u64 {
+    assert_ne!(bits, POISON, "software reads a table that was freed");
+    bits
 }
 
 // SAFETY: the epochs keep both promises; each thread has a slot.
@@ -66,7 +92,9 @@ unsafe impl SharedPlatform for Machine {
     type Walk<'a> = Walking<'a>;
 
     fn enter(&self) -> Walking<'_> {
-        self.0.epochs.enter(CPU.with(Cell::get)).unwrap()
+        // SAFETY: no two threads of a model have one number (1.), and none is interrupted (2.) or sends a walk to another
+        // (3.); nothing else is made of the slots (4.).
+        unsafe { self.0.epochs.enter(CPU.with(Cell::get)) }.unwrap()
     }
     fn cut(&self) -> Moment {
         self.0.epochs.advance()
@@ -76,7 +104,7 @@ unsafe impl SharedPlatform for Machine {
     }
 }
 
-type Space = SharedSpace<Tiny<false>, Machine>;
+type Space<const ARM: bool = false> = SharedSpace<Tiny<ARM>, Machine>;
 
 impl Machine {
     pub fn new() -> Self {
@@ -89,6 +117,10 @@ impl Machine {
     }
 
     pub fn with_caps(caps: Caps) -> Self {
+        Self::with(caps, None)
+    }
+
+    fn with(caps: Caps, last: Option<loom::sync::atomic::AtomicU64>) -> Self {
         // What a thread of a model borrows has to live for ever.
         let slots: &'static [Slot] = Vec::leak((0..CPUS).map(|_| Slot::new()).collect());
         Self(Arc::new(Parts {
@@ -97,24 +129,27 @@ impl Machine {
             freed: AtomicU64::new(0),
             epochs: Epochs::new(slots),
             caps,
+            last,
         }))
     }
 }
 
 /// A space in which the block is mapped as pages with `attrs`, if any.
 fn space(attrs: Option<Attrs>) -> Arc<Space> {
-    let mut space = AddressSpace::new(Machine::new()).unwrap();
+    space_on(Machine::new(), attrs)
+}
+
+fn space_on<const ARM: bool>(machine: Machine, attrs: Option<Attrs>) -> Arc<Space<ARM>> {
+    let mut space = AddressSpace::new(machine).unwrap();
     assert_eq!(space.root(), ROOT);
     if let Some(attrs) = attrs {
-        let mut flush = space.flush();
         let mapping = Mapping::new(attrs).pages_only();
         space
-            .map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping, &mut flush)
+            .map(span(0, BLOCK_SIZE), Pa::new(TARGET), mapping)
             .unwrap();
-        flush.finish(|_| ());
     }
     space.make_live();
-    Arc::new(SharedSpace::new(space))
+    Arc::new(SharedSpace::new(space).ok().unwrap())
 }
 
 /// Does something on another processor, with what is shared.
@@ -149,11 +184,10 @@ fn join<T>(threads: Vec<JoinHandle<T>>) -> Vec<T> {
 /// Maps the second page, as a fault asks for.
 fn fault(space: &Space) -> Result<Mapped<Tiny<false>>, Refused<Va>> {
     let leaf = NewLeaf::new(Va::new(PAGE), Pa::new(TARGET + PAGE), Level::PAGE, FRESH).unwrap();
-    let (mut tables, mut flush) = (TableCache::new(), space.flush());
-    assert!(tables.top_up::<Tiny<false>, _>(space.platform(), 1));
-    let mapped = space.map(&leaf, &mut tables, &mut flush);
-    tables.release(space.platform());
-    assert!(flush.is_clean());
+    let mut gather = space.gather();
+    assert!(gather.top_up(1));
+    let mapped = gather.map(&leaf);
+    assert!(gather.is_clean());
     mapped
 }
 
@@ -196,11 +230,11 @@ fn a_shared_change_loses_no_flag() {
         loom::model(move || {
             let space = space(Some(FRESH));
             let walks = walk(&space, walkers);
-            let mut flush = space.flush();
+            let mut gather = space.gather();
             let change = Change::new().write_protect();
-            let protected = space.protect(span(PAGE, PAGE), change, &mut flush);
+            let protected = gather.protect(span(PAGE, PAGE), change);
             assert!(protected.unwrap().changed);
-            assert!(flush.finish(|_| ()).is_ok());
+            assert!(gather.finish(|_| ()).is_ok());
             let walks = join(walks);
             let attrs = space.query(Va::new(PAGE)).unwrap().attrs();
             assert_eq!(found(attrs), set(&walks));
@@ -215,14 +249,13 @@ fn a_shared_unmap_takes_the_last_word_of_the_walker_with_it() {
         loom::model(move || {
             let space = space(Some(FRESH));
             let walks = walk(&space, walkers);
-            let mut held = Vec::new();
-            let taken = space
-                .unmap(span(PAGE, PAGE), |leaf| {
-                    held.push(leaf);
-                    ControlFlow::Continue(())
-                })
-                .unwrap();
-            let cut = taken.issue().complete();
+            let (mut held, mut gather) = (Vec::new(), space.gather());
+            let taken = gather.unmap(span(PAGE, PAGE), |leaf| {
+                held.push(leaf);
+                ControlFlow::Continue(())
+            });
+            assert!(taken.unwrap().progress.is_done());
+            let cut = gather.issue().complete();
             let attrs = cut.release(held.pop().unwrap()).ok().unwrap().attrs();
             assert_eq!(found(attrs), set(&join(walks)));
             assert!(cut.quiet().is_ok());
@@ -240,10 +273,10 @@ fn no_table_is_settled_under_a_walk_of_software() {
                 assert!(leaf.is_none_or(|leaf| leaf.frame() == Pa::new(TARGET + PAGE)));
             };
             let others = (1..=others).map(|cpu| on(cpu, &space, look)).collect();
-            let taken = space
-                .unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Continue(()))
-                .unwrap();
-            let cut = taken.issue().complete().quiet();
+            let mut gather = space.gather();
+            let taken = gather.unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Continue(()));
+            assert!(taken.unwrap().progress.is_done());
+            let cut = gather.issue().complete().quiet();
             // Either it is quiet at once, or when every walk is over.
             let held = cut.map(|completed| completed.finish(|_| ())).err();
             join::<()>(others);
@@ -256,6 +289,59 @@ fn no_table_is_settled_under_a_walk_of_software() {
             }
             let child = space.platform().0.tables.entry(frame(1), 1);
             assert_eq!(child.load(), POISON);
+        });
+    }
+}
+
+/// Two processors unmap one page. The one that finds it gone, and the edit of the other complete, reads what the guest wrote
+/// last. (The counter was once read relaxed behind its fence, and ordered nothing.)
+#[test]
+fn what_relies_on_the_completion_of_another_edit_sees_what_was_before_it() {
+    fn unmap(space: &Space) {
+        let mut gather = space.gather();
+        let taken = gather.unmap(span(PAGE, PAGE), |_| ControlFlow::Continue(()));
+        assert!(taken.unwrap().progress.is_done());
+        if gather.is_clean() {
+            // No processor reaches the page: it is swapped out, say.
+            let last = space.platform().0.last.as_ref();
+            let last = last.map(|last| last.load(Ordering::Relaxed));
+            assert_eq!(last, Some(1), "the guest's last store is not in the copy");
+        }
+        assert!(gather.finish(|_| ()).is_ok());
+    }
+    loom::model(|| {
+        let last = loom::sync::atomic::AtomicU64::new(0);
+        let machine = Machine::with(Caps::CONSERVATIVE, Some(last));
+        let space = space_on(machine, Some(FRESH));
+        let other = on(1, &space, unmap);
+        unmap(&space);
+        other.join().unwrap();
+    });
+}
+
+/// Two gathers of one processor, completed in either order, while another takes the table that they have edited: the second
+/// completion once went through tables in a walk that the first had ended.
+#[test]
+fn edits_under_way_may_be_completed_in_any_order() {
+    for first in 0..2 {
+        loom::model(move || {
+            let space = space_on::<true>(Machine::new(), Some(FRESH));
+            let unmap = |page| {
+                let mut gather = space.gather();
+                let taken = gather.unmap(span(page, PAGE), |_| ControlFlow::Continue(()));
+                assert!(taken.unwrap().progress.is_done());
+                gather.issue()
+            };
+            let mut issued = vec![unmap(0), unmap(PAGE)];
+            let other = on(1, &space, |space| {
+                let mut gather = space.gather();
+                let taken = gather.unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Continue(()));
+                assert!(taken.unwrap().progress.is_done());
+                let _later = gather.finish(|_| ());
+            });
+            let _first = issued.swap_remove(first).complete();
+            let _second = issued.swap_remove(0).complete();
+            other.join().unwrap();
         });
     }
 }

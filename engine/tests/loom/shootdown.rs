@@ -1,7 +1,7 @@
-//! Remote flushes: whoever loads a space, is lazy, does not run, or flushes himself while another flushes, uses nothing
-//! that the other has given back.
+//! Remote flushes: a CPU that loads a space, is lazy, does not run, is online or not, or flushes while another flushes,
+//! uses nothing that the other has given back.
 //!
-//! A processor here remembers one translation under each identifier. What it leads to is a cell that the processor looks at when it uses
+//! A CPU here remembers one translation of each entry. What it leads to is a cell that the CPU looks at when it uses
 //! the translation, and that is written when it is given back: loom finds the two at once, or the wrong way round.
 
 use std::cell::{Cell, RefCell};
@@ -16,36 +16,53 @@ use tablewright::shootdown::{
     Actions, Allocator, Cpu, Cpus, Deferred, Forget, Here, Holder, Identifiers, Identity, Message,
     Messenger, PreemptedFlag, Shootdown, Space, inbox_words,
 };
-use tablewright::{Invalidation, Pa, What};
+use tablewright::{Invalidation, Pa, Stale, What};
 
 const CPUS: usize = 2;
 /// What the entry says before the edit, and after it.
 const OLD: u64 = 1;
 const NEW: u64 = 2;
-const COSTS: tablewright::shootdown::Costs = tablewright::shootdown::Costs {
-    page: 1,
-    space: 10,
-    interrupt: 1,
-};
-
-fn page(tables: bool) -> Invalidation {
-    let what = What::Range {
-        first: 0x1000,
-        last: 0x1fff,
+/// The page that an entry maps.
+fn page(entry: usize, tables: bool) -> Stale {
+    let first = (entry as u64 + 1) << 12;
+    Stale {
+        first,
+        last: first + 0xfff,
         level: None,
         tables,
-    };
-    Invalidation { id: 0, what }
+    }
 }
 
-/// What a model's threads share: entries, and what the old ones lead to. One for each processor that edits.
+/// What an edit has cut off or changed.
+#[derive(Clone, Copy, Default)]
+struct Edit {
+    tables: bool,
+    global: bool,
+}
+
+const LEAF: Edit = Edit {
+    tables: false,
+    global: false,
+};
+const TABLE: Edit = Edit {
+    tables: true,
+    ..LEAF
+};
+const GLOBAL: Edit = Edit {
+    global: true,
+    ..LEAF
+};
+
+/// What a model's threads share: entries, and what the old ones lead to. One for each edit.
 struct World {
     shootdown: Shootdown<'static>,
     space: Space<'static>,
     entries: [AtomicU64; CPUS],
     old: [UnsafeCell<()>; CPUS],
     flag: PreemptedFlag,
-    /// A processor has no more to do, and waits for the others.
+    /// A CPU has been interrupted, once.
+    interrupted: [AtomicBool; CPUS],
+    /// A CPU has no more to do, and waits for the others.
     done: [AtomicBool; CPUS],
 }
 
@@ -56,13 +73,14 @@ impl World {
             Vec::leak((0..count).map(|_| make()).collect())
         }
         let inboxes = leak(inbox_words(CPUS), || AtomicU64::new(0));
-        let shootdown = Shootdown::new(leak(CPUS, Cpu::new), inboxes, identifiers(3).1, COSTS);
+        let shootdown = Shootdown::new(leak(CPUS, Cpu::new), inboxes, identifiers(3).1, 1);
         Arc::new(Self {
             shootdown: shootdown.unwrap(),
             space: Space::new(1, Pa::new(0x1000), leak(1, || AtomicU64::new(0))),
             entries: [AtomicU64::new(OLD), AtomicU64::new(OLD)],
             old: [UnsafeCell::new(()), UnsafeCell::new(())],
             flag: PreemptedFlag::default(),
+            interrupted: [AtomicBool::new(false), AtomicBool::new(false)],
             done: [AtomicBool::new(false), AtomicBool::new(false)],
         })
     }
@@ -80,29 +98,43 @@ fn identifiers(
     (Box::leak(Box::new(Mutex::new(allocator))), identifiers)
 }
 
-/// A processor: what it remembers of the entry that another edits.
+/// Where in a flush a handler interrupts it.
+#[derive(Clone, Copy, PartialEq)]
+enum Point {
+    /// The message is not written yet.
+    Before,
+    /// It is written and queued, and no CPU is interrupted yet.
+    Queued,
+}
+
+/// A CPU: what it remembers of the entries that it uses.
 struct On<'w> {
     world: &'w World,
     cpu: usize,
-    /// Whose entry it uses.
-    of: usize,
-    remembered: RefCell<Option<u64>>,
+    of: &'static [usize],
+    remembered: RefCell<[Option<u64>; 2]>,
     /// It has the space loaded, and is not lazy, when it has done what it does.
     uses: Cell<bool>,
     /// It does what others ask.
     asked: Cell<bool>,
+    /// A handler that flushes another entry, once.
+    handler: Cell<Option<(Point, usize, Edit)>>,
+    /// A handler that does what others ask, once, in the midst of doing what others ask.
+    receives: Cell<bool>,
     allocator: RefCell<Allocator<'static>>,
 }
 
 impl<'w> On<'w> {
-    fn new(world: &'w World, cpu: usize, of: usize) -> Self {
+    fn new(world: &'w World, cpu: usize, of: &'static [usize]) -> Self {
         Self {
             world,
             cpu,
             of,
-            remembered: RefCell::new(None),
+            remembered: RefCell::new([None; 2]),
             uses: Cell::new(true),
             asked: Cell::new(false),
+            handler: Cell::new(None),
+            receives: Cell::new(false),
             allocator: RefCell::new(Allocator::new(3, vec![0; 1].leak()).unwrap()),
         }
     }
@@ -117,64 +149,113 @@ impl<'w> On<'w> {
         self.here().switch(from, to, self, |_| ());
     }
 
-    /// What the processor, or its walker, goes through.
+    /// What the CPU, or its walker, goes through.
     fn look(&self) {
-        let entry = &self.world.entries[self.of];
-        let found = *self
-            .remembered
-            .borrow_mut()
-            .get_or_insert_with(|| entry.load(Ordering::Relaxed));
-        if found == OLD {
-            self.world.old[self.of].with(|_| ());
+        for &of in self.of {
+            let entry = &self.world.entries[of];
+            let found = *self.remembered.borrow_mut()[of]
+                .get_or_insert_with(|| entry.load(Ordering::Relaxed));
+            if found == OLD {
+                self.world.old[of].with(|_| ());
+            }
         }
     }
 
-    /// Changes the entry of this processor, and gives back what it led to.
-    fn edit(&self, tables: bool) {
-        self.world.entries[self.cpu].store(NEW, Ordering::Relaxed);
+    /// Changes an entry, and gives back what it led to.
+    fn edit(&self, entry: usize, edit: Edit) {
+        self.world.entries[entry].store(NEW, Ordering::Relaxed);
+        let flush = Invalidation {
+            root: self.world.space.root(),
+            id: 0,
+            global: edit.global,
+            what: What::Ranges(&[page(entry, edit.tables)]),
+        };
         let deferred = Deferred::new(|cpu| (cpu == 1).then_some(&self.world.flag));
+        let messengers: [&dyn Messenger; 2] = [&deferred, &Interrupted(self)];
         self.here()
-            .flush(&self.world.space, &[page(tables)], &[&deferred], self);
-        self.world.old[self.cpu].with_mut(|_| ());
+            .flush(&self.world.space, &flush, &messengers, self);
+        self.world.old[entry].with_mut(|_| ());
     }
 
-    /// Takes an interrupt.
+    /// Is interrupted, if that is to be here.
+    fn interrupted(&self, at: Point) {
+        if let Some((point, entry, edit)) = self.handler.take() {
+            if point == at {
+                self.edit(entry, edit);
+            } else {
+                self.handler.set(Some((point, entry, edit)));
+            }
+        }
+    }
+
+    /// Does what others ask: in a handler, or because it waits for something.
     fn receive(&self) {
         self.asked.set(true);
         self.here().receive(self);
         self.asked.set(false);
     }
 
-    /// Takes interrupts until the other has no more to do.
+    fn take_interrupt(&self) -> bool {
+        let flag = &self.world.interrupted[self.cpu];
+        // loom takes an exchange in a loop for progress, and goes round for ever.
+        flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::Acquire)
+    }
+
+    /// Takes interrupts until the other has no more to do. One that is not sent is not taken.
     fn attend(&self) {
         self.world.done[self.cpu].store(true, Ordering::Relaxed);
         while !self.world.done[1 - self.cpu].load(Ordering::Relaxed) {
-            self.receive();
+            if self.take_interrupt() {
+                self.receive();
+            }
             thread::yield_now();
         }
+    }
+}
+
+/// A messenger that tells no CPU: a handler comes while it is asked.
+struct Interrupted<'o, 'w>(&'o On<'w>);
+
+impl Messenger for Interrupted<'_, '_> {
+    fn tell(&self, _: &Message<'_>, _: &mut Cpus) {
+        self.0.interrupted(Point::Before);
     }
 }
 
 // SAFETY: no memory depends on it.
 unsafe impl Actions for On<'_> {
     fn forget(&self, what: Forget) {
-        match what {
-            Forget::Range(Invalidation { id, .. }) | Forget::Space(id) => assert_eq!(id, 1),
-            Forget::All => {}
+        if let Forget::Range { id, .. } | Forget::Space(id) = what {
+            assert_eq!(id, 1);
         }
         if self.asked.get() {
             // Until now its walker has gone on.
             self.look();
         }
-        *self.remembered.borrow_mut() = None;
+        if self.receives.get() && self.take_interrupt() {
+            self.receives.set(false);
+            self.here().receive(self);
+        }
+        match what {
+            Forget::Range { range, .. } => {
+                let all = &mut *self.remembered.borrow_mut();
+                (all.iter_mut().enumerate())
+                    .filter(|&(entry, _)| page(entry, false).first == range.first)
+                    .for_each(|(_, remembered)| *remembered = None);
+            }
+            _ => *self.remembered.borrow_mut() = [None; 2],
+        }
     }
 
     fn interrupt(&self, cpus: &Cpus) {
         assert!(cpus.iter().eq([1 - self.cpu]));
+        self.interrupted(Point::Queued);
+        // An exchange, because loom lets one stand behind a store that it has not read.
+        self.world.interrupted[1 - self.cpu].swap(true, Ordering::Release);
     }
 
     fn allocator(&self, with: &mut dyn FnMut(&mut Allocator<'_>)) {
-        // One space: who asks first has it all.
+        // One space: the CPU that asks first has it all.
         with(&mut self.allocator.borrow_mut());
     }
 
@@ -188,22 +269,22 @@ fn on(world: &Arc<World>, what: impl FnOnce(&World) + 'static) -> JoinHandle<()>
     thread::spawn(move || what(&world))
 }
 
-/// Processor 0 edits, while 1 does `what`, after it has done `before`.
+/// CPU 0 edits, while 1 does `what`, after it has done `before`.
 fn while_edited(
-    tables: bool,
+    edit: Edit,
     before: impl Fn(&On<'_>) + Send + Sync + 'static,
     what: impl Fn(&On<'_>) + Send + Sync + Copy + 'static,
 ) {
     loom::model(move || {
         let world = World::new();
-        let other = On::new(&world, 1, 0);
+        let other = On::new(&world, 1, &[0]);
         // It has used the space, which therefore has an identifier.
         other.load(true);
         other.look();
         before(&other);
         let remembered = other.remembered.take();
         let other = on(&world, move |world| {
-            let other = On::new(world, 1, 0);
+            let other = On::new(world, 1, &[0]);
             *other.remembered.borrow_mut() = remembered;
             what(&other);
             other.attend();
@@ -211,17 +292,17 @@ fn while_edited(
                 other.look();
             }
         });
-        let editor = On::new(&world, 0, 1);
-        editor.edit(tables);
+        let editor = On::new(&world, 0, &[1]);
+        editor.edit(0, edit);
         editor.attend();
         other.join().unwrap();
     });
 }
 
 #[test]
-fn who_has_the_space_loaded_is_told() {
+fn a_cpu_that_has_the_space_loaded_is_told() {
     while_edited(
-        false,
+        LEAF,
         |_| (),
         |other| {
             other.look();
@@ -232,9 +313,9 @@ fn who_has_the_space_loaded_is_told() {
 }
 
 #[test]
-fn who_loads_a_space_while_it_is_flushed_is_told_or_knows() {
+fn a_cpu_that_loads_a_space_while_it_is_flushed_is_told_or_knows() {
     while_edited(
-        false,
+        LEAF,
         |other| other.load(false),
         |other| {
             other.load(true);
@@ -244,9 +325,9 @@ fn who_loads_a_space_while_it_is_flushed_is_told_or_knows() {
 }
 
 #[test]
-fn who_loads_another_space_has_left_before_its_tables_go() {
+fn a_cpu_that_loads_another_space_has_left_before_its_tables_go() {
     while_edited(
-        true,
+        TABLE,
         |_| (),
         |other| {
             let space = Some(&other.world.space);
@@ -259,9 +340,9 @@ fn who_loads_another_space_has_left_before_its_tables_go() {
 }
 
 #[test]
-fn who_was_lazy_looks_before_he_uses_the_space() {
+fn a_cpu_that_was_lazy_looks_before_it_uses_the_space() {
     while_edited(
-        false,
+        LEAF,
         |other| other.here().be_lazy(),
         |other| {
             other.here().resume(&other.world.space, other);
@@ -271,9 +352,9 @@ fn who_was_lazy_looks_before_he_uses_the_space() {
 }
 
 #[test]
-fn who_becomes_lazy_has_made_his_last_use() {
+fn a_cpu_that_becomes_lazy_has_made_its_last_use() {
     while_edited(
-        false,
+        LEAF,
         |_| (),
         |other| {
             other.look();
@@ -284,9 +365,9 @@ fn who_becomes_lazy_has_made_his_last_use() {
 }
 
 #[test]
-fn who_loads_a_space_is_not_lazy_any_more() {
+fn a_cpu_that_loads_a_space_is_not_lazy_any_more() {
     while_edited(
-        false,
+        LEAF,
         |other| {
             other.load(false);
             other.here().be_lazy();
@@ -299,9 +380,9 @@ fn who_loads_a_space_is_not_lazy_any_more() {
 }
 
 #[test]
-fn who_is_lazy_is_told_when_tables_go() {
+fn a_cpu_that_is_lazy_is_told_when_tables_go() {
     while_edited(
-        true,
+        TABLE,
         |other| other.here().be_lazy(),
         |other| {
             // Its walker, by itself.
@@ -313,15 +394,15 @@ fn who_is_lazy_is_told_when_tables_go() {
 }
 
 #[test]
-fn who_does_not_run_is_flushed_before_he_does() {
+fn a_cpu_that_does_not_run_is_flushed_before_it_does() {
     while_edited(
-        false,
+        LEAF,
         |_| (),
         |other| {
             other.look();
             other.world.flag.preempt();
             if other.world.flag.enter() {
-                other.forget(Forget::All);
+                other.forget(Forget::Everything);
             }
             other.look();
         },
@@ -329,20 +410,75 @@ fn who_does_not_run_is_flushed_before_he_does() {
 }
 
 #[test]
-fn two_who_flush_at_once_do_not_wait_for_each_other() {
-    loom::model(|| {
+fn a_cpu_that_has_no_space_loaded_is_told_of_what_is_global() {
+    while_edited(
+        GLOBAL,
+        |other| other.load(false),
+        |other| {
+            other.look();
+            other.receive();
+            other.look();
+        },
+    );
+}
+
+#[test]
+fn a_cpu_that_goes_online_is_told_or_finds_what_is_new() {
+    while_edited(
+        GLOBAL,
+        |other| {
+            other.load(false);
+            other.here().go_offline(other);
+        },
+        |other| {
+            other.here().go_online(other);
+            other.look();
+        },
+    );
+}
+
+#[test]
+fn a_cpu_goes_offline_when_no_flush_waits_for_it() {
+    while_edited(
+        GLOBAL,
+        |other| other.load(false),
+        |other| {
+            other.look();
+            other.asked.set(true);
+            other.here().go_offline(other);
+            other.asked.set(false);
+            other.uses.set(false);
+            // No interrupt comes to it any more.
+            other.world.done[1].store(true, Ordering::Relaxed);
+            while !other.world.done[0].load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+        },
+    );
+}
+
+#[test]
+fn two_that_flush_at_once_do_not_wait_for_each_other() {
+    two_that_flush(None);
+}
+
+/// CPUs 0 and 1 flush an entry each, and use that of the other.
+fn two_that_flush(handler: Option<(Point, usize, Edit)>) {
+    loom::model(move || {
         let world = World::new();
+        let others = |cpu: usize| -> &'static [usize] { if cpu == 0 { &[1] } else { &[0] } };
         let start = |world: &World, cpu: usize| {
-            let here = On::new(world, cpu, 1 - cpu);
+            let here = On::new(world, cpu, others(cpu));
             here.load(true);
             here.look();
             here.remembered.take()
         };
         let remembered = [start(&world, 0), start(&world, 1)];
         let run = move |world: &World, cpu: usize| {
-            let here = On::new(world, cpu, 1 - cpu);
+            let here = On::new(world, cpu, others(cpu));
             *here.remembered.borrow_mut() = remembered[cpu];
-            here.edit(false);
+            here.handler.set(handler.filter(|_| cpu == 0));
+            here.edit(cpu, LEAF);
             here.look();
             here.attend();
             here.look();
@@ -353,9 +489,112 @@ fn two_who_flush_at_once_do_not_wait_for_each_other() {
     });
 }
 
+// ---- Flushes in handlers ----
+
+/// CPU 0 edits one entry, and in the midst of it, in a handler, another. CPU 1 uses both; a handler may interrupt it
+/// too.
+fn while_edited_in_a_handler(point: Point, edit: Edit, loaded: bool, receives: bool) {
+    loom::model(move || {
+        let world = World::new();
+        let other = On::new(&world, 1, &[0, 1]);
+        other.load(true);
+        other.look();
+        if !loaded {
+            other.load(false);
+        }
+        let remembered = other.remembered.take();
+        let other = on(&world, move |world| {
+            let other = On::new(world, 1, &[0, 1]);
+            *other.remembered.borrow_mut() = remembered;
+            other.receives.set(receives);
+            other.receive();
+            other.look();
+            other.attend();
+            other.look();
+        });
+        let editor = On::new(&world, 0, &[]);
+        editor.handler.set(Some((point, 1, edit)));
+        editor.edit(0, edit);
+        assert!(editor.handler.take().is_none());
+        editor.attend();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_flush_in_a_handler_is_told_before_the_message_that_it_interrupts_is_written() {
+    while_edited_in_a_handler(Point::Before, LEAF, true, false);
+}
+
+#[test]
+fn a_flush_in_a_handler_leaves_the_message_that_it_interrupts() {
+    while_edited_in_a_handler(Point::Queued, LEAF, true, false);
+}
+
+#[test]
+fn a_cpu_that_is_told_may_be_interrupted_itself() {
+    while_edited_in_a_handler(Point::Queued, LEAF, true, true);
+}
+
+#[test]
+fn a_flush_in_a_handler_of_what_is_global_is_told_to_all() {
+    while_edited_in_a_handler(Point::Queued, GLOBAL, false, true);
+}
+
+/// A handler in a handler rings again, while the CPU that is told answers and is interrupted in it: what it did does not
+/// go back, and the one interrupt that was sent is enough.
+#[test]
+fn a_doorbell_is_rung_while_it_is_answered() {
+    let mut model = loom::model::Builder::new();
+    // Three flushes of one CPU are more than can be explored whole.
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let world = World::new();
+        let other = On::new(&world, 1, &[0, 1]);
+        other.load(true);
+        other.look();
+        let remembered = other.remembered.take();
+        let other = on(&world, move |world| {
+            let other = On::new(world, 1, &[0, 1]);
+            *other.remembered.borrow_mut() = remembered;
+            other.receives.set(true);
+            other.receive();
+            other.attend();
+            other.look();
+        });
+        let editor = On::new(&world, 0, &[]);
+        editor.handler.set(Some((Point::Queued, 1, LEAF)));
+        let flush = Invalidation {
+            root: world.space.root(),
+            id: 0,
+            global: false,
+            what: What::Ranges(&[page(2, false)]),
+        };
+        let handler: &dyn Messenger = &Handler(&editor);
+        (editor.here()).flush(&world.space, &flush, &[handler], &editor);
+        editor.attend();
+        other.join().unwrap();
+    });
+}
+
+/// A messenger that tells no CPU: in a handler that comes while it is asked, an entry is edited.
+struct Handler<'o, 'w>(&'o On<'w>);
+
+impl Messenger for Handler<'_, '_> {
+    fn tell(&self, _: &Message<'_>, _: &mut Cpus) {
+        self.0.edit(0, LEAF);
+    }
+}
+
+#[test]
+fn two_that_flush_at_once_one_of_them_in_a_handler_do_not_wait_for_each_other() {
+    // The handler's flush is of an entry that is changed already: what counts is that it ends.
+    two_that_flush(Some((Point::Queued, 0, LEAF)));
+}
+
 // ---- Identifiers ----
 
-/// Three identifiers for two processors.
+/// Three identifiers for two CPUs.
 struct Ids {
     identifiers: Identifiers<'static>,
     allocator: &'static Mutex<Allocator<'static>>,
@@ -372,7 +611,7 @@ impl Ids {
         })
     }
 
-    /// A processor loads a space. It remembers what it had under which identifier.
+    /// A CPU loads a space. It remembers what it had under which identifier.
     fn load(&self, cpu: usize, space: usize, remembered: &mut Vec<(u16, usize)>) -> u16 {
         let mut forgets = false;
         let id = self.identifiers.load(
@@ -393,7 +632,7 @@ impl Ids {
     }
 }
 
-/// All identifiers are given; processor 0 loads spaces that have none, while 1 goes back to one that has.
+/// All identifiers are given; CPU 0 loads spaces that have none, while 1 goes back to one that has.
 fn roll_over(loads: &'static [usize]) {
     loom::model(move || {
         let ids = Ids::new();
@@ -425,12 +664,15 @@ fn a_new_identifier_is_not_loaded_over_what_was_there() {
     roll_over(&[3, 0]);
 }
 
-/// Hardware that tells everybody: what processor 1 remembers, under which identifier. A walk does not overlap an invalidation.
+/// Hardware that tells all CPUs: what CPU 1 remembers, under which identifier. A walk does not overlap an invalidation.
 struct Broadcast(Arc<Mutex<Option<(u16, u64)>>>);
 
 impl Messenger for Broadcast {
     fn tell(&self, message: &Message<'_>, cpus: &mut Cpus) {
-        self.0.lock().unwrap().take_if(|(id, _)| *id == message.id);
+        self.0
+            .lock()
+            .unwrap()
+            .take_if(|(id, _)| *id == message.flush.id);
         cpus.clear();
     }
 
@@ -440,14 +682,14 @@ impl Messenger for Broadcast {
 }
 
 #[test]
-fn who_tells_everybody_knows_the_identifier_or_is_too_early_to_matter() {
+fn a_broadcast_knows_the_identifier_or_is_too_early_to_matter() {
     loom::model(|| {
         let world = World::new();
         let tlb = Arc::new(Mutex::new(None));
         let other = {
             let tlb = Arc::clone(&tlb);
             on(&world, move |world| {
-                let other = On::new(world, 1, 0);
+                let other = On::new(world, 1, &[0]);
                 let mut loaded = 0;
                 other
                     .here()
@@ -461,11 +703,15 @@ fn who_tells_everybody_knows_the_identifier_or_is_too_early_to_matter() {
                 }
             })
         };
-        let editor = On::new(&world, 0, 1);
+        let editor = On::new(&world, 0, &[]);
         world.entries[0].store(NEW, Ordering::Relaxed);
-        editor
-            .here()
-            .flush(&world.space, &[page(true)], &[&Broadcast(tlb)], &editor);
+        let flush = Invalidation {
+            root: world.space.root(),
+            id: 0,
+            global: false,
+            what: What::Ranges(&[page(0, true)]),
+        };
+        (editor.here()).flush(&world.space, &flush, &[&Broadcast(tlb)], &editor);
         world.old[0].with_mut(|_| ());
         other.join().unwrap();
     });
@@ -516,8 +762,9 @@ fn queued(editors: usize, all: bool) {
             let host = Arc::clone(&host);
             thread::spawn(move || {
                 let mut remembered = [Some(OLD); 2];
-                // What is found now is remembered the next time. With two editors that is too much to look through; and where an exchange
-                // and a plain store meet, loom lets the exchange read what the store has replaced and stand behind it all the same.
+                // What is found now is remembered the next time. With two editors that is too much to look through; and
+                // where an exchange and a plain store meet, loom lets the exchange read what the store has replaced and
+                // stand behind it all the same.
                 for _ in editors + usize::from(all)..3 {
                     host.runs.store(true, Ordering::Relaxed);
                     loom::sync::atomic::fence(Ordering::SeqCst);

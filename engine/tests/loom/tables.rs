@@ -32,7 +32,10 @@ pub const WAKING: u64 = 1 << 60;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiny<const ARM: bool, A = Va>(PhantomData<A>);
 
-impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
+// SAFETY: the index is the masked one of the trait, of four entries at both levels (1.); the address of a table is its own field
+// (2.); suspended, frozen and asleep are marks of a bit each, which no entry that is present has (3.); there are no runs, and
+// pages are leaves (4.).
+unsafe impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
     type Input = A;
     const NAME: &'static str = "tiny";
     const PAGE_SHIFT: u32 = 12;

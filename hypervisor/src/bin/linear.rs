@@ -13,6 +13,9 @@
 
 extern crate alloc;
 
+#[path = "../tlbi.rs"]
+mod tlbi;
+
 use alloc::format;
 use alloc::string::{String, ToString as _};
 use core::arch::{asm, global_asm};
@@ -29,8 +32,9 @@ use buddy_system_allocator::LockedHeap;
 use smccc::{Hvc, psci};
 use tablewright::format::{Arm64K4, MAIR};
 use tablewright::linear::{Identity, LinearError, MemoryMap, SlotMemory, Slots, Window};
+use tablewright::shootdown::arm64::Encoder;
 use tablewright::{
-    Attrs, Barrier, Entry, Format, Invalidation, Level, Pa, Platform, Span, Va, What,
+    Attrs, Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Span, Va,
 };
 use tablewright_linear::engine::{self, COARSE_ID};
 use tablewright_linear::{Fixmap, Goal, LAST_LEVEL, Technique, Techniques};
@@ -174,7 +178,7 @@ struct Machine {
 }
 
 // SAFETY: a frame is handed out once (1.). Tables are reached through windows alone, so `table` is never asked (2.); no
-// links (3.); the accessors are the engine's (4.); `dsb ish` waits for what was issued (5.); there is no clone (6.).
+// links (3.); `dsb` waits for what was stored (4.), and issued (6.); what is issued is the engine's (5.); there is no clone (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let frame = self.next.get();
@@ -197,23 +201,19 @@ unsafe impl Platform for Machine {
         instruct!("isb");
     }
 
-    fn invalidate(&self, what: &Invalidation) {
-        match what.what {
-            What::Everything => instruct!("tlbi vmalle1is"),
-            What::Range { tables: true, .. } => panic!("no step cuts off a table"),
-            // Of all identifiers, because what is the kernel's own is global.
-            What::Range { first, last, .. } if last - first < PAGE => {
-                instruct!("tlbi vaale1is, {}", first >> 12 & ((1 << 44) - 1));
-            }
-            // TLBI RVAALE1IS: pairs of pages of 4 KiB, less one. With an odd number one page more is forgotten.
-            What::Range { first, last, .. } => {
-                let pairs = ((last - first) >> 13) << 39;
-                let operand = pairs | 1 << 46 | (first >> 12 & ((1 << 37) - 1));
-                instruct!("sys #0, c8, c2, #7, {}", operand);
-            }
-        }
+    fn invalidate(&self, flush: &Invalidation<'_>) {
+        let encoder = Encoder {
+            page_shift: PAGE.trailing_zeros(),
+            ranges: true,
+            wide: false,
+            stage2: false,
+        };
+        encoder.encode(flush, tlbi::execute);
     }
 }
+
+// SAFETY: nothing is overridden (1.).
+unsafe impl Hooks for Machine {}
 
 /// The slots of the fixmap.
 struct FixmapSlots;
@@ -363,8 +363,14 @@ impl Kernel {
         // SAFETY: the slots of the fixmap: all zero, and used by nobody else, one user after the other.
         let (slots, fixmap) = unsafe {
             let entries = NonNull::from(&fixmap_0[0]);
-            let slots =
-                Slots::<_, _, _, LAST_LEVEL>::new(&machine, FixmapSlots, at, entries, data, 0);
+            let slots = Slots::<_, _, _, LAST_LEVEL>::new(
+                &machine,
+                FixmapSlots,
+                at,
+                entries,
+                data,
+                (root, 0),
+            );
             (slots, Fixmap::new(at, entries, FixmapSlots))
         };
         let slots: Slots<'_, Arm64K4, _, _, _> = slots.map_err(|error| error.to_string())?;
@@ -372,7 +378,7 @@ impl Kernel {
         unsafe {
             let table = slots.open(root, level);
             for (number, entry) in early.iter().enumerate() {
-                machine.store(table.add(number), entry.load());
+                table.add(number).as_ref().store(entry.load());
             }
             slots.close(root, table);
         }

@@ -255,7 +255,8 @@ fn restrict<'a, F: Format>(
         }
     }
     tables.forget_everything();
-    // SAFETY: a tree of this format and of this platform (1.), which the space that is gone edits no more (2.), in use (3.).
+    // SAFETY: a tree of this format and of this platform (1.), which the space that is gone edits no more (2.), in use, without an
+    // identity (3.).
     unsafe { AddressSpace::adopt(tables, root, Half::Lower, Liveness::Live) }
 }
 
@@ -281,9 +282,9 @@ fn hide<F: Format<Input = Ipa>>(
     let attrs = random.one_of(&[None, Some(READ_ONLY), Some(FRESH), Some(FRESH), Some(FRESH)]);
     for (page, attrs) in [(*hidden, Some(FRESH)), (next, attrs)] {
         let span = Span::new(Ipa::new(page + DISTANCE), PAGE).map_err(|_| "an odd page")?;
-        let mut flush = space.flush();
-        let progress = space.unmap(span, &mut flush, |_| ControlFlow::Continue(()));
-        flush.finish(|_| ());
+        let mut gather = space.gather();
+        let progress = gather.unmap(span, |_| ControlFlow::Continue(()));
+        gather.finish(|_| ());
         if !progress.is_ok_and(|progress| progress.is_done()) {
             return Err(NO_MEMORY.into());
         }
@@ -306,12 +307,9 @@ fn map<F: Format>(
 ) -> Result<(), Failed> {
     let span =
         Span::new(F::Input::from_bits(from), to.end - to.start).map_err(|_| "an odd range")?;
-    let mut flush = space.flush();
     space
-        .map(span, Pa::new(to.start), mapping, &mut flush)
-        .map_err(|_| NO_MEMORY)?;
-    flush.finish(|_| ());
-    Ok(())
+        .map(span, Pa::new(to.start), mapping)
+        .map_err(|_| NO_MEMORY.into())
 }
 
 /// Asks the processor for so many addresses through one tree, and for so many through two.

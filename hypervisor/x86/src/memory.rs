@@ -100,8 +100,8 @@ impl Tables {
 }
 
 // SAFETY: a frame is handed out once until it is freed (1.), and lies where `place` says (2.), where nobody else has
-// anything. The accessors are the engine's (4.), an invalidation is complete when it was issued (5.), and a reference is the
-// same platform (6.).
+// anything. There are no links (3.). The compiler keeps stores in order (4.), an invalidation is complete when it was issued (5.,
+// 6.), and a reference is the same platform (7.).
 unsafe impl Platform for Tables {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let chained = self.chain.get();
@@ -135,24 +135,25 @@ unsafe impl Platform for Tables {
         compiler_fence(Ordering::SeqCst);
     }
 
-    fn invalidate(&self, invalidation: &Invalidation) {
+    fn invalidate(&self, flush: &Invalidation<'_>) {
         let Walker::Host(omit) = self.walker else {
             return svm::forget();
         };
-        match invalidation.what {
-            What::Everything if omit == Some(Omit::Everything) => {}
-            What::Everything => self.forget_everything(),
-            What::Range { tables: false, .. } if omit == Some(Omit::Leaves) => {}
-            What::Range {
-                first, last, level, ..
-            } => {
-                // One leaf at a time where their size is known.
-                let size = PAGE << level.map_or(0, |level| 9 * u32::from(level.height()));
-                let mut at = first & !(size - 1);
-                while at <= last {
-                    tlb::flush(VirtAddr::new_truncate(at));
-                    at += size;
-                }
+        let ranges = match flush.what {
+            What::Everything if omit == Some(Omit::Everything) => return,
+            What::Everything => return self.forget_everything(),
+            What::Ranges(ranges) => ranges,
+        };
+        for range in ranges {
+            if !range.tables && omit == Some(Omit::Leaves) {
+                continue;
+            }
+            // One leaf at a time where their size is known.
+            let size = PAGE << range.level.map_or(0, |level| 9 * u32::from(level.height()));
+            let mut at = range.first & !(size - 1);
+            while at <= range.last {
+                tlb::flush(VirtAddr::new_truncate(at));
+                at += size;
             }
         }
     }

@@ -4,8 +4,9 @@ use std::hint::black_box;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
+use tablewright::flush::Issued;
 use tablewright::format::X86_64;
-use tablewright::{AddressSpace, Attrs, Change, Flush, Mapping, Pa, Perms, Span, TableLink, Va};
+use tablewright::{AddressSpace, Attrs, Change, Mapping, Pa, Perms, Span, TableLink, Va};
 
 use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
@@ -28,7 +29,7 @@ struct Edited {
     attrs: Attrs,
     users: Users,
     /// What was detached and is not settled yet.
-    pending: Option<Flush<Format, Lean>>,
+    pending: Option<Issued<Format, Lean>>,
 }
 
 impl Tablewright {
@@ -37,39 +38,11 @@ impl Tablewright {
     }
 }
 
-impl Edited {
-    /// Cuts the range off, and gathers it in a flush.
-    fn detach(&mut self) -> Result<Flush<Format, Lean>, String> {
-        let mut flush = self.space.flush();
-        let progress = self
-            .space
-            .unmap(self.span, &mut flush, |_| ControlFlow::Break(()))
-            .map_err(|error| error.to_string())?;
-        if progress.is_done() {
-            Ok(flush)
-        } else {
-            Err("stopped half-way".to_owned())
-        }
-    }
-
-    /// Visits every leaf of what was cut off, as somebody would who frees the frames, and frees the tables.
-    ///
-    /// The visitor keeps a single sum: it goes through a line of entries in registers, where two counters beside each
-    /// other would go through memory for each leaf. The sum also tells whether any leaf was left out.
-    fn settle(&self, flush: Flush<Format, Lean>) -> Result<(), String> {
-        let mut frames = 0_u64;
-        flush.finish(|leaf| frames = frames.wrapping_add(leaf.frame().get()));
-        let entries = self.work.entries();
-        // The sum of an arithmetic progression, modulo 2 to the 64 like the sum over the leaves.
-        let count = u128::from(entries);
-        let steps = count * (count - 1) / 2;
-        let all = (count * u128::from(Work::PHYSICAL) + steps * u128::from(Work::PAGE)) as u64;
-        if black_box(frames) == all {
-            Ok(())
-        } else {
-            Err(format!("visited fewer leaves than {entries}, or others"))
-        }
-    }
+/// The sum of the addresses of all frames, modulo 2 to the 64, as of an arithmetic progression.
+fn all(work: Work) -> u64 {
+    let count = u128::from(work.entries());
+    let steps = count * (count - 1) / 2;
+    (count * u128::from(Work::PHYSICAL) + steps * u128::from(Work::PAGE)) as u64
 }
 
 impl Subject for Tablewright {
@@ -87,7 +60,7 @@ impl Subject for Tablewright {
             UNMAP,
             Course {
                 operation: Operation::Detach,
-                method: "unmap",
+                method: "unmap, issue",
                 ..UNMAP
             },
             Course {
@@ -130,17 +103,11 @@ impl Subject for Tablewright {
 
     fn map(&mut self) -> Result<(), String> {
         let edited = self.edited()?;
-        let mut flush = edited.space.flush();
+        let mapping = Mapping::new(edited.attrs).pages_only();
         edited
             .space
-            .map(
-                edited.span,
-                Pa::new(Work::PHYSICAL),
-                Mapping::new(edited.attrs).pages_only(),
-                &mut flush,
-            )
+            .map(edited.span, Pa::new(Work::PHYSICAL), mapping)
             .map_err(|error| error.to_string())?;
-        flush.finish(|_| ());
         if edited.users != Users::Nobody {
             edited.space.make_live();
         }
@@ -149,23 +116,38 @@ impl Subject for Tablewright {
 
     fn protect(&mut self) -> Result<(), String> {
         let edited = self.edited()?;
-        let mut flush = edited.space.flush();
-        edited
-            .space
-            .protect(edited.span, Change::new().perms(Perms::READ), &mut flush)
+        let mut gather = edited.space.gather();
+        gather
+            .protect(edited.span, Change::new().perms(Perms::READ))
             .map_err(|error| error.to_string())?;
-        flush.finish(|_| ());
+        gather.finish(|_| ());
         Ok(())
     }
 
     fn end(&mut self, course: Course) -> Result<(), String> {
         let edited = self.edited()?;
-        let flush = edited.detach()?;
+        let mut gather = edited.space.gather();
+        let progress = gather
+            .unmap(edited.span, |_| ControlFlow::Break(()))
+            .map_err(|error| error.to_string())?;
+        if !progress.is_done() {
+            return Err("stopped half-way".to_owned());
+        }
         if course.operation == Operation::Detach {
-            edited.pending = Some(flush);
+            edited.pending = Some(gather.issue());
             return Ok(());
         }
-        edited.settle(flush)
+        // Every leaf of what was cut off is visited, as where the frames are to be freed. The visitor keeps a single sum: it goes
+        // through a line of entries in registers, where two counters beside each other would go through memory for each
+        // leaf. The sum also tells whether any leaf was left out.
+        let mut frames = 0_u64;
+        gather.finish(|leaf| frames = frames.wrapping_add(leaf.frame().get()));
+        if black_box(frames) == all(edited.work) {
+            Ok(())
+        } else {
+            let entries = edited.work.entries();
+            Err(format!("visited fewer leaves than {entries}, or others"))
+        }
     }
 
     fn query(&self, virtual_address: u64) -> Option<Leaf> {
@@ -188,8 +170,8 @@ impl Subject for Tablewright {
         let Some(mut edited) = self.edited.take() else {
             return;
         };
-        if let Some(flush) = edited.pending.take() {
-            flush.finish(|_| ());
+        if let Some(issued) = edited.pending.take() {
+            issued.complete().finish(|_| ());
         }
         // SAFETY: no processor ever has the root of these tables loaded.
         unsafe { edited.space.make_dead() };

@@ -109,8 +109,8 @@ impl Halves {
 }
 
 // SAFETY: each frame is handed out once in a round, and belongs to the arena (1.), where it is as long as the program
-// runs, at the address that is its number (2.). There are no links (3.), and nothing is overridden (4.). Nobody walks
-// (5.). A reference is the platform (6.).
+// runs, at the address that is its number (2.). There are no links (3.). No processor walks (4. to 6.). A reference is the
+// platform (7.).
 unsafe impl Platform for Halves {
     #[inline(always)]
     fn alloc_table(&self, _: Level) -> Option<Pa> {
@@ -135,7 +135,7 @@ unsafe impl Platform for Halves {
     #[inline(always)]
     fn barrier(&self, _: tablewright::Barrier) {}
     #[inline(always)]
-    fn invalidate(&self, _: &Invalidation) {}
+    fn invalidate(&self, _: &Invalidation<'_>) {}
 }
 
 // SAFETY: the epochs keep both promises; each thread has a slot.
@@ -144,7 +144,9 @@ unsafe impl SharedPlatform for Halves {
 
     #[inline(always)]
     fn enter(&self) -> Option<Walking<'_>> {
-        self.epochs.enter(THREAD.get())
+        // SAFETY: of the two threads that run at a time each has its number (1.), and no interrupts (2.); a walk ends in the edit
+        // that starts it (3.), and the slots are these epochs' alone (4.).
+        unsafe { self.epochs.enter(THREAD.get()) }
     }
     fn cut(&self) -> Moment {
         self.epochs.advance()
@@ -253,7 +255,9 @@ fn span(part: &Range<u64>) -> Result<Span<Va>, String> {
 
 fn map(platform: &Halves, entries: u64, parts: &[Range<u64>; 2]) -> Result<f64, String> {
     let space = AddressSpace::<X86_64<4>, _>::new(platform).ok_or("out of tables")?;
-    let space = SharedSpace::new(space);
+    let Ok(space) = SharedSpace::new(space) else {
+        return Err("a dead space is not shared".to_owned());
+    };
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
     let (took, mapped) = together(parts, |number, part| {
         THREAD.set(number);

@@ -21,7 +21,7 @@ use std::marker::PhantomData;
 
 use tablewright::guest::HOST_WRITES;
 use tablewright::{
-    Attrs, Barrier, Format, Invalidation, Ipa, Kind, Level, Pa, Perms, Platform, What,
+    Attrs, Barrier, Format, Hooks, Invalidation, Ipa, Kind, Level, Pa, Perms, Platform, Stale, What,
 };
 
 use super::simulate::Way;
@@ -82,15 +82,18 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
                 .work(|| self.process(F::address(bits, level), below));
         };
         let flush = || {
+            let stale = Stale {
+                first: at,
+                last: at + (leaf_bytes(level) - 1),
+                level: None,
+                tables: true,
+            };
             mapper.barrier(Barrier::Publish);
             mapper.invalidate(&Invalidation {
+                root: self.world.root,
                 id: 0,
-                what: What::Range {
-                    first: at,
-                    last: at + (leaf_bytes(level) - 1),
-                    level: None,
-                    tables: true,
-                },
+                global: false,
+                what: What::Ranges(&[stale]),
             });
             mapper.barrier(Barrier::Complete);
             self.world.flushes.update(|flushes| flushes + 1);

@@ -6,8 +6,8 @@
 use std::cell::RefCell;
 
 use tablewright::dirty::{Bitmap, Marker};
-use tablewright::guest::{Access, Backing, Fault, Guest, Request};
-use tablewright::shared::{Cut, Recovery, Refused, SharedFlush, TableCache};
+use tablewright::guest::{Access, Backing, Fault, Gather, Guest, Request};
+use tablewright::shared::{Cut, Refused};
 use tablewright::{Format, Ipa, Level};
 use tablewright_machine::{Mapper, Rule, Time};
 
@@ -16,7 +16,7 @@ use super::world::World;
 use crate::write_protect::leaf_bytes;
 use crate::write_protect::simulate::Handled;
 
-/// So many leaves are recovered before everybody has to forget what was below them.
+/// So many leaves are recovered before all vCPUs have to forget what was below them.
 const BATCH: usize = 64;
 /// How long whoever waits for walks of others looks away.
 const LOOK_AWAY: Time = Time::ns(50);
@@ -27,19 +27,20 @@ pub struct Engine<'w, 'm, 'g, 's, F: Format<Input = Ipa>> {
     pub bitmaps: &'g [Bitmap<'g>],
     /// What a page of the host has.
     pub page: u64,
-    pub caches: Box<[RefCell<TableCache>]>,
+    /// Of each vCPU.
+    pub gathers: Box<[RefCell<Gather<'g, 's, F, Mapper<'m>>>]>,
     /// What was recovered, to be settled.
     pub cut: RefCell<Vec<Cut<F, Mapper<'m>>>>,
 }
 
-impl<'m, F: Format<Input = Ipa>> Engine<'_, 'm, '_, '_, F> {
+impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
     pub fn look_away(&self) {
         self.world.cpu().spend(LOOK_AWAY);
     }
 
-    /// Completes a flush, and settles what was cut off when walks that may hold it are over.
-    pub fn finish(&self, flush: SharedFlush<F, Mapper<'m>>) {
-        self.settle_cut(flush.issue().complete());
+    /// Completes what was gathered, and settles what was cut off when walks that may hold it are over.
+    pub fn finish(&self, gather: &mut Gather<'g, 's, F, Mapper<'m>>) {
+        self.settle_cut(gather.issue().complete());
     }
 
     fn settle_cut(&self, cut: Cut<F, Mapper<'m>>) {
@@ -52,9 +53,9 @@ impl<'m, F: Format<Input = Ipa>> Engine<'_, 'm, '_, '_, F> {
         }
     }
 
-    /// Everybody forgets what was below the leaves that were recovered.
-    fn forget(&self, recovery: Recovery<'_, F, Mapper<'m>>, batch: &mut Vec<u64>) {
-        let cut = recovery.complete();
+    /// All vCPUs forget what was below the leaves that were recovered.
+    fn forget(&self, gather: &mut Gather<'g, 's, F, Mapper<'m>>, batch: &mut Vec<u64>) {
+        let cut = gather.issue().complete();
         if batch.is_empty() {
             return;
         }
@@ -75,16 +76,15 @@ impl<'m, F: Format<Input = Ipa>> Engine<'_, 'm, '_, '_, F> {
         let machine = self.world.mapper.machine();
         cpu.spend(machine.costs().zero * (self.page / leaf_bytes(Level::PAGE)));
         let first = self.world.host(at.get() & !(self.page - 1));
-        let mut tables = self.caches[cpu.id()].take();
-        let mut flush = self.guest.space().flush();
+        let mut gather = self.gathers[cpu.id()].borrow_mut();
         let handled = loop {
             let Ok(request) = self.guest.request(&Fault::new(at, access)) else {
                 break Handled::Again;
             };
             let page = Backing::new(first, self.page);
-            match self.guest.map(&request, &page, &mut tables, &mut flush) {
+            match gather.map(&request, &page) {
                 Err(Refused::NeedsTables(count)) => {
-                    if !tables.top_up::<F, _>(&self.world.mapper, count) {
+                    if !gather.top_up(count) {
                         break Handled::Lost;
                     }
                 }
@@ -99,9 +99,8 @@ impl<'m, F: Format<Input = Ipa>> Engine<'_, 'm, '_, '_, F> {
                 Err(_) => break Handled::Again,
             }
         };
-        let _empty = self.caches[cpu.id()].replace(tables);
-        if !flush.is_clean() {
-            self.finish(flush);
+        if !gather.is_clean() {
+            self.finish(&mut gather);
         }
         handled
     }
@@ -115,7 +114,7 @@ impl<'m, F: Format<Input = Ipa>> Engine<'_, 'm, '_, '_, F> {
 
 impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
     fn disable(&self) {
-        let mut recovery = self.guest.space().recovery();
+        let mut gather = self.guest.gather();
         let mut batch = Vec::with_capacity(BATCH);
         // Those below a leaf of this level: one, or one and 512.
         let height = u32::from(self.world.leaf.height());
@@ -129,7 +128,7 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
                 };
                 let recovered = self.world.work(|| {
                     (0..tables).for_each(|_| self.world.fetch_table());
-                    self.guest.recover(&request, &page, &mut recovery)
+                    gather.recover(&request, &page)
                 });
                 match recovered {
                     Ok(true) => batch.push(at),
@@ -143,11 +142,10 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
                 break;
             }
             if batch.len() == BATCH {
-                let next = self.guest.space().recovery();
-                self.forget(std::mem::replace(&mut recovery, next), &mut batch);
+                self.forget(&mut gather, &mut batch);
             }
         }
-        self.forget(recovery, &mut batch);
+        self.forget(&mut gather, &mut batch);
     }
 
     fn settle(&self) {

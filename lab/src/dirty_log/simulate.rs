@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use tablewright::dirty::Bitmap;
 use tablewright::format::Ept;
 use tablewright::guest::{Guest, Harvest, Log, Slot, SlotCell};
-use tablewright::shared::{SharedSpace, TableCache};
+use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Half, Ipa, Level, Span};
 use tablewright_machine::{
     Architecture, Cpu, Machine, Memory, Profile, Regime, Request, Rule, Setup, Time,
@@ -186,7 +186,8 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
     mapper.attach(space.root(), Half::Lower, 0);
     let world = World::new(mapper, space.root(), job.region, leaf);
     let cells: Vec<SlotCell> = (0..job.slots).map(|_| SlotCell::new()).collect();
-    let guest = Guest::new(SharedSpace::new(space), &cells);
+    let space = SharedSpace::new(space).map_err(|_| failed(job, "the space runs".to_owned()))?;
+    let guest = Guest::new(space, &cells);
 
     let each = job.region.bytes / u64::from(job.slots);
     let words = (each / PAGE).div_ceil(64) as usize;
@@ -211,9 +212,7 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
         guest: &guest,
         bitmaps: &bitmaps,
         page: job.source.bytes().min(leaf_bytes(leaf)),
-        caches: (0..=job.vcpus)
-            .map(|_| RefCell::new(TableCache::new()))
-            .collect(),
+        gathers: (0..job.vcpus).map(|_| guest.gather().into()).collect(),
         cut: RefCell::default(),
     };
     let baseline = |order| Baseline::<Tables>::new(&world, order);
@@ -260,11 +259,11 @@ enum Phase {
     Over,
 }
 
-struct Test<'t, 'm, 's> {
+struct Test<'t, 'm, 'g, 's> {
     job: &'t Job,
     machine: &'m Machine,
     world: &'t World<'m>,
-    engine: &'t Engine<'t, 'm, 't, 's, Tables>,
+    engine: &'t Engine<'t, 'm, 'g, 's, Tables>,
     way: &'t dyn Way,
     slots: &'t [Slot],
     bitmaps: &'t [Bitmap<'t>],
@@ -278,7 +277,7 @@ struct Test<'t, 'm, 's> {
     ran: RefCell<Ran>,
 }
 
-impl Test<'_, '_, '_> {
+impl Test<'_, '_, '_, '_> {
     fn run(&self) -> Result<Ran, String> {
         let vcpus = usize::from(self.job.vcpus);
         let problem = RefCell::new(None);
@@ -411,27 +410,23 @@ impl Test<'_, '_, '_> {
 
     /// Large leaves are split ahead, and everything loses the permission to write.
     fn enable(&self) -> Result<(), String> {
-        let guest = self.engine.guest;
         self.replace(Log::ByFault)?;
         for slot in self.slots {
-            let mut tables = TableCache::new();
+            let mut gather = self.engine.guest.gather();
             let mut from = Some(slot.guest.start());
             while let Some(at) = from {
                 let rest = Span::inclusive(at, slot.guest.last()).map_err(|it| it.to_string())?;
-                if !tables.top_up::<Tables, _>(&self.world.mapper, 8) {
+                if !gather.top_up(8) {
                     return Err("no memory for tables".to_owned());
                 }
-                let mut flush = guest.space().flush();
-                let split = guest.split(rest, &mut tables, &mut flush);
-                from = split.map_err(|it| it.to_string())?;
-                self.engine.finish(flush);
+                from = gather.split_range(rest).map_err(|it| it.to_string())?;
+                self.engine.finish(&mut gather);
             }
-            tables.release(&self.world.mapper);
-            let mut flush = guest.space().flush();
+            gather.release_tables();
             let pages = 0..slot.guest.size() / PAGE;
-            let protected = guest.protect(&slot.with_log(Log::ByFault), pages, &mut flush);
+            let protected = gather.protect(&slot.with_log(Log::ByFault), pages);
             protected.map_err(|it| it.to_string())?;
-            self.engine.finish(flush);
+            self.engine.finish(&mut gather);
         }
         for at in self.world.parts() {
             self.world.set_large(at, false);
@@ -454,18 +449,17 @@ impl Test<'_, '_, '_> {
     fn harvest(&self) -> Result<(), String> {
         let mut found = 0;
         for (slot, bitmap) in self.slots.iter().zip(self.bitmaps) {
-            let mut flush = self.engine.guest.space().flush();
+            let mut gather = self.engine.guest.gather();
             let slot = slot.with_log(Log::ByFault);
-            let harvested = self.engine.guest.harvest(
+            let harvested = gather.harvest(
                 &slot,
                 bitmap,
                 0..bitmap.pages(),
                 Harvest::empty(),
-                &mut flush,
                 |_, bits| found += u64::from(bits.count_ones()),
             );
             harvested.map_err(|it| it.to_string())?;
-            self.engine.finish(flush);
+            self.engine.finish(&mut gather);
         }
         self.check_found(found);
         Ok(())

@@ -16,7 +16,7 @@
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 
-use tablewright::{Entry, Format, Ipa, Kind, Level, Pa, Platform};
+use tablewright::{Entry, Format, Hooks, Ipa, Kind, Level, Pa, Platform};
 use tablewright_machine::{Cpu, Mapper, Resource, Time};
 
 use crate::page_table_test::input::Region;
@@ -150,6 +150,6 @@ impl<'m> World<'m> {
 
     fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: an entry of a table of ours.
-        unsafe { Platform::load(&self.mapper, entry) }
+        unsafe { Hooks::load(&self.mapper, entry) }
     }
 }

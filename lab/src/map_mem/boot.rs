@@ -12,7 +12,7 @@ use tablewright::format::{
     Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, X86_64,
 };
 use tablewright::linear::{MemoryMap, SlotMemory, Window};
-use tablewright::{Attrs, Entry, Half, Level, Pa, Perms, Platform, Span, Va};
+use tablewright::{Attrs, Entry, Half, Hooks, Level, Pa, Perms, Platform, Span, Va};
 use tablewright_linear::engine::{self, COARSE_ID};
 use tablewright_linear::{Counted, Fixmap, Goal, Technique};
 use tablewright_machine::{

@@ -107,10 +107,9 @@ impl<F: tablewright::Format<Input = Va>> Builder for Native<F> {
             reserved: &[],
             special: &self.special,
         };
-        let mut flush = space.flush();
-        let built = self.linear.build(&mut space, &memory, &mut flush);
-        flush.finish(|_| ());
-        built.map_err(|error| error.to_string())?;
+        self.linear
+            .build(&mut space, &memory)
+            .map_err(|error| error.to_string())?;
         Ok(space.root().get())
     }
 }

@@ -17,7 +17,8 @@ use std::ptr::NonNull;
 
 use tablewright::shared::SharedPlatform;
 use tablewright::{
-    Attrs, Barrier, Entry, Format, Invalidation, Ipa, Kind, Level, Pa, Perms, Platform, What,
+    Attrs, Barrier, Entry, Format, Hooks, Invalidation, Ipa, Kind, Level, Pa, Perms, Platform,
+    Stale, What,
 };
 use tablewright_machine::{Fault, Machine, MachineLock};
 
@@ -106,7 +107,7 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
 
     fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: an entry of a table of ours.
-        unsafe { Platform::load(&self.platform, entry) }
+        unsafe { Hooks::load(&self.platform, entry) }
     }
 
     fn store(&self, entry: NonNull<Entry>, bits: u64) {
@@ -114,21 +115,26 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
         unsafe { self.platform.link(entry, bits) };
     }
 
-    fn invalidate(&self, what: What) {
+    fn invalidate(&self, what: What<'_>) {
         self.platform.barrier(Barrier::Publish);
-        self.platform.invalidate(&Invalidation { id: 0, what });
+        self.platform.invalidate(&Invalidation {
+            root: self.root,
+            id: 0,
+            global: false,
+            what,
+        });
         self.platform.barrier(Barrier::Complete);
     }
 
     fn invalidate_leaf(&self, input: u64, level: Level) {
         let size = 1u64 << F::shift(level);
         let first = input & !(size - 1);
-        self.invalidate(What::Range {
+        self.invalidate(What::Ranges(&[Stale {
             first,
             last: first + (size - 1),
             level: Some(level),
             tables: true,
-        });
+        }]));
     }
 
     /// Fills the cache of the running vCPU if it may run short.

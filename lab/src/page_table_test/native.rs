@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tablewright::format::Stage2K4;
 use tablewright::hosted::Threads;
-use tablewright::shared::{NewLeaf, Refused, SharedFlush, SharedSpace, TableCache};
+use tablewright::shared::{Gather, NewLeaf, Refused, SharedSpace};
 use tablewright::{AddressSpace, Change, Ipa, Level, Pa, Perms, Span};
 
 use super::handler::attrs;
@@ -37,14 +37,19 @@ struct Guest<'p> {
 }
 
 /// A thread's own.
-#[derive(Default)]
-struct Vcpu {
-    tables: TableCache,
+struct Vcpu<'g, 'p> {
+    gather: Gather<'g, Format, &'p Threads>,
     faults: u64,
 }
 
-impl<'p> Guest<'p> {
-    fn touch(&self, vcpu: &mut Vcpu, ipa: u64, write: bool, logging: bool) -> Result<(), String> {
+impl Guest<'_> {
+    fn touch(
+        &self,
+        vcpu: &mut Vcpu<'_, '_>,
+        ipa: u64,
+        write: bool,
+        logging: bool,
+    ) -> Result<(), String> {
         let at = Ipa::new(ipa);
         loop {
             let allowed = self.space.query(at).map(|leaf| leaf.attrs().perms);
@@ -57,18 +62,17 @@ impl<'p> Guest<'p> {
                 return Ok(());
             }
             vcpu.faults += 1;
-            let mut flush = self.space.flush();
-            let handled = self.fault(vcpu, ipa, write, logging, allowed.is_some(), &mut flush);
-            // Nobody else has to forget anything, and what was cut off is freed when it is quiet.
-            let mut cut = flush.issue().complete();
-            while let Err(again) = cut.quiet().map(|completed| completed.finish(|_| ())) {
-                cut = again;
+            let handled = self.fault(vcpu, ipa, write, logging, allowed.is_some());
+            // No other has to forget anything, and what was cut off is freed when it is quiet.
+            let mut done = vcpu.gather.finish(|_| ());
+            while let Err(cut) = done {
                 thread::yield_now();
+                done = cut.quiet().map(|completed| completed.finish(|_| ()));
             }
             match handled {
                 Ok(()) | Err(Refused::Busy(_) | Refused::Retry) => {}
                 Err(Refused::NeedsTables(count)) => {
-                    if !vcpu.tables.top_up::<Format, _>(&self.platform, count) {
+                    if !vcpu.gather.top_up(count) {
                         return Err("out of tables".to_owned());
                     }
                 }
@@ -79,17 +83,16 @@ impl<'p> Guest<'p> {
 
     fn fault(
         &self,
-        vcpu: &mut Vcpu,
+        vcpu: &mut Vcpu<'_, '_>,
         ipa: u64,
         write: bool,
         logging: bool,
         present: bool,
-        flush: &mut SharedFlush<Format, &'p Threads>,
     ) -> Result<(), Refused<Ipa>> {
         let at = Ipa::new(ipa);
         if present {
             if logging {
-                while self.space.split(at, Level::PAGE, &mut vcpu.tables, flush)? {}
+                while vcpu.gather.split(at, Level::PAGE)? {}
             }
             self.space
                 .relax(at, (Perms::READ | Perms::WRITE).and_user(), true)?;
@@ -102,7 +105,7 @@ impl<'p> Guest<'p> {
         };
         let frame = Pa::new(ipa & !(level_bytes(level) - 1));
         let leaf = NewLeaf::new(at, frame, level, attrs(write || !logging))?;
-        self.space.map(&leaf, &mut vcpu.tables, flush).map(|_| ())
+        vcpu.gather.map(&leaf).map(|_| ())
     }
 }
 
@@ -119,7 +122,7 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
     let platform = Threads::new(tables as usize, 12, usize::from(vcpus) + 1);
     let space = AddressSpace::<Format, _>::new(&platform).ok_or("out of tables")?;
     let guest = Guest {
-        space: SharedSpace::new(space),
+        space: SharedSpace::new(space).map_err(|_| "the space runs")?,
         platform: &platform,
         region,
         source,
@@ -132,7 +135,10 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
                 let (guest, gate) = (&guest, &gate);
                 scope.spawn(move || {
                     guest.platform.play(id);
-                    let mut vcpu = Vcpu::default();
+                    let mut vcpu = Vcpu {
+                        gather: guest.space.gather(),
+                        faults: 0,
+                    };
                     let mut result = Ok(());
                     for phase in 0..3 {
                         gate.wait();
@@ -141,7 +147,6 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
                         }
                         gate.wait();
                     }
-                    vcpu.tables.release(&guest.platform);
                     result.map(|()| vcpu.faults)
                 })
             })
@@ -174,16 +179,14 @@ impl Guest<'_> {
     fn protect(&self) {
         let Region { first, bytes } = self.region;
         if let Ok(all) = Span::new(Ipa::new(first), bytes) {
-            let mut flush = self.space.flush();
             let change = Change::new().perms(Perms::READ.and_user());
             // Permissions are such that the format has them.
-            let _any = self.space.protect(all, change, &mut flush);
-            let _nothing_cut_off = flush.finish(|_| ());
+            let _any = self.space.gather().protect(all, change);
         }
     }
 
     /// As on the machine.
-    fn phase(&self, vcpu: &mut Vcpu, id: u16, phase: usize) -> Result<(), String> {
+    fn phase(&self, vcpu: &mut Vcpu<'_, '_>, id: u16, phase: usize) -> Result<(), String> {
         let Region { first, bytes } = self.region;
         let large = self.source.bytes();
         let mut each = |first: u64, bytes: u64, step: u64, write: bool| {

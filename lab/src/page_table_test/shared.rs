@@ -8,10 +8,10 @@
 //! writes are logged, memory that is read is mapped as large as ever, read-only: the first write splits it, by a table that
 //! is full before it is linked, so that nobody faults on the rest.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 
 use tablewright::shared::{
-    Cut, Mapped, NewLeaf, Refused, Relaxed, SharedFlush, SharedPlatform, SharedSpace, TableCache,
+    Cut, Gather, Mapped, NewLeaf, Refused, Relaxed, SharedPlatform, SharedSpace,
 };
 use tablewright::{Change, Format, Ipa, Level, Pa, Perms, Span};
 use tablewright_machine::{Fault, Machine, Time};
@@ -27,11 +27,12 @@ use super::watch::Watch;
 const TRIES: usize = 8;
 
 /// The handler.
-pub struct Shared<'m, F: Format<Input = Ipa>> {
-    space: SharedSpace<F, Watch<'m>>,
+pub struct Shared<'s, 'm, F: Format<Input = Ipa>> {
+    space: &'s SharedSpace<F, Watch<'m>>,
     platform: Watch<'m>,
     region: Region,
-    caches: Box<[RefCell<TableCache>]>,
+    /// Of each vCPU, and of the thread that starts the phases.
+    gathers: Box<[RefCell<Gather<'s, F, Watch<'m>>>]>,
     logging: Cell<bool>,
     /// Ranges that the host is taking back, and how many it has taken.
     taking: RefCell<Vec<(u64, u64)>>,
@@ -41,9 +42,9 @@ pub struct Shared<'m, F: Format<Input = Ipa>> {
     retries: Cell<u64>,
 }
 
-impl<'m, F: Format<Input = Ipa>> Shared<'m, F> {
+impl<'s, 'm, F: Format<Input = Ipa>> Shared<'s, 'm, F> {
     pub fn new(
-        space: SharedSpace<F, Watch<'m>>,
+        space: &'s SharedSpace<F, Watch<'m>>,
         platform: Watch<'m>,
         region: Region,
         vcpus: usize,
@@ -52,7 +53,7 @@ impl<'m, F: Format<Input = Ipa>> Shared<'m, F> {
             space,
             platform,
             region,
-            caches: (0..=vcpus).map(|_| RefCell::default()).collect(),
+            gathers: (0..=vcpus).map(|_| space.gather().into()).collect(),
             logging: Cell::new(false),
             taking: RefCell::default(),
             taken: Cell::new(0),
@@ -71,39 +72,35 @@ impl<'m, F: Format<Input = Ipa>> Shared<'m, F> {
             .unwrap_or_else(|_| unreachable!("a region"))
     }
 
-    /// Runs an edit with the vCPU's own tables, which it gets as it needs them. `None` if it is to be tried again.
+    /// The gather of the running CPU.
+    fn gather(&self) -> RefMut<'_, Gather<'s, F, Watch<'m>>> {
+        self.gathers[self.machine().cpu().id()].borrow_mut()
+    }
+
+    /// Runs an edit, which gets tables as it needs them. `None` if it is to be tried again.
     fn edit<T>(
         &self,
-        mut edit: impl FnMut(&mut TableCache, &mut SharedFlush<F, Watch<'m>>) -> Result<T, Refused<Ipa>>,
+        mut edit: impl FnMut(&mut Gather<'s, F, Watch<'m>>) -> Result<T, Refused<Ipa>>,
     ) -> Option<T> {
-        let id = self.machine().cpu().id();
-        let mut flush = self.space.flush();
+        let mut gather = self.gather();
         let mut done = None;
         for _ in 0..TRIES {
-            // Taken out while it is used: others run meanwhile.
-            let mut tables = self.caches[id].take();
-            let edited = edit(&mut tables, &mut flush);
-            let more = match edited {
-                Err(Refused::NeedsTables(count)) => tables.top_up::<F, _>(&self.platform, count),
-                Err(Refused::Retry) => true,
-                Ok(it) => {
-                    done = Some(it);
-                    false
+            match edit(&mut gather) {
+                Err(Refused::NeedsTables(count)) if gather.top_up(count) => {}
+                Err(Refused::Retry) => {}
+                edited => {
+                    done = edited.ok();
+                    break;
                 }
-                Err(_) => false,
-            };
-            let _empty = self.caches[id].replace(tables);
-            if !more {
-                break;
             }
         }
-        self.put_off(flush);
+        self.put_off(&mut gather);
         done
     }
 
-    /// Completes a flush; what is not quiet is kept for later.
-    fn put_off(&self, flush: SharedFlush<F, Watch<'m>>) {
-        if let Err(cut) = flush.finish(|_| ()) {
+    /// Completes what was gathered; what is not quiet is kept for later.
+    fn put_off(&self, gather: &mut Gather<'s, F, Watch<'m>>) {
+        if let Err(cut) = gather.finish(|_| ()) {
             self.later.borrow_mut().push(cut);
         }
         let first = self.later.borrow_mut().pop();
@@ -147,13 +144,13 @@ impl<'m, F: Format<Input = Ipa>> Shared<'m, F> {
         let writable = page.writable && (write || !logging);
         if let (Fault::Permission { .. }, true) = (fault, writable) {
             let level = if logging { Level::PAGE } else { page.level };
-            let relaxed = self.edit(|tables, flush| {
+            let relaxed = self.edit(|gather| {
                 let _walk = self.platform.enter();
                 if !self.is_current(offset, taken) {
                     return Err(Refused::Busy(at));
                 }
                 // One level at a time.
-                while self.space.split(at, level, tables, flush)? {}
+                while gather.split(at, level)? {}
                 let perms = (Perms::READ | Perms::WRITE).and_user();
                 self.space.relax(at, perms, true)
             })?;
@@ -171,18 +168,18 @@ impl<'m, F: Format<Input = Ipa>> Shared<'m, F> {
         let size = 1u64 << F::shift(level);
         let frame = Pa::new(page.frame.get() & !(size - 1));
         let leaf = NewLeaf::<F>::new(at, frame, level, attrs(writable)).ok()?;
-        self.edit(|tables, flush| {
+        self.edit(|gather| {
             let _walk = self.platform.enter();
             if !self.is_current(offset, taken) {
                 return Err(Refused::Busy(at));
             }
-            self.space.map(&leaf, tables, flush)
+            gather.map(&leaf)
         })
         .map(|_: Mapped<F>| ())
     }
 }
 
-impl<F: Format<Input = Ipa>> Owner for Shared<'_, F> {
+impl<F: Format<Input = Ipa>> Owner for Shared<'_, '_, F> {
     fn take(&self, first: u64, bytes: u64) {
         let range = (first, first + (bytes - 1));
         self.machine().cpu().order();
@@ -196,13 +193,9 @@ impl<F: Format<Input = Ipa>> Owner for Shared<'_, F> {
         let Ok(span) = Span::new(start, bytes) else {
             return;
         };
-        let Ok(taken) = self.space.unmap(span, |_| ControlFlow::Continue(())) else {
-            return;
-        };
-        let cut = taken.issue().complete();
-        match cut.quiet() {
-            Ok(completed) => completed.finish(|_| ()),
-            Err(cut) => self.later.borrow_mut().push(cut),
+        let mut gather = self.gather();
+        if gather.unmap(span, |_| ControlFlow::Continue(())).is_ok() {
+            self.put_off(&mut gather);
         }
     }
 
@@ -217,7 +210,7 @@ impl<F: Format<Input = Ipa>> Owner for Shared<'_, F> {
     }
 }
 
-impl<'m, F: Format<Input = Ipa>> Handler<'m> for Shared<'m, F> {
+impl<'m, F: Format<Input = Ipa>> Handler<'m> for Shared<'_, 'm, F> {
     fn fault(&self, ipa: u64, write: bool, fault: Fault, backing: &Backing<'m>) {
         if self.handle(ipa, write, fault, backing).is_none() {
             self.retries.set(self.retries.get() + 1);
@@ -226,18 +219,18 @@ impl<'m, F: Format<Input = Ipa>> Handler<'m> for Shared<'m, F> {
 
     fn start_logging(&self) {
         self.logging.set(true);
-        let mut flush = self.space.flush();
+        let mut gather = self.gather();
         let change = Change::new().perms(Perms::READ.and_user());
         // Twice: a fault that was under way may have installed something behind the first. Permissions are such that
         // every format has them.
         for _ in 0..2 {
-            let _any = self.space.protect(self.all(), change, &mut flush);
+            let _any = gather.protect(self.all(), change);
             let before = self.space.moment();
             while !self.space.is_quiet(before) {
                 self.machine().cpu().spend(Time::ns(100));
             }
         }
-        self.put_off(flush);
+        self.put_off(&mut gather);
     }
 
     fn stop_logging(&self) {
@@ -255,7 +248,7 @@ impl<'m, F: Format<Input = Ipa>> Handler<'m> for Shared<'m, F> {
             }
             let at = Ipa::new(self.region.first + offset);
             if let Ok(leaf) = NewLeaf::<F>::new(at, page.frame, page.level, attrs(page.writable)) {
-                let _grown = self.edit(|tables, flush| self.space.map(&leaf, tables, flush));
+                let _grown = self.edit(|gather| gather.map(&leaf));
             }
         }
     }

@@ -140,14 +140,14 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
         .ok_or_else(|| failed("no memory for a root".to_owned()))?;
     mapper.attach(space.root(), Half::Lower, 0);
     let root = space.root();
-    let shared = SharedSpace::new(space);
+    let shared = SharedSpace::new(space).map_err(|_| failed("the space runs".to_owned()))?;
     match job.way {
         Way::Published(changes) => {
             let handler = Baseline::<F>::new(changes, platform, root, job.region, vcpus);
             Test::new(job, &machine, platform, &handler).run()
         }
         Way::Tablewright => {
-            let handler = Shared::<F>::new(shared, platform, job.region, vcpus);
+            let handler = Shared::<F>::new(&shared, platform, job.region, vcpus);
             Test::new(job, &machine, platform, &handler).run()
         }
     }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 
 use tablewright::shared::{Moment, SharedPlatform, Upkeep};
-use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink};
+use tablewright::{Barrier, Caps, Entry, Hooks, Invalidation, Level, Pa, Platform, TableLink};
 use tablewright_machine::{Machine, MachineWalk, Mapper, Time};
 
 /// What was seen.
@@ -37,17 +37,14 @@ impl Seen {
 pub struct Watch<'m> {
     pub mapper: Mapper<'m>,
     pub seen: &'m Seen,
-    /// An entry is valid if it has one of these bits.
-    valid: u64,
 }
+
+/// The bit that a valid entry has.
+const VALID: u64 = 1;
 
 impl<'m> Watch<'m> {
     pub fn new(mapper: Mapper<'m>, seen: &'m Seen) -> Self {
-        Self {
-            mapper,
-            seen,
-            valid: 1,
-        }
+        Self { mapper, seen }
     }
 
     pub fn machine(&self) -> &'m Machine {
@@ -57,7 +54,7 @@ impl<'m> Watch<'m> {
     /// An entry becomes another.
     fn note(&self, entry: NonNull<Entry>, old: u64, new: u64) {
         let at = entry.addr().get();
-        match (old & self.valid != 0, new & self.valid != 0) {
+        match (old & VALID != 0, new & VALID != 0) {
             (true, false) => {
                 let now = self.machine().cpu().now();
                 self.seen.since.borrow_mut().insert(at, now);
@@ -114,7 +111,7 @@ unsafe impl Platform for Watch<'_> {
         self.mapper.barrier(barrier);
     }
 
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         self.mapper.invalidate(what);
     }
 
@@ -137,6 +134,13 @@ unsafe impl Platform for Watch<'_> {
         self.mapper.link_of(frame)
     }
 
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        Some(self)
+    }
+}
+
+// SAFETY: every access is passed on (1.).
+unsafe impl Hooks for Watch<'_> {
     #[inline(always)]
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
@@ -146,7 +150,7 @@ unsafe impl Platform for Watch<'_> {
     #[inline(always)]
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
-        unsafe { Platform::load(&self.mapper, entry) }
+        unsafe { Hooks::load(&self.mapper, entry) }
     }
 
     #[inline(always)]
@@ -197,7 +201,7 @@ unsafe impl Platform for Watch<'_> {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: as for the platform.
 unsafe impl<'m> SharedPlatform for Watch<'m> {
     type Walk<'a>
         = MachineWalk<'m>
@@ -229,7 +233,7 @@ unsafe impl<'m> SharedPlatform for Watch<'m> {
         self.mapper.invalidate_instructions(frame, size);
     }
 
-    fn invalidate_here(&self, what: &Invalidation) {
+    fn invalidate_here(&self, what: &Invalidation<'_>) {
         self.mapper.invalidate_here(what);
     }
 }

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use clap::ValueEnum;
-use tablewright::flush::{Invalidation, What};
-use tablewright::hyperv::{Encoder, HostCaps, PAGE_WORDS, Scope, Targets, VpSet, decode};
+use tablewright::hyperv::{Encoder, HostCaps, PAGE_WORDS, Targets, VpSet, decode};
+use tablewright::{Invalidation, Pa, Stale, What};
 use tablewright_machine::Cpu;
 
 use super::host::{Host, State};
@@ -19,7 +19,7 @@ const INVLPGB_PAGES: u64 = 8;
 const RANGE_PAGES: u64 = 1 << 21;
 /// Where the file is mapped, and the root of the tables.
 const AT: u64 = 0x7f00_0000_0000;
-const ROOT: u64 = 0x1234_5000;
+const ROOT: Pa = Pa::new(0x1234_5000);
 
 /// How others are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -132,16 +132,20 @@ impl<'j> Messenger<'j> {
 
     /// The call as the engine makes it, and takes it apart on the other side: how many bytes the hypervisor reads.
     fn encode(&self, holders: &[usize], pages: u64) -> Result<u64, String> {
-        let last = AT + (pages << 12) - 1;
-        let range = What::Range {
+        let range = Stale {
             first: AT,
-            last,
+            last: AT + (pages << 12) - 1,
             level: None,
             tables: true,
         };
-        let what = match self.job.how {
-            How::Space => What::Everything,
-            _ => range,
+        let flush = Invalidation {
+            root: ROOT,
+            id: 0,
+            global: false,
+            what: match self.job.how {
+                How::Space => What::Everything,
+                _ => What::Ranges(&[range]),
+            },
         };
         // With numbers beyond the first 64 a call has to have a set.
         let first = if self.job.how == How::Ex { 64 } else { 0 };
@@ -154,9 +158,8 @@ impl<'j> Messenger<'j> {
             takes_sets: true,
         };
         let mut page = self.page.borrow_mut();
-        let flush = [Invalidation { id: 0, what }];
         let input = encoder
-            .encode(&mut page, Targets::Set(&set), Scope::Space(ROOT), &flush)
+            .encode(&mut page, Targets::Set(&set), &flush)
             .map_err(|refusal| refusal.to_string())?
             .ok_or("nobody is told")?;
         let hypervisor = HostCaps {

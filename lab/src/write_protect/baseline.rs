@@ -14,7 +14,8 @@ use std::ptr::NonNull;
 
 use tablewright::dirty::Bitmap;
 use tablewright::{
-    Barrier, Change, Entry, Format, Invalidation, Ipa, Kind, Level, Pa, Platform, What,
+    Barrier, Change, Entry, Format, Hooks, Invalidation, Ipa, Kind, Level, Pa, Platform, Stale,
+    What,
 };
 use tablewright_machine::{MachineLock, Mapper};
 
@@ -51,7 +52,7 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
 
     fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: an entry of a table of ours.
-        unsafe { Platform::load(&self.mapper, entry) }
+        unsafe { Hooks::load(&self.mapper, entry) }
     }
 
     fn store(&self, entry: NonNull<Entry>, bits: u64) {
@@ -60,21 +61,26 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
     }
 
     /// All vCPUs forget.
-    fn flush(&self, what: What) {
+    fn flush(&self, what: What<'_>) {
         self.mapper.barrier(Barrier::Publish);
-        self.mapper.invalidate(&Invalidation { id: 0, what });
+        self.mapper.invalidate(&Invalidation {
+            root: self.root,
+            id: 0,
+            global: false,
+            what,
+        });
         self.mapper.barrier(Barrier::Complete);
     }
 
     /// They forget a leaf, or whoever remembers that it is read-only would fault for ever.
     fn forget_leaf(&self, at: u64, level: Level) {
         let low = (1u64 << F::shift(level)) - 1;
-        self.flush(What::Range {
+        self.flush(What::Ranges(&[Stale {
             first: at & !low,
             last: at | low,
             level: Some(level),
             tables: false,
-        });
+        }]));
     }
 
     fn protect_leaf(bits: u64, level: Level) -> u64 {

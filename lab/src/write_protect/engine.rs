@@ -2,7 +2,6 @@
 
 use tablewright::dirty::{Bitmap, Marker};
 use tablewright::guest::{Access, Fault, Guest, Log, Slot};
-use tablewright::shared::SharedFlush;
 use tablewright::{Format, Ipa};
 use tablewright_machine::{Mapper, Rule, Time};
 
@@ -19,26 +18,14 @@ pub struct Engine<'m, 'g, 's, F: Format<Input = Ipa>> {
     pub bitmap: Option<&'g Bitmap<'g>>,
 }
 
-impl<'m, F: Format<Input = Ipa>> Engine<'m, '_, '_, F> {
-    fn wait(&self) {
-        self.mapper.machine().cpu().spend(LOOK_AWAY);
-    }
-
-    fn finish(&self, flush: SharedFlush<F, Mapper<'m>>) {
-        let mut cut = flush.issue().complete();
-        while let Err(again) = cut.quiet().map(|completed| completed.finish(|_| ())) {
-            cut = again;
-            self.wait();
-        }
-    }
-
+impl<F: Format<Input = Ipa>> Engine<'_, '_, '_, F> {
     fn report(&self, what: String) {
         self.mapper.machine().report(Rule::Program, what);
     }
 
     fn fault(&self, at: u64, access: Access) -> Handled {
         let at = Ipa::new(at);
-        // Somebody is starting the log: the guest faults again.
+        // The log is being started: the guest faults again.
         let Ok(request) = self.guest.request(&Fault::new(at, access)) else {
             return Handled::Again;
         };
@@ -63,7 +50,7 @@ impl<F: Format<Input = Ipa>> Logger for Engine<'_, '_, '_, F> {
             Err(error) => return self.report(error.to_string()),
         }
         match self.guest.space().protect_all() {
-            Ok(start) => start.drive(|| self.wait(), |flush| self.finish(flush)),
+            Ok(start) => start.drive(|| self.mapper.machine().cpu().spend(LOOK_AWAY)),
             Err(error) => self.report(error.to_string()),
         }
     }

@@ -216,7 +216,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
     mapper.attach(space.root(), Half::Lower, 0);
     let root = space.root();
     let cells = [const { SlotCell::new() }; 2];
-    let guest = Guest::new(SharedSpace::new(space), &cells);
+    let space = SharedSpace::new(space).map_err(|_| failed("the space runs".to_owned()))?;
+    let guest = Guest::new(space, &cells);
     let ram = Span::new(Ipa::new(0), job.bytes).map_err(|error| failed(error.to_string()))?;
     let slot = Slot::memory(ram, 0);
     guest

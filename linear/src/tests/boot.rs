@@ -16,7 +16,9 @@ use std::vec::Vec;
 
 use tablewright::hosted::Hosted;
 use tablewright::linear::{Identity, SlotMemory, Window};
-use tablewright::{Barrier, Entry, Format, Invalidation, Level, Pa, Platform, Va, What};
+use tablewright::{
+    Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Va, What, fill,
+};
 use tablewright_walker::{Granule, Half, Regime};
 
 use crate::Fixmap;
@@ -113,7 +115,7 @@ impl<F: Judged> Boot<F> {
         // SAFETY: the frame was just allocated.
         let table = unsafe { self.memory.table(root, level) };
         // SAFETY: all entries of it.
-        unsafe { self.memory.fill(table, F::entries(level), 0, 0) };
+        unsafe { fill(table, F::entries(level), 0, 0) };
         root
     }
 
@@ -218,15 +220,15 @@ pub fn found<F: Judged>(memory: &Hosted, root: Pa) -> (Vec<(u64, u64)>, u64) {
     (found, count)
 }
 
-// SAFETY: frames are those of `Hosted` (1. to 3.); the accessors do what the defaults do where the slots lead (4.);
-// everything is complete at once or, in what walkers remember, when it is said to be (5.); there is no clone (6.).
+// SAFETY: frames are those of `Hosted` (1. to 3.); everything is visible and complete at once
+// or, in what walkers remember, when it is said to be (4. to 6.); there is no clone (7.).
 unsafe impl<F: Judged> Platform for Boot<F> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         let frame = self.memory.alloc_table(level)?;
         // SAFETY: the frame was just allocated.
         let table = unsafe { self.memory.table(frame, level) };
         // SAFETY: all entries of the frame.
-        unsafe { self.memory.fill(table, 1 << F::INDEX_BITS, RUBBISH, 0) };
+        unsafe { fill(table, 1 << F::INDEX_BITS, RUBBISH, 0) };
         Some(frame)
     }
 
@@ -261,18 +263,27 @@ unsafe impl<F: Judged> Platform for Boot<F> {
         }
     }
 
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         for (number, slot) in self.slots.borrow_mut().iter_mut().enumerate() {
             let at = SLOT_BASE + ((number as u64) << F::PAGE_SHIFT);
             let named = match what.what {
                 What::Everything => what.id == 0,
-                What::Range { first, last, .. } => first <= at && at <= last,
+                What::Ranges(ranges) => ranges
+                    .iter()
+                    .any(|range| (range.first..=range.last).contains(&at)),
             };
             // What a walker still sees, it may remember again.
             slot.issued |= named && slot.visible & 1 == 0;
         }
     }
 
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        Some(self)
+    }
+}
+
+// SAFETY: the accesses are made, where the slots lead (1.).
+unsafe impl<F: Judged> Hooks for Boot<F> {
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: `load` asks for less.
         unsafe { self.load(entry) }
@@ -284,7 +295,7 @@ unsafe impl<F: Judged> Platform for Boot<F> {
             None => self.translate(entry).1,
         };
         // SAFETY: valid.
-        unsafe { self.memory.load(entry) }
+        unsafe { entry.as_ref() }.load()
     }
 
     unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
@@ -295,7 +306,7 @@ unsafe impl<F: Judged> Platform for Boot<F> {
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
         let entry = self.write(entry);
         // SAFETY: valid.
-        unsafe { self.memory.store(entry, bits) }
+        unsafe { entry.as_ref() }.store(bits);
     }
 
     unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
@@ -306,7 +317,7 @@ unsafe impl<F: Judged> Platform for Boot<F> {
         }
         let entry = self.write(entry);
         // SAFETY: valid.
-        unsafe { self.memory.link(entry, bits) }
+        unsafe { entry.as_ref() }.link(bits);
     }
 
     unsafe fn exchange(&self, _: NonNull<Entry>, _: u64) -> u64 {
@@ -320,7 +331,7 @@ unsafe impl<F: Judged> Platform for Boot<F> {
     unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
         let first = self.write(first);
         // SAFETY: valid, and inside of one frame.
-        unsafe { self.memory.fill(first, count, value, step) }
+        unsafe { fill(first, count, value, step) }
     }
 }
 

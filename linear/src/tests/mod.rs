@@ -12,8 +12,8 @@ use tablewright::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K64, X86_64};
 use tablewright::hosted::Hosted;
 use tablewright::linear::{LinearError, LinearMap, MemoryMap};
 use tablewright::{
-    AddressSpace, Attrs, Barrier, EditError, Half, Invalidation, Level, Mapping, Pa, Platform,
-    Span, Va, What,
+    AddressSpace, Attrs, Barrier, EditError, Half, Hooks, Invalidation, Level, Mapping, NoHooks,
+    Pa, Platform, Span, Stale, Va, What,
 };
 
 use super::engine::coarse;
@@ -60,12 +60,10 @@ fn by_the_engine<F: Judged>(memory: &MemoryMap<'_>, frames: usize) -> (Vec<(u64,
     let hosted = Hosted::new(frames, F::PAGE_SHIFT);
     let half = if F::HALVES { Half::Upper } else { Half::Lower };
     let mut space = AddressSpace::<F, _>::new_in(&hosted, half).unwrap();
-    let mut flush = space.flush();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
     LinearMap::new(Va::new(F::BASE), mapping)
-        .build(&mut space, memory, &mut flush)
+        .build(&mut space, memory)
         .unwrap();
-    flush.finish(|_| ());
     found::<F>(&hosted, space.root())
 }
 
@@ -578,10 +576,19 @@ fn what_is_mapped_already_is_not_mapped_again() {
     assert!(boot.found(root).0.ends_with(&before.0));
 }
 
+/// Some range.
+const PAGE: Stale = Stale {
+    first: 0,
+    last: 0xfff,
+    level: None,
+    tables: false,
+};
+
 #[test]
 fn everything_is_passed_on_and_counted() {
     let spy = Spy {
         hosted: Hosted::new(4, 12),
+        accesses: NoHooks,
         called: RefCell::default(),
     };
     let boot = Boot::<Arm64K4>::new(4);
@@ -590,34 +597,40 @@ fn everything_is_passed_on_and_counted() {
     let frame = counted.alloc_table(Level::PAGE).unwrap();
     // SAFETY: the frame was just allocated.
     let table = unsafe { counted.table(frame, Level::PAGE) };
+    let accesses = counted.hooks().unwrap();
     // SAFETY: entries of the table.
     unsafe {
-        counted.fill(table, 512, 7, 1);
+        accesses.fill(table, 512, 7, 1);
         assert_eq!(
-            (counted.load(table), counted.read(table.add(511))),
+            (accesses.load(table), accesses.read(table.add(511))),
             (7, 518)
         );
         counted.barrier(Barrier::Publish);
-        counted.fill(table, 512, 0, 0);
+        accesses.fill(table, 512, 0, 0);
         counted.barrier(Barrier::Publish);
-        counted.store(table, 1);
-        counted.link(table, 2);
+        accesses.store(table, 1);
+        accesses.link(table, 2);
         counted.barrier(Barrier::Publish);
-        assert_eq!(counted.exchange(table, 3), 2);
-        assert_eq!(counted.compare_exchange(table, 4, 5), Err(3));
-        assert_eq!(counted.compare_exchange(table, 3, 5), Ok(()));
-        assert_eq!(counted.follow(table), 5);
+        assert_eq!(accesses.exchange(table, 3), 2);
+        assert_eq!(accesses.compare_exchange(table, 4, 5), Err(3));
+        assert_eq!(accesses.compare_exchange(table, 3, 5), Ok(()));
+        assert_eq!(accesses.follow(table), 5);
     }
     let slot = fixmap.entry(1);
     // SAFETY: it is there, and zero again at the end.
     unsafe {
-        counted.store(slot, 9);
-        counted.store(slot, 0);
+        accesses.store(slot, 9);
+        accesses.store(slot, 0);
     }
-    counted.invalidate(&Invalidation {
-        id: 0,
-        what: What::Everything,
-    });
+    let root = Pa::new(0);
+    for what in [What::Everything, What::Ranges(&[PAGE; 2])] {
+        counted.invalidate(&Invalidation {
+            root,
+            id: 0,
+            global: false,
+            what,
+        });
+    }
     counted.barrier(Barrier::Complete);
     counted.prefetch(frame);
     counted.table_done(frame, table);
@@ -633,8 +646,9 @@ fn everything_is_passed_on_and_counted() {
         counted.free_table(frame, Level::PAGE);
     }
     let called = spy.called.borrow();
-    let missed: Vec<_> = spy::ALL
-        .iter()
+    let missed: Vec<_> = [spy::FUNCTIONS, spy::ACCESSES]
+        .concat()
+        .into_iter()
         .filter(|name| !called.contains(name))
         .collect();
     assert!(missed.is_empty(), "not passed on: {missed:?}");
@@ -647,7 +661,7 @@ fn everything_is_passed_on_and_counted() {
             links: 1,
             zeroed: 512,
             moves: 1,
-            invalidations: 1,
+            invalidations: 3,
             completions: 1,
             barriers: 3,
             entry_barriers: 1,

@@ -5,49 +5,52 @@ use std::ptr::NonNull;
 use std::vec::Vec;
 
 use tablewright::hosted::Hosted;
-use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink};
+use tablewright::{
+    Barrier, Caps, Entry, Hooks, Invalidation, Level, NoHooks, Pa, Platform, TableLink,
+};
 
 pub struct Spy {
     pub hosted: Hosted,
+    pub accesses: NoHooks,
     pub called: RefCell<Vec<&'static str>>,
 }
 
-/// Overrides each function with one that writes its name down and passes the call on.
+/// Overrides each function of a trait with one that writes its name down and passes the call on.
 macro_rules! overridden {
-    ($($(#[$safe:ident])? fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
-        // SAFETY: everything is what it is for `Hosted`.
-        unsafe impl Platform for Spy {
-            overridden!(@ $($(#[$safe])? fn $name($($argument: $type),*) $(-> $result)?;)*);
+    ($all:ident: $trait:ident of $to:ident;
+        $($(#[$safe:ident])? fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        // SAFETY: everything is passed on.
+        unsafe impl $trait for Spy {
+            $(overridden!(@ $trait, $to; $(#[$safe])? fn $name($($argument: $type),*) $(-> $result)?);)*
         }
-        /// The names of all functions of a platform.
-        pub const ALL: &[&str] = &[$(stringify!($name)),*];
+        /// The names of all of them.
+        pub const $all: &[&str] = &[$(stringify!($name)),*];
     };
-    (@ #[not_safe] fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?; $($rest:tt)*) => {
+    (@ $trait:ident, $to:ident; #[not_safe]
+        fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?) => {
         unsafe fn $name(&self, $($argument: $type),*) $(-> $result)? {
             self.called.borrow_mut().push(stringify!($name));
             // SAFETY: passed on.
-            unsafe { Platform::$name(&self.hosted, $($argument),*) }
+            unsafe { $trait::$name(&self.$to, $($argument),*) }
         }
-        overridden!(@ $($rest)*);
     };
-    (@ fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?; $($rest:tt)*) => {
+    (@ $trait:ident, $to:ident; fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?) => {
         fn $name(&self, $($argument: $type),*) $(-> $result)? {
             self.called.borrow_mut().push(stringify!($name));
-            Platform::$name(&self.hosted, $($argument),*)
+            $trait::$name(&self.$to, $($argument),*)
         }
-        overridden!(@ $($rest)*);
     };
-    (@) => {};
 }
 
 overridden! {
+    FUNCTIONS: Platform of hosted;
     fn alloc_table(level: Level) -> Option<Pa>;
     #[not_safe]
     fn free_table(frame: Pa, level: Level);
     #[not_safe]
     fn table(frame: Pa, level: Level) -> NonNull<Entry>;
     fn barrier(barrier: Barrier);
-    fn invalidate(what: &Invalidation);
+    fn invalidate(what: &Invalidation<'_>);
     fn alloc_root(level: Level, tables: usize) -> Option<Pa>;
     #[not_safe]
     fn free_root(root: Pa, level: Level, tables: usize);
@@ -55,6 +58,10 @@ overridden! {
     fn table_done(frame: Pa, table: NonNull<Entry>);
     fn link_of(frame: Pa) -> Option<&TableLink>;
     fn prefetch(frame: Pa);
+}
+
+overridden! {
+    ACCESSES: Hooks of accesses;
     #[not_safe]
     fn read(entry: NonNull<Entry>) -> u64;
     #[not_safe]

@@ -4,7 +4,7 @@ use super::Bug;
 
 const FAULT: &str = "shared/fault.rs";
 const RANGE: &str = "shared/range.rs";
-const SHARED: &str = "shared/mod.rs";
+const GATHER: &str = "shared/gather.rs";
 const GUEST: &str = "guest/mod.rs";
 const SWEEP: &str = "guest/sweep.rs";
 const LOG: &str = "guest/log.rs";
@@ -30,7 +30,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "who loses the race for a table takes that of the winner",
         file: FAULT,
-        find: "«// Somebody was first. The tables go back as they came.»\n",
+        find: "«// Another processor was first. The tables go back as they came.»\n",
         with: "let now = if PLANTED { found.table.load(found.index) } else { 0 }; \
                if F::kind(now, found.level) == Kind::Table { tables.push(F::address(now, found.level)); }",
         rules: &[
@@ -45,7 +45,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "a thaw makes holes of the claims of others",
-        file: RANGE,
+        file: GATHER,
         find: "if «table.load(index) == self.mark» {",
         with: "{ let entry = table.load(index); entry != 0 && entry & 3 == 0 }",
         rules: &["break-before-make", "freed early", "program", "no progress"],
@@ -53,7 +53,7 @@ pub const BUGS: &[Bug] = &[
     // Tables.
     Bug {
         name: "an entry of a new table is not zeroed",
-        file: "shared/tables.rs",
+        file: GATHER,
         find: "table.fill(«0..1 << F::INDEX_BITS», 0, 0);",
         with: "1..1 << F::INDEX_BITS",
         rules: &["linked early"],
@@ -75,23 +75,23 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "tables are freed before nobody walks them",
-        file: RANGE,
+        file: GATHER,
         find: "if «self.completed.is_empty() || self.completed.platform().is_past(self.moment)» {",
         with: "true",
         rules: &["freed early"],
     },
     Bug {
         name: "nobody waits for processors to forget",
-        file: "flush.rs",
-        find: "«if self.issued {\n            self.flush.platform.barrier(Barrier::Complete);\n        }»\n        Completed",
+        file: GATHER,
+        find: "«if core::mem::take(&mut self.wait) {\n            self.space.platform.barrier(Barrier::Complete);\n        }»",
         with: "",
         rules: &["freed early", "break-before-make"],
     },
     // Breaks.
     Bug {
         name: "an unmap leaves a hole where a break is demanded",
-        file: RANGE,
-        find: "Rule::Arm => «F::frozen(flush.serial().number | 1 << 31)»,",
+        file: GATHER,
+        find: "self.mark = «F::frozen(serial | 1 << 43)»;",
         with: "0",
         rules: &["break-before-make"],
     },
@@ -105,28 +105,28 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a table is cut off, and leaves are forgotten",
         file: RANGE,
-        find: "«self.flush.add(slice, None, true);»\n                    return",
-        with: "self.flush.add(slice, Some(level), false);",
+        find: "«self.flush.ranges.add(slice, None, true);»\n                    return",
+        with: "self.flush.ranges.add(slice, Some(level), false);",
         rules: &["invalidation", "freed early"],
     },
     Bug {
         name: "a split that needs no break is forgotten later",
         file: RANGE,
-        find: "Rule::Arm => {\n                        «ranges.run::<F, P>(&self.platform, self.id);»",
-        with: "flush.flush.add(slice, Some(at), false);",
+        find: "Rule::Arm => {\n                        «ranges.run::<F, P>(&space.platform, space.target(true));»",
+        with: "self.flush.ranges.add(slice, Some(at), false);",
         rules: &["freed early", "program", "break-before-make", "stale use"],
     },
     Bug {
         name: "the edits of others are taken to be complete",
-        file: SHARED,
-        find: "«self.unfinished.load(Ordering::Relaxed) > own»",
+        file: GATHER,
+        find: "«self.unfinished.load(Ordering::Acquire) > own»",
         with: "false",
         rules: &["freed early", "program", "stale use"],
     },
     Bug {
         name: "what is protected is not forgotten",
         file: RANGE,
-        find: "if «how == Transition::Invalidate» {\n                        self.flush.add(extent",
+        find: "if «how == Transition::Invalidate» {\n                        self.flush.ranges.add(extent",
         with: "false",
         rules: &[
             "program",
@@ -139,15 +139,15 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a fault maps what it looked up before a change",
         file: GUEST,
-        find: "if «!self.slots.is_current(request.version)» {",
+        find: "if «!guest.slots.is_current(request.version)» {",
         with: "false",
         rules: &["freed early", "program", "stale use"],
     },
     Bug {
         name: "a fault maps outside of a walk",
         file: GUEST,
-        find: "«let _walk = self.space.platform().enter();»\n        if",
-        with: "let _walk = (!PLANTED).then(|| self.space.platform().enter());",
+        find: "«let _walk = guest.space.platform().enter();»\n        if",
+        with: "let _walk = (!PLANTED).then(|| guest.space.platform().enter());",
         rules: &["freed early", "program", "stale use"],
     },
     Bug {
@@ -168,7 +168,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page in the place of another is not cleaned",
         file: FAULT,
-        find: "ranges.run::<F, P>(&space.platform, space.id);\n                    «space.maintain(leaf.frame, leaf.size(), clean, instructions);»",
+        find: "ranges.run::<F, P>(&space.platform, space.target(true));\n                    «space.maintain(leaf.frame, leaf.size(), clean, instructions);»",
         with: "",
         rules: &["cache maintenance"],
     },
@@ -233,7 +233,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "all is protected before walks are over",
         file: SLEEP,
-        find: "State::Wait(since) if «!space.is_quiet(since)» =>",
+        find: "if «!space.is_quiet(since)» {",
         with: "false",
         rules: &["program"],
     },
@@ -247,7 +247,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "all is protected and nothing is forgotten",
         file: SLEEP,
-        find: "«flush.forget_everything();»",
+        find: "«self.gather.flush.ranges.everything = true;»",
         with: "",
         rules: &[
             "program",

@@ -6,7 +6,6 @@ const BITMAP: &str = "dirty/bitmap.rs";
 const FAULT: &str = "shared/fault.rs";
 const GUEST: &str = "guest/mod.rs";
 const LOG: &str = "guest/log.rs";
-const RECOVER: &str = "shared/recover.rs";
 const RING: &str = "dirty/ring.rs";
 const SLEEP: &str = "shared/sleep.rs";
 const SWEEP: &str = "guest/sweep.rs";
@@ -52,7 +51,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a read reopens a page to be written",
         file: LOG,
-        find: "false => «Perms::empty()»,\n        };\n        let reopened",
+        find: "false => «Perms::empty()»,\n        };\n        let is_right",
         with: "Perms::ANY_WRITE",
         rules: &["program"],
     },
@@ -80,15 +79,15 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a block that takes the place of a table has it forgotten later",
         file: FAULT,
-        find: "Rule::Arm if !recovers => «forget_now(self)»,",
-        with: "flush.forget(leaf.slice())",
+        find: "Rule::Arm if !recovers => «forget_now(space)»,",
+        with: "self.flush.ranges.add(leaf.slice(), None, true)",
         rules: &["break-before-make", "freed early", "stale use", "program"],
     },
     Bug {
         name: "a recovery does not count as an edit",
-        file: RECOVER,
-        find: "«core::mem::forget(self.begin());»",
-        with: "",
+        file: FAULT,
+        find: "if «recovers || F::RULE == Rule::X86» {\n                self.count.begin();",
+        with: "F::RULE == Rule::X86",
         rules: &["break-before-make", "freed early", "stale use", "program"],
     },
     // Rings.

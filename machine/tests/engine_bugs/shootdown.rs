@@ -53,8 +53,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a part is flushed though a generation was missed",
         file: HERE,
-        find: "if «seen + 1 == generation» && ranges",
-        with: "true",
+        find: "let missed = «seen.is_some_and(|seen| seen + 1 != generation)»;",
+        with: "let _ = seen; false",
         rules: STALE,
     },
     Bug {
@@ -117,9 +117,9 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "the address space is named by more than its root",
-        file: HYPERCALL,
-        find: "let scope = Scope::Space(«message.root.get()»);",
-        with: "message.root.get() | u64::from(message.id) << 12",
+        file: ENCODER,
+        find: "let mut space = «flush.root.get()»;",
+        with: "flush.root.get() | u64::from(flush.id) << 12",
         rules: STALE,
     },
     Bug {

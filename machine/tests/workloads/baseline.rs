@@ -5,7 +5,8 @@
 use std::cell::{Cell, RefCell};
 
 use tablewright::{
-    Attrs, Barrier, Change, Format, Half, Invalidation, Kind, Level, Pa, Perms, Platform, Va, What,
+    Attrs, Barrier, Change, Format, Half, Hooks, Invalidation, Kind, Level, Pa, Perms, Platform,
+    Stale, Va, What,
 };
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
 
@@ -202,14 +203,18 @@ impl Editor<'_, '_> {
                 ..Tlbi::default()
             });
         } else {
-            let what = What::Range {
+            let range = Stale {
                 first,
                 last,
                 level,
                 tables,
             };
-            self.platform
-                .invalidate(&Invalidation { id: self.id, what });
+            self.platform.invalidate(&Invalidation {
+                root: self.root,
+                id: self.id,
+                global: true,
+                what: What::Ranges(&[range]),
+            });
         }
         self.platform.barrier(Barrier::Complete);
     }

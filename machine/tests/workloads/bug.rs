@@ -73,10 +73,10 @@ pub enum Bug {
     ReusedBeforeCompletion,
     /// An address is edited again before that, where what it said before decides how it may be edited.
     EditedTwice,
-    /// Flushes are dropped.
-    FlushDropped,
-    /// The last flush is dropped.
-    LastFlushDropped,
+    /// Gathers are forgotten, and not finished.
+    GatherForgotten,
+    /// The last gather is.
+    LastGatherForgotten,
     /// A page is mapped uncached without having been cleaned.
     NotCleaned,
     /// Code is executed that was not cleaned.

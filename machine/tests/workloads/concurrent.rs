@@ -7,7 +7,8 @@
 use std::cell::{Cell, RefCell};
 
 use tablewright::{
-    Attrs, Barrier, Format, Half, Invalidation, Kind, Level, Memory, Pa, Perms, Platform, Va, What,
+    Attrs, Barrier, Format, Half, Invalidation, Kind, Level, Memory, Pa, Perms, Platform, Stale,
+    Va, What,
 };
 use tablewright_machine::{Cpu, Machine, Outcome, RunError, Time};
 
@@ -274,15 +275,19 @@ impl Shared<'_, '_> {
     }
 
     fn forget(&self, first: u64, size: u64, level: Option<Level>) {
-        let what = What::Range {
+        let range = Stale {
             first,
             last: first + (size - 1),
             level,
             tables: level.is_none(),
         };
-        let id = IDENTIFIER;
         self.platform.barrier(Barrier::Publish);
-        self.platform.invalidate(&Invalidation { id, what });
+        self.platform.invalidate(&Invalidation {
+            root: self.root,
+            id: IDENTIFIER,
+            global: true,
+            what: What::Ranges(&[range]),
+        });
         self.platform.barrier(Barrier::Complete);
     }
 

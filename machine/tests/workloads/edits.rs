@@ -5,10 +5,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
+use std::ptr::NonNull;
 
 use tablewright::flush::Held;
 use tablewright::{
-    AddressSpace, Attrs, Change, EditError, Flush, Format, Leaf, Level, Liveness, Mapping, Memory,
+    AddressSpace, Attrs, Change, EditError, Format, Gather, Leaf, Level, Liveness, Mapping, Memory,
     Pa, Perms, Progress, Span, Va,
 };
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError};
@@ -97,14 +98,15 @@ pub(crate) struct Editor<'a, 'm, F: Format> {
     fault: &'m Fault,
     dice: &'a Dice,
     oracle: &'a Oracle<'m>,
-    space: AddressSpace<F, Faulty<'m>>,
+    /// It outlives the editor, which reaches it through the gather while there is one.
+    space: NonNull<AddressSpace<F, Faulty<'m>>>,
     at: Layout,
-    flush: Option<Flush<F, Faulty<'m>>>,
-    /// What the flush holds back.
+    gather: Option<Gather<'a, F, Faulty<'m>>>,
+    /// What the gather holds back.
     held: Vec<Held<Leaf<F>>>,
-    /// Spots whose change is complete when the flush is.
+    /// Spots whose change is complete when the gather is.
     pending: Vec<&'a Spot>,
-    /// What the flush is about: not to be mapped again, and on arm64 not to be edited, before it is complete.
+    /// What the gather is about: not to be mapped again, and on arm64 not to be edited, before it is complete.
     touched: Vec<(u64, u64)>,
 }
 
@@ -128,7 +130,7 @@ pub fn run<F: Format<Input = Va>>(
     let oracle = Oracle::new(machine, at.spots());
     let id = 1 + dice.below(255) as u16;
     // Frames are refused.
-    let space = loop {
+    let mut space = loop {
         if let Some(space) = AddressSpace::<F, _>::new_in(platform, half) {
             break space.with_id(id);
         }
@@ -138,9 +140,9 @@ pub fn run<F: Format<Input = Va>>(
         fault,
         dice,
         oracle: &oracle,
-        space,
+        space: NonNull::from(&mut space),
         at,
-        flush: None,
+        gather: None,
         held: Vec::new(),
         pending: Vec::new(),
         touched: Vec::new(),
@@ -151,12 +153,17 @@ pub fn run<F: Format<Input = Va>>(
         editor.map_large();
     }
     editor.complete();
-    if dice.once_in(5) {
-        editor.space.make_own();
-    } else {
-        editor.space.make_live();
-    }
-    platform.mapper.attach(editor.space.root(), half, id);
+    // SAFETY: the space is alive, and complete.
+    let root = unsafe {
+        let space = editor.space.as_mut();
+        if dice.once_in(5) {
+            space.make_own();
+        } else {
+            space.make_live();
+        }
+        space.root()
+    };
+    platform.mapper.attach(root, half, id);
 
     let edits = 6 + dice.below(18);
     let done = Cell::new(false);
@@ -169,21 +176,30 @@ pub fn run<F: Format<Input = Va>>(
             for _ in 0..edits {
                 editor.edit(cpu);
             }
-            if fault.is(Bug::LastFlushDropped) && editor.held.is_empty() {
-                editor.flush = None;
+            if fault.is(Bug::LastGatherForgotten) && editor.held.is_empty() {
+                std::mem::forget(editor.gather.take());
             }
             editor.complete();
             done.set(true);
             return;
         }
         until_done(cpu, &done, seed, |dice| oracle.try_one(cpu, dice));
-    })?;
+    });
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            // No CPU goes on, so that nothing can be completed.
+            std::mem::forget(editor);
+            return Err(error);
+        }
+    };
     between(machine.digest());
-    if !machine.violations().is_empty() || fault.is(Bug::LastFlushDropped) {
+    if !machine.violations().is_empty() || fault.is(Bug::LastGatherForgotten) {
         return Ok(outcome);
     }
     machine.calm();
     editor.into_inner().tear_down();
+    destroy(machine, space, &platform.mapper);
     Ok(outcome)
 }
 
@@ -218,15 +234,20 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         self.fault.is(bug)
     }
 
-    /// An edit with the flush that is being gathered.
-    fn with_flush<T>(
-        &mut self,
-        edit: impl FnOnce(&mut AddressSpace<F, Faulty<'m>>, &mut Flush<F, Faulty<'m>>) -> T,
-    ) -> T {
-        let mut flush = self.flush.take().unwrap_or_else(|| self.space.flush());
-        let result = edit(&mut self.space, &mut flush);
-        self.flush = Some(flush);
-        result
+    /// What is being gathered.
+    fn gather(&mut self) -> &mut Gather<'a, F, Faulty<'m>> {
+        let mut space = self.space;
+        // SAFETY: the space outlives the editor, and there is no other gather.
+        let gather = || unsafe { space.as_mut() }.gather();
+        self.gather.get_or_insert_with(gather)
+    }
+
+    fn space(&self) -> &AddressSpace<F, Faulty<'m>> {
+        match &self.gather {
+            Some(gather) => gather,
+            // SAFETY: the space outlives the editor, and there is no gather.
+            None => unsafe { self.space.as_ref() },
+        }
     }
 
     /// Announces what the addresses will be, does it, and takes the announcement back if it is refused.
@@ -272,7 +293,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
 
     /// Frames run out, and a space in use must not be broken. Nothing else is a reason to refuse.
     fn may_be_refused(&self, done: Result<(), Refused>) {
-        let own = self.space.liveness() == Liveness::Own;
+        let own = self.space().liveness() == Liveness::Own;
         match done {
             Ok(()) | Err(EditError::OutOfTables | EditError::AlreadyMapped(_)) => {}
             Err(EditError::NeedsBreak(_)) if own => {}
@@ -285,7 +306,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     /// Has everything forgotten that was done to these addresses, if it matters to what is done next.
     ///
     /// arm64: whether an entry needs a break is seen from what it says. What it said before, and processors remember
-    /// until the flush is complete, must not matter any more.
+    /// until the gather is complete, must not matter any more.
     fn forget_before(&mut self, first: u64, last: u64, maps: bool) {
         let (first, last) = self.extent(first, last);
         let touched = self
@@ -374,14 +395,10 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         }
         let before = spot.begin(Some(Page::new(page.get(), attrs)));
         let mapping = Mapping::new(attrs).pages_only();
-        let stage = self.fault;
-        let mapped = stage.during(Stage::Mapping, || {
-            self.with_flush(|space, flush| space.map(span(va, last), page, mapping, flush))
-        });
+        let mapped = self.gather().map(span(va, last), page, mapping);
         self.may_be_refused(mapped);
-        announce(self.machine);
         if mapped.is_ok() {
-            spot.end();
+            self.pending.push(spot);
         } else {
             spot.restore(before);
             self.machine.give_page(page);
@@ -505,17 +522,12 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
                 (spot, spot.begin(Some(page)))
             })
             .collect();
-        let fault = self.fault;
-        let mapped = fault.during(Stage::Mapping, || {
-            self.with_flush(|space, flush| {
-                space.map(span(first, last), Pa::new(frame), mapping, flush)
-            })
-        });
+        let range = span(first, last);
+        let mapped = self.gather().map(range, Pa::new(frame), mapping);
         self.may_be_refused(mapped);
-        announce(self.machine);
         for (spot, before) in before {
             if mapped.is_ok() {
-                spot.end();
+                self.pending.push(spot);
             } else {
                 spot.restore(before);
             }
@@ -536,7 +548,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     fn split(&mut self) {
         let (first, last) = self.some_large();
         self.change((first, last), Some, &Change::new(), |this| {
-            this.with_flush(|space, flush| space.split(span(first, last), Level::PAGE, flush))
+            this.gather().split(span(first, last), Level::PAGE)
         });
     }
 
@@ -544,10 +556,9 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         let (first, last) = (self.at.large, self.at.large + (BLOCKS * self.at.block - 1));
         let runs = self.dice.once_in(2);
         self.change((first, last), Some, &Change::new(), |this| {
-            this.with_flush(|space, flush| {
-                let collapsed = space.collapse(span(first, last), Level::new(1), runs, flush);
-                collapsed.map(|_| ())
-            })
+            let range = span(first, last);
+            let collapsed = this.gather().collapse(range, Level::new(1), runs);
+            collapsed.map(|_| ())
         });
     }
 
@@ -577,7 +588,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     fn protect(&mut self, first: u64, last: u64, change: Change) {
         let becomes = |page: Page| Some(page.changed(&change));
         self.change((first, last), becomes, &change, |this| {
-            this.with_flush(|space, flush| space.protect(span(first, last), change, flush))
+            this.gather().protect(span(first, last), change)
         });
     }
 
@@ -595,20 +606,18 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
                 |this| {
                     let mut held = std::mem::take(&mut this.held);
                     let (machine, oracle) = (this.machine, this.oracle);
-                    let progress = this.with_flush(|space, flush| {
-                        space.unmap(span(first, last), flush, |leaf| {
-                            if early {
-                                // SAFETY: what it names is reused too early, which is the bug.
-                                give_back(machine, oracle, &unsafe { leaf.assume_complete() });
-                            } else {
-                                held.push(leaf);
-                            }
-                            if held.len() >= room {
-                                ControlFlow::Break(())
-                            } else {
-                                ControlFlow::Continue(())
-                            }
-                        })
+                    let progress = this.gather().unmap(span(first, last), |leaf| {
+                        if early {
+                            // SAFETY: what it names is reused too early, which is the bug.
+                            give_back(machine, oracle, &unsafe { leaf.assume_complete() });
+                        } else {
+                            held.push(leaf);
+                        }
+                        if held.len() >= room {
+                            ControlFlow::Break(())
+                        } else {
+                            ControlFlow::Continue(())
+                        }
                     });
                     this.held = held;
                     if let Progress::Stopped(at) = progress? {
@@ -632,7 +641,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         let spot = &spots[self.dice.below(spots.len() as u64) as usize];
         // A run is read member by member, and others write to it meanwhile.
         let written = spot.is_steady() && spot.is_written();
-        let leaf = self.space.query(Va::new(spot.va));
+        let leaf = self.space().query(Va::new(spot.va));
         let found = leaf.as_ref().map(|leaf| {
             let frame = leaf.frame().get() + (spot.va - leaf.input().get());
             (frame, leaf.attrs().perms)
@@ -656,23 +665,29 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     /// Has everything forgotten that was changed, and gives back what was cut off.
     fn complete(&mut self) {
         let fault = self.fault;
-        let Some(flush) = self.flush.take() else {
+        let Some(gather) = self.gather.take() else {
             return;
         };
         let held = std::mem::take(&mut self.held);
-        if self.is(Bug::FlushDropped) && held.is_empty() {
-            drop(flush);
+        if self.is(Bug::GatherForgotten) && held.is_empty() {
+            std::mem::forget(gather);
         } else {
-            fault.during(Stage::Flushing, || self.complete_flush(flush, held));
+            // All that is left is to be seen, or there is something to be forgotten.
+            let stage = match gather.is_clean() {
+                true => Stage::Mapping,
+                false => Stage::Flushing,
+            };
+            fault.during(stage, || self.finish(gather, held));
+            announce(self.machine);
         }
         self.pending.drain(..).for_each(Spot::end);
         self.touched.clear();
     }
 
-    fn complete_flush(&self, flush: Flush<F, Faulty<'m>>, held: Vec<Held<Leaf<F>>>) {
-        let issued = flush.issue();
+    fn finish(&self, gather: Gather<'a, F, Faulty<'m>>, held: Vec<Held<Leaf<F>>>) {
+        let issued = gather.issue();
         let cpu = self.machine.cpu();
-        if self.space.liveness() != Liveness::Dead && self.dice.once_in(2) {
+        if self.space().liveness() != Liveness::Dead && self.dice.once_in(2) {
             cpu.spend(self.dice.time());
             self.oracle.try_one(cpu, self.dice);
         }
@@ -682,7 +697,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
                 Ok(leaf) => give_back(self.machine, self.oracle, &leaf),
                 Err(_) => self
                     .machine
-                    .report(Rule::Program, "a leaf of another flush".to_owned()),
+                    .report(Rule::Program, "a leaf of another gather".to_owned()),
             }
         }
         let mut settle = || {
@@ -699,7 +714,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     }
 
     /// Unmaps everything: now nothing may fail, and nothing may be left.
-    fn tear_down(mut self) {
+    fn tear_down(&mut self) {
         self.complete();
         let Layout { page, block, .. } = self.at;
         for (first, size) in [(self.at.data, DATA * page), (self.at.large, BLOCKS * block)] {
@@ -715,8 +730,6 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
                 self.machine.report(Rule::NoProgress, what);
             }
         }
-        let mapper = self.space.platform().mapper;
-        destroy(self.machine, self.space, &mapper);
     }
 }
 

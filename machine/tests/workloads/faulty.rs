@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use tablewright::shared::{Moment, SharedPlatform, Upkeep};
-use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, TableLink, What};
+use tablewright::{
+    Barrier, Caps, Entry, Hooks, Invalidation, Level, Pa, Platform, Stale, TableLink, What,
+};
 use tablewright_machine::{Machine, MachineWalk, Mapper, Stages, Tlbi};
 
 use super::Bug;
@@ -14,11 +16,11 @@ use super::Bug;
 pub enum Stage {
     /// Anything else.
     Editing,
-    /// Mapping what was not mapped.
+    /// Having new mappings seen, and nothing forgotten.
     Mapping,
     /// Unmapping single pages.
     Unmapping,
-    /// Having a flush forgotten.
+    /// Having forgotten what was gathered.
     Flushing,
 }
 
@@ -26,8 +28,6 @@ pub enum Stage {
 pub struct Fault {
     bug: Option<Bug>,
     pub stage: Cell<Stage>,
-    /// Invalidations since the last completion.
-    issued: Cell<u32>,
 }
 
 impl Fault {
@@ -35,7 +35,6 @@ impl Fault {
         Self {
             bug,
             stage: Cell::new(Stage::Editing),
-            issued: Cell::new(0),
         }
     }
 
@@ -76,33 +75,37 @@ impl<'m> Faulty<'m> {
     }
 
     /// Invalidations of stage 2, and of what is combined with it, that are not the right ones in the right order.
-    fn invalidates_otherwise(&self, what: &Invalidation) -> bool {
+    fn invalidates_otherwise(&self, what: &Invalidation<'_>) -> bool {
         let machine = self.machine();
-        let tlbi = self.mapper.tlbi_of(what);
+        let first = |change: fn(Tlbi) -> Tlbi| {
+            let all = self.mapper.tlbis(what);
+            all.for_each(|tlbi| machine.tlbi(change(tlbi)));
+        };
         let combined = Tlbi {
-            id: tlbi.id,
+            id: Some(what.id),
             stages: Stages::First,
             broadcast: true,
             ..Tlbi::default()
         };
-        let in_two_steps = self.mapper.then(&tlbi).is_some();
+        let mut tlbis = self.mapper.tlbis(what);
+        let in_two_steps = tlbis.any(|tlbi| self.mapper.then(&tlbi).is_some());
         if self.is(Bug::CombinedAlone) {
             machine.tlbi(combined);
         } else if self.is(Bug::CombinedForgotten) && in_two_steps {
-            machine.tlbi(tlbi);
+            first(|tlbi| tlbi);
         } else if self.is(Bug::CombinedFirst) && in_two_steps {
             machine.tlbi(combined);
             machine.dsb();
-            machine.tlbi(tlbi);
+            first(|tlbi| tlbi);
         } else if self.is(Bug::CombinedInOneStep) && in_two_steps {
-            machine.tlbi(tlbi);
+            first(|tlbi| tlbi);
             machine.tlbi(combined);
         } else if self.is(Bug::BothOnlyLocal) {
             let here = |tlbi| Tlbi {
                 broadcast: false,
                 ..tlbi
             };
-            machine.tlbi(here(tlbi));
+            first(here);
             if in_two_steps {
                 machine.dsb();
                 machine.tlbi(here(combined));
@@ -149,31 +152,31 @@ unsafe impl Platform for Faulty<'_> {
                     || self.is(Bug::NoWaitInFlush) && stage == Stage::Flushing
             }
         };
-        if barrier == Barrier::Complete {
-            self.fault.issued.set(0);
-        }
         if !left_out {
             self.mapper.barrier(barrier);
         }
     }
 
-    fn invalidate(&self, what: &Invalidation) {
-        let mut what = *what;
+    fn invalidate(&self, what: &Invalidation<'_>) {
         let flushing = self.fault.stage.get() == Stage::Flushing;
-        let issued = self.fault.issued.replace(self.fault.issued.get() + 1);
-        if self.is(Bug::NoInvalidation)
-            || self.is(Bug::NoInvalidationInBreak) && !flushing
-            || self.is(Bug::FlushHoldsOne) && issued >= 1
-        {
+        if self.is(Bug::NoInvalidation) || self.is(Bug::NoInvalidationInBreak) && !flushing {
             return;
         }
+        let mut what = *what;
         let page = 1u64 << self.page_shift();
-        if let What::Range {
+        let mut ranges = match what.what {
+            What::Ranges(ranges) => ranges.to_vec(),
+            What::Everything => Vec::new(),
+        };
+        if self.is(Bug::FlushHoldsOne) {
+            ranges.truncate(1);
+        }
+        for Stale {
             first,
             last,
             level,
             tables,
-        } = &mut what.what
+        } in &mut ranges
         {
             if self.is(Bug::HintOfAnotherLevel) {
                 *level = level.map(|level| level.up());
@@ -190,6 +193,9 @@ unsafe impl Platform for Faulty<'_> {
             if self.is(Bug::OnlyFirstPage) {
                 *last = *first + (page - 1);
             }
+        }
+        if !ranges.is_empty() {
+            what.what = What::Ranges(&ranges);
         }
         if self.is(Bug::AnotherIdentifier) {
             what.id += 1;
@@ -226,6 +232,13 @@ unsafe impl Platform for Faulty<'_> {
         self.mapper.link_of(frame)
     }
 
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        Some(self)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Hooks for Faulty<'_> {
     unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
         unsafe { self.mapper.read(entry) }
@@ -233,7 +246,7 @@ unsafe impl Platform for Faulty<'_> {
 
     unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
         // SAFETY: passed on.
-        unsafe { Platform::load(&self.mapper, entry) }
+        unsafe { Hooks::load(&self.mapper, entry) }
     }
 
     unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
@@ -266,7 +279,7 @@ unsafe impl Platform for Faulty<'_> {
         // SAFETY: passed on.
         unsafe {
             if self.is(Bug::ExchangeInTwoSteps) {
-                let old = Platform::load(&self.mapper, entry);
+                let old = Hooks::load(&self.mapper, entry);
                 self.mapper.link(entry, bits);
                 return old;
             }
@@ -286,7 +299,7 @@ unsafe impl Platform for Faulty<'_> {
         // SAFETY: passed on.
         unsafe {
             if self.is(Bug::ExchangeInTwoSteps) {
-                let old = Platform::load(&self.mapper, entry);
+                let old = Hooks::load(&self.mapper, entry);
                 if old != current {
                     return Err(old);
                 }
@@ -343,7 +356,7 @@ unsafe impl<'m> SharedPlatform for Faulty<'m> {
         self.mapper.invalidate_instructions(frame, size);
     }
 
-    fn invalidate_here(&self, what: &Invalidation) {
+    fn invalidate_here(&self, what: &Invalidation<'_>) {
         self.mapper.invalidate_here(what);
     }
 }

@@ -15,11 +15,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 use tablewright::guest::{
-    Access, Backing, Cause, Declined, Fault, Guest, Log, Pass, Slot, SlotCell, Sweep,
+    Access, Backing, Cause, Declined, Fault, Gather, Guest, Log, Pass, Slot, SlotCell, Sweep,
 };
-use tablewright::shared::{
-    Cut, Mapped, Refused, SharedFlush, SharedPlatform, SharedSpace, TableCache,
-};
+use tablewright::shared::{Cut, Mapped, Refused, SharedPlatform, SharedSpace};
 use tablewright::{AddressSpace, Change, Format, Half, Ipa, Leaf, Level, Memory, Pa, Perms, Span};
 use tablewright_machine::{
     Architecture, Cause as Why, Cpu, Fault as Trap, Granule, Machine, Mapper, Memory as Frames,
@@ -532,6 +530,9 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
     calm: Cell<bool>,
 }
 
+/// A CPU's edits.
+type Edits<'g, 'a, 'm, F> = Gather<'g, 'a, F, Mapper<'m>>;
+
 /// What a virtual CPU does.
 enum Deed {
     Read,
@@ -565,10 +566,11 @@ fn live<F: Format<Input = Ipa>>(
     };
     let far = |n| Pa::new(FAR + (1 << 40) + n * block);
     let cells = [const { SlotCell::new() }; SLOTS as usize];
+    let space = SharedSpace::new(space).ok().expect("no code runs on it");
     let vm = Vm::<F> {
         machine,
         mapper,
-        guest: Guest::new(SharedSpace::new(space), &cells),
+        guest: Guest::new(space, &cells),
         host: Host {
             machine,
             page,
@@ -597,16 +599,15 @@ fn live<F: Format<Input = Ipa>>(
     let outcome = machine.run(|cpu| {
         mapper.load();
         let dice = Dice::new(seed, cpu.id() as u64);
-        let mut tables = TableCache::new();
+        let mut gather = vm.guest.gather();
         for _ in 0..steps {
             if dice.once_in(host_once_in) {
-                vm.manage(&dice, &mut tables);
+                vm.manage(&dice, &mut gather);
             } else {
-                vm.step(cpu, &dice, &mut tables);
+                vm.step(cpu, &dice, &mut gather);
             }
             cpu.spend(dice.time());
         }
-        tables.release(&mapper);
     })?;
     between(machine.digest());
     if machine.violations().is_empty() {
@@ -618,7 +619,7 @@ fn live<F: Format<Input = Ipa>>(
     Ok(outcome)
 }
 
-impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
+impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     fn cpu(&self) -> Cpu<'m> {
         self.machine.cpu()
     }
@@ -692,7 +693,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// Puts another slot in the place of one. What it gives back is to be swept, and then forgotten.
-    fn replace(&self, old: Slot, new: Slot) -> Option<Sweep<'_, '_, F, Mapper<'m>>> {
+    fn replace(&self, old: Slot, new: Slot) -> Option<Sweep<'_, 'a, F, Mapper<'m>>> {
         if new == old {
             return None;
         }
@@ -708,23 +709,23 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         replaced
     }
 
-    fn change_slot(&self, id: u16, dice: &Dice) {
+    fn change_slot<'g>(&'g self, id: u16, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let changing = &self.changing[usize::from(id)];
         if changing.replace(true) {
             return;
         }
         match self.known(id) {
             None => self.insert(id, dice),
-            Some(slot) => self.change_known(slot, dice),
+            Some(slot) => self.change_known(slot, dice, gather),
         }
         changing.set(false);
     }
 
-    fn change_known(&self, slot: Slot, dice: &Dice) {
+    fn change_known<'g>(&'g self, slot: Slot, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let log = usize::from(slot.id);
         match dice.below(8) {
             0 | 1 if slot.log.is_on() => {
-                self.collect(slot, dice);
+                self.collect(slot, dice, gather);
                 self.logs.borrow_mut()[log].steady = false;
                 if let Some(_unchanged) = self.replace(slot, slot.with_log(Log::Off)) {
                     self.forget(slot);
@@ -733,11 +734,11 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     }
                 }
             }
-            0..=2 if slot.log.is_on() => self.collect(slot, dice),
+            0..=2 if slot.log.is_on() => self.collect(slot, dice, gather),
             0..=2 => {
                 if let Some(sweep) = self.replace(slot, slot.with_log(Log::ByFault)) {
                     if dice.once_in(3) || !self.protect_all() {
-                        self.protect(sweep);
+                        self.protect(sweep, gather);
                     }
                     self.forget(slot);
                     let mut logs = self.logs.borrow_mut();
@@ -751,7 +752,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 let perms = slot.perms ^ Perms::WRITE;
                 if let Some(sweep) = self.replace(slot, slot.with_perms(perms)) {
                     if write {
-                        self.protect(sweep);
+                        self.protect(sweep, gather);
                     }
                     self.forget(slot);
                 }
@@ -763,7 +764,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     ..slot
                 };
                 if let Some(sweep) = self.replace(slot, moved) {
-                    self.unmap(sweep, dice);
+                    self.unmap(sweep, dice, gather);
                     self.forget(slot);
                 }
             }
@@ -771,7 +772,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 // Other memory behind the same addresses.
                 let host = dice.pick(&BEHIND) * self.host.page;
                 if let Some(sweep) = self.replace(slot, Slot { host, ..slot }) {
-                    self.unmap(sweep, dice);
+                    self.unmap(sweep, dice, gather);
                     self.forget(slot);
                 }
             }
@@ -780,7 +781,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 self.say(slot, Phase::Going);
                 match self.guest.remove(slot.id) {
                     Ok(sweep) => {
-                        self.unmap(sweep, dice);
+                        self.unmap(sweep, dice, gather);
                         self.forget(slot);
                     }
                     Err(_) => {
@@ -794,7 +795,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// The log of a slot is read: what was marked is written back, and faults again.
-    fn collect(&self, slot: Slot, dice: &Dice) {
+    fn collect<'g>(&'g self, slot: Slot, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let (mut marks, written) = {
             let log = &mut self.logs.borrow_mut()[usize::from(slot.id)];
             log.steady = false;
@@ -805,8 +806,8 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         };
         match dice.below(3) {
             0 if self.protect_all() => {}
-            1 if self.protect_pages(slot) => {}
-            _ => self.protect(self.guest.sweep(slot.guest)),
+            1 if self.protect_pages(slot, gather) => {}
+            _ => self.protect(self.guest.sweep(slot.guest), gather),
         }
         let log = &mut self.logs.borrow_mut()[usize::from(slot.id)];
         // Who was at it when the marks were taken has marked by now.
@@ -830,18 +831,15 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     /// In one step, if that can be.
     fn protect_all(&self) -> bool {
         let started = self.guest.space().protect_all();
-        started
-            .map(|start| start.drive(|| self.wait(), |flush| self.put_off(flush)))
-            .is_ok()
+        started.map(|start| start.drive(|| self.wait())).is_ok()
     }
 
     /// For the log only, page by page: whether all were.
-    fn protect_pages(&self, slot: Slot) -> bool {
+    fn protect_pages(&self, slot: Slot, gather: &mut Edits<'_, 'a, 'm, F>) -> bool {
         let pages = slot.guest.size() / self.host.page;
-        let mut flush = self.guest.space().flush();
-        let protected = self.guest.protect(&slot, 0..pages, &mut flush);
+        let protected = gather.protect(&slot, 0..pages);
         let moment = self.guest.space().moment();
-        self.put_off(flush);
+        self.put_off(gather);
         // Who has made a page writable before that marks it in his walk.
         while !self.guest.space().is_quiet(moment) {
             self.wait();
@@ -849,26 +847,34 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         protected.is_ok_and(|protected| !protected.passed_over)
     }
 
-    fn protect(&self, mut sweep: Sweep<'_, '_, F, Mapper<'m>>) {
+    fn protect<'g>(
+        &'g self,
+        mut sweep: Sweep<'g, 'a, F, Mapper<'m>>,
+        gather: &mut Edits<'g, 'a, 'm, F>,
+    ) {
         loop {
-            let mut flush = self.guest.space().flush();
-            let pass = sweep.protect(Change::new().write_protect(), &mut flush);
-            self.put_off(flush);
+            let pass = sweep.protect(gather, Change::new().write_protect());
+            self.put_off(gather);
             match pass {
                 Ok(Pass::Waiting) => self.wait(),
-                Ok(Pass::Went(())) => {}
+                Ok(Pass::Went) => {}
                 Ok(Pass::Over) => return,
                 Err(error) => return self.machine.report(Rule::Program, error.to_string()),
             }
         }
     }
 
-    fn unmap(&self, mut sweep: Sweep<'_, '_, F, Mapper<'m>>, dice: &Dice) {
+    fn unmap<'g>(
+        &'g self,
+        mut sweep: Sweep<'g, 'a, F, Mapper<'m>>,
+        dice: &Dice,
+        gather: &mut Edits<'g, 'a, 'm, F>,
+    ) {
         let most = dice.pick(&[1, 3, 1000]);
         loop {
             let mut held = Vec::new();
             self.open.update(|open| open + 1);
-            let pass = sweep.unmap(|leaf| {
+            let pass = sweep.unmap(gather, |leaf| {
                 held.push(leaf);
                 if held.len() < most {
                     ControlFlow::Continue(())
@@ -876,19 +882,16 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     ControlFlow::Break(())
                 }
             });
-            let taken = match pass {
-                Ok(Pass::Went(taken)) => taken,
-                other => {
-                    self.open.update(|open| open - 1);
-                    match other {
-                        Ok(Pass::Over) => return,
-                        Err(error) => return self.machine.report(Rule::Program, error.to_string()),
-                        _ => self.wait(),
-                    }
-                    continue;
+            if pass != Ok(Pass::Went) {
+                self.open.update(|open| open - 1);
+                match pass {
+                    Ok(Pass::Over) => return,
+                    Err(error) => return self.machine.report(Rule::Program, error.to_string()),
+                    _ => self.wait(),
                 }
-            };
-            let issued = taken.issue();
+                continue;
+            }
+            let issued = gather.issue();
             if dice.once_in(4) {
                 self.cpu().spend(dice.time());
             }
@@ -898,7 +901,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     Ok(leaf) => self.host.report(&leaf),
                     Err(_) => self.machine.report(
                         Rule::Program,
-                        "a leaf is not that of the flush it came with".to_owned(),
+                        "a leaf is not that of the gather it came with".to_owned(),
                     ),
                 }
             }
@@ -907,11 +910,11 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// All that is mapped of some of the host's memory is swept.
-    fn sweep_host(
-        &self,
+    fn sweep_host<'g>(
+        &'g self,
         first: u64,
         size: u64,
-        mut sweep: impl FnMut(Sweep<'_, '_, F, Mapper<'m>>),
+        mut sweep: impl FnMut(Sweep<'g, 'a, F, Mapper<'m>>),
     ) {
         let slots: Vec<_> = self.slots.borrow().iter().map(|&(slot, _)| slot).collect();
         for slot in slots {
@@ -930,9 +933,9 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         self.settle_some();
     }
 
-    fn put_off(&self, flush: SharedFlush<F, Mapper<'m>>) {
+    fn put_off(&self, gather: &mut Edits<'_, 'a, 'm, F>) {
         self.open.update(|open| open + 1);
-        self.keep(flush.issue().complete());
+        self.keep(gather.issue().complete());
     }
 
     fn settle_some(&self) {
@@ -943,29 +946,31 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
 
     // ---- What the host does ----
 
-    fn manage(&self, dice: &Dice, tables: &mut TableCache) {
+    fn manage<'g>(&'g self, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let page = dice.below(PAGES as u64) as usize;
         match dice.below(24) {
-            0..=5 => self.reclaim(page, dice),
-            6 | 7 => self.share(page, dice),
-            8..=11 => self.change_slot(dice.below(SLOTS.into()) as u16, dice),
-            12 => self.unmap(self.guest.sweep_all(), dice),
-            13..=17 => self.change_block(dice),
-            18 => self.age(dice),
-            19..=21 => self.split(dice, tables),
-            22 => self.recover(dice),
+            0..=5 => self.reclaim(page, dice, gather),
+            6 | 7 => self.share(page, dice, gather),
+            8..=11 => self.change_slot(dice.below(SLOTS.into()) as u16, dice, gather),
+            12 => self.unmap(self.guest.sweep_all(), dice, gather),
+            13..=17 => self.change_block(dice, gather),
+            18 => self.age(dice, gather),
+            19..=21 => self.split(dice, gather),
+            22 => self.recover(dice, gather),
             _ => self.settle_some(),
         }
     }
 
     /// A page is taken from under the guest.
-    fn reclaim(&self, number: usize, dice: &Dice) {
+    fn reclaim<'g>(&'g self, number: usize, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let host = &self.host;
         let Some(frame) = host.lock(number) else {
             return;
         };
         host.change(number, Now::Moving);
-        self.sweep_host(host.at(number), host.page, |sweep| self.unmap(sweep, dice));
+        self.sweep_host(host.at(number), host.page, |sweep| {
+            self.unmap(sweep, dice, gather);
+        });
         self.check_gone(number, frame);
         self.check_dirty(number, self.open.get() == 0);
         host.settle(number);
@@ -1019,14 +1024,16 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// A page becomes read-only, as one that is shared with others, and after a while is copied to be written again.
-    fn share(&self, number: usize, dice: &Dice) {
+    fn share<'g>(&'g self, number: usize, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let host = &self.host;
         let Some(frame) = host.lock(number) else {
             return;
         };
         let here = |frame, writable| Now::Here { frame, writable };
         host.change(number, here(frame, false));
-        self.sweep_host(host.at(number), host.page, |sweep| self.protect(sweep));
+        self.sweep_host(host.at(number), host.page, |sweep| {
+            self.protect(sweep, gather);
+        });
         host.settle(number);
         self.cpu().spend(dice.time() * 8);
         let copy = host
@@ -1041,7 +1048,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             // Faults of others may put the copy in the place of the page, or not.
             self.sweep_host(host.at(number), host.page, |sweep| {
                 self.cpu().spend(dice.time() * dice.below(8));
-                self.unmap(sweep, dice);
+                self.unmap(sweep, dice, gather);
             });
         }
         host.settle(number);
@@ -1052,7 +1059,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// The host finds a block for the second part of its memory, moves it, or puts it together.
-    fn change_block(&self, dice: &Dice) {
+    fn change_block<'g>(&'g self, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let host = &self.host;
         if host.busy.get() || !(SMALL..PAGES).all(|page| host.is_steady(page)) {
             return;
@@ -1073,14 +1080,14 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             Block::Whole(base) if dice.once_in(2) => host.second.set(Block::Parts(base)),
             old => {
                 if let Some(base) = host.take_block() {
-                    self.move_to(base, old, dice);
+                    self.move_to(base, old, dice, gather);
                 }
             }
         }
         host.busy.set(false);
     }
 
-    fn move_to(&self, base: Pa, old: Block, dice: &Dice) {
+    fn move_to<'g>(&'g self, base: Pa, old: Block, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let host = &self.host;
         let (first, size) = (host.block, host.block);
         // All its pages go at once, or are protected, copied, and replaced.
@@ -1106,9 +1113,9 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             host.second.set(Block::Parts(base));
         }
         if at_once {
-            self.sweep_host(first, size, |sweep| self.unmap(sweep, dice));
+            self.sweep_host(first, size, |sweep| self.unmap(sweep, dice, gather));
         } else {
-            self.sweep_host(first, size, |sweep| self.protect(sweep));
+            self.sweep_host(first, size, |sweep| self.protect(sweep, gather));
         }
         (SMALL..PAGES).for_each(|number| host.settle(number));
         for (number, &now) in (SMALL..PAGES).zip(&before) {
@@ -1130,7 +1137,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         if !at_once {
             self.sweep_host(first, size, |sweep| {
                 self.cpu().spend(dice.time() * dice.below(8));
-                self.unmap(sweep, dice);
+                self.unmap(sweep, dice, gather);
             });
         }
         (SMALL..PAGES).for_each(|number| host.settle(number));
@@ -1151,39 +1158,36 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// Which pages are used?
-    fn age(&self, dice: &Dice) {
+    fn age(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let slot = self.known(dice.below(SLOTS.into()) as u16);
         if let Some(slot) = slot {
-            let mut flush = self.guest.space().flush();
-            let aged = self.guest.space().age(slot.guest, |_| (), &mut flush);
+            let aged = gather.age(slot.guest, |_| ());
             self.machine.check(aged.is_ok(), || format!("{aged:?}"));
-            self.put_off(flush);
+            self.put_off(gather);
         }
     }
 
     /// A leaf is taken apart before anybody asks for it; perhaps one that nobody has used for a while.
-    fn split(&self, dice: &Dice, tables: &mut TableCache) {
-        let space = self.guest.space();
+    fn split(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let (mut at, _) = self.spot(dice);
         let block = self.host.block;
         if let (true, Some(slot)) = (dice.once_in(2), self.known(0)) {
             at = slot.guest.start().get() + block;
         }
         let level = Level::new(dice.below(2) as u8);
-        tables.top_up::<F, _>(&self.mapper, 1);
-        let mut flush = space.flush();
+        gather.top_up(1);
         if dice.once_in(2) {
-            let aged = space.age(span(at & !(block - 1), block), |_| (), &mut flush);
+            let aged = gather.age(span(at & !(block - 1), block), |_| ());
             self.machine.check(aged.is_ok(), || format!("{aged:?}"));
         }
-        let _split = space.split(Ipa::new(at), level, tables, &mut flush);
+        let _split = gather.split(Ipa::new(at), level);
         // Others may be split with it, before it is forgotten.
         self.cpu().spend(dice.time() * dice.below(8));
-        self.put_off(flush);
+        self.put_off(gather);
     }
 
     /// A block, in the place of a table, before anybody faults.
-    fn recover(&self, dice: &Dice) {
+    fn recover(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let (mut at, _) = self.spot(dice);
         if let (true, Some(slot)) = (dice.once_in(2), self.known(0)) {
             at = slot.guest.start().get() + self.host.block;
@@ -1198,11 +1202,10 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             self.cpu().spend(dice.time());
         }
         self.open.update(|open| open + 1);
-        let mut recovery = self.guest.space().recovery();
-        let _recovered = self.guest.recover(&request, &page, &mut recovery);
+        let _recovered = gather.recover(&request, &page);
         // Others edit the block before the table is forgotten.
         self.cpu().spend(dice.time() * dice.below(8));
-        self.keep(recovery.complete());
+        self.keep(gather.issue().complete());
     }
 
     // ---- What the guest does ----
@@ -1229,7 +1232,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         BEHIND.iter().any(|first| first + number == CODE as u64)
     }
 
-    fn step(&self, cpu: Cpu<'_>, dice: &Dice, tables: &mut TableCache) {
+    fn step(&self, cpu: Cpu<'_>, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let (at, page) = self.spot(dice);
         let va = at + 8 * cpu.id() as u64;
         let request = dice.pick(&[Request::read(va), Request::write(va), Request::execute(va)]);
@@ -1249,11 +1252,11 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 _ => Deed::Touch(request),
             },
         };
-        self.access(va, &deed, dice, tables);
+        self.access(va, &deed, dice, gather);
     }
 
     /// One access, until it succeeds or the guest is told that there is nothing. Whether it has succeeded.
-    fn access(&self, va: u64, deed: &Deed, dice: &Dice, tables: &mut TableCache) -> bool {
+    fn access(&self, va: u64, deed: &Deed, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) -> bool {
         let machine = self.machine;
         for _ in 0..1000 {
             self.cpu().order();
@@ -1272,7 +1275,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             };
             self.cpu().spend(machine.costs().exception);
             machine.dsb_stores();
-            match self.serve(va, want, fault, dice, tables) {
+            match self.serve(va, want, fault, dice, gather) {
                 Served::Again => {}
                 Served::Later if self.calm.get() => {}
                 // Out of memory, perhaps.
@@ -1429,7 +1432,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         want: Want,
         trap: Trap,
         dice: &Dice,
-        tables: &mut TableCache,
+        gather: &mut Edits<'_, 'a, 'm, F>,
     ) -> Served {
         let Some(fault) = classify(va, want, trap, dice) else {
             return Served::Again;
@@ -1438,19 +1441,12 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             let _touched = self.guest.touch(&fault);
             return Served::Again;
         }
-        let mut flush = self.guest.space().flush();
-        let served = self.serve_with(&fault, dice, tables, &mut flush);
-        self.put_off(flush);
+        let served = self.serve_with(&fault, dice, gather);
+        self.put_off(gather);
         served
     }
 
-    fn serve_with(
-        &self,
-        fault: &Fault,
-        dice: &Dice,
-        tables: &mut TableCache,
-        flush: &mut SharedFlush<F, Mapper<'m>>,
-    ) -> Served {
+    fn serve_with(&self, fault: &Fault, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) -> Served {
         for _ in 0..3 {
             let request = match self.guest.request(fault) {
                 Ok(request) => request,
@@ -1474,7 +1470,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     Err(other) => self.machine.report(Rule::Program, other.to_string()),
                 }
             }
-            if dice.below(4) > 0 && !tables.top_up::<F, _>(&self.mapper, request.tables()) {
+            if dice.below(4) > 0 && !gather.top_up(request.tables()) {
                 return Served::Later;
             }
             let Some(page) = self.host.look_up(request.host(), fault.access) else {
@@ -1486,7 +1482,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             for _ in 0..3 {
                 // What is mapped is marked before anybody who sweeps can go on.
                 let walk = request.slot().log.is_on().then(|| self.mapper.enter());
-                let mapped = self.guest.map(&request, &page, tables, flush);
+                let mapped = gather.map(&request, &page);
                 if mapped.is_ok() && request.is_logged_write() {
                     self.mark(request.slot(), fault);
                 }
@@ -1500,7 +1496,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     Err(Refused::Busy(_)) => return Served::Later,
                     Err(Refused::Retry | Refused::Denied) => break,
                     Err(Refused::NeedsTables(count)) => {
-                        if !tables.top_up::<F, _>(&self.mapper, count) {
+                        if !gather.top_up(count) {
                             return Served::Later;
                         }
                     }
@@ -1530,7 +1526,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 self.insert(id, dice);
             }
         }
-        let mut tables = TableCache::new();
+        let mut gather = self.guest.gather();
         self.mapper.load();
         for id in 0..SLOTS {
             let Some(slot) = self.known(id) else {
@@ -1546,30 +1542,31 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             };
             for inside in spots {
                 let va = slot.guest.start().get() + inside + 8 * self.cpu().id() as u64;
-                let mut good = self.access(va, &Deed::Read, dice, &mut tables);
+                let mut good = self.access(va, &Deed::Read, dice, &mut gather);
                 if slot.perms.contains(Perms::WRITE)
                     && self.host.page_at(slot.host + inside) != Some(CODE)
                 {
-                    good &= self.access(va, &Deed::Write(1), dice, &mut tables);
-                    good &= self.access(va, &Deed::Read, dice, &mut tables);
+                    good &= self.access(va, &Deed::Write(1), dice, &mut gather);
+                    good &= self.access(va, &Deed::Read, dice, &mut gather);
                 }
                 self.machine.check(good, || format!("{va:#x} is lost"));
             }
             if slot.log.is_on() {
-                self.collect(slot, dice);
+                self.collect(slot, dice, &mut gather);
             }
         }
-        tables.release(&self.mapper);
     }
 
     /// Everything goes: no table, no page is left.
     fn tear_down(self) {
         let dice = Dice::new(1, 1);
+        let mut gather = self.guest.gather();
         for id in 0..SLOTS {
             if let Ok(sweep) = self.guest.remove(id) {
-                self.unmap(sweep, &dice);
+                self.unmap(sweep, &dice, &mut gather);
             }
         }
+        drop(gather);
         for _ in 0..10_000 {
             if self.later.is_empty() {
                 break;

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16};
-use tablewright::shared::{Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace, TableCache};
+use tablewright::shared::{Gather, Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace};
 use tablewright::{AddressSpace, Attrs, Change, Format, Half, Ipa, Level, Pa, Perms, Span};
 use tablewright_machine::{
     Architecture, Cause, Cpu, Fault as Trap, Granule, Machine, Ordering, Outcome, Regime, Request,
@@ -110,6 +110,9 @@ const LARGE: u64 = 128;
 const BLOCK: Pa = Pa::new(1 << 41);
 const VMID: u16 = 6;
 
+/// A CPU's edits.
+type Edits<'g, 'm, F> = Gather<'g, F, Faulty<'m>>;
+
 struct Guest<'m, F: Format<Input = Ipa>> {
     machine: &'m Machine,
     space: SharedSpace<F, Faulty<'m>>,
@@ -137,7 +140,7 @@ fn run<F: Format<Input = Ipa>>(
     platform.mapper.attach(space.root(), Half::Lower, VMID);
     let guest = Guest {
         machine,
-        space: SharedSpace::new(space),
+        space: SharedSpace::new(space).ok().expect("no code runs on it"),
         platform,
         backing: RefCell::default(),
         later: Later::new(),
@@ -147,10 +150,10 @@ fn run<F: Format<Input = Ipa>>(
     let steps = 15 + dice.below(25);
     let outcome = machine.run(|cpu| {
         let dice = Dice::new(seed, cpu.id() as u64);
-        let mut tables = TableCache::new();
+        let mut gather = guest.space.gather();
         platform.mapper.load();
         if cpu.id() == 0 {
-            guest.boot(&mut tables, &dice);
+            guest.boot(&mut gather, &dice);
         }
         while !guest.booted.get() {
             cpu.spend(Time::us(1));
@@ -161,12 +164,11 @@ fn run<F: Format<Input = Ipa>>(
         for _ in 0..steps {
             cpu.spend(dice.time());
             if cpu.id() == 0 && dice.below(3) > 0 {
-                guest.manage(&dice, &mut tables);
+                guest.manage(&dice, &mut gather);
             } else {
-                guest.step(cpu, &dice, &mut tables, &mut written);
+                guest.step(cpu, &dice, &mut gather, &mut written);
             }
         }
-        tables.release(&platform);
     })?;
     between(machine.digest());
     if machine.violations().is_empty() {
@@ -193,7 +195,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
     }
 
     /// The guest writes its tables, with its stage 1 off.
-    fn boot(&self, tables: &mut TableCache, dice: &Dice) {
+    fn boot(&self, gather: &mut Edits<'_, 'm, F>, dice: &Dice) {
         let machine = self.machine;
         let architecture = machine.architecture();
         let x86 = architecture.is_x86();
@@ -231,7 +233,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
             entries.push((last + (LARGE + number) * 8, leaf(at, false)));
         }
         for (at, value) in entries {
-            self.until(tables, dice, || machine.write(at, value));
+            self.until(gather, dice, || machine.write(at, value));
         }
         machine.dsb();
         machine.cpu().order();
@@ -242,7 +244,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
     /// returns from faults of its own, which can only be early ones.
     fn until<T>(
         &self,
-        tables: &mut TableCache,
+        gather: &mut Edits<'_, 'm, F>,
         dice: &Dice,
         access: impl Fn() -> Result<T, Trap>,
     ) -> Option<T> {
@@ -255,7 +257,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                     last = fault;
                     // Who has claimed an entry may have a whole block to clean first.
                     cpu.spend(Time::ns(400) * tries);
-                    self.serve(fault, tables, dice);
+                    self.serve(fault, gather, dice);
                     // The return.
                     self.machine.dsb();
                 }
@@ -295,7 +297,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
     }
 
     /// The fault handler of the host.
-    fn serve(&self, fault: Trap, tables: &mut TableCache, dice: &Dice) {
+    fn serve(&self, fault: Trap, gather: &mut Edits<'_, 'm, F>, dice: &Dice) {
         let Trap::Second {
             ipa, want, cause, ..
         } = fault
@@ -306,7 +308,6 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
             let _relaxed = self.space.relax(Ipa::new(ipa), Perms::empty(), false);
             return;
         }
-        let mut flush = self.space.flush();
         for _ in 0..4 {
             // What is looked up in a walk is not given away before it is over.
             let walk = self.platform.enter();
@@ -324,7 +325,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
             let Ok(leaf) = NewLeaf::new(Ipa::new(ipa), frame, level, attrs) else {
                 break;
             };
-            let mapped = self.space.map(&leaf, tables, &mut flush);
+            let mapped = gather.map(&leaf);
             drop(walk);
             match mapped {
                 Ok(Mapped::Already) if cause == Cause::Permission => {
@@ -334,13 +335,13 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                 }
                 Ok(_) | Err(Refused::Busy(_) | Refused::Denied) => break,
                 Err(Refused::NeedsTables(count)) => {
-                    if !tables.top_up::<F, _>(&self.platform, count) {
+                    if !gather.top_up(count) {
                         break;
                     }
                 }
                 Err(Refused::Larger(_)) => {
-                    tables.top_up::<F, _>(&self.platform, 1);
-                    let _split = self.space.split(Ipa::new(ipa), level, tables, &mut flush);
+                    gather.top_up(1);
+                    let _split = gather.split(Ipa::new(ipa), level);
                 }
                 Err(Refused::Retry) => {}
                 Err(Refused::Edit(error)) => {
@@ -349,18 +350,18 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                 }
             }
         }
-        self.later.put_off(flush);
+        self.later.put_off(gather);
     }
 
     /// The host takes a page out of the guest's sight. False if it moves already, or there is none.
-    fn hide(&self, number: u64) -> Option<Pa> {
+    fn hide(&self, number: u64, gather: &mut Edits<'_, 'm, F>) -> Option<Pa> {
         let page = (*self.backing.borrow().get(&number)?)?;
         self.backing.borrow_mut().insert(number, None);
         let first = Ipa::new(number * Self::HOST_PAGE);
         let span = Span::new(first, Self::HOST_PAGE).ok()?;
         for pass in 0..2 {
-            let taken = self.space.unmap(span, |_| ControlFlow::Continue(())).ok()?;
-            self.later.push(taken.issue().complete());
+            let _taken = gather.unmap(span, |_| ControlFlow::Continue(())).ok()?;
+            self.later.push(gather.issue().complete());
             if pass == 0 {
                 // Faults that looked the page up before it was taken come to their end.
                 let moment = self.platform.cut();
@@ -373,8 +374,8 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
     }
 
     /// The host moves a page, of data or of the guest's tables, or lets the guest fault on it once more.
-    fn migrate(&self, number: u64, dice: &Dice) {
-        let Some(old) = self.hide(number) else {
+    fn migrate(&self, number: u64, dice: &Dice, gather: &mut Edits<'_, 'm, F>) {
+        let Some(old) = self.hide(number, gather) else {
             return;
         };
         let new = if dice.below(4) > 0 {
@@ -394,34 +395,33 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
     }
 
     /// What the host does.
-    fn manage(&self, dice: &Dice, tables: &mut TableCache) {
-        let mut flush = self.space.flush();
+    fn manage(&self, dice: &Dice, gather: &mut Edits<'_, 'm, F>) {
         let pages = Self::data() / Self::HOST_PAGE + DATA;
         match dice.below(6) {
-            0..=2 => self.migrate(dice.below(pages), dice),
+            0..=2 => self.migrate(dice.below(pages), dice, gather),
             3 => {
                 let change = Change::new().perms(Perms::READ.and_user());
                 let Ok(all) = Span::new(Ipa::new(0), 2 * Self::block()) else {
                     return;
                 };
-                let _protected = self.space.protect(all, change, &mut flush);
+                let _protected = gather.protect(all, change);
             }
             4 => {
-                tables.top_up::<F, _>(&self.platform, 1);
+                gather.top_up(1);
                 let at = Ipa::new(Self::block());
-                let _split = self.space.split(at, Level::PAGE, tables, &mut flush);
+                let _split = gather.split(at, Level::PAGE);
             }
             _ => {
                 let at = Ipa::new(Self::block());
                 let attrs = Attrs::GUEST_MEMORY;
                 if let Ok(leaf) = NewLeaf::new(at, BLOCK, Level::new(1), attrs)
-                    && tables.top_up::<F, _>(&self.platform, 2)
+                    && gather.top_up(2)
                 {
-                    let _mapped = self.space.map(&leaf, tables, &mut flush);
+                    let _mapped = gather.map(&leaf);
                 }
             }
         }
-        self.later.put_off(flush);
+        self.later.put_off(gather);
         // What was stored becomes visible in finite time, also when this CPU does nothing any more.
         self.machine.dsb_stores();
     }
@@ -431,7 +431,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         &self,
         cpu: Cpu<'_>,
         dice: &Dice,
-        tables: &mut TableCache,
+        gather: &mut Edits<'_, 'm, F>,
         written: &mut HashMap<u64, u64>,
     ) {
         let machine = self.machine;
@@ -453,7 +453,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                 let large = VIRTUAL + (1 << 21) + dice.below(100) * 5 * PAGE;
                 let va = dice.pick(&[small, large]);
                 let request = dice.pick(&[Request::read(va), Request::write(va)]);
-                self.until(tables, dice, || machine.access(request));
+                self.until(gather, dice, || machine.access(request));
             }
             choice => {
                 let number = dice.below(Self::data_pages());
@@ -462,12 +462,12 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                 if choice < 10 {
                     let value = dice.below(1 << 60);
                     if self
-                        .until(tables, dice, || machine.write(va, value))
+                        .until(gather, dice, || machine.write(va, value))
                         .is_some()
                     {
                         written.insert(number, value);
                     }
-                } else if let Some(value) = self.until(tables, dice, || machine.read(va)) {
+                } else if let Some(value) = self.until(gather, dice, || machine.read(va)) {
                     let last = written.get(&number).copied().unwrap_or_default();
                     machine.check(value == last, || {
                         format!("the guest wrote {last:#x} to {va:#x}, and finds {value:#x}")
@@ -482,16 +482,11 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
         while !self.later.is_empty() {
             self.later.settle_one(|_| ());
         }
-        let all = Span::new(Ipa::new(0), 2 * Self::block());
-        let Some(taken) = all
-            .ok()
-            .and_then(|all| self.space.unmap(all, |_| ControlFlow::Continue(())).ok())
-        else {
-            return;
-        };
-        if let Ok(completed) = taken.issue().complete().quiet() {
-            completed.finish(|_| ());
+        let mut gather = self.space.gather();
+        if let Ok(all) = Span::new(Ipa::new(0), 2 * Self::block()) {
+            let _taken = gather.unmap(all, |_| ControlFlow::Continue(()));
         }
+        let _not_quiet = gather.finish(|_| ());
         for page in self.backing.borrow().values().copied().flatten() {
             self.machine.give_page(page);
         }

@@ -161,9 +161,7 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
             };
             let at = Span::new(Va::new(AT + number * size), size).expect("a page");
             let mapping = Mapping::new(attrs).pages_only();
-            let mut flush = process.space.flush();
-            let mapped = process.space.map(at, page, mapping, &mut flush);
-            flush.finish(|_| ());
+            let mapped = process.space.map(at, page, mapping);
             process.pages.push(page);
             whole &= mapped.is_ok();
         }

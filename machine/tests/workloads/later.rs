@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use tablewright::shared::{Cut, SharedFlush, SharedPlatform};
+use tablewright::shared::{Cut, Gather, SharedPlatform};
 use tablewright::{Format, Leaf};
 
 /// What is complete and not quiet.
@@ -22,9 +22,12 @@ impl<F: Format, P: SharedPlatform> Later<F, P> {
         self.0.borrow_mut().push_back(cut);
     }
 
-    /// Completes a flush, and keeps what is not quiet for later.
-    pub fn put_off(&self, flush: SharedFlush<F, P>) {
-        self.push(flush.issue().complete());
+    /// Completes what was gathered, and keeps what is not quiet for later.
+    pub fn put_off(&self, gather: &mut Gather<'_, F, P>)
+    where
+        P: Clone,
+    {
+        self.push(gather.issue().complete());
         self.settle_one(|_| ());
     }
 

@@ -19,10 +19,10 @@ use std::sync::atomic::AtomicU64;
 
 use tablewright::dirty::{Bitmap, Flip, Marker, Ring, RingEntry};
 use tablewright::guest::{
-    Access, Backing, Cause, Declined, Fault, Guest, Harvest, Log, Pass, Request, Slot, SlotCell,
-    Sweep,
+    Access, Backing, Cause, Declined, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot,
+    SlotCell, Sweep,
 };
-use tablewright::shared::{Mapped, Refused, SharedFlush, SharedSpace, TableCache};
+use tablewright::shared::{Mapped, Refused, SharedSpace};
 use tablewright::{AddressSpace, Change, Entry, Format, Half, Ipa, Leaf, Level, Pa, Platform};
 use tablewright_machine::{
     Cpu, Fault as Trap, Machine, Mapper, Outcome, Rule, RunError, Time, Want,
@@ -165,6 +165,9 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
     later: Later<F, Mapper<'m>>,
 }
 
+/// A CPU's edits.
+type Edits<'g, 'a, 'm, F> = Gather<'g, 'a, F, Mapper<'m>>;
+
 /// What a harvest has come to.
 #[derive(Default)]
 struct Found {
@@ -278,10 +281,11 @@ fn live<F: Format<Input = Ipa>>(
         .iter()
         .map(|entries| Ring::new(entries).expect("a power of two"));
     let cells = [const { SlotCell::new() }; 2];
+    let space = SharedSpace::new(space).ok().expect("no code runs on it");
     let vm = Vm::<F> {
         machine,
         mapper,
-        guest: Guest::new(SharedSpace::new(space), &cells),
+        guest: Guest::new(space, &cells),
         bug,
         page,
         block,
@@ -308,17 +312,16 @@ fn live<F: Format<Input = Ipa>>(
     let outcome = machine.run(|cpu| {
         mapper.load();
         let dice = Dice::new(seed, cpu.id() as u64);
-        let mut tables = TableCache::new();
+        let mut gather = vm.guest.gather();
         if cpu.id() == 0 {
             for _ in 0..migrations {
                 vm.pause(&dice, 40);
-                vm.migrate(&dice, &mut tables);
+                vm.migrate(&dice, &mut gather);
             }
             vm.over.set(true);
         } else {
-            vm.run_guest(cpu, &dice, &mut tables);
+            vm.run_guest(cpu, &dice, &mut gather);
         }
-        tables.release(&mapper);
     })?;
     between(machine.digest());
     if machine.violations().is_empty() {
@@ -328,7 +331,7 @@ fn live<F: Format<Input = Ipa>>(
     Ok(outcome)
 }
 
-impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
+impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     fn cpu(&self) -> Cpu<'m> {
         self.machine.cpu()
     }
@@ -373,7 +376,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
 
     // ---- The guest ----
 
-    fn run_guest(&self, cpu: Cpu<'_>, dice: &Dice, tables: &mut TableCache) {
+    fn run_guest<'g>(&'g self, cpu: Cpu<'_>, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let host_once_in = dice.pick(&[4, 8, 16]);
         loop {
             self.halt();
@@ -381,11 +384,11 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 return;
             }
             if dice.once_in(host_once_in) {
-                self.during(|| self.manage(dice, tables));
+                self.during(|| self.manage(dice, gather));
             } else {
                 let page = dice.below(self.pages.len() as u64) as usize;
                 let value = (dice.below(3) > 0).then(|| dice.below(1 << 60) + 1);
-                self.access(cpu, page, value, dice, tables);
+                self.access(cpu, page, value, dice, gather);
             }
             cpu.spend(dice.time() * dice.pick(&[1, 1, 4]));
         }
@@ -410,7 +413,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         page: usize,
         value: Option<u64>,
         dice: &Dice,
-        tables: &mut TableCache,
+        gather: &mut Edits<'_, 'a, 'm, F>,
     ) {
         let va = self.at(page) + 8 * cpu.id() as u64;
         let (mut served_in_vain, mut waited) = (0, 0);
@@ -432,7 +435,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             };
             cpu.spend(self.machine.costs().exception);
             self.machine.dsb_stores();
-            let mut served = self.during(|| self.serve(page, va, want, trap, dice, tables));
+            let mut served = self.during(|| self.serve(page, va, want, trap, dice, gather));
             while served == Served::Full {
                 self.wait();
                 if self.stop.get() || self.over.get() {
@@ -489,7 +492,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         want: Want,
         trap: Trap,
         dice: &Dice,
-        tables: &mut TableCache,
+        gather: &mut Edits<'_, 'a, 'm, F>,
     ) -> Served {
         let Some(fault) = classify(va, want, trap, dice) else {
             return Served::Again;
@@ -500,20 +503,13 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         }
         let pending = &self.pending[self.cpu().id()];
         pending.set((want == Want::Write).then_some(page));
-        let mut flush = self.guest.space().flush();
-        let served = self.serve_with(&fault, dice, tables, &mut flush);
+        let served = self.serve_with(&fault, dice, gather);
         pending.set(None);
-        self.put_off(flush);
+        self.put_off(gather);
         served
     }
 
-    fn serve_with(
-        &self,
-        fault: &Fault,
-        dice: &Dice,
-        tables: &mut TableCache,
-        flush: &mut SharedFlush<F, Mapper<'m>>,
-    ) -> Served {
+    fn serve_with(&self, fault: &Fault, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) -> Served {
         for _ in 0..3 {
             let request = match self.guest.request(fault) {
                 Ok(request) => request,
@@ -543,7 +539,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     Err(other) => self.machine.report(Rule::Program, other.to_string()),
                 }
             }
-            if !tables.top_up::<F, _>(&self.mapper, request.tables()) {
+            if !gather.top_up(request.tables()) {
                 return Served::Later;
             }
             let Some(backing) = self.look_up(request.host()) else {
@@ -553,7 +549,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 self.pause(dice, 8);
             }
             for _ in 0..3 {
-                match self.guest.map(&request, &backing, tables, flush) {
+                match gather.map(&request, &backing) {
                     Ok(mapped) => {
                         self.done(&marker, &request, dice);
                         if let Mapped::Replaced(old) = mapped {
@@ -564,7 +560,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     Err(Refused::Busy(_)) => return Served::Later,
                     Err(Refused::Retry | Refused::Denied) => break,
                     Err(Refused::NeedsTables(count)) => {
-                        if !tables.top_up::<F, _>(&self.mapper, count) {
+                        if !gather.top_up(count) {
                             return Served::Later;
                         }
                     }
@@ -665,7 +661,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
 
     // ---- What virtual CPUs do for the host ----
 
-    fn manage(&self, dice: &Dice, tables: &mut TableCache) {
+    fn manage<'g>(&'g self, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let page = dice.below(self.pages.len() as u64) as usize;
         // As long as large leaves can be written.
         let early = self
@@ -673,14 +669,14 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             .get()
             .is_some_and(|plan| plan.start == Start::Marked);
         if early && dice.once_in(2) {
-            return self.split(dice, tables);
+            return self.split(dice, gather);
         }
         match dice.below(12) {
             0..=2 => self.write_for_device(page, dice),
-            3..=5 => self.shift(page, dice),
-            6 | 7 => self.split(dice, tables),
-            8 | 9 => self.recover(page, dice),
-            10 => self.age(page),
+            3..=5 => self.shift(page, dice, gather),
+            6 | 7 => self.split(dice, gather),
+            8 | 9 => self.recover(page, dice, gather),
+            10 => self.age(page, gather),
             _ => self.settle_one(),
         }
     }
@@ -722,7 +718,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// A page gets another frame, or the one back that it had at first.
-    fn shift(&self, number: usize, dice: &Dice) {
+    fn shift<'g>(&'g self, number: usize, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let page = &self.pages[number];
         if page.busy.replace(true) {
             return;
@@ -735,7 +731,8 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         };
         if let Some(new) = new {
             page.moving.set(true);
-            self.unmap(self.guest.sweep(span(self.at(number), self.page)), dice);
+            let sweep = self.guest.sweep(span(self.at(number), self.page));
+            self.unmap(sweep, dice, gather);
             if page.copy.is_some() {
                 self.machine.copy_page(old, new);
             }
@@ -749,19 +746,17 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// Leaves are split before anybody writes.
-    fn split(&self, dice: &Dice, tables: &mut TableCache) {
+    fn split(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let slot = dice.pick(&self.slots);
-        let _few = tables.top_up::<F, _>(&self.mapper, 1 + dice.below(2) as u8);
-        let mut flush = self.guest.space().flush();
-        let split = self.guest.split(slot.guest, tables, &mut flush);
+        let _few = gather.top_up(1 + dice.below(2) as u8);
+        let split = gather.split_range(slot.guest);
         self.machine
             .check(split.is_ok(), || format!("a split: {split:?}"));
-        self.put_off(flush);
+        self.put_off(gather);
     }
 
     /// Blocks are put in the place of tables, from the one of `page` on.
-    fn recover(&self, page: usize, dice: &Dice) {
-        let mut recovery = self.guest.space().recovery();
+    fn recover(&self, page: usize, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         for page in (0..self.pages.len()).skip(page).take(1 << dice.below(4)) {
             let read = Fault::new(Ipa::new(self.at(page)), Access::Read);
             let Ok(request) = self.guest.request(&read) else {
@@ -773,21 +768,19 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             if dice.once_in(2) {
                 self.pause(dice, 8);
             }
-            let _recovered = self.guest.recover(&request, &backing, &mut recovery);
+            let _recovered = gather.recover(&request, &backing);
         }
-        self.later.push(recovery.complete());
-        self.settle_one();
+        self.put_off(gather);
     }
 
-    fn age(&self, page: usize) {
+    fn age(&self, page: usize, gather: &mut Edits<'_, 'a, 'm, F>) {
         let slot = &self.slots[self.pages[page].slot];
-        let mut flush = self.guest.space().flush();
-        let aged = self.guest.space().age(slot.guest, |_| (), &mut flush);
+        let aged = gather.age(slot.guest, |_| ());
         self.machine.check(aged.is_ok(), || format!("{aged:?}"));
-        self.put_off(flush);
+        self.put_off(gather);
     }
 
-    // ---- Sweeps and flushes ----
+    // ---- Sweeps, and what is gathered ----
 
     /// A leaf has gone that hardware may have marked.
     fn report(&self, leaf: &Leaf<F>) {
@@ -806,8 +799,8 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         }
     }
 
-    fn put_off(&self, flush: SharedFlush<F, Mapper<'m>>) {
-        self.later.push(flush.issue().complete());
+    fn put_off(&self, gather: &mut Edits<'_, 'a, 'm, F>) {
+        self.later.push(gather.issue().complete());
         self.settle_one();
     }
 
@@ -815,23 +808,28 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         self.later.settle_one(|leaf| self.report(&leaf));
     }
 
-    fn unmap(&self, mut sweep: Sweep<'_, '_, F, Mapper<'m>>, dice: &Dice) {
+    fn unmap<'g>(
+        &'g self,
+        mut sweep: Sweep<'g, 'a, F, Mapper<'m>>,
+        dice: &Dice,
+        gather: &mut Edits<'g, 'a, 'm, F>,
+    ) {
         loop {
             let mut held = Vec::new();
-            let pass = sweep.unmap(|leaf| {
+            let pass = sweep.unmap(gather, |leaf| {
                 held.push(leaf);
                 ControlFlow::Continue(())
             });
-            let taken = match pass {
-                Ok(Pass::Went(taken)) => taken,
+            match pass {
+                Ok(Pass::Went) => {}
                 Ok(Pass::Waiting) => {
                     self.wait();
                     continue;
                 }
                 Ok(Pass::Over) => return,
                 Err(error) => return self.machine.report(Rule::Program, error.to_string()),
-            };
-            let issued = taken.issue();
+            }
+            let issued = gather.issue();
             if dice.once_in(4) {
                 self.pause(dice, 4);
             }
@@ -841,7 +839,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                     Ok(leaf) => self.report(&leaf),
                     Err(_) => self.machine.report(
                         Rule::Program,
-                        "a leaf is not that of the flush it came with".to_owned(),
+                        "a leaf is not that of the gather it came with".to_owned(),
                     ),
                 }
             }
@@ -850,14 +848,17 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         }
     }
 
-    fn protect(&self, mut sweep: Sweep<'_, '_, F, Mapper<'m>>) {
+    fn protect<'g>(
+        &'g self,
+        mut sweep: Sweep<'g, 'a, F, Mapper<'m>>,
+        gather: &mut Edits<'g, 'a, 'm, F>,
+    ) {
         loop {
-            let mut flush = self.guest.space().flush();
-            let pass = sweep.protect(Change::new().write_protect(), &mut flush);
-            self.put_off(flush);
+            let pass = sweep.protect(gather, Change::new().write_protect());
+            self.put_off(gather);
             match pass {
                 Ok(Pass::Waiting) => self.wait(),
-                Ok(Pass::Went(())) => {}
+                Ok(Pass::Went) => {}
                 Ok(Pass::Over) => return,
                 Err(error) => return self.machine.report(Rule::Program, error.to_string()),
             }
@@ -867,20 +868,20 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     /// In one step.
     fn protect_all(&self) {
         match self.guest.space().protect_all() {
-            Ok(start) => start.drive(|| self.wait(), |flush| self.put_off(flush)),
+            Ok(start) => start.drive(|| self.wait()),
             Err(error) => self.machine.report(Rule::Program, error.to_string()),
         }
     }
 
     // ---- The migration ----
 
-    fn migrate(&self, dice: &Dice, tables: &mut TableCache) {
+    fn migrate<'g>(&'g self, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let hardware = self.machine.architecture().hardware_dirty;
         let mut plan = Plan::of(dice, hardware);
         if self.is(Bug::RingStartsMarked) && plan.marks == Marks::Ring {
             plan.start = Start::Marked;
         }
-        self.start(plan);
+        self.start(plan, gather);
         if plan.start == Start::Marked && plan.marks != Marks::Ring {
             self.pages.iter().for_each(|page| page.stale.set(true));
         } else {
@@ -892,20 +893,20 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         let rounds = dice.below(4);
         for _ in 0..rounds {
             if dice.once_in(3) {
-                self.during(|| self.split(dice, tables));
+                self.during(|| self.split(dice, gather));
             }
             self.pause(dice, 20);
-            self.round(plan, dice);
+            self.round(plan, dice, gather);
         }
         // Some are given up.
         if dice.below(5) > 0 {
-            self.finish(plan, dice);
+            self.finish(plan, dice, gather);
         }
-        self.end(dice);
+        self.end(dice, gather);
         self.stop.set(false);
     }
 
-    fn start(&self, plan: Plan) {
+    fn start<'g>(&'g self, plan: Plan, gather: &mut Edits<'g, 'a, 'm, F>) {
         // Whoever sees the slot logged sees where to mark.
         self.plan.set(Some(plan));
         if plan.start == Start::Marked {
@@ -923,7 +924,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 None => return,
             };
             if plan.start == Start::Sweep && !self.is(Bug::StartNotSwept) {
-                self.protect(sweep);
+                self.protect(sweep, gather);
             }
         }
         match plan.start {
@@ -944,7 +945,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         }
     }
 
-    fn replace(&self, slot: Slot) -> Option<Sweep<'_, '_, F, Mapper<'m>>> {
+    fn replace(&self, slot: Slot) -> Option<Sweep<'_, 'a, F, Mapper<'m>>> {
         match self.guest.replace(slot) {
             Ok(sweep) => Some(sweep),
             Err(error) => {
@@ -992,20 +993,22 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// A harvest, and what comes after it.
-    fn round(&self, plan: Plan, dice: &Dice) {
+    fn round(&self, plan: Plan, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let must = self.must(plan);
         let mut found = Found::default();
         for slot in &self.slots {
             let slot = slot.with_log(plan.log());
             match plan.marks {
-                Marks::Flip => self.turn(plan, &slot, dice, &mut found),
+                Marks::Flip => self.turn(plan, &slot, dice, gather, &mut found),
                 // Beside rings, it has the host's own marks.
-                Marks::Bitmap | Marks::Ring => self.harvest(plan, &slot, dice, &mut found),
+                Marks::Bitmap | Marks::Ring => {
+                    self.harvest(plan, &slot, dice, gather, &mut found);
+                }
             }
         }
         if plan.marks == Marks::Ring {
             for ring in &self.rings {
-                self.empty(plan, ring, dice, &mut found);
+                self.empty(plan, ring, dice, gather, &mut found);
             }
         }
         self.check_found(plan, must, &found.all);
@@ -1027,11 +1030,11 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         pages.filter_map(move |bit| self.number(slot, first + bit))
     }
 
-    /// A flush is finished, and then pages are copied, now or in the end.
-    fn flush_and_copy(
+    /// What was gathered is finished, and then pages are copied, now or in the end.
+    fn finish_and_copy(
         &self,
         plan: Plan,
-        flush: SharedFlush<F, Mapper<'m>>,
+        gather: &mut Edits<'_, 'a, 'm, F>,
         pages: Vec<usize>,
         dice: &Dice,
         found: &mut Found,
@@ -1041,12 +1044,12 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         if self.is(Bug::CopiedBeforeFlush) && !plan.keep {
             pages.iter().for_each(|&page| self.copy(page));
             self.pause(dice, 8);
-            return self.put_off(flush);
+            return self.put_off(gather);
         }
         if dice.once_in(3) {
             self.pause(dice, 8);
         }
-        self.put_off(flush);
+        self.put_off(gather);
         if now {
             pages.iter().for_each(|&page| self.copy(page));
         } else {
@@ -1054,7 +1057,14 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         }
     }
 
-    fn harvest(&self, plan: Plan, slot: &Slot, dice: &Dice, found: &mut Found) {
+    fn harvest(
+        &self,
+        plan: Plan,
+        slot: &Slot,
+        dice: &Dice,
+        gather: &mut Edits<'_, 'a, 'm, F>,
+        found: &mut Found,
+    ) {
         let record = &self.records[usize::from(slot.id)];
         let count = self.count(slot);
         let chunk = dice.pick(&[count, count, count / 3 + 1, 64]);
@@ -1064,12 +1074,11 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         };
         for first in (0..count).step_by(chunk as usize) {
             let pages = first..count.min(first + chunk);
-            let mut flush = self.guest.space().flush();
             let mut used = Vec::new();
             let each = |first, bits| used.extend(self.used(slot, first, bits));
             if self.is(Bug::HarvestedAfterProtection) && !plan.keep && plan.log() == Log::ByFault {
-                let _protected = self.guest.protect(slot, pages.clone(), &mut flush);
-                self.put_off(flush);
+                let _protected = gather.protect(slot, pages.clone());
+                self.put_off(gather);
                 self.pause(dice, 8);
                 record.bitmap.harvest(pages, each);
                 found.all.extend(&used);
@@ -1077,16 +1086,21 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 continue;
             }
             let bitmap = &record.bitmap;
-            let harvested = self
-                .guest
-                .harvest(slot, bitmap, pages, how, &mut flush, each);
+            let harvested = gather.harvest(slot, bitmap, pages, how, each);
             self.machine
                 .check(harvested.is_ok(), || format!("a harvest: {harvested:?}"));
-            self.flush_and_copy(plan, flush, used, dice, found);
+            self.finish_and_copy(plan, gather, used, dice, found);
         }
     }
 
-    fn turn(&self, plan: Plan, slot: &Slot, dice: &Dice, found: &mut Found) {
+    fn turn(
+        &self,
+        plan: Plan,
+        slot: &Slot,
+        dice: &Dice,
+        gather: &mut Edits<'_, 'a, 'm, F>,
+        found: &mut Found,
+    ) {
         let flip = &self.records[usize::from(slot.id)].flip;
         let mut idle = flip.turn(&self.mapper);
         let quiet = loop {
@@ -1098,14 +1112,13 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         };
         let mut words = Vec::new();
         quiet.drain(|first, bits| words.push((first, bits)));
-        let mut flush = self.guest.space().flush();
         let mut used = Vec::new();
         for (first, bits) in words {
             used.extend(self.used(slot, first, bits));
             if plan.keep {
                 continue;
             }
-            let mut protect = |pages| self.protect_pages(slot, pages, &mut flush);
+            let mut protect = |pages| self.protect_pages(slot, pages, gather);
             if bits == u64::MAX {
                 protect(first..first + 64);
                 continue;
@@ -1114,7 +1127,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 protect(first + bit..first + bit + 1);
             }
         }
-        self.flush_and_copy(plan, flush, used, dice, found);
+        self.finish_and_copy(plan, gather, used, dice, found);
     }
 
     /// Pages whose marks were taken are protected; those that could not be are marked until they are.
@@ -1122,9 +1135,9 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         &self,
         slot: &Slot,
         pages: std::ops::Range<u64>,
-        flush: &mut SharedFlush<F, Mapper<'m>>,
+        gather: &mut Edits<'_, 'a, 'm, F>,
     ) {
-        let protected = self.guest.protect(slot, pages.clone(), flush);
+        let protected = gather.protect(slot, pages.clone());
         self.machine
             .check(protected.is_ok(), || format!("{protected:?}"));
         let passed_over = protected.is_ok_and(|protected| protected.passed_over);
@@ -1138,7 +1151,14 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// A ring is harvested, and its entries are free again.
-    fn empty(&self, plan: Plan, ring: &Ring<'_>, dice: &Dice, found: &mut Found) {
+    fn empty(
+        &self,
+        plan: Plan,
+        ring: &Ring<'_>,
+        dice: &Dice,
+        gather: &mut Edits<'_, 'a, 'm, F>,
+        found: &mut Found,
+    ) {
         let mut harvested = 0;
         let count = ring.harvest(|_, _| harvested += 1);
         self.machine.check(count == harvested, || {
@@ -1151,7 +1171,6 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         let collected = ring.collect(|slot, page| entries.push((slot, page)));
         let page_of = |&(slot, page): &(u16, u64)| self.number(usize::from(slot), page);
         let mut used: Vec<usize> = entries.iter().filter_map(page_of).collect();
-        let mut flush = self.guest.space().flush();
         if self.is(Bug::ReleasedBeforeProtection) && !plan.keep {
             // So they may be copied.
             found.all.extend(&used);
@@ -1160,10 +1179,10 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
         if !plan.keep {
             for (slot, page) in entries {
                 let slot = self.slots[usize::from(slot)].with_log(plan.log());
-                self.protect_pages(&slot, page..page + 1, &mut flush);
+                self.protect_pages(&slot, page..page + 1, gather);
             }
         }
-        self.flush_and_copy(plan, flush, used, dice, found);
+        self.finish_and_copy(plan, gather, used, dice, found);
         if plan.keep && !self.is(Bug::KeptAndNotProtected) {
             self.protect_all();
         }
@@ -1171,9 +1190,9 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// The guest stops, and what is left is copied.
-    fn finish(&self, plan: Plan, dice: &Dice) {
+    fn finish(&self, plan: Plan, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         if self.is(Bug::LastHarvestBeforeStop) {
-            self.round(plan, dice);
+            self.round(plan, dice, gather);
         }
         self.stop.set(true);
         while self.stopped.get() != self.pending.len() - 1 {
@@ -1184,7 +1203,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
             self.settle_one();
         }
         if !self.is(Bug::LastHarvestBeforeStop) {
-            self.round(plan, dice);
+            self.round(plan, dice, gather);
         }
         for page in &self.pages {
             let (slot, index) = (page.slot, page.index);
@@ -1213,7 +1232,7 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
     }
 
     /// The log ends, and blocks are put together.
-    fn end(&self, dice: &Dice) {
+    fn end(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         for &slot in &self.slots {
             // What is mapped is what it was.
             let _unchanged = self.replace(slot);
@@ -1225,19 +1244,22 @@ impl<'m, F: Format<Input = Ipa>> Vm<'_, 'm, F> {
                 .check(off.is_ok(), || format!("the log ends: {off:?}"));
         }
         if dice.once_in(2) {
-            self.during(|| (0..self.pages.len()).for_each(|page| self.recover(page, dice)));
+            let mut recover = |page| self.recover(page, dice, gather);
+            self.during(|| (0..self.pages.len()).for_each(&mut recover));
         }
     }
 
     /// Everything goes: no table, no page is left.
     fn tear_down(self, base: Option<Pa>) {
         let dice = Dice::new(1, 1);
+        let mut gather = self.guest.gather();
         for slot in &self.slots {
             match self.guest.remove(slot.id) {
-                Ok(sweep) => self.unmap(sweep, &dice),
+                Ok(sweep) => self.unmap(sweep, &dice, &mut gather),
                 Err(error) => self.machine.report(Rule::Program, error.to_string()),
             }
         }
+        drop(gather);
         for _ in 0..10_000 {
             if self.later.is_empty() {
                 break;

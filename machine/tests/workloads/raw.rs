@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use tablewright::{AddressSpace, Entry, Format, Half, Kind, Level, Liveness, Pa, Platform};
+use tablewright::{AddressSpace, Entry, Format, Half, Hooks, Kind, Level, Liveness, Pa, Platform};
 
 use super::faulty::Faulty;
 
@@ -27,7 +27,7 @@ pub fn entry<F: Format>(platform: &Faulty<'_>, frame: Pa, level: Level, va: u64)
 impl Place {
     pub fn load(&self, platform: &Faulty<'_>) -> u64 {
         // SAFETY: an entry of a table.
-        unsafe { Platform::load(platform, self.entry) }
+        unsafe { Hooks::load(platform, self.entry) }
     }
 
     pub fn store(&self, platform: &Faulty<'_>, bits: u64) {

@@ -11,12 +11,12 @@ use std::sync::atomic::AtomicU64;
 
 use tablewright::hyperv::{self, Encoder, HostCaps, Input, Output, PAGE_WORDS, Status};
 use tablewright::shootdown::{
-    Actions, Allocator, Batch, Costs, Cpu as Shot, Cpus, Deferred, Forget, Here, Holder, Hypercall,
+    Actions, Allocator, Batch, Cpu as Shot, Cpus, Deferred, Forget, Here, Holder, Hypercall,
     Hypercalls, Identifiers, Messenger, PreemptedFlag, Shootdown, Space, amd, arm64, inbox_words,
 };
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Half, Invalidation, Level, Mapping,
-    Pa, Platform, Span, TableLink, Va, What,
+    AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Half, Hooks, Invalidation, Level,
+    Mapping, Pa, Platform, Span, TableLink, Va, What,
 };
 use tablewright_machine::{Cpu, CpuState, Machine, Mapper, Outcome, RunError, Tlbi};
 use tablewright_machine::{Granule, Regime, Time};
@@ -57,6 +57,8 @@ struct Kernel<'a, 'm> {
     /// Loads of roots keep what is remembered under other identifiers.
     identified: bool,
     hypercall: u64,
+    /// See [`Caps::invalidate_all_above`].
+    all_above: u64,
     amd: (u16, u64),
     arm64: arm64::Encoder,
     /// The hypervisor refuses every so many calls.
@@ -140,7 +142,7 @@ impl<'a> Kernel<'a, '_> {
         self.machine.dsb();
     }
 
-    fn flush(&self, space: &Space<'_>, what: &[Invalidation]) {
+    fn flush(&self, space: &Space<'_>, what: &Invalidation<'_>) {
         let running = Running::new(self);
         let hypercall = Hypercall {
             encoder: Encoder::default(),
@@ -181,20 +183,17 @@ impl<'a> Kernel<'a, '_> {
 unsafe impl Actions for Running<'_, '_, '_> {
     fn forget(&self, what: Forget) {
         let tlbi = match what {
-            Forget::All => Tlbi::ALL,
+            Forget::Everything | Forget::All => Tlbi::ALL,
             Forget::Space(_) if !self.0.identified => Tlbi::ALL,
             Forget::Space(id) => Tlbi {
                 id: Some(id),
                 ..Tlbi::ALL
             },
             // INVLPG drops what is remembered of tables, too.
-            Forget::Range(Invalidation { id, what }) => match what {
-                What::Range { first, last, .. } => Tlbi {
-                    id: Some(id),
-                    range: Some((first, last)),
-                    ..Tlbi::ALL
-                },
-                What::Everything => Tlbi::ALL,
+            Forget::Range { id, range, .. } => Tlbi {
+                id: Some(id),
+                range: Some((range.first, range.last)),
+                ..Tlbi::ALL
             },
         };
         self.0.forget_here(tlbi);
@@ -285,7 +284,7 @@ impl amd::Amd for Running<'_, '_, '_> {
         let first = rax & !0xfff;
         let last = first + (u64::from(ecx & 0xffff) + 1) * stride - 1;
         self.broadcast(Tlbi {
-            id: Some((edx >> 16) as u16),
+            id: (rax & 2 != 0).then_some((edx >> 16) as u16),
             range: (rax & 1 != 0).then_some((first, last)),
             leaves_only: rax & 16 != 0,
             ..Tlbi::ALL
@@ -304,11 +303,12 @@ impl arm64::Arm64 for Running<'_, '_, '_> {
         let arm64::Tlbi { op, operand } = tlbi;
         let bits = |low: u32, count: u32| operand >> low & ((1 << count) - 1);
         let encoder = &self.0.arm64;
-        let id = Some((operand >> 48) as u16);
+        let all = matches!(op, Op::Vaae1 | Op::Vaale1 | Op::Rvaae1 | Op::Rvaale1);
+        let id = (!all).then_some((operand >> 48) as u16);
         let (range, ttl) = match op {
             Op::Vmalle1 => return self.broadcast(Tlbi::ALL),
             Op::Aside1 => return self.broadcast(Tlbi { id, ..Tlbi::ALL }),
-            Op::Vae1 | Op::Vale1 => {
+            Op::Vae1 | Op::Vale1 | Op::Vaae1 | Op::Vaale1 => {
                 // The leaf around an address, if its level is told.
                 let (first, ttl) = (bits(0, 44) << 12, bits(44, 2));
                 let below = if ttl == 0 { 0 } else { 3 - ttl as u32 };
@@ -329,7 +329,7 @@ impl arm64::Arm64 for Running<'_, '_, '_> {
             id,
             range: Some(range),
             depth: (ttl != 0).then(|| 3 - ttl as u8),
-            leaves_only: matches!(op, Op::Vale1 | Op::Rvale1),
+            leaves_only: matches!(op, Op::Vale1 | Op::Rvale1 | Op::Vaale1 | Op::Rvaale1),
             ..Tlbi::ALL
         });
     }
@@ -340,7 +340,7 @@ impl arm64::Arm64 for Running<'_, '_, '_> {
 }
 
 // SAFETY: all but the last two functions pass on to the machine; a completion returns when all CPUs that have the space loaded
-// have forgotten, and the others will before they load it (5.).
+// have forgotten, and the others will before they load it (5., 6.); a clone is of the same space (7.).
 unsafe impl Platform for Of<'_, '_> {
     fn alloc_table(&self, level: Level) -> Option<Pa> {
         self.0.mapper.alloc_table(level)
@@ -354,51 +354,16 @@ unsafe impl Platform for Of<'_, '_> {
         unsafe { self.0.mapper.table(frame, level) }
     }
     fn caps(&self) -> Caps {
-        // How much is too much is for the costs to say.
         Caps {
-            invalidate_all_above: u64::MAX,
+            invalidate_all_above: self.0.kernel.all_above,
             ..self.0.mapper.caps()
         }
     }
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         self.0.mapper.link_of(frame)
     }
-    unsafe fn read(&self, entry: NonNull<Entry>) -> u64 {
-        // SAFETY: passed on.
-        unsafe { self.0.mapper.read(entry) }
-    }
-    unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
-        // SAFETY: passed on.
-        unsafe { Platform::load(&self.0.mapper, entry) }
-    }
-    unsafe fn follow(&self, entry: NonNull<Entry>) -> u64 {
-        // SAFETY: passed on.
-        unsafe { self.0.mapper.follow(entry) }
-    }
-    unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
-        // SAFETY: passed on.
-        unsafe { self.0.mapper.store(entry, bits) }
-    }
-    unsafe fn link(&self, entry: NonNull<Entry>, bits: u64) {
-        // SAFETY: passed on.
-        unsafe { self.0.mapper.link(entry, bits) }
-    }
-    unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
-        // SAFETY: passed on.
-        unsafe { self.0.mapper.exchange(entry, bits) }
-    }
-    unsafe fn compare_exchange(
-        &self,
-        entry: NonNull<Entry>,
-        current: u64,
-        new: u64,
-    ) -> Result<(), u64> {
-        // SAFETY: passed on.
-        unsafe { self.0.mapper.compare_exchange(entry, current, new) }
-    }
-    unsafe fn fill(&self, first: NonNull<Entry>, count: usize, value: u64, step: u64) {
-        // SAFETY: passed on.
-        unsafe { self.0.mapper.fill(first, count, value, step) }
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        self.0.mapper.hooks()
     }
 
     fn barrier(&self, barrier: Barrier) {
@@ -416,15 +381,13 @@ unsafe impl Platform for Of<'_, '_> {
         announce(kernel.machine);
         let batch = batch.borrow_mut().take();
         if let Some(space) = space.get() {
-            kernel.flush(space, batch.as_slice());
-            let id = space.identity().id();
-            let all = batch.as_slice().iter();
-            all.for_each(|one| mapper.claim(&Invalidation { id, ..*one }));
+            kernel.flush(space, &batch.flush(space.root(), 0));
+            mapper.claim(&batch.flush(space.root(), space.identity().id()));
             kernel.machine.dsb();
         }
     }
 
-    fn invalidate(&self, what: &Invalidation) {
+    fn invalidate(&self, what: &Invalidation<'_>) {
         self.0.batch.borrow_mut().add(what);
     }
 }
@@ -489,13 +452,10 @@ pub fn run<F: Format<Input = Va>>(
         _ => Way::Amd,
     };
     let identified = matches!(way, Way::Amd | Way::Arm64) || !dice.once_in(6);
-    let costs = Costs {
-        page: 100,
-        space: dice.pick(&[200, 1000, 100_000]),
-        interrupt: dice.pick(&[100, 1000]),
-    };
+    let all_above = dice.pick(&[2, 10, 1000]);
+    let interrupt = dice.pick(&[100, 1000]);
     let identifiers = Some(identifiers).filter(|_| identified);
-    let shootdown = Shootdown::new(&shots, &inboxes, identifiers, costs).expect("so many CPUs");
+    let shootdown = Shootdown::new(&shots, &inboxes, identifiers, interrupt).expect("so many CPUs");
     let wide = matches!(machine.architecture().regime, Regime::Arm64Stage1 { wide: true, granule } if granule != Granule::K64);
     let kernel = Kernel {
         machine,
@@ -507,6 +467,7 @@ pub fn run<F: Format<Input = Va>>(
         way,
         identified,
         hypercall: dice.pick(&[0, 150]),
+        all_above,
         amd: (dice.pick(&[0, 1, 7]), dice.pick(&[0, 50])),
         arm64: arm64::Encoder {
             page_shift: F::PAGE_SHIFT,
@@ -742,18 +703,16 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
             }
             10 => {
                 let mut tables = process.tables.borrow_mut();
-                let mut flush = tables.flush();
+                let mut gather = tables.gather();
                 let change = Change::new().write_protect();
-                let _no_memory = tables.protect(span::<F>(first), change, &mut flush);
-                flush.finish(|_| ());
+                let _no_memory = gather.protect(span::<F>(first), change);
+                gather.finish(|_| ());
             }
             _ => {
                 let far = Span::new(Va::new(FAR), BLOCKS * block::<F>()).expect("blocks");
                 if dice.once_in(2) {
                     let mut tables = process.tables.borrow_mut();
-                    let mut flush = tables.flush();
-                    let _there = tables.map(far, Pa::new(FAR), Attrs::USER_DATA, &mut flush);
-                    flush.finish(|_| ());
+                    let _there = tables.map(far, Pa::new(FAR), Attrs::USER_DATA);
                 } else {
                     self.unmap(process, &[far]);
                 }
@@ -768,30 +727,28 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         let Some(frame) = machine.take_page() else {
             return;
         };
-        let mut tables = process.tables.borrow_mut();
-        let mut flush = tables.flush();
         let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
-        let mapped = tables.map(span::<F>(number), frame, mapping, &mut flush);
-        flush.finish(|_| ());
+        let mut tables = process.tables.borrow_mut();
+        let mapped = tables.map(span::<F>(number), frame, mapping);
         drop(tables);
         if mapped.is_err() {
             machine.give_page(frame);
         }
     }
 
-    /// Unmaps these with one flush.
+    /// Unmaps these with one gather.
     fn unmap(&self, process: &Shared<'a, 'm, F>, spans: &[Span<Va>]) {
         let machine = self.kernel.machine;
         let (mut held, mut frames) = (Vec::new(), Vec::new());
         let mut tables = process.tables.borrow_mut();
-        let mut flush = tables.flush();
+        let mut gather = tables.gather();
         for &span in spans {
-            let _no_memory = tables.unmap(span, &mut flush, |leaf| {
+            let _no_memory = gather.unmap(span, |leaf| {
                 held.push(leaf);
                 ControlFlow::Continue(())
             });
         }
-        let completed = flush.issue().complete();
+        let completed = gather.issue().complete();
         for leaf in held {
             if let Ok(leaf) = completed.release(leaf) {
                 frames.push(leaf.frame());
@@ -878,9 +835,13 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         });
         if self.kernel.way == Way::Arm64 {
             // Walks that nobody has waited for may be on their way.
-            let what = What::Everything;
-            self.kernel
-                .flush(process.space(), &[Invalidation { id: 0, what }]);
+            let everything = Invalidation {
+                root: process.space().root(),
+                id: 0,
+                global: false,
+                what: What::Everything,
+            };
+            self.kernel.flush(process.space(), &everything);
         }
         process.link.mapper.detach();
         let mut tables = process.tables.into_inner();

@@ -72,13 +72,8 @@ pub fn run<F: Format<Input = Va>>(
     let mut boot = boot.with_id(1);
     let page = 1u64 << F::PAGE_SHIFT;
     let behind = Span::new(Va::new(slots_at + SLOTS as u64 * page), page).expect("a page");
-    let mut flush = boot.flush();
     let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-    while boot
-        .map(behind, Pa::new(1 << 40), mapping, &mut flush)
-        .is_err()
-    {}
-    flush.finish(|_| ());
+    while boot.map(behind, Pa::new(1 << 40), mapping).is_err() {}
     boot.make_live();
     platform.mapper.attach(boot.root(), boot_half, 1);
     platform.mapper.load();
@@ -87,9 +82,10 @@ pub fn run<F: Format<Input = Va>>(
     };
     let shown = platform.mapper.slots(slots_at);
     let (at, attrs) = (Va::new(slots_at), Attrs::KERNEL_DATA);
+    let of = (boot.root(), 1);
     // SAFETY: the entries are zero, used by nobody else, and stay as long as the machine.
     let slots =
-        unsafe { Slots::<F, _, _, SLOTS>::new(&platform, shown, at, first.entry, &attrs, 1) };
+        unsafe { Slots::<F, _, _, SLOTS>::new(&platform, shown, at, first.entry, &attrs, of) };
     let Ok(slots) = slots else {
         unreachable!("every format has kernel data");
     };
@@ -136,13 +132,13 @@ pub fn run<F: Format<Input = Va>>(
         return Ok(outcome);
     }
     slots.end_batch();
-    let mut flush = boot.flush();
     // A slot may still be open: the coarse map tells its own frames from those of the slots by where they are, and here,
     // in the memory of the host, they are in one place.
     let all = Span::inclusive(Va::new(slots_at), behind.last()).expect("pages");
-    let unmapped = boot.unmap(all, &mut flush, |_| ControlFlow::Continue(()));
+    let mut gather = boot.gather();
+    let unmapped = gather.unmap(all, |_| ControlFlow::Continue(()));
     machine.check(unmapped.is_ok(), || format!("{unmapped:?}"));
-    fault.during(Stage::Flushing, || flush.finish(|_| ()));
+    fault.during(Stage::Flushing, || gather.finish(|_| ()));
     destroy(machine, boot, &platform.mapper);
     Ok(outcome)
 }
@@ -174,7 +170,9 @@ impl<'m> Program<'_, 'm> {
         }
         let coarse = loop {
             let data = Attrs::KERNEL_DATA;
-            let coarse = Coarse::<F, _, _, _>::new(&platform, identity, slots, memory, data, 2);
+            // SAFETY: slots show any frame (1.), and the root is loaded as it is attached below (2.).
+            let coarse =
+                unsafe { Coarse::<F, _, _, _>::new(&platform, identity, slots, memory, data, 2) };
             if let Some(coarse) = coarse {
                 break coarse;
             }
@@ -187,7 +185,8 @@ impl<'m> Program<'_, 'm> {
         }
         coarse.end_batch();
         platform.mapper.detach();
-        let reach = Windowed::new(self.platform, slots);
+        // SAFETY: slots show any frame (1.).
+        let reach = unsafe { Windowed::new(self.platform, slots) };
         // SAFETY: no processor has the root loaded; the frames are those of the machine.
         self.fault
             .during(Stage::Flushing, || unsafe { coarse.finish(reach) });
@@ -219,7 +218,8 @@ impl<'m> Program<'_, 'm> {
             ..
         } = *self;
         let own = Faulty::new(machine, fault);
-        let windowed = Windowed::new(&own, window);
+        // SAFETY: slots and coarse maps show any frame (1.).
+        let windowed = unsafe { Windowed::new(&own, window) };
         let mut mapping = Mapping::new(Attrs::KERNEL_DATA);
         if dice.once_in(2) {
             mapping = mapping.pages_only();
@@ -256,9 +256,7 @@ impl<'m> Program<'_, 'm> {
                 let Some(mut root) = root.map(|root| root.with_id(3)) else {
                     continue;
                 };
-                let mut flush = root.flush();
-                let made = linear.build(&mut root, &self.memory, &mut flush);
-                fault.during(Stage::Flushing, || flush.finish(|_| ()));
+                let made = linear.build(&mut root, &self.memory);
                 space = Some(root);
                 if made.is_ok() {
                     break;
@@ -349,9 +347,9 @@ impl<'m> Program<'_, 'm> {
                 (other, other.begin(new).merged())
             })
             .collect();
-        let mut flush = space.flush();
-        let done = space.protect(span, change, &mut flush);
-        self.fault.during(Stage::Flushing, || flush.finish(|_| ()));
+        let mut gather = space.gather();
+        let done = gather.protect(span, change);
+        self.fault.during(Stage::Flushing, || gather.finish(|_| ()));
         if let Err(error) = done
             && error != EditError::OutOfTables
         {

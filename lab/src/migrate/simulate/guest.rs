@@ -155,30 +155,21 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
     fn map(&self, cpu: Cpu<'_>, request: &GuestRequest, at: Ipa) -> bool {
         let size = if self.job.large { BLOCK } else { PAGE };
         let page = Backing::new(Pa::new(PHYSICAL + at.get()), size);
-        let own = &self.vcpus[cpu.id()];
-        let mut flush = self.guest.space().flush();
+        let mut gather = self.gather(cpu);
         let mut mapped = false;
         for _ in 0..3 {
-            // Taken out while they are used: others run meanwhile.
-            let mut tables = own.tables.take();
-            let done = self.guest.map(request, &page, &mut tables, &mut flush);
-            let more = match done {
-                Err(Refused::NeedsTables(count)) => tables.top_up::<F, _>(&self.mapper, count),
-                Ok(_) => {
-                    mapped = true;
-                    false
+            match gather.map(request, &page) {
+                Err(Refused::NeedsTables(count)) if gather.top_up(count) => {}
+                done => {
+                    mapped = done.is_ok();
+                    break;
                 }
-                Err(_) => false,
-            };
-            let _empty = own.tables.replace(tables);
-            if !more {
-                break;
             }
         }
         if !mapped {
             cpu.spend(PAUSE);
         }
-        self.finish(cpu, flush);
+        self.finish(cpu, &mut gather);
         mapped
     }
 

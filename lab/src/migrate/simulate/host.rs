@@ -1,9 +1,8 @@
 //! The host: the rounds, the link, and the comparison at the end.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefMut};
 
-use tablewright::guest::HOST_WRITES;
-use tablewright::shared::SharedFlush;
+use tablewright::guest::{Gather, HOST_WRITES};
 use tablewright::{Attrs, Format, Ipa, Mapping, Pa};
 use tablewright_machine::{Cpu, Mapper, Time};
 
@@ -28,14 +27,19 @@ pub struct Sending {
     high: u32,
 }
 
-impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
-    /// Completes a flush: on x86 every vCPU is kicked out of the guest for it. What is not quiet is kept for later.
-    pub(super) fn finish(&self, cpu: Cpu<'_>, flush: SharedFlush<F, Mapper<'m>>) {
-        if self.machine.architecture().is_x86() && !flush.is_clean() {
+impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
+    /// The gather of the running CPU.
+    pub(super) fn gather(&self, cpu: Cpu<'_>) -> RefMut<'_, Gather<'t, 't, F, Mapper<'m>>> {
+        self.gathers[cpu.id()].borrow_mut()
+    }
+
+    /// Completes what was gathered. What is not quiet is kept for later.
+    pub(super) fn finish(&self, cpu: Cpu<'_>, gather: &mut Gather<'t, 't, F, Mapper<'m>>) {
+        if !gather.is_clean() {
             self.kick(cpu);
         }
         let mut later = self.later.take();
-        later.extend(flush.finish(|_| ()).err());
+        later.extend(gather.finish(|_| ()).err());
         for cut in later {
             match cut.quiet() {
                 Ok(completed) => completed.finish(|_| ()),
@@ -44,8 +48,11 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
         }
     }
 
-    /// Has every vCPU leave the guest, one after the other.
-    fn kick(&self, cpu: Cpu<'_>) {
+    /// Where that is how they forget, has every vCPU leave the guest, one after the other.
+    pub(super) fn kick(&self, cpu: Cpu<'_>) {
+        if !self.machine.architecture().is_x86() {
+            return;
+        }
         let costs = self.machine.costs();
         cpu.order();
         for (id, vcpu) in self.vcpus.iter().enumerate() {
@@ -64,8 +71,8 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
         // Whoever still waits goes home.
         self.stop.set(true);
         self.start_guest(cpu);
-        for vcpu in self.vcpus.iter() {
-            vcpu.tables.take().release(&self.mapper);
+        for gather in &self.gathers {
+            gather.borrow_mut().release_tables();
         }
         for cut in self.later.take() {
             if let Ok(completed) = cut.quiet() {

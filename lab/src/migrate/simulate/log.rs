@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use tablewright::guest::{Harvest, Log, Slot};
-use tablewright::shared::{SharedFlush, TableCache};
+use tablewright::guest::{Gather, Harvest, Log, Slot};
 use tablewright::{Format, Ipa, Span};
 #[cfg(test)]
 use tablewright_machine::Time;
@@ -17,7 +16,7 @@ use super::{FLUSH, Migration, PAUSE, Ran};
 #[cfg(test)]
 use super::{ON_LINK, Order};
 
-impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
+impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
     fn logged(&self) -> Slot {
         self.slot.with_log(Log::ByFault)
     }
@@ -44,14 +43,14 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
                 if self.job.logging == Logging::EagerSplit {
                     self.split(cpu)?;
                 }
+                let mut gather = self.gather(cpu);
                 for chunk in 0..self.image.epochs.len() as u64 {
                     self.image.turn(chunk);
                     for pages in pieces(self.pages(chunk)) {
-                        let mut flush = self.guest.space().flush();
-                        while self.protect(&mut flush, pages.clone())? {
+                        while self.protect(&mut gather, pages.clone())? {
                             self.wait(cpu);
                         }
-                        self.finish(cpu, flush);
+                        self.finish(cpu, &mut gather);
                     }
                     self.image.turn(chunk);
                 }
@@ -76,46 +75,44 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
     /// Whether something was passed over.
     fn protect(
         &self,
-        flush: &mut SharedFlush<F, Mapper<'m>>,
+        gather: &mut Gather<'t, 't, F, Mapper<'m>>,
         pages: Range<u64>,
     ) -> Result<bool, String> {
-        let protected = self.guest.protect(&self.logged(), pages, flush);
+        let protected = gather.protect(&self.logged(), pages);
         Ok(protected.map_err(|it| it.to_string())?.passed_over)
     }
 
     fn protect_all(&self, cpu: Cpu<'_>) -> Result<(), String> {
         let space = self.guest.space();
         let start = space.protect_all().map_err(|it| it.to_string())?;
-        start.drive(|| cpu.spend(PAUSE), |flush| self.finish(cpu, flush));
+        self.kick(cpu);
+        start.drive(|| cpu.spend(PAUSE));
         Ok(())
     }
 
     /// Splits what is large, ahead of the faults.
     fn split(&self, cpu: Cpu<'_>) -> Result<(), String> {
-        let mut tables = TableCache::new();
+        let mut gather = self.gather(cpu);
         let mut from = Some(self.slot.guest.start());
         while let Some(at) = from {
             let rest = Span::inclusive(at, self.slot.guest.last()).map_err(|it| it.to_string())?;
-            if !tables.top_up::<F, _>(&self.mapper, 8) {
+            if !gather.top_up(8) {
                 return Err("no memory for tables".to_owned());
             }
-            let mut flush = self.guest.space().flush();
-            from = self
-                .guest
-                .split(rest, &mut tables, &mut flush)
-                .map_err(|it| it.to_string())?;
-            self.finish(cpu, flush);
+            from = gather.split_range(rest).map_err(|it| it.to_string())?;
+            self.finish(cpu, &mut gather);
             if from == Some(at) {
                 cpu.spend(PAUSE);
             }
         }
-        tables.release(&self.mapper);
+        gather.release_tables();
         Ok(())
     }
 
     /// Harvests the rings of some vCPUs, and protects what is found in them.
     pub(super) fn reap(&self, cpu: Cpu<'_>, rings: Range<usize>) -> Result<(), String> {
         let _one_at_a_time = self.reaping.acquire();
+        let mut gather = self.gather(cpu);
         for ring in &self.rings[rings] {
             let found = ring.harvest(|_, page| {
                 self.image.opened[page as usize].set(CLOSING);
@@ -125,13 +122,12 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
             let mut pages = Vec::new();
             let collected = ring.collect(|_, page| pages.push(page));
             for piece in pages.chunks(FLUSH as usize) {
-                let mut flush = self.guest.space().flush();
                 for &page in piece {
-                    while self.protect(&mut flush, page..page + 1)? {
+                    while self.protect(&mut gather, page..page + 1)? {
                         cpu.spend(PAUSE);
                     }
                 }
-                self.finish(cpu, flush);
+                self.finish(cpu, &mut gather);
             }
             ring.release(collected);
             for page in pages {
@@ -195,19 +191,16 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
         sending: &mut Sending,
     ) -> Result<(), String> {
         let slot = self.logged();
+        let mut gather = self.gather(cpu);
         for piece in pieces(pages) {
             cpu.order();
-            let mut flush = self.guest.space().flush();
             let each = |first, bits| sending.add((first / 64) as usize, bits);
-            let range = piece.clone();
-            let harvested = self
-                .guest
-                .harvest(&slot, &self.bitmap, range, how, &mut flush, each);
+            let harvested = gather.harvest(&slot, &self.bitmap, piece.clone(), how, each);
             #[cfg(test)]
             if self.job.order == Order::SentEarly && how.is_empty() {
                 self.send_now(cpu, piece, sending);
             }
-            self.finish(cpu, flush);
+            self.finish(cpu, &mut gather);
             harvested.map_err(|it| it.to_string())?;
         }
         Ok(())
@@ -253,9 +246,9 @@ impl<F: Format<Input = Ipa>> Migration<'_, '_, F> {
         if self.job.order != Order::ProtectedFirst {
             return Ok(Harvest::empty());
         }
-        let mut flush = self.guest.space().flush();
-        self.protect(&mut flush, pages)?;
-        self.finish(cpu, flush);
+        let mut gather = self.gather(cpu);
+        self.protect(&mut gather, pages)?;
+        self.finish(cpu, &mut gather);
         cpu.spend(Time::us(20));
         Ok(Harvest::KEEP)
     }

@@ -26,8 +26,8 @@ use std::sync::atomic::AtomicU64;
 
 use tablewright::dirty::{Bitmap, Ring, RingEntry};
 use tablewright::format::{Ept, Stage2K4};
-use tablewright::guest::{Guest, Slot, SlotCell};
-use tablewright::shared::{Cut, SharedSpace, TableCache};
+use tablewright::guest::{Gather, Guest, Slot, SlotCell};
+use tablewright::shared::{Cut, SharedSpace};
 use tablewright::{AddressSpace, Format, Half, Ipa, Span};
 use tablewright_machine::{
     Architecture, Granule, Machine, MachineLock, Mapper, Memory, Profile, Regime, Setup, Time,
@@ -242,7 +242,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
         .ok_or_else(|| failed("no memory for a root".to_owned()))?;
     mapper.attach(space.root(), Half::Lower, 0);
     let cells = [const { SlotCell::new() }; 1];
-    let guest = Guest::new(SharedSpace::new(space), &cells);
+    let space = SharedSpace::new(space).map_err(|_| failed("the space runs".to_owned()))?;
+    let guest = Guest::new(space, &cells);
     let span = Span::new(Ipa::new(0), job.pages * PAGE).map_err(|it| failed(it.to_string()))?;
     let slot = Slot::memory(span, 0);
     guest.insert(slot).map_err(|it| failed(it.to_string()))?;
@@ -275,6 +276,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
         reaped: RefCell::new(vec![0; words.len()]),
         image: Image::new(job.pages, job.chunk),
         vcpus: (0..vcpus).map(|_| Vcpu::default()).collect(),
+        gathers: (0..=vcpus).map(|_| guest.gather().into()).collect(),
         later: RefCell::default(),
         started: Cell::new(None),
         stop: Cell::new(false),
@@ -306,7 +308,6 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
 /// What the host keeps of a vCPU.
 #[derive(Default)]
 struct Vcpu {
-    tables: RefCell<TableCache>,
     /// What interrupts have cost it, and it has not yet paid.
     owed: Cell<Time>,
     /// How long it was kept from what it wanted to do.
@@ -332,6 +333,8 @@ struct Migration<'t, 'm, F: Format<Input = Ipa>> {
     reaped: RefCell<Vec<u64>>,
     image: Image,
     vcpus: Box<[Vcpu]>,
+    /// Of each vCPU, and of the host.
+    gathers: Box<[RefCell<Gather<'t, 't, F, Mapper<'m>>>]>,
     /// What is complete and not quiet.
     later: RefCell<Vec<Cut<F, Mapper<'m>>>>,
     started: Cell<Option<Time>>,

@@ -1,0 +1,162 @@
+//! A gather: edits of one space, and what they leave to invalidate and to free.
+//!
+//! It borrows the space for as long as there is something that walkers have not been told of. So what was changed in a
+//! space cannot be invalidated in another, nor be left out when something is freed. It is finished by its name, or when it is
+//! dropped; and where even that is prevented, the space knows that it is [owed](AddressSpace) an invalidation.
+
+use core::ops::Deref;
+
+use crate::flush::{Alone, Completed, Flush, Issued, Leaf, next_serial};
+use crate::format::Format;
+use crate::platform::{Barrier, Platform};
+use crate::space::{AddressSpace, Liveness};
+
+/// Edits of an [`AddressSpace`], which it borrows, and what they leave to invalidate and to free.
+///
+/// Made by [`AddressSpace::gather`]. Any number of edits share one invalidation, and one wait for its completion.
+///
+/// A gather that is dropped, in unwinding for instance, is finished: what was changed is invalidated, and leaves that were
+/// cut off are not visited, so that their frames leak. Of one that is [forgotten](core::mem::forget) the tables leak too, and
+/// the next gather of the space invalidates everything.
+///
+/// ```
+/// use tablewright::{AddressSpace, Attrs, Pa, Perms, Span, Va, Change};
+/// use tablewright::{format::X86_64, hosted::Hosted};
+/// let platform = Hosted::new(64, 12);
+/// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// space.map(Span::new(Va::new(0), 64 << 20)?, Pa::new(0), Attrs::KERNEL_DATA)?;
+/// space.make_live();
+///
+/// // Two edits, one invalidation.
+/// let (low, high) = (Span::new(Va::new(0), 32 << 20)?, Span::new(Va::new(32 << 20), 32 << 20)?);
+/// let mut gather = space.gather();
+/// gather.protect(low, Change::new().perms(Perms::READ))?;
+/// gather.protect(high, Change::new().perms(Perms::READ))?;
+/// gather.finish(|_| ());
+/// assert_eq!(platform.counts().invalidations, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Two with something to tell cannot be made of one space, and the space cannot be taken from under one:
+///
+/// ```compile_fail,E0499
+/// # use tablewright::{AddressSpace, Level, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # let span = Span::new(Va::new(0), 2 << 20).unwrap();
+/// let mut split = space.gather();
+/// split.split(span, Level::PAGE).unwrap();
+/// let other = space.gather(); // the first is still borrowing it
+/// split.finish(|_| ());
+/// ```
+///
+/// ```compile_fail,E0505
+/// # use tablewright::{AddressSpace, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// let gather = space.gather();
+/// let renamed = space.with_id(7);
+/// gather.finish(|_| ());
+/// ```
+#[must_use = "it is finished when it is dropped, and then gives out no leaf"]
+pub struct Gather<'s, F: Format, P: Platform + Clone> {
+    pub(crate) space: &'s mut AddressSpace<F, P>,
+    pub(crate) left: Flush,
+    /// The number of what it has gathered, if something was held back; 0 before.
+    serial: u64,
+}
+
+impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
+    #[inline]
+    pub(crate) fn new(space: &'s mut AddressSpace<F, P>) -> Self {
+        let mut left = Flush::new();
+        left.ranges.everything = space.owed;
+        Self {
+            space,
+            left,
+            serial: 0,
+        }
+    }
+
+    /// An edit is about to change what walkers may remember.
+    #[inline]
+    pub(crate) fn owe(&mut self) {
+        self.space.owed |= self.space.liveness() != Liveness::Dead;
+    }
+
+    /// The number of what is being gathered.
+    #[inline]
+    pub(crate) fn serial(&mut self) -> u64 {
+        if self.serial == 0 {
+            self.space.serial = next_serial(self.space.serial);
+            self.serial = self.space.serial;
+        }
+        self.serial
+    }
+
+    /// Whether there is nothing to invalidate. It may still carry tables to free, and stores that are not visible yet.
+    pub fn is_clean(&self) -> bool {
+        self.left.ranges.is_empty()
+    }
+
+    /// Makes the edits visible and issues the invalidations. Whether there is something to wait for.
+    #[inline]
+    fn send(&mut self) -> bool {
+        let target = self.space.target();
+        let issued = self.left.issue::<F, P>(&self.space.platform, target);
+        self.space.owed = false;
+        // What was issued before may be what an edit of this gather has found done.
+        issued || self.space.pending
+    }
+
+    /// Makes the edits visible and tells every processor what to forget. Does not wait.
+    pub fn issue(mut self) -> Issued<F, P> {
+        let wait = self.send();
+        self.space.pending = wait;
+        let serial = core::mem::take(&mut self.serial);
+        let detached = self.left.detached.take();
+        Issued {
+            completed: Completed::new(self.space.platform.clone(), serial, detached),
+            end: Alone { wait },
+        }
+    }
+
+    /// Issues, completes and settles, visiting each leaf of the sub-trees that were cut off. If the visitor unwinds, what is
+    /// left of its sub-tree leaks.
+    #[inline]
+    pub fn finish(mut self, leaves: impl FnMut(Leaf<F>)) {
+        self.flush(leaves);
+    }
+
+    /// The same of what has been gathered so far: to go on, for instance, where an [`unmap`](Gather::unmap) has stopped.
+    #[inline]
+    pub fn flush(&mut self, leaves: impl FnMut(Leaf<F>)) {
+        if self.send() {
+            self.space.platform.barrier(Barrier::Complete);
+            self.space.pending = false;
+        }
+        self.serial = 0;
+        // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no software walks it (1.).
+        unsafe { self.left.settle::<F, P>(&self.space.platform, leaves) };
+    }
+}
+
+/// The space, to be looked at between edits.
+impl<F: Format, P: Platform + Clone> Deref for Gather<'_, F, P> {
+    type Target = AddressSpace<F, P>;
+
+    #[inline]
+    fn deref(&self) -> &AddressSpace<F, P> {
+        self.space
+    }
+}
+
+impl<F: Format, P: Platform + Clone> Drop for Gather<'_, F, P> {
+    #[inline]
+    fn drop(&mut self) {
+        let Flush { news, detached, .. } = &self.left;
+        if self.space.owed || *news || !detached.is_empty() {
+            self.flush(|_| ());
+        }
+    }
+}

@@ -1,0 +1,911 @@
+//! What safe code could once do to a space by mistake or on purpose: each test says what it was. Most of it cannot be written
+//! down any more; then the test does what comes closest.
+
+use std::cell::RefCell;
+use std::mem::forget;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::Barrier as Meeting;
+use std::sync::atomic::AtomicU64;
+use std::thread;
+
+use tablewright::dirty::{Bitmap, Marker};
+use tablewright::format::{Arm64K4, Arm64K64, Ept, Npt, Stage2K4, X86_64};
+use tablewright::guest::{Access, Backing, Fault, Guest, Harvest, Log, Pass, Slot, SlotCell};
+use tablewright::hosted::{Event, Threads, Told, Walk};
+use tablewright::shared::{
+    self, Epochs, Mapped, Moment, NewLeaf, Protected, Refused, SharedPlatform, SharedSpace,
+};
+use tablewright::shootdown::{Message, amd::Broadcast};
+use tablewright::{
+    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Invalidation, Ipa, Level,
+    Mapping, Memory, Pa, Perms, Platform, Span, TableLink, Va,
+};
+use tablewright_walker::{Granule, Regime, translate};
+
+type S2 = Stage2K4<40, false>;
+type Space<'t, F> = SharedSpace<F, &'t Threads>;
+
+const PAGE: u64 = 4096;
+const BLOCK: u64 = 2 << 20;
+const RAM: Pa = Pa::new(0x4000_0000);
+
+/// Hardware does not mark what is written.
+const BY_FAULTS: Caps = Caps {
+    hardware_dirty: false,
+    ..Caps::CONSERVATIVE
+};
+
+fn platform(caps: Caps) -> Threads {
+    Threads::new(64, 12, 1).with_caps(caps).recording()
+}
+
+fn share<F: Format>(platform: &Threads, id: u16) -> Space<'_, F> {
+    let space = AddressSpace::new(platform).unwrap().with_id(id);
+    let shared = SharedSpace::new(space).ok().unwrap();
+    platform.take_events();
+    shared
+}
+
+/// The same with memory from address 0 on.
+fn mapped<F: Format<Input = Ipa>>(
+    platform: &Threads,
+    id: u16,
+    size: u64,
+    mapping: Mapping,
+) -> Space<'_, F> {
+    let space = share::<F>(platform, id);
+    assert_eq!(space.map_range(ipa(0, size), RAM, mapping), Ok(size));
+    platform.take_events();
+    space
+}
+
+fn va(first: u64, size: u64) -> Span<Va> {
+    Span::new(Va::new(first), size).unwrap()
+}
+
+fn ipa(first: u64, size: u64) -> Span<Ipa> {
+    Span::new(Ipa::new(first), size).unwrap()
+}
+
+fn blocks() -> Mapping {
+    Mapping::new(Attrs::GUEST_MEMORY)
+}
+
+fn pages() -> Mapping {
+    blocks().pages_only()
+}
+
+fn read_only() -> Change {
+    Change::new().write_protect()
+}
+
+/// Takes a range away, and leaves the rest to the gather.
+fn unmap<F: Format, P: SharedPlatform + Clone>(
+    gather: &mut shared::Gather<'_, F, P>,
+    span: Span<F::Input>,
+) {
+    let taken = gather.unmap(span, |_| ControlFlow::Continue(()));
+    assert!(taken.unwrap().progress.is_done());
+}
+
+/// A gather ends in one of two ways without being finished.
+fn abandon<T>(gather: T, forgotten: bool) {
+    match forgotten {
+        true => forget(gather),
+        false => drop(gather),
+    }
+}
+
+// ---- What belongs to another space ----
+
+/// A flush of space 1 was accepted by an edit of space 2, and VMID 1 was invalidated for what was protected in space 2.
+#[test]
+fn an_edit_invalidates_its_own_space() {
+    let platform = platform(Caps {
+        bbm: 2,
+        ..Caps::CONSERVATIVE
+    });
+    let spaces = [1, 2].map(|id| mapped::<S2>(&platform, id, BLOCK, pages()));
+    let mut gathers = spaces.each_ref().map(SharedSpace::gather);
+    for gather in &mut gathers {
+        gather.protect(ipa(0, BLOCK), read_only()).unwrap();
+    }
+    for index in [1, 0] {
+        assert!(gathers[index].finish(|_| ()).is_ok());
+        let (log, root) = (platform.take_log(), spaces[index].root());
+        assert_eq!(log.len(), 1);
+        assert_eq!((log[0].root, usize::from(log[0].id)), (root, index + 1));
+        assert!(log[0].covers(0) && log[0].covers(BLOCK - 1));
+    }
+}
+
+/// The same for guests: a sweep of one does nothing with the gather of another.
+#[test]
+fn a_sweep_takes_the_gather_of_its_guest() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let cells = [const { SlotCell::new() }; 2];
+    let guests: Vec<_> = cells
+        .chunks(1)
+        .zip(1..)
+        .map(|(cells, id)| Guest::new(mapped::<S2>(&platform, id, PAGE, pages()), cells))
+        .collect();
+    let (mut sweep, mut foreign) = (guests[0].sweep_all(), guests[1].gather());
+    let swept = sweep.unmap(&mut foreign, |_| ControlFlow::Continue(()));
+    assert_eq!(swept, Err(EditError::ForeignGather));
+    let protected = sweep.protect(&mut foreign, read_only());
+    assert_eq!(protected, Err(EditError::ForeignGather));
+    assert!(foreign.is_clean());
+    for guest in &guests {
+        let leaf = guest.space().query(Ipa::new(0)).unwrap();
+        assert_eq!(leaf.attrs().perms, Attrs::GUEST_MEMORY.perms);
+    }
+    // It has not been used up.
+    let mut own = guests[0].gather();
+    let swept = sweep.unmap(&mut own, |_| ControlFlow::Continue(()));
+    assert_eq!(swept, Ok(Pass::Went));
+}
+
+/// A table of space 2, whose place a block had taken, was freed by a flush of space 1.
+#[test]
+fn a_table_is_freed_after_its_own_space_was_invalidated() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let one = mapped::<Npt<4>>(&platform, 1, BLOCK, pages());
+    let two = mapped::<Npt<4>>(&platform, 2, BLOCK, pages());
+    let block = NewLeaf::new(Ipa::new(0), RAM, Level::new(1), Attrs::GUEST_MEMORY).unwrap();
+    let (mut first, mut second) = (one.gather(), two.gather());
+    assert_eq!(second.map(&block), Ok(Mapped::Coalesced));
+    first.protect(ipa(0, BLOCK), read_only()).unwrap();
+    assert!(first.finish(|_| ()).is_ok());
+    let is_free = |event: &Event| matches!(event, Event::Free(_));
+    assert!(!platform.take_events().iter().any(is_free));
+    assert!(second.finish(|_| ()).is_ok());
+    let told = |event: &Event| match event {
+        Event::Invalidate(told) => {
+            told.id == 2 && told.covers(0) && told.ranges.iter().all(|range| range.tables)
+        }
+        _ => false,
+    };
+    let events = platform.take_events();
+    let position = |is_it: &dyn Fn(&Event) -> bool| events.iter().position(is_it).unwrap();
+    let complete = position(&|event| *event == Event::Complete);
+    assert!(position(&told) < complete && complete < position(&is_free));
+}
+
+/// A leaf that a flush of an exclusive space held back came out of another, when serials began anew with sharing.
+#[test]
+fn a_leaf_is_released_by_its_own_flush_alone() {
+    for forgotten in [false, true] {
+        let platform = platform(Caps::CONSERVATIVE);
+        let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+        space.map(va(0, PAGE), RAM, Attrs::USER_DATA).unwrap();
+        space.make_live();
+        let (mut held, mut gather) = (Vec::new(), space.gather());
+        let progress = gather.unmap(va(0, PAGE), |leaf| {
+            held.push(leaf);
+            ControlFlow::Continue(())
+        });
+        assert!(progress.unwrap().is_done());
+        abandon(gather, forgotten);
+        // What was owed is paid, and the leaf still belongs to a flush that is gone.
+        platform.take_events();
+        let space = SharedSpace::new(space).ok().unwrap();
+        assert_eq!(platform.take_log().len(), usize::from(forgotten));
+        for _ in 0..3 {
+            let mut gather = space.gather();
+            unmap(&mut gather, va(PAGE, PAGE));
+            let cut = gather.issue().complete();
+            held = vec![cut.release(held.pop().unwrap()).unwrap_err()];
+        }
+    }
+}
+
+// ---- Tables that a gather has ----
+
+/// Tables of one platform were linked into a tree on another, or given back to another.
+#[test]
+fn tables_go_back_to_their_platform() {
+    let (a, b) = (platform(Caps::CONSERVATIVE), Threads::new(8, 12, 1));
+    let spaces = [&a, &b].map(|platform| share::<X86_64<4>>(platform, 1));
+    for _ in 0..6 {
+        a.alloc_table(Level::PAGE).unwrap();
+    }
+    let before = [a.tables(), b.tables()];
+    let mut gathers = spaces.each_ref().map(SharedSpace::gather);
+    assert!(gathers.iter_mut().all(|gather| gather.top_up(3)));
+    assert_eq!([a.tables(), b.tables()], before.map(|count| count + 3));
+    let [first, second] = &mut gathers;
+    std::mem::swap(first, second);
+    drop(gathers);
+    assert_eq!([a.tables(), b.tables()], before);
+    assert_eq!([a.bad_frees(), b.bad_frees()], [0, 0]);
+    // Each frame that B has left, once.
+    let rest = std::iter::from_fn(|| b.alloc_table(Level::PAGE));
+    let mut rest: Vec<_> = rest.collect();
+    rest.sort();
+    rest.dedup();
+    assert_eq!(rest.len() as u64, 8 - before[1]);
+}
+
+/// Tables that were emptied for a granule of 4 KiB were linked into a tree of 64 KiB: walkers found there what had been there
+/// before.
+#[test]
+fn a_table_that_is_linked_is_empty() {
+    let platform = Threads::new(32, 16, 1);
+    let alloc = |_| platform.alloc_table(Level::PAGE).unwrap();
+    let used: Vec<Pa> = (0..8).map(alloc).collect();
+    for &frame in &used {
+        for index in 0..8192 {
+            // SAFETY: a frame of this platform, an entry inside of it, and no other thread uses it.
+            unsafe { platform.table(frame, Level::PAGE).add(index).as_ref() }.store(0xdead_0003);
+        }
+    }
+    for frame in used {
+        // SAFETY: it came from there (1.), and was not linked (2.).
+        unsafe { platform.free_table(frame, Level::PAGE) };
+    }
+    let space = share::<Arm64K64>(&platform, 0);
+    let mut gather = space.gather();
+    assert!(gather.top_up(3));
+    let leaf = NewLeaf::new(Va::new(0), RAM, Level::PAGE, Attrs::USER_DATA).unwrap();
+    assert_eq!(gather.map(&leaf), Ok(Mapped::Installed));
+    assert_eq!(gather.tables(), 1);
+    for page in [1, 511, 512, 600, 8191] {
+        assert!(space.query(Va::new(page << 16)).is_none(), "page {page}");
+    }
+}
+
+// ---- Walks ----
+
+/// A walk ended with the first of two that one processor had under way.
+#[test]
+fn a_walk_is_not_over_before_it_is_dropped() {
+    let slots = [const { shared::Slot::new() }; 1];
+    let epochs = Epochs::new(&slots);
+    // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to the end of its walks (3.), and made them alone
+    // (4.).
+    let enter = || unsafe { epochs.enter(0) }.unwrap();
+    let (first, second) = (enter(), enter());
+    let cut = epochs.advance();
+    drop(first);
+    assert!(!epochs.is_past(cut));
+    drop(second);
+    assert!(epochs.is_past(cut));
+}
+
+/// Two unmaps under way, each of which held a walk, were completed in the order in which they were made: the second went
+/// through tables in a walk that the first had ended.
+#[test]
+fn two_unmaps_may_be_completed_in_any_order() {
+    for first in 0..2 {
+        let platform = platform(Caps::CONSERVATIVE);
+        let space = mapped::<S2>(&platform, 1, 2 * BLOCK, pages());
+        let mut issued: Vec<_> = [0, BLOCK]
+            .into_iter()
+            .map(|at| {
+                let mut gather = space.gather();
+                unmap(&mut gather, ipa(at, PAGE));
+                gather.issue()
+            })
+            .collect();
+        let _one = issued.swap_remove(first).complete();
+        // What is under way holds no walk ...
+        assert!(space.is_quiet(space.moment()));
+        let _two = issued.swap_remove(0).complete();
+        // ... and leaves holes.
+        let again = space.map_range(ipa(0, 2 * BLOCK), RAM, pages());
+        assert_eq!(again, Ok(2 * PAGE));
+    }
+}
+
+/// A quiescent state was passed in the midst of a walk, which an edit under way held.
+#[test]
+fn no_state_is_passed_in_the_midst_of_a_walk() {
+    let platform = platform(Caps::CONSERVATIVE).with_quiescent_states();
+    platform.pass();
+    let space = mapped::<S2>(&platform, 1, PAGE, pages());
+    let walk = platform.enter();
+    let moment = space.moment();
+    platform.pass();
+    platform.rest();
+    assert!(!space.is_quiet(moment));
+    drop(walk);
+    platform.pass();
+    assert!(space.is_quiet(moment));
+    // What is under way holds no walk: its completion enters another.
+    let mut gather = space.gather();
+    unmap(&mut gather, ipa(0, PAGE));
+    let issued = gather.issue();
+    let moment = space.moment();
+    platform.rest();
+    assert!(space.is_quiet(moment));
+    let _cut = issued.complete();
+    assert_eq!(space.map_range(ipa(0, PAGE), RAM, pages()), Ok(PAGE));
+}
+
+/// Threads that did not say which processor they play shared the slot of number 0.
+#[test]
+fn threads_that_play_no_processor_have_walks_of_their_own() {
+    let platform = Threads::new(8, 12, 2);
+    let step = Meeting::new(2);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            step.wait(); // the first has entered
+            let walk = platform.enter();
+            step.wait();
+            step.wait();
+            drop(walk);
+        });
+        let walk = platform.enter();
+        step.wait();
+        step.wait(); // the second has entered
+        drop(walk);
+        let moment = platform.cut();
+        let past = platform.is_past(moment);
+        step.wait();
+        other.join().unwrap();
+        assert!(!past, "the walk of the other thread began before");
+        assert!(platform.is_past(moment));
+    });
+}
+
+// ---- Visitors that unwind ----
+
+/// A leaf was made clean, its visitor panicked, and no processor was told to set the flag again.
+#[test]
+fn what_was_washed_is_invalidated_when_a_visitor_unwinds() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
+    let mut gather = space.gather();
+    let washed = catch_unwind(AssertUnwindSafe(|| {
+        gather.wash(ipa(0, PAGE), |_| panic!("the visitor"))
+    }));
+    assert!(washed.is_err());
+    assert!(!space.query(Ipa::new(0)).unwrap().attrs().dirty);
+    assert!(!gather.is_clean());
+    drop(gather);
+    assert!(platform.take_log().iter().any(|told| told.covers(0)));
+}
+
+/// The same of what was taken away, which is also frozen for others until it is forgotten.
+#[test]
+fn what_was_taken_is_invalidated_when_a_visitor_unwinds() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let space = mapped::<S2>(&platform, 1, 2 * PAGE, pages());
+    let unmapped = catch_unwind(|| {
+        let mut gather = space.gather();
+        gather.unmap(ipa(0, 2 * PAGE), |_| panic!("the visitor"))
+    });
+    assert!(unmapped.is_err());
+    assert!(platform.take_log().iter().any(|told| told.covers(0)));
+    assert!(space.query(Ipa::new(0)).is_none() && space.query(Ipa::new(PAGE)).is_some());
+    let again = space.map_range(ipa(0, 2 * PAGE), RAM, pages());
+    assert_eq!(again, Ok(PAGE));
+}
+
+// ---- What shared edits did not check ----
+
+/// An unmap in the upper half took away what was mapped in the lower.
+#[test]
+fn an_address_of_the_other_half_is_refused() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let space = share::<Arm64K4>(&platform, 1);
+    let attrs = Mapping::new(Attrs::USER_DATA).pages_only();
+    assert_eq!(space.map_range(va(0, BLOCK), RAM, attrs), Ok(BLOCK));
+    platform.take_events();
+    assert_refused(&space, va(0xffff_0000_0000_0000, BLOCK));
+    assert_eq!(space.query(Va::new(0)).unwrap().frame(), RAM);
+    assert_eq!(platform.take_log(), []);
+}
+
+/// An address beyond those that the format translates was the alias of another: the block at 0 was split.
+#[test]
+fn an_address_out_of_range_is_refused() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let space = mapped::<S2>(&platform, 1, BLOCK, blocks());
+    assert_refused(&space, ipa(1 << 50, BLOCK));
+    assert_eq!(space.query(Ipa::new(0)).unwrap().size(), BLOCK);
+    assert_eq!(platform.take_log(), []);
+}
+
+/// Every edit of an address that a space does not translate.
+fn assert_refused<F: Format>(space: &Space<'_, F>, span: Span<F::Input>) {
+    let at = span.start();
+    let mut gather = space.gather();
+    assert!(gather.top_up(4));
+    let out_of_range = EditError::InputOutOfRange;
+    let refused = Some(Refused::Edit(out_of_range));
+    let all = |_| ControlFlow::Continue(());
+    assert_eq!(gather.unmap(span, all), Err(out_of_range));
+    assert_eq!(gather.protect(span, read_only()), Err(out_of_range));
+    assert_eq!(gather.age(span, |_| ()), Err(out_of_range));
+    assert_eq!(gather.wash(span, |_| ()), Err(out_of_range));
+    assert_eq!(gather.split(at, Level::PAGE).err(), refused);
+    assert_eq!(space.relax(at, Perms::ANY_WRITE, true).err(), refused);
+    assert_eq!(space.wake(at, true).err(), refused);
+    assert_eq!(space.map_range(span, RAM, blocks()).err(), refused);
+    assert!(space.query(at).is_none());
+    match NewLeaf::new(at, RAM, Level::PAGE, Attrs::USER_DATA) {
+        Ok(leaf) => assert_eq!(gather.map(&leaf).err(), refused),
+        Err(error) => assert_eq!(error, out_of_range),
+    }
+    assert!(gather.is_clean());
+}
+
+/// A range over the hole of x86-64 was protected by shared edits, and refused by exclusive ones.
+#[test]
+fn a_range_over_the_hole_is_refused() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    let (low, high) = (Va::new(0x7fff_ffff_f000), Va::new(0xffff_8000_0000_0fff));
+    let over = Span::inclusive(low, high).unwrap();
+    let exclusive = space.gather().protect(over, read_only());
+    assert_eq!(exclusive, Err(EditError::InputOutOfRange));
+    let space = SharedSpace::new(space).ok().unwrap();
+    let shared = space.gather().protect(over, read_only());
+    assert_eq!(shared, Err(EditError::InputOutOfRange));
+}
+
+/// A shared edit took one member of a run of an exclusive space: its neighbours still promised a run around it.
+#[test]
+fn a_run_is_unfolded_when_its_space_is_shared() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let mut space = AddressSpace::<S2, _>::new(&platform).unwrap();
+    space
+        .map(ipa(0, 16 * PAGE), RAM, Attrs::GUEST_MEMORY)
+        .unwrap();
+    space.make_live();
+    assert!(space.query(Ipa::new(0)).unwrap().is_contiguous());
+    platform.take_events();
+    let space = SharedSpace::new(space).ok().unwrap();
+    // Broken, and forgotten as what it was.
+    let log = platform.take_log();
+    let of_run = |told: &Told| (0..16).all(|page| told.covers(page * PAGE));
+    assert!(log.iter().any(of_run), "{log:x?}");
+    let mut gather = space.gather();
+    unmap(&mut gather, ipa(0, PAGE));
+    assert!(gather.finish(|_| ()).is_ok());
+    assert!(space.query(Ipa::new(0)).is_none());
+    for page in 1..16 {
+        let leaf = space.query(Ipa::new(page * PAGE)).unwrap();
+        assert!(!leaf.is_contiguous());
+        assert_eq!(leaf.frame().get(), RAM.get() + page * PAGE);
+    }
+}
+
+/// The root of a space that was shared at once was zeroed and never published, and then loaded.
+#[test]
+fn a_root_is_published_before_it_is_loaded() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let space = AddressSpace::<S2, _>::new(&platform).unwrap();
+    assert_eq!(platform.take_events(), []);
+    let space = SharedSpace::new(space).ok().unwrap();
+    assert_eq!(platform.take_events(), [Event::Publish]);
+    assert_eq!(space.root(), Threads::BASE);
+}
+
+// ---- What is dropped, or forgotten, and what is not complete ----
+
+/// What was taken and dropped stayed frozen, and an exclusive edit resumed it for something that it had suspended itself.
+#[test]
+fn what_is_frozen_is_not_resumed() {
+    for forgotten in [false, true] {
+        let platform = platform(Caps::CONSERVATIVE);
+        let space = mapped::<S2>(&platform, 1, BLOCK, pages());
+        let mut gather = space.gather();
+        unmap(&mut gather, ipa(3 * PAGE, PAGE));
+        let taken = gather.unmap(ipa(5 * PAGE, PAGE), |_| ControlFlow::Break(()));
+        assert!(taken.unwrap().progress.is_done());
+        abandon(gather, forgotten);
+        let mut space = space.into_exclusive();
+        // What was left is forgotten by now.
+        assert!(platform.take_log().iter().any(|told| told.covers(3 * PAGE)));
+        // Another edit breaks all of the range.
+        let mut gather = space.gather();
+        let change = Change::new().memory(Memory::NonCacheable);
+        gather.protect(ipa(0, BLOCK), change).unwrap();
+        for page in 0..512 {
+            let leaf = gather.query(Ipa::new(page * PAGE));
+            let expected = (page != 3 && page != 5).then_some(RAM.get() + page * PAGE);
+            assert_eq!(leaf.map(|leaf| leaf.frame().get()), expected);
+        }
+    }
+}
+
+/// The same, and a map that failed: the frozen entry was taken for a table, and freed.
+#[test]
+fn what_is_frozen_is_not_freed() {
+    for forgotten in [false, true] {
+        let platform = platform(Caps::CONSERVATIVE);
+        let space = mapped::<S2>(&platform, 1, 2 * BLOCK, pages());
+        let mut gather = space.gather();
+        unmap(&mut gather, ipa(BLOCK, BLOCK)); // a table, frozen one level up
+        abandon(gather, forgotten);
+        let mut space = space.into_exclusive();
+        let over = space.map(ipa(0, 2 * BLOCK), RAM, pages());
+        assert_eq!(over, Err(EditError::AlreadyMapped(Ipa::new(0))));
+        space.map(ipa(BLOCK, BLOCK), RAM, blocks()).unwrap();
+        assert_eq!(space.query(Ipa::new(BLOCK)).unwrap().frame(), RAM);
+        // A table that was forgotten leaks, and nothing is freed twice.
+        // SAFETY: no processor walks the tables (1.).
+        unsafe { space.make_dead() };
+        assert!(space.destroy(|_| ()).is_ok());
+        let left = (platform.tables(), platform.bad_frees());
+        assert_eq!(left, (u64::from(forgotten), 0));
+    }
+}
+
+/// What was taken on x86 and dropped was never invalidated, and the next unmap believed that it was.
+#[test]
+fn what_was_taken_and_dropped_is_forgotten() {
+    let platform = platform(Caps::CONSERVATIVE);
+    for forgotten in [false, true] {
+        let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
+        let mut gather = space.gather();
+        unmap(&mut gather, ipa(0, PAGE));
+        abandon(gather, forgotten);
+        let mut gather = space.gather();
+        unmap(&mut gather, ipa(0, PAGE));
+        // Until it is forgotten, no edit relies on it.
+        assert_eq!(gather.is_clean(), !forgotten);
+        assert!(gather.finish(|_| ()).is_ok());
+        let events = platform.take_events();
+        let is_told = |event: &Event| matches!(event, Event::Invalidate(told) if told.covers(0));
+        assert!(events.iter().any(is_told) && events.contains(&Event::Complete));
+    }
+}
+
+/// A frozen entry whose gather was abandoned: no edit counted for it, and an unmap that passed it over did not have it
+/// forgotten.
+#[test]
+fn what_an_unmap_passes_over_is_forgotten() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let space = mapped::<S2>(&platform, 1, PAGE, pages());
+    let mut gather = space.gather();
+    unmap(&mut gather, ipa(0, PAGE));
+    forget(gather);
+    assert_eq!(platform.take_log(), []);
+    let mut gather = space.gather();
+    unmap(&mut gather, ipa(0, PAGE));
+    assert!(gather.finish(|_| ()).is_ok());
+    assert!(platform.take_log().iter().any(|told| told.covers(0)));
+}
+
+/// A leaf was read-only already, by an edit whose invalidation was not complete; the second had nothing to invalidate.
+#[test]
+fn what_is_protected_already_is_not_complete() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
+    let page = ipa(0, PAGE);
+    type Edit = fn(&mut shared::Gather<'_, Npt<4>, &Threads>, Span<Ipa>) -> Protected;
+    let edits: [Edit; 3] = [
+        |gather, page| gather.protect(page, read_only()).unwrap(),
+        |gather, page| gather.age(page, |_| ()).unwrap(),
+        |gather, page| gather.wash(page, |_| ()).unwrap(),
+    ];
+    for edit in edits {
+        let (mut first, mut second) = (space.gather(), space.gather());
+        assert!(edit(&mut first, page).changed && !first.is_clean());
+        assert!(!edit(&mut second, page).changed && !second.is_clean());
+        // Issued is not complete.
+        let issued = first.issue();
+        assert!(!edit(&mut first, page).changed && !first.is_clean());
+        let _complete = issued.complete();
+        assert!(first.finish(|_| ()).is_ok() && second.finish(|_| ()).is_ok());
+        // Complete is complete.
+        assert!(!edit(&mut first, page).changed && first.is_clean());
+    }
+}
+
+/// A harvest was under way when the host took writing away for good: the sweep found the page read-only, and no processor
+/// was told.
+#[test]
+fn a_sweep_knows_of_a_harvest_under_way() {
+    let platform = platform(BY_FAULTS);
+    let cells = [const { SlotCell::new() }; 1];
+    let guest = Guest::new(share::<Ept<4>>(&platform, 1), &cells);
+    let ram = Slot::memory(ipa(0, BLOCK), 0).with_log(Log::ByFault);
+    guest.insert(ram).unwrap();
+    let words = [const { AtomicU64::new(0) }; 8];
+    let bitmap = Bitmap::new(&words, 512).unwrap();
+    let mut gather = guest.gather();
+    write_page_5(&mut gather, &ram, &bitmap);
+    // Thread 1 harvests, and has not finished: the virtual CPU still writes through its TLB.
+    let mut harvest = guest.gather();
+    harvest
+        .harvest(&ram, &bitmap, 0..512, Harvest::empty(), |_, _| ())
+        .unwrap();
+    platform.take_events();
+    // Thread 2 protects the page for good, drives the sweep to its end, and relies on it.
+    let mut sweep = guest.sweep(ipa(5 * PAGE, PAGE));
+    while sweep.protect(&mut gather, read_only()).unwrap() != Pass::Over {
+        assert!(gather.finish(|_| ()).is_ok());
+    }
+    let events = platform.take_events();
+    let is_told = |event: &Event| matches!(event, Event::Invalidate(told) if told.covers(5 * PAGE));
+    let told = events.iter().position(is_told);
+    let complete = events.iter().position(|event| *event == Event::Complete);
+    assert!(told.is_some() && told < complete, "{events:x?}");
+    drop(harvest);
+}
+
+/// A virtual CPU writes page 5, which is mapped and marked.
+fn write_page_5<'t, P: SharedPlatform + Clone>(
+    gather: &mut tablewright::guest::Gather<'_, '_, Ept<4>, P>,
+    ram: &Slot,
+    bitmap: &Bitmap<'t>,
+) {
+    let guest = gather.guest();
+    let write = Fault::new(Ipa::new(5 * PAGE), Access::Write);
+    let request = guest.request(&write).unwrap();
+    assert!(gather.top_up(4));
+    let page = Backing::new(Pa::new(5 * PAGE), PAGE);
+    assert_eq!(gather.map(&request, &page), Ok(Mapped::Installed));
+    guest.mark(&Marker::Bitmap(bitmap), ram, write.at);
+    assert!(gather.finish(|_| ()).is_ok());
+}
+
+/// On x86 a shared coalesce in place was not counted, and an unmap by another processor named the level of the block: INVLPGB
+/// strides by it, and spares what is cached of tables.
+#[test]
+fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
+    let platform = platform(Caps::CONSERVATIVE);
+    let space = share::<X86_64<4>>(&platform, 1);
+    let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
+    assert_eq!(space.map_range(va(0, BLOCK), RAM, mapping), Ok(BLOCK));
+    // Processor 1 faults on the last page, finds that a block would do, and has not flushed yet.
+    let block = NewLeaf::new(Va::new(0), RAM, Level::new(1), Attrs::USER_DATA).unwrap();
+    let mut one = space.gather();
+    assert_eq!(one.map(&block), Ok(Mapped::Coalesced));
+    platform.take_events();
+    // Processor 2 takes the block back, twice, as docs/sharing.md says.
+    let mut two = space.gather();
+    for _ in 0..2 {
+        unmap(&mut two, va(0, BLOCK));
+        assert!(two.finish(|_| ()).is_ok());
+        let log = platform.take_log();
+        assert_eq!((log.len(), log[0].spans()), (1, vec![(0, BLOCK - 1)]));
+        let message = Message {
+            from: 0,
+            flush: log[0].invalidation(),
+        };
+        let broadcast = Broadcast {
+            most: 511,
+            cost: 0,
+            hardware: (),
+        };
+        let mut told = Vec::new();
+        broadcast.encode(&message, |one| told.push(one));
+        // 512 pages, and not only what is final.
+        assert_eq!(told.len(), 1);
+        assert_eq!((told[0].ecx, told[0].rax & 1 << 4), (511, 0));
+    }
+    assert!(one.finish(|_| ()).is_ok());
+}
+
+// ---- Logs ----
+
+/// `Threads`, and something that another processor does in the middle of the next invalidation.
+struct Meanwhile {
+    threads: Threads,
+    next: RefCell<Option<Box<dyn FnOnce()>>>,
+}
+
+// SAFETY: passed on, by which all promises are kept.
+unsafe impl Platform for Meanwhile {
+    fn alloc_table(&self, level: Level) -> Option<Pa> {
+        self.threads.alloc_table(level)
+    }
+    unsafe fn free_table(&self, frame: Pa, level: Level) {
+        // SAFETY: passed on.
+        unsafe { self.threads.free_table(frame, level) }
+    }
+    fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
+        self.threads.alloc_root(level, tables)
+    }
+    unsafe fn free_root(&self, root: Pa, level: Level, tables: usize) {
+        // SAFETY: passed on.
+        unsafe { self.threads.free_root(root, level, tables) }
+    }
+    unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
+        // SAFETY: passed on.
+        unsafe { self.threads.table(frame, level) }
+    }
+    fn barrier(&self, barrier: Barrier) {
+        self.threads.barrier(barrier);
+    }
+    fn invalidate(&self, what: &Invalidation<'_>) {
+        self.threads.invalidate(what);
+        let next = self.next.borrow_mut().take();
+        if let Some(next) = next {
+            next();
+        }
+    }
+    fn caps(&self) -> Caps {
+        self.threads.caps()
+    }
+    fn link_of(&self, frame: Pa) -> Option<&TableLink> {
+        self.threads.link_of(frame)
+    }
+}
+
+// SAFETY: passed on.
+unsafe impl SharedPlatform for Meanwhile {
+    type Walk<'a> = Walk<'a>;
+    fn enter(&self) -> Walk<'_> {
+        self.threads.enter()
+    }
+    fn cut(&self) -> Moment {
+        self.threads.cut()
+    }
+    fn is_past(&self, moment: Moment) -> bool {
+        self.threads.is_past(moment)
+    }
+}
+
+/// The host split a block, by a break, below a table that slept, and a write beside it woke the table meanwhile: the parts
+/// came back writable below a table that was awake, and were not marked.
+#[test]
+fn a_table_with_a_claim_in_it_is_not_woken() {
+    // What is done meanwhile lives as long as the platform.
+    let platform: &'static Meanwhile = Box::leak(Box::new(Meanwhile {
+        threads: platform(BY_FAULTS),
+        next: RefCell::default(),
+    }));
+    let space = SharedSpace::new(AddressSpace::<S2, _>::new(platform).unwrap());
+    let space: &'static SharedSpace<S2, _> = Box::leak(Box::new(space.ok().unwrap()));
+    let both = ipa(0, 2 * BLOCK);
+    assert_eq!(space.map_range(both, RAM, blocks()), Ok(2 * BLOCK));
+    // The log starts.
+    space.protect_all().unwrap().drive(std::hint::spin_loop);
+    let wake = || assert_eq!(space.wake(Ipa::new(BLOCK), true), Err(busy(BLOCK)));
+    *platform.next.borrow_mut() = Some(Box::new(wake));
+    let mut gather = space.gather();
+    assert!(gather.top_up(2));
+    assert_eq!(gather.split(Ipa::new(0), Level::PAGE), Ok(true));
+    assert!(platform.next.borrow().is_none(), "the split makes a break");
+    assert!(gather.finish(|_| ()).is_ok());
+    assert!(!can_write(&platform.threads, space.root(), 0));
+    // When the claim is gone it is, and what has come in its place sleeps.
+    assert_eq!(space.wake(Ipa::new(BLOCK), true), Ok(()));
+    assert!(!can_write(&platform.threads, space.root(), 0));
+}
+
+/// Whether hardware lets a guest write at an address of the first table.
+fn can_write(platform: &Threads, root: Pa, at: u64) -> bool {
+    let regime = Regime::Arm64Stage2 {
+        granule: Granule::K4,
+        input_bits: 40,
+        wide: false,
+        forced_write_back: false,
+    };
+    let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
+    translate(regime, root.get(), at, &mut read).is_ok_and(|leaf| leaf.access.user.write)
+}
+
+fn busy(at: u64) -> Refused<Ipa> {
+    Refused::Busy(Ipa::new(at))
+}
+
+/// A virtual CPU looked its fault up before a log began, and reopened the page after it: the request knew of no log, and the
+/// page was not marked.
+#[test]
+fn nothing_is_reopened_by_an_outdated_request() {
+    let platform = platform(BY_FAULTS);
+    let cells = [const { SlotCell::new() }; 1];
+    let guest = Guest::new(share::<Ept<4>>(&platform, 1), &cells);
+    let ram = Slot::memory(ipa(0, BLOCK), 0);
+    let logged = ram.with_log(Log::ByFault);
+    guest.insert(logged).unwrap();
+    let words = [const { AtomicU64::new(0) }; 8];
+    let bitmap = Bitmap::new(&words, 512).unwrap();
+    // A first log: the page is written, harvested, and so protected, with the host's leave to write it.
+    let mut gather = guest.gather();
+    write_page_5(&mut gather, &logged, &bitmap);
+    gather
+        .harvest(&logged, &bitmap, 0..512, Harvest::empty(), |_, _| ())
+        .unwrap();
+    assert!(gather.finish(|_| ()).is_ok());
+    // It ends. A virtual CPU faults on a write, looks it up, and is taken off its processor.
+    drop(guest.replace(ram).unwrap());
+    let write = Fault::new(Ipa::new(5 * PAGE), Access::Write);
+    let late = guest.request(&write).unwrap();
+    assert!(!late.is_logged_write());
+    // A second log begins: from here on nothing is written that is not marked.
+    drop(guest.replace(logged).unwrap());
+    let start = guest.space().protect_all().unwrap();
+    start.drive(std::hint::spin_loop);
+    // The virtual CPU goes on.
+    assert_eq!(guest.reopen(&late), Err(Refused::Retry));
+    let leaf = guest.space().query(write.at).unwrap();
+    assert!(!leaf.attrs().perms.contains(Perms::WRITE) && !bitmap.is_marked(5));
+    // Looked up again, the write is one that is logged.
+    let request = guest.request(&write).unwrap();
+    assert!(request.is_logged_write());
+    assert_eq!(guest.reopen(&request), Ok(true));
+}
+
+/// A start that has protected leaves of the root, waits for a claim beside them, and is dropped: no invalidation, and it
+/// does not count any more.
+#[test]
+fn a_start_that_is_dropped_leaves_nothing_uninvalidated() {
+    let platform = Threads::new(64, 12, 1).with_caps(BY_FAULTS).recording();
+    let space = AddressSpace::<S2, _>::new(&platform).unwrap();
+    let space = SharedSpace::new(space).ok().unwrap();
+    space
+        .map_range(
+            ipa(0, 2 << 30),
+            Pa::new(1 << 30),
+            Mapping::new(Attrs::GUEST_MEMORY),
+        )
+        .unwrap();
+    let mut claim = space.gather();
+    let _ = claim
+        .unmap(ipa(1 << 30, 1 << 30), |_| ControlFlow::Continue(()))
+        .unwrap();
+    let mut start = space.protect_all().unwrap();
+    assert_eq!(start.step(), shared::Step::Waiting);
+    assert!(claim.finish(|_| ()).is_ok());
+    platform.take_events();
+    drop(start);
+    // A processor protects the block for good, and relies on it.
+    let mut gather = space.gather();
+    gather
+        .protect(ipa(0, 1 << 30), Change::new().write_protect())
+        .unwrap();
+    assert!(gather.finish(|_| ()).is_ok());
+    assert!(
+        !space
+            .query(Ipa::new(0))
+            .unwrap()
+            .attrs()
+            .perms
+            .contains(Perms::WRITE)
+    );
+    let log = platform.take_log();
+    assert!(
+        log.iter().any(|told| told.covers(0)),
+        "read-only, and writable in TLBs: {log:?}"
+    );
+}
+
+/// The visitor of a harvest panics: the marks are gone, and the page can be written.
+#[test]
+fn what_was_harvested_is_protected_when_a_visitor_unwinds() {
+    let platform = Threads::new(64, 12, 1).with_caps(BY_FAULTS);
+    let cells = [const { SlotCell::new() }; 1];
+    let space = AddressSpace::<Ept<4>, _>::new(&platform).unwrap();
+    let guest = Guest::new(SharedSpace::new(space).ok().unwrap(), &cells);
+    let ram = Slot::memory(ipa(0, 2 << 20), 0).with_log(Log::ByFault);
+    guest.insert(ram).unwrap();
+    let words = [const { AtomicU64::new(0) }; 8];
+    let bitmap = Bitmap::new(&words, 512).unwrap();
+    let mut gather = guest.gather();
+    assert!(gather.top_up(4));
+    let request = guest
+        .request(&Fault::new(Ipa::new(0x5000), Access::Write))
+        .unwrap();
+    gather
+        .map(&request, &Backing::new(Pa::new(0x5000), 4096))
+        .unwrap();
+    guest.mark(&Marker::Bitmap(&bitmap), &ram, Ipa::new(0x5000));
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        gather.harvest(&ram, &bitmap, 0..512, Harvest::empty(), |_, _| {
+            panic!("the visitor")
+        })
+    }));
+    assert!(caught.is_err());
+    drop(gather);
+    let writable = guest
+        .space()
+        .query(Ipa::new(0x5000))
+        .unwrap()
+        .attrs()
+        .perms
+        .contains(Perms::WRITE);
+    assert!(
+        !writable || bitmap.is_marked(5),
+        "it can be written, and is not marked"
+    );
+}
