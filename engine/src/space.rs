@@ -490,8 +490,8 @@ pub(crate) fn check<F: Format>(
         return Err(EditError::Misaligned);
     }
     if !translates::<F>(half, slice.first)
-        || !translates::<F>(half, slice.last)
-        // Both ends canonical and of one sign: so is everything between them.
+        || !F::is_canonical(slice.last)
+        // Both ends canonical and of one sign: so is everything between them, and in the same half.
         || (slice.first ^ slice.last) >> 63 != 0
     {
         return Err(EditError::InputOutOfRange);

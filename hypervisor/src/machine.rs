@@ -149,13 +149,12 @@ impl Machine {
     }
 
     /// Runs what has processors forget that memory could be written, and nothing else. One processor at a time does.
-    pub fn forget_permissions<T>(&self, flush: impl FnOnce() -> T) -> T {
+    pub fn forget_permissions(&self, flush: impl FnOnce()) {
         if self.omit == Some(Omit::Permissions) {
             self.silent.store(cpu::number(), Ordering::Relaxed);
         }
-        let done = flush();
+        flush();
         self.silent.store(usize::MAX, Ordering::Relaxed);
-        done
     }
 
     /// Whether this invalidation of the guest's memory is left out.
@@ -199,11 +198,12 @@ impl Machine {
     }
 }
 
-/// A barrier by its name.
-macro_rules! barrier {
-    ($($name:literal),*) => {
-        // SAFETY: a barrier. It is a compiler barrier as well: no `nomem`.
-        unsafe { asm!($($name),*, options(nostack, preserves_flags)) }
+/// Barriers and maintenance by their names.
+macro_rules! instruct {
+    ($($text:literal),* $(; $operand:expr)?) => {
+        // SAFETY: what is forgotten is found again, and what is cleaned keeps its value. It is a compiler barrier as well: no
+        // `nomem`.
+        unsafe { asm!($($text),* $(, in(reg) $operand)?, options(nostack, preserves_flags)) }
     };
 }
 
@@ -246,11 +246,11 @@ unsafe impl Platform for Machine {
         match what {
             Barrier::Publish => {
                 count(Count::Publications, 1);
-                barrier!("dsb ishst", "isb");
+                instruct!("dsb ishst", "isb");
             }
             Barrier::Complete => {
                 count(Count::Completions, 1);
-                barrier!("dsb ish", "isb");
+                instruct!("dsb ish", "isb");
             }
         }
     }
@@ -262,8 +262,7 @@ unsafe impl Platform for Machine {
             What::Ranges(ranges) => count(Count::Ranges, ranges.len() as u64),
         }
         if flush.id == OWN {
-            // SAFETY: forgetting is always allowed.
-            return unsafe { asm!("tlbi alle2is", options(nostack, preserves_flags)) };
+            return instruct!("tlbi alle2is");
         }
         let encoder = Encoder {
             page_shift: 12,
@@ -323,41 +322,23 @@ unsafe impl SharedPlatform for Machine {
         // CTR_EL0.DminLine: the logarithm of the words in the smallest line.
         let line = 4 << (read_ctr_el0().bits() >> 16 & 0xf);
         for at in (frame.get()..frame.get() + size).step_by(line) {
-            // SAFETY: what is cleaned keeps its value.
-            unsafe { asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags)) };
+            instruct!("dc civac, {}"; at);
         }
-        barrier!("dsb sy");
+        instruct!("dsb sy");
     }
 
     fn invalidate_instructions(&self, _: Pa, _: u64) {
         // All of it: the guest's virtual addresses, which some caches go by, are not known.
-        // SAFETY: what is invalidated is fetched again.
-        unsafe {
-            asm!(
-                "ic ialluis",
-                "dsb ish",
-                "isb",
-                options(nostack, preserves_flags)
-            )
-        };
+        instruct!("ic ialluis", "dsb ish", "isb");
     }
 
     fn invalidate_here(&self, flush: &Invalidation<'_>) {
-        // As for all processors, but of this one.
-        // SAFETY: forgetting is always allowed.
-        unsafe {
-            match flush.what {
-                What::Ranges(&[Stale { first, last, .. }]) if last - first < PAGE => asm!(
-                    "tlbi ipas2e1, {}", "dsb nsh", "tlbi vmalle1", "dsb nsh", "isb",
-                    in(reg) first >> 12, options(nostack, preserves_flags)
-                ),
-                _ => asm!(
-                    "tlbi vmalls12e1",
-                    "dsb nsh",
-                    "isb",
-                    options(nostack, preserves_flags)
-                ),
+        match flush.what {
+            What::Ranges(&[Stale { first, last, .. }]) if last - first < PAGE => {
+                instruct!("tlbi ipas2e1, {}", "dsb nsh", "tlbi vmalle1"; first >> 12);
             }
+            _ => instruct!("tlbi vmalls12e1"),
         }
+        instruct!("dsb nsh", "isb");
     }
 }

@@ -197,6 +197,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Checks that a change of a range may be made, but for the tables that it takes.
+    #[inline(always)]
     pub(super) fn prepare_change(
         &self,
         slice: Slice,
@@ -238,14 +239,15 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Makes a change that was prepared, of leaves that are whole in `slice`.
+    #[inline]
     pub(super) fn change(&mut self, slice: Slice, plans: &mut Plans<F>) {
         let conditions = plans.conditions;
         self.space.globals |= plans.change.turns_global();
         self.space.owed |= conditions.live;
         let mut recode = Recode::new(plans);
         let _: ControlFlow<Infallible> = self.space.visit(slice, &mut recode);
-        let Recode { cut, broken, .. } = recode;
-        self.space.resume(slice, &broken);
+        let cut = recode.cut;
+        self.space.resume(slice, &recode.broken);
         cut.add_to(conditions, &mut self.left);
     }
 }

@@ -29,10 +29,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {
-        let input = input.bits();
-        if !self.translates(input) {
-            return None;
+        match self.translates(input.bits()) {
+            true => self.leaf_at(input.bits()),
+            false => None,
         }
+    }
+
+    /// The leaf that translates an address which the root translates.
+    #[inline]
+    pub(super) fn leaf_at(&self, input: u64) -> Option<Leaf<F>> {
         let page = input & !((1 << F::PAGE_SHIFT) - 1);
         let slice = Slice {
             first: page,

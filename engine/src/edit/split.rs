@@ -126,7 +126,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// The extent of the leaf at `input`, with the run that it is a member of, if it reaches out of `slice`.
     fn run_over(&self, input: u64, slice: Slice) -> Option<(Slice, Leaf<F>)> {
-        let leaf = self.query(F::Input::from_bits(input))?;
+        let leaf = self.leaf_at(input)?;
         let first = leaf.input().bits();
         let last = first + (leaf.size() - 1);
         (first < slice.first || last > slice.last).then_some((Slice { first, last }, leaf))

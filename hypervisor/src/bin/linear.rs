@@ -363,17 +363,11 @@ impl Kernel {
         // SAFETY: the slots of the fixmap: all zero, and used by nobody else, one user after the other.
         let (slots, fixmap) = unsafe {
             let entries = NonNull::from(&fixmap_0[0]);
-            let slots = Slots::<_, _, _, LAST_LEVEL>::new(
-                &machine,
-                FixmapSlots,
-                at,
-                entries,
-                data,
-                (root, 0),
-            );
+            let slots: Result<Slots<'_, Arm64K4, _, _, LAST_LEVEL>, _> =
+                Slots::new(&machine, FixmapSlots, at, entries, data, (root, 0));
             (slots, Fixmap::new(at, entries, FixmapSlots))
         };
-        let slots: Slots<'_, Arm64K4, _, _, _> = slots.map_err(|error| error.to_string())?;
+        let slots = slots.map_err(|error| error.to_string())?;
         // SAFETY: the frame was just allocated for a table, and has as many entries as the other root.
         unsafe {
             let table = slots.open(root, level);
