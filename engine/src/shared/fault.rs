@@ -95,7 +95,7 @@ impl<F: Format> NewLeaf<F> {
     }
 }
 
-/// What a [`map`](SharedSpace::map) has done.
+/// What a [`map`](Gather::map) has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped<F: Format> {
     /// The leaf is there now.

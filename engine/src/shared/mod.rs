@@ -23,7 +23,7 @@
 //!
 //! What an edit finds done already may not be *complete*: another processor has taken it away, or protected it, and is still
 //! waiting for processors to forget. A frozen entry says so; a hole, or an entry that says what it should, does not. So edits
-//! that are not complete are [counted](gather), and an edit that finds others under way when its own walk is over
+//! that are not complete are [counted](Gather), and an edit that finds others under way when its own walk is over
 //! invalidates all of its range.
 //!
 //! What hardware does meanwhile, setting accessed and dirty flags, is no disagreement: a compare-exchange that fails only

@@ -356,7 +356,7 @@ fn is_kept<F: Format>(entry: u64) -> bool {
     F::RULE == Rule::Arm && entry == F::frozen(KEPT)
 }
 
-/// What a [`protect`](SharedSpace::protect) has come across.
+/// What a [`protect`](Gather::protect) has come across.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Protected {
     /// Something was changed.
