@@ -715,12 +715,19 @@ impl Hardware {
         });
         drop(spaces);
         let core = &self.cores[cpu];
-        if self.architecture.is_x86() {
+        let half = if self.architecture.is_x86() {
             core.roots[0].set(root);
             core.roots[1].set(root);
+            "both"
         } else {
             core.roots[usize::from(upper)].set(root);
-        }
+            if upper { "upper" } else { "lower" }
+        };
+        self.trace(cpu, || Event::Root {
+            root: root.map(|root| (root.table, root.id)),
+            half,
+            guest: false,
+        });
         self.synchronise(cpu);
     }
 
@@ -798,6 +805,11 @@ impl Hardware {
     pub(crate) fn unload(&self, cpu: usize) {
         let core = &self.cores[cpu];
         core.roots.iter().for_each(|root| root.set(None));
+        self.trace(cpu, || Event::Root {
+            root: None,
+            half: "both",
+            guest: false,
+        });
         self.end_walks(cpu);
         self.synchronise(cpu);
     }
