@@ -29,7 +29,7 @@ use crate::rules::{Rule, Violation};
 use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler};
 use crate::shared::Walks;
 use crate::time::{Price, Time};
-use crate::tlb::{Stages, Tlbi};
+use crate::tlb::{Globals, Stages, Tlbi};
 use crate::trace::{Event, Sink};
 
 /// What a machine is made of.
@@ -665,7 +665,10 @@ impl Machine {
             return twice;
         }
         let page = self.hardware.memory.page_shift();
-        let shift = page + (page - 3) * u32::from(tlbi.depth.unwrap_or(0));
+        let shift = match tlbi.stride {
+            Some(stride) => u32::from(stride),
+            None => page + (page - 3) * u32::from(tlbi.depth.unwrap_or(0)),
+        };
         (((last - first) >> shift) + 1) * twice
     }
 
@@ -842,15 +845,24 @@ impl<'m> Mapper<'m> {
             } => Tlbi {
                 id: Some(what.id),
                 range: Some((first, last)),
-                // INVLPG takes no hint, and drops what is remembered of tables.
+                // The embedder of x86 that takes all that is said at its word: INVLPGB, an address for each leaf.
+                stride: level.filter(|_| x86).map(|level| self.leaf_bits(level)),
                 depth: level.filter(|_| !x86).map(Level::height),
-                leaves_only: !tables && !x86,
+                leaves_only: !tables,
+                all_tables: false,
+                globals: Globals::ByAddress,
                 broadcast: true,
                 // TLBI IPAS2E1IS.
                 stages: if nested { Stages::Second } else { Stages::Both },
                 asid: None,
             },
         }
+    }
+
+    /// A leaf of a level is of so many bytes, as a power of two.
+    fn leaf_bits(&self, level: Level) -> u8 {
+        let page = self.machine.memory().page_shift();
+        (page + (page - 3) * u32::from(level.height())) as u8
     }
 
     /// What has to follow an invalidation of stage 2 alone when that is complete: TLBI VMALLE1IS, for what was combined with
