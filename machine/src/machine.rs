@@ -883,9 +883,13 @@ impl<'m> Mapper<'m> {
             What::Everything => (0, u64::MAX),
             What::Range { first, last, .. } => (first, last),
         };
+        self.claim_as(range, &self.tlbi_of(what));
+    }
+
+    /// The same of a range that `tlbi` names, alone or with others like it.
+    pub fn claim_as(&self, range: (u64, u64), tlbi: &Tlbi) {
         let cpu = self.machine.cpu().id();
-        let tlbi = self.tlbi_of(what);
-        self.machine.hardware.claim(cpu, self.space, range, &tlbi);
+        self.machine.hardware.claim(cpu, self.space, range, tlbi);
     }
 
     /// Where a window shows frames: slots of one page each from `first` on, which this space translates.
