@@ -886,7 +886,8 @@ impl<'m> Mapper<'m> {
         self.claim_as(range, &self.tlbi_of(what));
     }
 
-    /// The same of a range that `tlbi` names, alone or with others like it.
+    /// The same of a range, which `tlbi` would be the one instruction for, if it is broadcast; it may as well be made by each CPU
+    /// for itself, or in parts.
     pub fn claim_as(&self, range: (u64, u64), tlbi: &Tlbi) {
         let cpu = self.machine.cpu().id();
         self.machine.hardware.claim(cpu, self.space, range, tlbi);

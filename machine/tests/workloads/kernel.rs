@@ -45,6 +45,9 @@ struct Part {
     global: bool,
 }
 
+/// A page, and whether its leaf is global.
+type Page = (Pa, bool);
+
 struct Kernel<'a, 'm> {
     machine: &'m Machine,
     fault: &'m Fault,
@@ -54,8 +57,8 @@ struct Kernel<'a, 'm> {
     directory: Pa,
     own: Pa,
     tables: [Cell<Option<Pa>>; TABLES],
-    /// The pages in them, and whether they are global.
-    pages: [[Cell<Option<(Pa, bool)>>; PAGES as usize]; TABLES],
+    /// The pages in them.
+    pages: [[Cell<Option<Page>>; PAGES as usize]; TABLES],
     twice: Cell<bool>,
     large: Cell<Option<bool>>,
     /// The root that each CPU has loaded.
@@ -204,12 +207,12 @@ impl Kernel<'_, '_> {
     }
 
     fn look<F: Format>(&self, cpu: Cpu<'_>, dice: &Dice) {
-        self.poll::<F>(cpu);
+        self.poll(cpu);
         if dice.once_in(4) {
             self.load(cpu.id(), dice.below(ROOTS as u64) as usize);
         }
         for _ in 0..1 + dice.below(4) {
-            self.poll::<F>(cpu);
+            self.poll(cpu);
             let start = dice.pick(&[SHARED, SHARED, SHARED, ALONE]);
             let at = dice.pick(&[0, 1, 4, AGAIN, LARGE]) * block::<F>();
             let va = half::<F>(start) + at + dice.below(PAGES) * page::<F>();
@@ -287,7 +290,7 @@ impl Kernel<'_, '_> {
         let Some(frame) = self.tables[table].get() else {
             return;
         };
-        let gone: Vec<(Pa, bool)> = (first..end)
+        let gone: Vec<Page> = (first..end)
             .filter_map(|index| {
                 let at = index * page::<F>();
                 let place = raw::entry::<F>(self.platform(), frame, Level::PAGE, at);
@@ -306,7 +309,7 @@ impl Kernel<'_, '_> {
             tables: false,
             global: gone.iter().any(|&(_, global)| global),
         });
-        self.flush::<F>(cpu, parts.collect());
+        self.flush(cpu, parts.collect());
         gone.into_iter()
             .for_each(|(page, _)| self.machine.give_page(page));
     }
@@ -336,7 +339,7 @@ impl Kernel<'_, '_> {
             raw::entry::<F>(platform, frame, Level::PAGE, at).load(platform);
         }
         let part = self.whole::<F>(table, self.addresses::<F>(table)[0]);
-        self.flush::<F>(cpu, vec![part]);
+        self.flush(cpu, vec![part]);
         for (page, _) in self.pages[table].iter().filter_map(Cell::take) {
             self.machine.give_page(page);
         }
@@ -353,7 +356,7 @@ impl Kernel<'_, '_> {
         if self.twice.replace(!self.twice.get()) {
             place.exchange(platform, 0);
             let at = half::<F>(SHARED) + AGAIN * block::<F>();
-            self.flush::<F>(cpu, vec![self.whole::<F>(TWICE, at)]);
+            self.flush(cpu, vec![self.whole::<F>(TWICE, at)]);
         } else {
             place.link(platform, F::table(frame, Perms::empty()));
             platform.barrier(Barrier::Publish);
@@ -379,19 +382,19 @@ impl Kernel<'_, '_> {
             tables: false,
             global,
         };
-        self.flush::<F>(cpu, vec![part]);
+        self.flush(cpu, vec![part]);
     }
 
     // ---- Flushes ----
 
-    fn flush<F: Format>(&self, cpu: Cpu<'_>, parts: Vec<Part>) {
+    fn flush(&self, cpu: Cpu<'_>, parts: Vec<Part>) {
         self.platform().barrier(Barrier::Publish);
         if self.way == Way::Interrupts {
-            self.interrupt::<F>(cpu, &parts);
+            self.interrupt(cpu, &parts);
         }
         for part in &parts {
             for (number, root) in self.roots.iter().enumerate() {
-                let tlbi = self.broadcast::<F>(part, id(number));
+                let tlbi = self.broadcast(part, id(number));
                 let told = number == 0 || !self.is(Bug::OtherRootsForgotten);
                 if told && self.way != Way::Interrupts {
                     self.machine.tlbi(tlbi);
@@ -403,7 +406,7 @@ impl Kernel<'_, '_> {
     }
 
     /// TLBI (R)VAE1IS or VALE1IS, or INVLPGB.
-    fn broadcast<F: Format>(&self, part: &Part, id: u16) -> Tlbi {
+    fn broadcast(&self, part: &Part, id: u16) -> Tlbi {
         let range = Tlbi {
             id: Some(id),
             range: Some((part.first, part.last)),
@@ -428,7 +431,7 @@ impl Kernel<'_, '_> {
         }
     }
 
-    fn interrupt<F: Format>(&self, cpu: Cpu<'_>, parts: &[Part]) {
+    fn interrupt(&self, cpu: Cpu<'_>, parts: &[Part]) {
         *self.message.borrow_mut() = parts.to_vec();
         self.number.set(self.number.get() + 1);
         let holds = |other: usize| self.loaded[other].get() == 0;
@@ -437,7 +440,7 @@ impl Kernel<'_, '_> {
             .filter(|&other| other != cpu.id() && (!global || holds(other)))
             .collect();
         told.iter().for_each(|&other| self.machine.interrupt(other));
-        self.obey::<F>(cpu.id());
+        self.obey(cpu.id());
         let number = self.number.get();
         while told.iter().any(|&other| self.done[other].get() < number) {
             cpu.spend(Time::ns(200));
@@ -445,16 +448,16 @@ impl Kernel<'_, '_> {
         }
     }
 
-    fn poll<F: Format>(&self, cpu: Cpu<'_>) {
+    fn poll(&self, cpu: Cpu<'_>) {
         if self.machine.take_interrupt() {
-            self.obey::<F>(cpu.id());
+            self.obey(cpu.id());
             cpu.order();
             self.done[cpu.id()].set(self.number.get());
         }
     }
 
     /// Forgets what the message says: under every identifier, because each root has it.
-    fn obey<F: Format>(&self, cpu: usize) {
+    fn obey(&self, cpu: usize) {
         let parts = self.message.borrow().clone();
         for part in parts {
             let range = (part.first, part.last);
