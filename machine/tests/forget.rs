@@ -371,6 +371,31 @@ fn a_table_with_two_links_may_go_when_both_are_forgotten() {
     }
 }
 
+/// One of its links goes, and what was below it there is owed leaf by leaf, though it is reachable elsewhere.
+#[test]
+fn what_is_below_a_table_is_owed_where_it_has_lost_a_link() {
+    for (stride, rules) in [(None, vec![]), (Some(21), vec![Rule::Invalidation])] {
+        let machine = machine(1);
+        let (mapper, [_, _, directory]) = space(&machine, 1);
+        let pages = table(&mapper, 0);
+        put(&mapper, pages, 7, 1 << 40 | PRESENT);
+        put(&mapper, directory, 0, pages.get() | PRESENT);
+        put(&mapper, directory, 4, pages.get() | PRESENT);
+        put(&mapper, directory, 0, 0);
+        let tlbi = Tlbi {
+            id: Some(1),
+            range: Some((0, BLOCK - 1)),
+            stride,
+            ..Tlbi::ALL
+        };
+        machine.tlbi(tlbi);
+        mapper.claim_as((0, BLOCK - 1), &tlbi);
+        machine.dsb();
+        let broken: Vec<_> = machine.settle().into_iter().map(|it| it.rule).collect();
+        assert_eq!(broken, rules);
+    }
+}
+
 /// What a space shares with another is reachable when it is gone.
 #[test]
 fn a_half_that_is_shared_outlives_a_space() {

@@ -141,7 +141,7 @@ pub enum Bug {
     FinalOnly,
     /// A global leaf goes, and what is broadcast spares it.
     GlobalBitMissing,
-    /// A global leaf goes, and CPUs that have another root loaded are not told.
+    /// A global leaf goes that one root leads to, and CPUs that have another loaded are not told.
     GlobalToldToHolders,
     /// A page goes at one of two addresses.
     OtherAddressForgotten,

@@ -43,6 +43,8 @@ struct Part {
     level: Option<Level>,
     tables: bool,
     global: bool,
+    /// It is below the first root alone.
+    alone: bool,
 }
 
 /// A page, and whether its leaf is global.
@@ -308,6 +310,7 @@ impl Kernel<'_, '_> {
             level: Some(Level::PAGE),
             tables: false,
             global: gone.iter().any(|&(_, global)| global),
+            alone: table == OWN,
         });
         self.flush(cpu, parts.collect());
         gone.into_iter()
@@ -323,6 +326,7 @@ impl Kernel<'_, '_> {
             level: None,
             tables: true,
             global: pages.any(|(_, global)| global),
+            alone: table == OWN,
         }
     }
 
@@ -381,6 +385,7 @@ impl Kernel<'_, '_> {
             level: Some(Level::PAGE.up()),
             tables: false,
             global,
+            alone: false,
         };
         self.flush(cpu, vec![part]);
     }
@@ -435,7 +440,9 @@ impl Kernel<'_, '_> {
         *self.message.borrow_mut() = parts.to_vec();
         self.number.set(self.number.get() + 1);
         let holds = |other: usize| self.loaded[other].get() == 0;
-        let global = self.is(Bug::GlobalToldToHolders) && parts.iter().any(|part| part.global);
+        // Other roots have an obligation of their own for what they share.
+        let global =
+            self.is(Bug::GlobalToldToHolders) && parts.iter().any(|part| part.global && part.alone);
         let told: Vec<usize> = (0..self.done.len())
             .filter(|&other| other != cpu.id() && (!global || holds(other)))
             .collect();
