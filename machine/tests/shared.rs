@@ -189,7 +189,7 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
     mapper.attach(space.root(), Half::Lower, 0);
     let guest = Guest {
         machine: &machine,
-        space: SharedSpace::new(space).ok().expect("no code runs on it"),
+        space: SharedSpace::new(space).expect("no code runs on it"),
         mapper,
         backing: RefCell::default(),
         later: Later::new(),

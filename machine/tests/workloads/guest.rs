@@ -566,7 +566,7 @@ fn live<F: Format<Input = Ipa>>(
     };
     let far = |n| Pa::new(FAR + (1 << 40) + n * block);
     let cells = [const { SlotCell::new() }; SLOTS as usize];
-    let space = SharedSpace::new(space).ok().expect("no code runs on it");
+    let space = SharedSpace::new(space).expect("no code runs on it");
     let vm = Vm::<F> {
         machine,
         mapper,

@@ -140,7 +140,7 @@ fn run<F: Format<Input = Ipa>>(
     platform.mapper.attach(space.root(), Half::Lower, VMID);
     let guest = Guest {
         machine,
-        space: SharedSpace::new(space).ok().expect("no code runs on it"),
+        space: SharedSpace::new(space).expect("no code runs on it"),
         platform,
         backing: RefCell::default(),
         later: Later::new(),

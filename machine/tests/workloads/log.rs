@@ -281,7 +281,7 @@ fn live<F: Format<Input = Ipa>>(
         .iter()
         .map(|entries| Ring::new(entries).expect("a power of two"));
     let cells = [const { SlotCell::new() }; 2];
-    let space = SharedSpace::new(space).ok().expect("no code runs on it");
+    let space = SharedSpace::new(space).expect("no code runs on it");
     let vm = Vm::<F> {
         machine,
         mapper,
