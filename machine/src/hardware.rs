@@ -33,6 +33,7 @@ mod translation;
 
 use guest::Guest;
 pub(crate) use image::Image;
+use links::{Aliases, Below};
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -43,7 +44,7 @@ use tablewright_walker::{Denied, Descriptor, Regime, Walk, decode};
 use crate::architecture::Architecture;
 use crate::cache::Caches;
 use crate::dice::Dice;
-use crate::memory::{Memory, Meta, State};
+use crate::memory::{Memory, Meta, ROOT, State};
 use crate::rules::{Cpus, Obligation, Obligations, Rule, Violation};
 use crate::sched::{Scheduler, is_cut_short};
 use crate::time::{MAX_CPUS, Time};
@@ -69,6 +70,9 @@ struct Bits {
     dirty: u64,
     /// A leaf is dirty when that bit is clear.
     clean_if_set: bool,
+    /// A leaf is global if this bit is set, or if it is clear.
+    global: u64,
+    not_global: u64,
 }
 
 impl Bits {
@@ -78,14 +82,18 @@ impl Bits {
             accessed: 1 << 5,
             dirty: 1 << 6,
             clean_if_set: false,
+            global: 0,
+            not_global: 0,
         };
         match architecture.regime {
-            // DDI 0487 D8.3.1: AF, and AP[2].
+            // DDI 0487 D8.3.1: AF, AP[2], and nG.
             Regime::Arm64Stage1 { .. } => Self {
                 valid: 1,
                 accessed: 1 << 10,
                 dirty: 1 << 7,
                 clean_if_set: true,
+                global: 0,
+                not_global: 1 << 11,
             },
             // D8.3.1: AF, and S2AP[1].
             Regime::Arm64Stage2 { .. } => Self {
@@ -93,15 +101,21 @@ impl Bits {
                 accessed: 1 << 10,
                 dirty: 1 << 7,
                 clean_if_set: false,
+                ..x86
             },
-            // SDM vol. 3A 5.8.
-            Regime::X86_64 { .. } | Regime::Npt { .. } => x86,
+            // SDM vol. 3A 5.8, 5.10.2.4.
+            Regime::X86_64 { .. } => Self {
+                global: 1 << 8,
+                ..x86
+            },
+            Regime::Npt { .. } => x86,
             // SDM vol. 3C 29.3.2: any right makes it valid. 29.3.5: flags, if bit 6 of the EPTP is set.
             Regime::Ept { mode_based, .. } => Self {
                 valid: 7 | u64::from(mode_based) << 10,
                 accessed: u64::from(architecture.hardware_access) << 8,
                 dirty: u64::from(architecture.hardware_dirty) << 9,
                 clean_if_set: false,
+                ..x86
             },
         }
     }
@@ -408,6 +422,10 @@ pub struct Hardware {
     obligations: RefCell<Obligations>,
     /// Flags that hardware has set and no software has seen, by the address of the entry.
     unseen: RefCell<HashMap<u64, u64>>,
+    /// Tables that are linked more than once.
+    aliases: Aliases,
+    /// CPUs that have loaded a root: they may remember what is global.
+    loaded: RefCell<Vec<bool>>,
     /// Memory that must not be mapped, in order.
     forbidden: RefCell<Vec<(u64, u64)>>,
     /// A range between two of them, the last that was looked up.
@@ -481,6 +499,8 @@ impl Hardware {
             invalidations: Invalidations::new(),
             obligations: RefCell::default(),
             unseen: RefCell::default(),
+            aliases: Aliases::default(),
+            loaded: RefCell::new(vec![false; cpus]),
             forbidden: RefCell::default(),
             allowed: Cell::new((0, u64::MAX)),
             alike: RefCell::default(),
@@ -630,14 +650,18 @@ impl Hardware {
             space.root = Some((root, upper));
             space.id = id;
         }
-        let x86 = self.architecture.is_x86();
-        let first = if upper && !x86 {
+        let first = self.first_address(upper);
+        for (table, first) in self.first_tables(root, first) {
+            self.make_live(cpu, table, ROOT, (space, first), self.top, How::Release);
+        }
+    }
+
+    /// The first address of a half.
+    fn first_address(&self, upper: bool) -> u64 {
+        if upper && !self.architecture.is_x86() {
             u64::MAX << self.architecture.regime.input_bits()
         } else {
             0
-        };
-        for (table, first) in self.first_tables(root, first) {
-            self.make_live(cpu, table, first, self.top, space, How::Release);
         }
     }
 
@@ -660,7 +684,7 @@ impl Hardware {
             let space = &mut spaces[usize::from(space)];
             (space.root.take(), space.id)
         };
-        let Some((root, _)) = root else { return };
+        let Some((root, upper)) = root else { return };
         let tracked = self.spaces.borrow()[usize::from(space)].tracked;
         if tracked {
             self.abandon(cpu, space);
@@ -673,13 +697,13 @@ impl Hardware {
             }
         }
         let number = self.obligations.borrow_mut().number();
-        for (table, _) in self.first_tables(root, 0) {
-            self.make_detached(table, self.top, number);
+        let mut below = Below::of_a_root(self.shift(self.top + 1));
+        for (table, first) in self.first_tables(root, self.first_address(upper)) {
+            if !self.is_root(table) {
+                self.make_detached(table, ROOT, (space, first), self.top, number, &mut below);
+            }
         }
-        if tracked {
-            return self.look_around();
-        }
-        self.obligations.borrow_mut().add(Obligation {
+        let owed = Obligation {
             number,
             space,
             id,
@@ -687,6 +711,9 @@ impl Hardware {
             span: (0, u64::MAX),
             depth: self.top + 1,
             table: true,
+            leaves: below.leaves,
+            unit: below.unit,
+            scattered: false,
             contiguous: false,
             pa: root,
             raw: 0,
@@ -699,7 +726,13 @@ impl Hardware {
             claimed: None,
             combined: self.architecture.guest.is_some(),
             second: None,
-        });
+        };
+        if let Some(global) = below.owed(&owed) {
+            self.obligations.borrow_mut().add(global);
+        }
+        if !tracked {
+            self.obligations.borrow_mut().add(owed);
+        }
         self.look_around();
     }
 
@@ -711,6 +744,7 @@ impl Hardware {
             return;
         };
         state.cpus[cpu / 64] |= 1 << (cpu % 64);
+        self.loaded.borrow_mut()[cpu] = true;
         let root = Some(Root {
             table,
             id: state.id,
@@ -718,12 +752,19 @@ impl Hardware {
         });
         drop(spaces);
         let core = &self.cores[cpu];
-        if self.architecture.is_x86() {
+        let half = if self.architecture.is_x86() {
             core.roots[0].set(root);
             core.roots[1].set(root);
+            "both"
         } else {
             core.roots[usize::from(upper)].set(root);
-        }
+            if upper { "upper" } else { "lower" }
+        };
+        self.trace(cpu, || Event::Root {
+            root: root.map(|root| (root.table, root.id)),
+            half,
+            guest: false,
+        });
         self.synchronise(cpu);
     }
 
@@ -801,6 +842,11 @@ impl Hardware {
     pub(crate) fn unload(&self, cpu: usize) {
         let core = &self.cores[cpu];
         core.roots.iter().for_each(|root| root.set(None));
+        self.trace(cpu, || Event::Root {
+            root: None,
+            half: "both",
+            guest: false,
+        });
         self.end_walks(cpu);
         self.synchronise(cpu);
     }
@@ -818,6 +864,12 @@ impl Hardware {
             CpuState::Lazy => table && space.has(cpu as u16),
             CpuState::Stopped => false,
         }
+    }
+
+    /// Whether a CPU may use a leaf that it remembers.
+    fn uses_leaf(&self, cpu: usize, space: u16, global: bool) -> bool {
+        // With whatever space it has loaded, and in the kernel thread that makes it lazy.
+        global && self.cores[cpu].state.get() != CpuState::Stopped || self.uses(cpu, space, false)
     }
 
     // ---- Frames ----
@@ -870,7 +922,9 @@ impl Hardware {
             State::Private => None,
             State::Detached => {
                 let obligations = self.obligations.borrow();
-                obligations.under(meta.cut.get()).map(|o| {
+                let last = obligations.under(meta.cut.get());
+                let before = || self.cuts_before(pa).find_map(|cut| obligations.under(cut));
+                last.or_else(before).map(|o| {
                     format!(
                         "walkers may remember the table for {:#x}: {}",
                         o.span.0,
@@ -903,6 +957,7 @@ impl Hardware {
             None => {}
         }
         if !twice {
+            self.forget_links(pa);
             self.memory.give(frame);
         }
     }
@@ -915,7 +970,7 @@ impl Hardware {
             // The map of all memory leads to free memory as well, and still says so.
             let held = tlb.find(|e| {
                 let leads = e.pa < pa + page && pa < e.pa + (1 << e.bits);
-                leads && !self.still_says(e) && self.uses(other, e.space, false)
+                leads && !self.still_says(e) && self.uses_leaf(other, e.space, e.global)
             });
             let known = core.cache.iter().find(|known| {
                 let remembered = known.table == pa && self.is_remembered(other, known);

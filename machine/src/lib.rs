@@ -110,4 +110,4 @@ pub use rules::{Rule, Violation};
 pub use sched::{Config, Cpu, Outcome, RunError, Scheduler};
 pub use shared::MachineWalk;
 pub use time::{MAX_CPUS, Time};
-pub use tlb::{Stages, Tlbi};
+pub use tlb::{Globals, Stages, Tlbi};

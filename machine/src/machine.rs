@@ -31,7 +31,7 @@ use crate::rules::{Rule, Violation};
 use crate::sched::{Config, Cpu, Outcome, RunError, Scheduler, is_cut_short};
 use crate::shared::Walks;
 use crate::time::{Price, Time};
-use crate::tlb::{Stages, Tlbi};
+use crate::tlb::{Globals, Stages, Tlbi};
 use crate::trace::{Event, Sink};
 
 /// What a machine is made of.
@@ -665,7 +665,10 @@ impl Machine {
             return twice;
         }
         let page = self.hardware.memory.page_shift();
-        let shift = page + (page - 3) * u32::from(tlbi.depth.unwrap_or(0));
+        let shift = match tlbi.stride {
+            Some(stride) => u32::from(stride),
+            None => page + (page - 3) * u32::from(tlbi.depth.unwrap_or(0)),
+        };
         (((last - first) >> shift) + 1) * twice
     }
 
@@ -838,15 +841,24 @@ impl<'m> Mapper<'m> {
             }) => Tlbi {
                 id: Some(what.id),
                 range: Some((first, last)),
-                // INVLPG takes no hint, and drops what is remembered of tables.
+                // The embedder of x86 that takes all that is said at its word: INVLPGB, an address for each leaf.
+                stride: level.filter(|_| x86).map(|level| self.leaf_bits(level)),
                 depth: level.filter(|_| !x86).map(Level::height),
-                leaves_only: !tables && !x86,
+                leaves_only: !tables,
+                all_tables: false,
+                globals: Globals::ByAddress,
                 broadcast: true,
                 // TLBI IPAS2E1IS.
                 stages: if nested { Stages::Second } else { Stages::Both },
                 asid: None,
             },
         }
+    }
+
+    /// A leaf of a level is of so many bytes, as a power of two.
+    fn leaf_bits(&self, level: Level) -> u8 {
+        let page = self.machine.memory().page_shift();
+        (page + (page - 3) * u32::from(level.height())) as u8
     }
 
     /// All that the hardware is told for an invalidation, one for each range; one for all where it knows no ranges.
@@ -875,20 +887,22 @@ impl<'m> Mapper<'m> {
     /// The running CPU says that what it has issued does what an invalidation asks for, once it is complete. What that is
     /// not true of is reported at the completion. [`invalidate`](Platform::invalidate) does it.
     pub fn claim(&self, what: &Invalidation<'_>) {
-        let cpu = self.machine.cpu().id();
-        let claim = |addresses, range| {
-            let tlbi = self.tlbi_of(what, range);
-            let hardware = &self.machine.hardware;
-            hardware.claim(cpu, self.space, addresses, &tlbi);
-        };
         match what.what {
-            What::Everything => claim((0, u64::MAX), None),
+            What::Everything => self.claim_as((0, u64::MAX), &self.tlbi_of(what, None)),
             What::Ranges(ranges) => {
                 for range in ranges {
-                    claim((range.first, range.last), Some(range));
+                    let tlbi = self.tlbi_of(what, Some(range));
+                    self.claim_as((range.first, range.last), &tlbi);
                 }
             }
         }
+    }
+
+    /// The same of a range, which `tlbi` would be the one instruction for, if it is broadcast; it may as well be made by each CPU
+    /// for itself, or in parts.
+    pub fn claim_as(&self, range: (u64, u64), tlbi: &Tlbi) {
+        let cpu = self.machine.cpu().id();
+        self.machine.hardware.claim(cpu, self.space, range, tlbi);
     }
 
     /// Where a window shows frames: slots of one page each from `first` on, which this space translates.

@@ -51,7 +51,12 @@ pub(crate) struct Meta {
     pub first: Cell<u64>,
     /// The number of the obligation under which it was cut off.
     pub cut: Cell<u64>,
+    /// The entry that links it, or [`ROOT`]. Others are kept by those who look at links.
+    pub parent: Cell<u64>,
 }
+
+/// Of a table that a register leads to, in the place of an entry.
+pub(crate) const ROOT: u64 = u64::MAX;
 
 /// The physical memory of a machine.
 ///
@@ -109,6 +114,7 @@ impl Memory {
             generation: Cell::new(0),
             first: Cell::new(0),
             cut: Cell::new(0),
+            parent: Cell::new(ROOT),
         };
         Self {
             base,

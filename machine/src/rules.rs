@@ -180,6 +180,13 @@ pub(crate) struct Obligation {
     pub depth: u8,
     /// It was a table.
     pub table: bool,
+    /// The depths of the leaves that are to be forgotten, as a bit set: its own; of a table, of those below it that are not
+    /// global. Global ones are an obligation of their own, because more CPUs use them.
+    pub leaves: u8,
+    /// The smallest leaf or table of these is for so many bytes, as a power of two.
+    pub unit: u8,
+    /// Leaves below a table that was cut off, here and there in the span.
+    pub scattered: bool,
     /// It was a member of a contiguous run.
     pub contiguous: bool,
     /// The output address of the first, if it was a leaf; the table otherwise.
@@ -258,6 +265,29 @@ impl Obligation {
         second.is_some_and(|second| second.issued.contains(cpu))
     }
 
+    /// Whether an invalidation is about all that it is made of, where it names the addresses.
+    fn is_covered(&self, tlbi: &Tlbi) -> bool {
+        let mut depths = (0..u8::BITS as u8).filter(|depth| self.leaves >> depth & 1 != 0);
+        tlbi.covers(self.id, self.global, self.span, self.depth, self.table)
+            && depths.all(|depth| tlbi.suits(depth, false))
+    }
+
+    /// Whether it names all addresses of a table.
+    fn is_spanned(&self, tlbi: &Tlbi) -> bool {
+        self.leaves == 0 && tlbi.all_tables
+            || tlbi.parts(self.span, self.unit).next() == Some(self.span)
+    }
+
+    /// An invalidation that covers it was issued: the first of two steps, or all there is.
+    fn hear(&mut self, cpu: usize, tlbi: &Tlbi) {
+        if self.combined && tlbi.stages == Stages::Second {
+            let second = self.second.get_or_insert_default();
+            second.issue(cpu, tlbi.broadcast);
+        } else {
+            self.tell(cpu, tlbi.broadcast);
+        }
+    }
+
     /// An invalidation that covers it was issued.
     fn tell(&mut self, cpu: usize, broadcast: bool) {
         if broadcast {
@@ -293,7 +323,7 @@ impl Obligation {
 
     /// The part of it that translates `span`, which lies inside.
     fn part(&self, span: (u64, u64)) -> Self {
-        let pa = if self.table {
+        let pa = if self.table || self.scattered {
             self.pa
         } else {
             self.pa + (span.0 - self.span.0)
@@ -307,7 +337,8 @@ impl Obligation {
 
     /// Bytes of memory that the old leaves led to.
     fn memory(&self) -> Option<(u64, u64)> {
-        (!self.table).then(|| (self.pa, self.pa + (self.span.1 - self.span.0)))
+        let one = !self.table && !self.scattered;
+        one.then(|| (self.pa, self.pa + (self.span.1 - self.span.0)))
     }
 }
 
@@ -331,9 +362,9 @@ impl Obligations {
         self.0.clear();
     }
 
-    /// Nobody uses the space any more.
+    /// No CPU uses the space any more. What is global is used with any other.
     pub fn drop_of(&mut self, space: u16) {
-        self.0.retain(|o| o.space != space);
+        self.0.retain(|o| o.space != space || o.global);
     }
 
     /// The space is loaded under another identifier, and nobody has it loaded under the one before: what was changed visibly is
@@ -344,7 +375,7 @@ impl Obligations {
                 return true;
             }
             o.id = id;
-            !(o.published && is_visible(o))
+            o.global || !(o.published && is_visible(o))
         });
     }
 
@@ -352,6 +383,17 @@ impl Obligations {
     pub fn number(&mut self) -> u64 {
         self.1 += 1;
         self.1
+    }
+
+    /// What is owed under one number is owed under another as well.
+    pub fn repeat(&mut self, number: u64, as_number: u64) {
+        let of = |o: &&Obligation| o.number == number;
+        let again = |o: &Obligation| Obligation {
+            number: as_number,
+            ..o.clone()
+        };
+        let mut more: Vec<_> = self.0.iter().filter(of).map(again).collect();
+        self.0.append(&mut more);
     }
 
     pub fn add(&mut self, new: Obligation) {
@@ -367,7 +409,7 @@ impl Obligations {
                     new.contiguous,
                 )
                 && (o.writer, o.published, o.harmless) == (new.writer, new.published, new.harmless)
-                && o.combined == new.combined
+                && (o.combined, o.scattered) == (new.combined, new.scattered)
                 && o.second.is_none()
                 && o.cutter.is_none()
                 && o.issued.is_empty()
@@ -380,6 +422,7 @@ impl Obligations {
                 && alike(o)
         };
         if !new.table
+            && !new.scattered
             && let Some(before) = self.0.iter_mut().rev().take(NEAR).find(|o| goes_on(o))
         {
             before.span.1 = new.span.1;
@@ -422,55 +465,54 @@ impl Obligations {
 
     /// An invalidation was issued.
     pub fn issue(&mut self, cpu: usize, tlbi: &Tlbi) {
-        let mut rest = Vec::new();
+        let mut more = Vec::new();
         for obligation in &mut self.0 {
             if obligation.combined && tlbi.stages == Stages::First {
                 obligation.issue_combined(cpu, tlbi);
                 continue;
             }
             let first_step = obligation.combined && tlbi.stages == Stages::Second;
-            let covered = obligation.published
-                && tlbi.covers(
-                    obligation.id,
-                    obligation.global,
-                    obligation.span,
-                    obligation.depth,
-                    obligation.table,
-                );
+            let covered = obligation.published && obligation.is_covered(tlbi);
             if !covered || obligation.issued.contains(cpu) {
                 continue;
             }
             if first_step && obligation.is_second_issued(cpu) {
                 continue;
             }
-            // What it covers only in part is an obligation for the rest.
-            let (first, last) = obligation.span;
-            let (from, to) = tlbi.range.unwrap_or((0, u64::MAX));
-            if !obligation.table {
-                if from > first {
-                    rest.push(obligation.part((first, from - 1)));
-                }
-                if to < last {
-                    rest.push(obligation.part((to + 1, last)));
-                }
-                if from > first || to < last {
-                    *obligation = obligation.part((first.max(from), last.min(to)));
-                }
-            } else if from > first || to < last {
+            if obligation.table {
                 // What is remembered of a table goes with any address below it, but not the leaves below.
-                rest.push(obligation.clone());
+                if obligation.is_spanned(tlbi) {
+                    obligation.hear(cpu, tlbi);
+                }
                 continue;
             }
-            if first_step {
-                let second = obligation.second.get_or_insert_default();
-                second.issue(cpu, tlbi.broadcast);
-            } else {
-                obligation.tell(cpu, tlbi.broadcast);
+            // What it covers only in part is an obligation for the rest.
+            let last = obligation.span.1;
+            let mut next = Some(obligation.span.0);
+            let mut parts = tlbi.parts(obligation.span, obligation.unit).peekable();
+            if parts.peek() == Some(&obligation.span) {
+                drop(parts);
+                obligation.hear(cpu, tlbi);
+                continue;
+            }
+            let first = more.len();
+            for (from, to) in parts {
+                if let Some(next) = next.filter(|&next| next < from) {
+                    more.push(obligation.part((next, from - 1)));
+                }
+                let mut part = obligation.part((from, to));
+                part.hear(cpu, tlbi);
+                more.push(part);
+                next = to.checked_add(1);
+            }
+            if more.len() > first {
+                if let Some(next) = next.filter(|&next| next <= last) {
+                    more.push(obligation.part((next, last)));
+                }
+                *obligation = more.swap_remove(first);
             }
         }
-        // Parts of a table that is invalidated piece by piece: kept once.
-        rest.retain(|part| !part.table);
-        self.0.append(&mut rest);
+        self.0.append(&mut more);
     }
 
     /// Somebody says that what `tlbi` names of this space is invalidated once it is complete.
@@ -493,12 +535,16 @@ impl Obligations {
                 } else {
                     "what was combined with the guest's stage 1 is not invalidated"
                 }
+            } else if !tlbi.names(o.id, o.global) && o.global {
+                "it spares global translations"
             } else if !tlbi.names(o.id, o.global) {
                 "it names another identifier"
-            } else if !tlbi.suits(o.depth, o.table) && o.table {
+            } else if o.table && !tlbi.suits(o.depth, true) {
                 "it is for leaves only, and a table was changed"
-            } else if !tlbi.suits(o.depth, o.table) {
+            } else if !o.is_covered(tlbi) && tlbi.depth.is_some() {
                 "its level hint is wrong"
+            } else if tlbi.stride.is_some_and(|stride| stride > o.unit) {
+                "its stride passes over smaller leaves"
             } else if !tlbi.broadcast {
                 continue;
             } else if !o.local.is_empty() || o.second.as_ref().is_some_and(|s| !s.here.is_empty()) {

@@ -14,6 +14,10 @@
 //! wrong hint invalidates nothing); an operation on leaves spares what is remembered of tables (DDI 0487 D8.13,
 //! TLBI VAE1 and VALE1; SDM vol. 3A 5.10.4.1).
 //!
+//! x86 names single addresses, and each takes the one leaf around it, whatever its size. A range of pages is as many
+//! addresses; a [stride](Tlbi::stride) of large leaves is fewer, and passes over the small leaves between them (APM vol. 3,
+//! INVLPGB). Which instructions spare [global](Globals) translations differs from one to the next.
+//!
 //! # Two stages
 //!
 //! With a guest's stage 1 above stage 2, a TLB holds what it found of stage 2 alone, from an address that the guest takes
@@ -49,6 +53,19 @@ pub enum Stages {
     First,
 }
 
+/// What becomes of global translations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Globals {
+    /// They go with an address, under whatever identifier, and where no identifier is named (TLBI VAE1, and not ASIDE1;
+    /// INVLPG, and INVPCID type 2).
+    #[default]
+    ByAddress,
+    /// They stay (a load of CR3; INVPCID types 0, 1 and 3; INVLPGB without bit 3).
+    Spared,
+    /// They go, whatever identifier is named (INVLPGB with bit 3).
+    Included,
+}
+
 /// One invalidation, as the hardware is told.
 ///
 /// ```
@@ -72,10 +89,17 @@ pub struct Tlbi {
     pub stages: Stages,
     /// Only the entries for these addresses, first and last.
     pub range: Option<(u64, u64)>,
+    /// Of the range only the first address, and those that many bytes apart, as a power of two: each takes the one leaf around
+    /// it. `None`: every address.
+    pub stride: Option<u8>,
     /// The levels below the leaf: only leaves at this level. `None`: any.
     pub depth: Option<u8>,
     /// Leaves only, not what is remembered of tables.
     pub leaves_only: bool,
+    /// All that is remembered of tables under the identifier, for whatever addresses.
+    pub all_tables: bool,
+    /// What becomes of global translations.
+    pub globals: Globals,
     /// On all CPUs, not only on the one that says it.
     pub broadcast: bool,
 }
@@ -87,10 +111,55 @@ impl Tlbi {
         asid: None,
         stages: Stages::Both,
         range: None,
+        stride: None,
         depth: None,
         leaves_only: false,
+        all_tables: false,
+        globals: Globals::ByAddress,
         broadcast: true,
     };
+
+    /// INVLPG for each page of a range, on a processor that has this PCID loaded: the leaves under it and global ones, and all
+    /// that is remembered of tables under it (SDM vol. 3A 5.10.4.1).
+    ///
+    /// ```
+    /// use tablewright_machine::Tlbi;
+    /// let page = Tlbi::invlpg(7, (0x1000, 0x1fff));
+    /// assert!(page.covers(8, true, (0x1000, 0x1fff), 0, false)); // a global leaf, under any PCID
+    /// assert!(!page.covers(8, false, (0x1000, 0x1fff), 0, false));
+    /// assert!(page.covers(7, false, (1 << 40, (1 << 41) - 1), 1, true)); // a table elsewhere
+    /// ```
+    pub const fn invlpg(pcid: u16, range: (u64, u64)) -> Self {
+        Self {
+            id: Some(pcid),
+            range: Some(range),
+            all_tables: true,
+            broadcast: false,
+            ..Self::ALL
+        }
+    }
+
+    /// INVPCID of types 0 (an address under a PCID, for each page of a range), 1 (a PCID; also what a load of CR3 does) and 3
+    /// (every PCID): no global translation goes. Type 2 is [`ALL`](Self::ALL), on one processor (SDM vol. 3A 5.10.4.1).
+    ///
+    /// ```
+    /// use tablewright_machine::Tlbi;
+    /// let (page, block) = ((0x1000, 0x1fff), (0, 0x1f_ffff));
+    /// for tlbi in [Tlbi::invpcid(Some(7), Some(page)), Tlbi::invpcid(Some(7), None), Tlbi::invpcid(None, None)] {
+    ///     assert!(tlbi.covers(7, false, page, 0, false));
+    ///     assert!(tlbi.covers(7, false, block, 1, true)); // the table that leads to it
+    ///     assert!(!tlbi.covers(7, true, page, 0, false));
+    /// }
+    /// ```
+    pub const fn invpcid(pcid: Option<u16>, range: Option<(u64, u64)>) -> Self {
+        Self {
+            id: pcid,
+            range,
+            globals: Globals::Spared,
+            broadcast: false,
+            ..Self::ALL
+        }
+    }
 
     /// Whether it drops an entry of this identifier that translates `span` (first and last address), made of a
     /// descriptor with `depth` levels below it; `table` for what is remembered of a table descriptor.
@@ -99,9 +168,46 @@ impl Tlbi {
         self.stages != Stages::First
             && self.names(id, global)
             && self.suits(depth, table)
-            && self
-                .range
-                .is_none_or(|range| span.0 <= range.1 && range.0 <= span.1)
+            && (table && self.all_tables || self.touches(span))
+    }
+
+    /// Whether one of its addresses is in `span`.
+    #[inline]
+    fn touches(&self, span: (u64, u64)) -> bool {
+        let Some((first, last)) = self.range else {
+            return true;
+        };
+        let (from, to) = (span.0.max(first), span.1.min(last));
+        // How far it is to the next of its addresses.
+        let next = |stride: u8| (from - first).wrapping_neg() & ((1 << stride) - 1);
+        from <= to && self.stride.is_none_or(|stride| next(stride) <= to - from)
+    }
+
+    /// The parts of `span` whose leaves it drops, in order, if each leaf is of `1 << unit` bytes and as aligned.
+    pub(crate) fn parts(&self, span: (u64, u64), unit: u8) -> impl Iterator<Item = (u64, u64)> {
+        let (first, last) = self.range.unwrap_or((0, u64::MAX));
+        let within = (1u64 << unit) - 1;
+        let stride = self.stride.filter(|_| self.range.is_some());
+        let dense = match stride {
+            None => Some((first, last)),
+            // Each leaf has one of its addresses at least.
+            Some(stride) if stride <= unit => {
+                let end = first + ((last - first) >> stride << stride);
+                Some((first & !within, end | within))
+            }
+            Some(_) => None,
+        };
+        let apart = dense.is_none().then(|| 1u64 << stride.unwrap_or(0));
+        let sparse = apart.into_iter().flat_map(move |apart| {
+            let before = (span.0 & !within).saturating_sub(first);
+            let next = first.saturating_add(before.div_ceil(apart).saturating_mul(apart));
+            std::iter::successors(Some(next), move |at| at.checked_add(apart))
+                .take_while(move |&at| at <= last && at & !within <= span.1)
+                .map(move |at| (at & !within, at | within))
+        });
+        (dense.into_iter().chain(sparse))
+            .map(move |(from, to)| (from.max(span.0), to.min(span.1)))
+            .filter(|(from, to)| from <= to)
     }
 
     /// Whether it drops what is remembered of both stages combined, under `vmid` and what the guest has said, for `span` of
@@ -124,11 +230,7 @@ impl Tlbi {
                         (Some(asid), Some(_)) => global || guest.asid == Some(asid),
                         (Some(asid), None) => !global && guest.asid == Some(asid),
                     };
-                    named
-                        && self.suits(guest.depth, table)
-                        && self
-                            .range
-                            .is_none_or(|range| span.0 <= range.1 && range.0 <= span.1)
+                    named && self.suits(guest.depth, table) && self.touches(span)
                 }
             }
     }
@@ -147,10 +249,13 @@ impl Tlbi {
 
     /// Whether it is about this identifier.
     pub(crate) fn names(&self, id: u16, global: bool) -> bool {
-        match (self.id, self.range) {
-            (None, _) => true,
-            (Some(named), Some(_)) => global || named == id,
-            (Some(named), None) => !global && named == id,
+        if !global {
+            return self.id.is_none_or(|named| named == id);
+        }
+        match self.globals {
+            Globals::ByAddress => self.id.is_none() || self.range.is_some(),
+            Globals::Spared => false,
+            Globals::Included => true,
         }
     }
 
@@ -159,7 +264,7 @@ impl Tlbi {
         match self.depth {
             Some(_) if table => !self.leaves_only,
             Some(hint) => hint == depth,
-            None => !table || !self.leaves_only || self.range.is_none(),
+            None => !table || !self.leaves_only,
         }
     }
 }
@@ -394,7 +499,8 @@ impl Tlb {
         let slots = &self.entries[set * self.ways..(set + 1) * self.ways];
         let same = |slot: &Cell<Option<Cached>>| {
             slot.get().is_none_or(|other| {
-                other.first == entry.first && other.bits == entry.bits && other.id == entry.id
+                let named = other.id == entry.id || other.global && entry.global;
+                other.first == entry.first && other.bits == entry.bits && named
             })
         };
         let way = slots.iter().position(same).unwrap_or_else(|| {

@@ -21,7 +21,8 @@
 //! | `walk` | `va`, `pa`, `value` | the table walker of the CPU reads a descriptor, for an access or unasked; of stage 2 `va` is the address that the guest takes for physical, of the guest's tables its virtual one |
 //! | `publish` | | stores before it are visible to walkers (arm64: DSB) |
 //! | `synchronise` | | context synchronisation (arm64: ISB) |
-//! | `invalidate` | `id`, `first`, `last`, `level`, `leaves`, `broadcast` | an invalidation is issued; `*` stands for any. Where guests have a stage 1: `stage`, 2 for what was found of stage 2 alone, 1 for what stage 1 had a part in, and `asid` |
+//! | `root` | `pa`, `id`, `half` | the CPU loads a root, under an identifier: `lower`, `upper` or `both`; `*` for `pa` and `id` if it has none any more. With `stage=1`, the guest on the CPU does, for its own tables |
+//! | `invalidate` | `id`, `first`, `last`, `level`, `leaves`, `broadcast` | an invalidation is issued; `*` stands for any. `stride`, if only addresses so far apart are named; `global`, 0 or 1, if global translations stay or go whatever `id` says; `tables=*` if all that is remembered of tables goes. Where guests have a stage 1: `stage`, 2 for what was found of stage 2 alone, 1 for what stage 1 had a part in, and `asid` |
 //! | `complete` | | invalidations issued before it by this CPU are complete |
 //! | `access` | `va`, `for`, `pa` or `fault` | an access by a program |
 //! | `take`, `give` | `pa` | a frame is allocated, freed |
@@ -34,7 +35,7 @@ use std::panic::Location;
 
 use crate::rules::Rule;
 use crate::time::Time;
-use crate::tlb::{Stages, Tlbi};
+use crate::tlb::{Globals, Stages, Tlbi};
 
 /// One step. See the [format](crate::trace).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +59,12 @@ pub enum Event {
     Publish,
     /// A context synchronisation event.
     Synchronise,
+    /// A root is loaded, or none.
+    Root {
+        root: Option<(u64, u16)>,
+        half: &'static str,
+        guest: bool,
+    },
     /// An invalidation is issued.
     Invalidate { tlbi: Tlbi },
     /// Invalidations are complete.
@@ -96,6 +103,13 @@ impl fmt::Display for Event {
             }
             Self::Publish => f.write_str("publish"),
             Self::Synchronise => f.write_str("synchronise"),
+            Self::Root { root, half, guest } => {
+                match root {
+                    Some((pa, id)) => write!(f, "root pa={pa:#x} id={id:#x} half={half}")?,
+                    None => write!(f, "root pa=* id=* half={half}")?,
+                }
+                f.write_str(if *guest { " stage=1" } else { "" })
+            }
             Self::Invalidate { tlbi } => {
                 f.write_str("invalidate")?;
                 match tlbi.id {
@@ -111,6 +125,17 @@ impl fmt::Display for Event {
                 match tlbi.range {
                     Some((first, last)) => write!(f, " first={first:#x} last={last:#x}")?,
                     None => f.write_str(" first=* last=*")?,
+                }
+                if let Some(stride) = tlbi.stride {
+                    write!(f, " stride={:#x}", 1u64 << stride)?;
+                }
+                match tlbi.globals {
+                    Globals::ByAddress => {}
+                    Globals::Spared => f.write_str(" global=0")?,
+                    Globals::Included => f.write_str(" global=1")?,
+                }
+                if tlbi.all_tables {
+                    f.write_str(" tables=*")?;
                 }
                 match tlbi.depth {
                     Some(depth) => write!(f, " level={depth}")?,

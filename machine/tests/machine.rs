@@ -159,6 +159,7 @@ fn a_trace_can_be_read_by_others() {
         "walk",
         "publish",
         "synchronise",
+        "root",
         "invalidate",
         "complete",
         "access",

@@ -32,7 +32,7 @@ impl Hardware {
                 let bits = self.shift(meta.depth.get());
                 let page = 1u64 << self.memory.page_shift();
                 let inside = self.dice.below(1 << bits) & !(page - 1);
-                self.place(frame, pa).wrapping_add(inside)
+                self.any_place(frame, pa).wrapping_add(inside)
             })
         });
         if let Some(va) = near {
@@ -79,6 +79,16 @@ impl Hardware {
                 self.drain_any(of);
             }
             _ => self.translate_early(other, request),
+        }
+    }
+
+    /// Where an entry translates, in one of the places that its table has.
+    fn any_place(&self, frame: usize, pa: u64) -> u64 {
+        let mut places = Vec::new();
+        self.each_place(frame, pa, |_, first| places.push(first));
+        match places.len() {
+            0 | 1 => self.place(frame, pa),
+            many => places[self.dice.below(many as u64) as usize],
         }
     }
 

@@ -4,7 +4,34 @@ use crate::architecture::Ordering;
 use crate::rules::{Cpus, Obligation, Rule, is_harmless, may_be_remembered, needs_break};
 use tablewright_walker::{Denied, Descriptor, Leaf};
 
+use super::links::Below;
 use super::{Hardware, How};
+
+/// A change of an entry.
+struct Change {
+    number: u64,
+    depth: u8,
+    before: u64,
+    new: u64,
+    was: Descriptor,
+    is: Descriptor,
+    /// What was below it, if it has cut off a table.
+    below: Below,
+}
+
+fn leaf_of(descriptor: &Descriptor) -> Option<Leaf> {
+    match descriptor {
+        Descriptor::Leaf(leaf) => Some(*leaf),
+        _ => None,
+    }
+}
+
+fn table_of(descriptor: &Descriptor) -> Option<u64> {
+    match descriptor {
+        Descriptor::Table { pa, .. } => Some(*pa),
+        _ => None,
+    }
+}
 
 impl Hardware {
     /// A reachable entry changes from what this CPU saw to `new`.
@@ -20,10 +47,14 @@ impl Hardware {
         if !self.is_valid(before) && !self.is_valid(new) || before == new {
             return;
         }
-        let meta = self.memory.meta(frame);
-        let (depth, space) = (meta.depth.get(), meta.space.get());
-        let first = self.place(frame, pa);
-        let span = (first, first + ((1u64 << self.shift(depth)) - 1));
+        let depth = self.memory.meta(frame).depth.get();
+        // Most tables have one place.
+        let (mut one, mut more) = (None, Vec::new());
+        self.each_place(frame, pa, |space, first| match one {
+            None => one = Some((space, first)),
+            Some(_) => more.push((space, first)),
+        });
+        let Some((space, first)) = one else { return };
         let was = self.decode(depth, first, Denied::default(), before);
         let is = self.decode(depth, first, Denied::default(), new);
         if let Descriptor::Reserved(why) = is {
@@ -33,38 +64,72 @@ impl Hardware {
                 format!("{new:#x} is stored for {first:#x}: {why}"),
             );
         }
-        self.check_break(cpu, space, span, depth, &was, &is);
-        let leaf_of = |d: &Descriptor| match d {
-            Descriptor::Leaf(leaf) => Some(*leaf),
-            _ => None,
-        };
+        let last = (1u64 << self.shift(depth)) - 1;
+        let places = || std::iter::once((space, first)).chain(more.iter().copied());
+        for (space, first) in places() {
+            self.check_break(cpu, space, (first, first + last), depth, &was, &is);
+        }
         if let Some(leaf) = leaf_of(&is) {
             self.check_allowed(cpu, leaf.pa, leaf.pa + (leaf.size - 1));
         }
         // Links change before obligations, so that a table which moves is never nowhere.
-        let table_of = |d: &Descriptor| match d {
-            Descriptor::Table { pa, .. } => Some(*pa),
-            _ => None,
-        };
         let (from, to) = (table_of(&was), table_of(&is));
         let number = self.obligations.borrow_mut().number();
+        let mut below = Below::of_an_entry(self.shift(depth));
         if from != to {
             if let Some(table) = from {
-                self.make_detached(table, depth - 1, number);
+                let place = (space, first);
+                self.make_detached(table, pa, place, depth - 1, number, &mut below);
+                let above = self.cuts_above(self.memory.address(frame));
                 let mut obligations = self.obligations.borrow_mut();
-                obligations.cut_off(cpu, space, span, depth);
+                above
+                    .iter()
+                    .for_each(|&cut| obligations.repeat(cut, number));
+                for (space, first) in places() {
+                    obligations.cut_off(cpu, space, (first, first + last), depth);
+                }
             }
             if let Some(table) = to {
-                self.make_live(cpu, table, first, depth - 1, space, how);
+                self.make_live(cpu, table, pa, (space, first), depth - 1, how);
             }
+        } else if let Some(table) = from.and_then(|table| self.memory.frame_at(table)) {
+            // What it takes away from all below it has changed.
+            self.look_below(table, depth - 1, &mut below);
         }
-        let run = leaf_of(&was).is_some_and(|leaf| leaf.contiguous);
-        if self.dice.is_on() && (run || leaf_of(&is).is_some_and(|leaf| leaf.contiguous)) {
+        let change = Change {
+            number,
+            depth,
+            before,
+            new,
+            was,
+            is,
+            below,
+        };
+        for (space, first) in places() {
+            self.owe(cpu, space, first, &change);
+        }
+    }
+
+    /// What a change of an entry owes in one of the places that its table has.
+    fn owe(&self, cpu: usize, space: u16, first: u64, change: &Change) {
+        let Change {
+            number,
+            depth,
+            before,
+            new,
+            was,
+            is,
+            below,
+        } = change;
+        let (number, depth) = (*number, *depth);
+        let span = (first, first + ((1u64 << self.shift(depth)) - 1));
+        let run = leaf_of(was).is_some_and(|leaf| leaf.contiguous);
+        if self.dice.is_on() && (run || leaf_of(is).is_some_and(|leaf| leaf.contiguous)) {
             self.cores[cpu].touch_run(space, self.run_around(span.0, depth), depth);
         }
         // A leaf that was aged, and not invalidated since, is remembered though its flag is clear.
         let still = |o: &Obligation| o.depth == depth && !o.table;
-        if !may_be_remembered(&self.architecture, &was, run)
+        if !may_be_remembered(&self.architecture, was, run)
             && !self.obligations.borrow().about(space, span).any(still)
         {
             return;
@@ -73,42 +138,51 @@ impl Hardware {
             // A break takes everything away, whatever the tables above say.
             Descriptor::Invalid => false,
             _ => {
-                allows_no_more(&was, &is, Denied::default()) || {
+                allows_no_more(was, is, Denied::default()) || {
                     let above = self.denied_above(space, first, depth);
                     let below = |entry| self.decode(depth, first, above, entry);
-                    above != Denied::default() && allows_no_more(&below(before), &below(new), above)
+                    above != Denied::default()
+                        && allows_no_more(&below(*before), &below(*new), above)
                 }
             }
         };
         // Bits that mean nothing to the hardware.
-        if harmless && self.says_the_same(&was, &is) {
+        if harmless && self.says_the_same(was, is) {
             return;
         }
         // Whoever uses the old copy may do no more than the new one allows, which the comparison of the two says without a
         // list, and what becomes of the new one concerns both.
         let rights_grow = |was: &Leaf, is: &Leaf| !was.contiguous && is_harmless(was, is);
-        if let (Descriptor::Leaf(was), Descriptor::Leaf(is_leaf)) = (&was, &is)
+        if let (Descriptor::Leaf(was), Descriptor::Leaf(is_leaf)) = (was, is)
             && rights_grow(was, is_leaf)
-            && may_be_remembered(&self.architecture, &is, false)
+            && may_be_remembered(&self.architecture, is, false)
         {
             return;
         }
         let id = self.spaces.borrow()[usize::from(space)].id;
-        let (global, contiguous, old) = match leaf_of(&was) {
+        let table = table_of(was);
+        let (global, contiguous, old) = match leaf_of(was) {
             Some(leaf) => (leaf.global, leaf.contiguous, leaf.pa),
-            None => (false, false, from.unwrap_or(0)),
+            None => (false, false, table.unwrap_or(0)),
         };
-        self.obligations.borrow_mut().add(Obligation {
+        let owed = Obligation {
             number,
             space,
             id,
             global,
             span,
             depth,
-            table: from.is_some(),
+            table: table.is_some(),
+            leaves: if table.is_some() {
+                below.leaves
+            } else {
+                1 << depth
+            },
+            unit: below.unit,
+            scattered: false,
             contiguous,
             pa: old,
-            raw: before,
+            raw: *before,
             writer: cpu as u16,
             cutter: None,
             published: self.architecture.ordering == Ordering::X86,
@@ -118,7 +192,12 @@ impl Hardware {
             claimed: None,
             combined: self.architecture.guest.is_some(),
             second: None,
-        });
+        };
+        let mut obligations = self.obligations.borrow_mut();
+        if let Some(global) = below.owed(&owed) {
+            obligations.add(global);
+        }
+        obligations.add(owed);
     }
 
     /// What the tables above an entry take away, and nobody remembers otherwise.

@@ -132,6 +132,11 @@ impl Hardware {
     /// The guest on a CPU loads a root for its stage 1, or turns it off.
     pub(crate) fn load_guest(&self, cpu: usize, root: Option<(u64, u16)>) {
         self.cores[cpu].guest.root.set(root);
+        self.trace(cpu, || Event::Root {
+            root,
+            half: "lower",
+            guest: true,
+        });
         self.synchronise(cpu);
     }
 

@@ -9,7 +9,7 @@ use std::hash::{Hash, Hasher};
 
 use super::guest::Combined;
 use super::{Buffered, Hardware, Look, Request, Root, Translated, Walking};
-use crate::memory::State;
+use crate::memory::{ROOT, State};
 use crate::tlb::{Cached, Remembered, Tlbi};
 
 /// What one CPU has.
@@ -136,6 +136,7 @@ impl Hardware {
             meta.depth.set(depth);
             meta.first.set(first);
             meta.space.set(space);
+            meta.parent.set(ROOT);
         }
     }
 

@@ -111,15 +111,26 @@ impl Hardware {
         }
         self.obligations.borrow_mut().publish(cpu);
         let (discharged, wrong) = {
-            let spaces = self.spaces.borrow();
+            let (spaces, loaded) = (self.spaces.borrow(), self.loaded.borrow());
             let all_told = |o: &Obligation| {
                 let space = &spaces[usize::from(o.space)];
                 let told = &o.local;
-                let holders = || (0..self.cores.len() as u16).filter(|&c| space.has(c));
+                // A CPU has what is global from any space that it has had.
+                let has = |&c: &u16| space.has(c) || o.global && loaded[usize::from(c)];
+                let holders = || (0..self.cores.len() as u16).filter(has);
                 if space.tracked {
-                    // Who has it loaded, and uses it, changes all the time: it is whoever does when all is said to be told.
-                    let mut using =
-                        holders().filter(|&c| self.uses(usize::from(c), o.space, o.table));
+                    // The CPUs that have it loaded, and use it, change all the time: it is those that do when all is said to
+                    // be told.
+                    let uses = |&c: &u16| {
+                        let c = usize::from(c);
+                        let leaf = || self.uses_leaf(c, o.space, o.global);
+                        if o.table {
+                            self.uses(c, o.space, true)
+                        } else {
+                            leaf()
+                        }
+                    };
+                    let mut using = holders().filter(uses);
                     return o.is_claimed_by(cpu) && using.all(|c| told.contains(&(c, true)));
                 }
                 // Nobody is told twice. With many CPUs, each of which completes for itself, most are not told yet.

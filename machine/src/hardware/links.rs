@@ -1,21 +1,98 @@
 //! What is reachable: tables that are linked and cut off, and memory that must not be mapped.
+//!
+//! A table may be linked by several entries: at two addresses of a space, or below several roots, as the kernel's half is. Each
+//! frame has the entry that linked it first; the others are kept apart, so that a table with one parent costs one word. Where a
+//! table translates is found from below: every way up to a root is a *place*, a space and a first address. Only a change
+//! of what may be remembered asks for them, and only if any table is linked twice.
+//!
+//! A table of which one link is cut off stays reachable, and may be remembered at the place that it has lost. So it keeps the number
+//! of each cut until the invalidation of that is complete; a cut below it is none the less remembered there.
 
-use crate::memory::{Meta, POISON, State};
-use crate::rules::Rule;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+
+use crate::memory::{Meta, POISON, ROOT, State};
+use crate::rules::{Obligation, Rule};
 use crate::sched::cold;
 use tablewright_walker::{Denied, Descriptor, Regime};
 
 use super::{Hardware, How};
 
+/// A space, and an address in it.
+pub(super) type Place = (u16, u64);
+
+/// What is kept of tables that were linked more than once, by where they are.
+#[derive(Default)]
+pub(super) struct Aliases {
+    /// There are any.
+    any: Cell<bool>,
+    /// Entries that link a table, besides the first.
+    entries: RefCell<HashMap<u64, Vec<u64>>>,
+    /// Numbers of the obligations under which one of its links was cut off, besides the last.
+    cuts: RefCell<HashMap<u64, Vec<u64>>>,
+}
+
+/// What is found below a table that is cut off.
+pub(super) struct Below {
+    /// Depths of leaves, as bit sets: of those that are not global, and of those that are.
+    pub leaves: u8,
+    global: u8,
+    /// The smallest leaf or table is for so many bytes, as a power of two.
+    pub unit: u8,
+    /// Also below tables that are reachable elsewhere.
+    kept: bool,
+}
+
+impl Below {
+    /// An entry for so many bytes is changed: what was below it is not found there any more.
+    pub fn of_an_entry(bits: u32) -> Self {
+        Self {
+            leaves: 0,
+            global: 0,
+            unit: bits as u8,
+            kept: true,
+        }
+    }
+
+    /// No CPU loads a root any more: what it shares with others stays.
+    pub fn of_a_root(bits: u32) -> Self {
+        Self {
+            kept: false,
+            ..Self::of_an_entry(bits)
+        }
+    }
+
+    fn add_leaf(&mut self, global: bool, depth: u8, bits: u32) {
+        let depths = if global {
+            &mut self.global
+        } else {
+            &mut self.leaves
+        };
+        *depths |= 1 << depth;
+        self.unit = self.unit.min(bits as u8);
+    }
+
+    /// What is owed for global leaves, besides what is for the table.
+    pub fn owed(&self, table: &Obligation) -> Option<Obligation> {
+        (self.global != 0).then(|| Obligation {
+            global: true,
+            table: false,
+            leaves: self.global,
+            scattered: true,
+            ..table.clone()
+        })
+    }
+}
+
 impl Hardware {
-    /// A table becomes reachable, and all below it.
+    /// A table becomes reachable by an entry, or a register, and so is all below it.
     pub(super) fn make_live(
         &self,
         cpu: usize,
         table: u64,
-        first: u64,
+        parent: u64,
+        (space, first): Place,
         depth: u8,
-        space: u16,
         how: How,
     ) {
         let Some(frame) = self.memory.frame_at(table) else {
@@ -28,9 +105,14 @@ impl Hardware {
         };
         let meta = self.memory.meta(frame);
         match meta.state.get() {
-            State::Private | State::Detached => {}
-            // Reachable twice: from two roots, or two entries.
-            State::Live => return,
+            State::Private => {}
+            State::Detached => {
+                let cut = meta.cut.get();
+                if self.obligations.borrow().under(cut).is_some() {
+                    self.note_cut(table, cut);
+                }
+            }
+            State::Live => return self.link_again(table, meta, parent, (space, depth)),
             state @ (State::Free | State::Data) => {
                 self.violate(
                     Rule::WalkAstray,
@@ -60,6 +142,7 @@ impl Hardware {
         meta.depth.set(depth);
         meta.space.set(space);
         meta.first.set(first);
+        meta.parent.set(parent);
         let entries = if depth == self.top {
             let all = self.architecture.regime.table_entries(self.level(depth));
             all.min(self.memory.entries())
@@ -99,7 +182,8 @@ impl Hardware {
             let first = self.canonical(first.wrapping_add((index as u64) << shift));
             match self.decode(depth, first, Denied::default(), entry) {
                 Descriptor::Table { pa, .. } => {
-                    self.make_live(cpu, pa, first, depth - 1, space, how);
+                    let entry = table + index as u64 * 8;
+                    self.make_live(cpu, pa, entry, (space, first), depth - 1, how);
                 }
                 Descriptor::Leaf(leaf) => {
                     self.check_allowed(cpu, leaf.pa, leaf.pa + (leaf.size - 1))
@@ -127,44 +211,250 @@ impl Hardware {
         }
     }
 
-    /// A table, and all below it, is not reachable any more but may be remembered.
-    pub(super) fn make_detached(&self, table: u64, depth: u8, number: u64) {
+    /// A table that is reachable is linked once more.
+    fn link_again(&self, table: u64, meta: &Meta, parent: u64, (space, depth): (u16, u8)) {
+        // One that is a table of two levels at once, as where a root links itself, is judged at the first.
+        if meta.depth.get() != depth {
+            return;
+        }
+        if meta.parent.get() == parent {
+            // A root that two spaces have.
+            if meta.space.get() != space {
+                self.aliases.any.set(true);
+            }
+            return;
+        }
+        self.aliases.any.set(true);
+        let mut entries = self.aliases.entries.borrow_mut();
+        let others = entries.entry(table).or_default();
+        if !others.contains(&parent) {
+            others.push(parent);
+        }
+    }
+
+    /// An entry links a table no more. Gives whether another does.
+    fn unlink(&self, table: u64, meta: &Meta, parent: u64) -> bool {
+        if !self.aliases.any.get() {
+            return false;
+        }
+        let mut entries = self.aliases.entries.borrow_mut();
+        let others = entries.get_mut(&table);
+        if meta.parent.get() != parent {
+            // Two CPUs have cut it off there, of whom one is late.
+            if let Some(others) = others {
+                others.retain(|&other| other != parent);
+            }
+            return true;
+        }
+        match others.and_then(Vec::pop) {
+            Some(other) => {
+                meta.parent.set(other);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A table has lost a link under an obligation, and not its last.
+    fn note_cut(&self, table: u64, number: u64) {
+        let obligations = self.obligations.borrow();
+        let mut cuts = self.aliases.cuts.borrow_mut();
+        let cuts = cuts.entry(table).or_default();
+        cuts.retain(|&cut| obligations.under(cut).is_some());
+        // That of the cut which is under way is still to come.
+        cuts.push(number);
+    }
+
+    /// The obligations under which a table has lost links, besides the last.
+    pub(super) fn cuts_before(&self, table: u64) -> impl Iterator<Item = u64> {
+        let cuts = self.aliases.cuts.borrow();
+        let cuts = cuts.get(&table).cloned();
+        cuts.unwrap_or_default().into_iter()
+    }
+
+    /// A table is given back.
+    pub(super) fn forget_links(&self, table: u64) {
+        self.aliases.entries.borrow_mut().remove(&table);
+        self.aliases.cuts.borrow_mut().remove(&table);
+    }
+
+    /// Entries that link a table; [`ROOT`] for a register.
+    fn parents(&self, table: u64, meta: &Meta) -> Vec<u64> {
+        let entries = self.aliases.entries.borrow();
+        let others = entries.get(&table).into_iter().flatten();
+        std::iter::once(meta.parent.get())
+            .chain(others.copied())
+            .collect()
+    }
+
+    /// What a table below others that have lost links owes with them: numbers of obligations.
+    pub(super) fn cuts_above(&self, table: u64) -> Vec<u64> {
+        if self.aliases.cuts.borrow().is_empty() {
+            return Vec::new();
+        }
+        let mut cuts: Vec<u64> = self.cuts_before(table).collect();
+        if let Some(frame) = self.memory.frame_at(table) {
+            let parents = self.parents(table, self.memory.meta(frame));
+            for parent in parents.into_iter().filter(|&parent| parent != ROOT) {
+                if let Some(above) = self.memory.frame_at(parent) {
+                    cuts.extend(self.cuts_above(self.memory.address(above)));
+                }
+            }
+        }
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts
+    }
+
+    /// Whether a space has a table for its root.
+    pub(super) fn is_root(&self, table: u64) -> bool {
+        let spaces = self.spaces.borrow();
+        let mut roots = spaces.iter().filter_map(|space| space.root);
+        roots.any(|(root, _)| self.first_tables(root, 0).any(|(first, _)| first == table))
+    }
+
+    /// Where the entry at `pa` of a table translates, in each place that the table has.
+    #[inline]
+    pub(super) fn each_place(&self, frame: usize, pa: u64, mut with: impl FnMut(u16, u64)) {
+        let meta = self.memory.meta(frame);
+        if !self.aliases.any.get() || meta.state.get() != State::Live {
+            return with(meta.space.get(), self.place(frame, pa));
+        }
+        let index = (pa - self.memory.address(frame)) >> 3;
+        let offset = index << self.shift(meta.depth.get());
+        for (space, first) in self.places(frame) {
+            with(space, self.canonical(first.wrapping_add(offset)));
+        }
+    }
+
+    /// The places of a table that is reachable.
+    #[inline(never)]
+    fn places(&self, frame: usize) -> Vec<Place> {
+        let (meta, table) = (self.memory.meta(frame), self.memory.address(frame));
+        let depth = meta.depth.get();
+        let mut places = Vec::new();
+        for parent in self.parents(table, meta) {
+            if parent == ROOT {
+                let spaces = self.spaces.borrow();
+                for (number, space) in spaces.iter().enumerate() {
+                    let Some((root, upper)) = space.root else {
+                        continue;
+                    };
+                    let mut tables = self.first_tables(root, self.first_address(upper));
+                    if let Some((_, first)) = tables.find(|&(first, _)| first == table) {
+                        places.push((number as u16, first));
+                    }
+                }
+                continue;
+            }
+            let above = self.memory.frame_at(parent).filter(|&above| {
+                let meta = self.memory.meta(above);
+                meta.state.get() == State::Live && meta.depth.get() == depth + 1
+            });
+            let Some(above) = above else { continue };
+            let index = (parent - self.memory.address(above)) >> 3;
+            let offset = index << self.shift(depth + 1);
+            for (space, first) in self.places(above) {
+                places.push((space, self.canonical(first.wrapping_add(offset))));
+            }
+        }
+        places
+    }
+
+    /// An entry, or a register, leads to a table no more, which may be remembered. If no other does, it is not reachable, nor is all
+    /// below it.
+    pub(super) fn make_detached(
+        &self,
+        table: u64,
+        parent: u64,
+        (space, first): Place,
+        depth: u8,
+        number: u64,
+        below: &mut Below,
+    ) {
         let Some(frame) = self.memory.frame_at(table) else {
             return;
         };
         let meta = self.memory.meta(frame);
-        // One that nobody had yet is linked in a table that was cut off.
         match meta.state.get() {
+            State::Live if self.unlink(table, meta, parent) => {
+                self.note_cut(table, number);
+                if below.kept {
+                    self.look_below(frame, depth, below);
+                }
+                return;
+            }
             State::Live => {}
+            // One that nobody had yet is linked in a table that was cut off.
             State::Private => meta.depth.set(depth),
             State::Free | State::Detached | State::Data => return,
         }
         meta.state.set(State::Detached);
         meta.cut.set(number);
-        if depth == 0 {
-            return;
-        }
+        meta.space.set(space);
+        meta.first.set(first);
+        self.each_below(frame, depth, below, |index, pa, below| {
+            let first = first.wrapping_add((index as u64) << self.shift(depth));
+            let entry = table + index as u64 * 8;
+            let place = (space, self.canonical(first));
+            self.make_detached(pa, entry, place, depth - 1, number, below);
+        });
+    }
+
+    /// What is below a table that stays reachable.
+    pub(super) fn look_below(&self, frame: usize, depth: u8, below: &mut Below) {
+        self.each_below(frame, depth, below, |_, pa, below| {
+            if let Some(frame) = self.memory.frame_at(pa) {
+                self.look_below(frame, depth - 1, below);
+            }
+        });
+    }
+
+    /// Adds the leaves of a table to what is below, and calls `with` for each table that it links.
+    fn each_below(
+        &self,
+        frame: usize,
+        depth: u8,
+        below: &mut Below,
+        with: impl Fn(usize, u64, &mut Below),
+    ) {
+        below.unit = below.unit.min(self.shift(depth + 1) as u8);
         for index in 0..self.memory.entries() {
             // SAFETY: an entry of the frame.
             let entry = unsafe { self.memory.entry(frame, index).read() };
-            if self.is_valid(entry)
-                && entry != POISON
+            if !self.is_valid(entry) || entry == POISON {
+                continue;
+            }
+            if depth > 0
                 && let Descriptor::Table { pa, .. } =
                     self.decode(depth, 0, Denied::default(), entry)
             {
-                self.make_detached(pa, depth - 1, number);
+                with(index, pa, below);
+            } else {
+                below.add_leaf(self.is_global(entry), depth, self.shift(depth));
             }
         }
     }
 
+    fn is_global(&self, leaf: u64) -> bool {
+        let super::Bits {
+            global, not_global, ..
+        } = self.bits;
+        leaf & global != 0 || not_global != 0 && leaf & not_global == 0
+    }
+
     /// A table is linked, with all below it, in one that was cut off; or was linked a moment before, and is seen there now.
-    pub(super) fn make_known(&self, table: u64, first: u64, depth: u8, above: &Meta) {
+    pub(super) fn make_known(&self, table: u64, parent: u64, first: u64, depth: u8, above: &Meta) {
         let Some(frame) = self.memory.frame_at(table) else {
             return;
         };
         let meta = self.memory.meta(frame);
-        if !matches!(meta.state.get(), State::Private | State::Live) {
-            return;
+        match meta.state.get() {
+            State::Live if self.unlink(table, meta, parent) => {
+                return self.note_cut(table, above.cut.get());
+            }
+            State::Private | State::Live => {}
+            _ => return,
         }
         meta.state.set(State::Detached);
         meta.cut.set(above.cut.get());
@@ -183,7 +473,7 @@ impl Hardware {
                 && let Descriptor::Table { pa, .. } =
                     self.decode(depth, first, Denied::default(), entry)
             {
-                self.make_known(pa, first, depth - 1, above);
+                self.make_known(pa, table + index as u64 * 8, first, depth - 1, above);
             }
         }
     }

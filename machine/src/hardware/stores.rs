@@ -153,11 +153,14 @@ impl Hardware {
             return;
         };
         match state {
-            State::Detached => self.make_known(table, first, depth - 1, meta),
+            State::Detached => self.make_known(table, pa, first, depth - 1, meta),
             // It was linked and cut off again before either was visible.
             _ if self.visible_to(cpu, pa) != value => {}
             // Nothing happens if it is known.
-            _ => self.make_live(cpu, table, first, depth - 1, meta.space.get(), How::Release),
+            _ => {
+                let place = (meta.space.get(), first);
+                self.make_live(cpu, table, pa, place, depth - 1, How::Release);
+            }
         }
     }
 
@@ -248,10 +251,12 @@ impl Hardware {
             let meta = self.memory.meta(frame);
             // What was changed before the table was cut off, too.
             if matches!(meta.state.get(), State::Live | State::Detached) {
-                let (first, depth) = (self.place(frame, pa), meta.depth.get());
-                let span = (first, first + ((1u64 << self.shift(depth)) - 1));
+                let depth = meta.depth.get();
                 let mut obligations = self.obligations.borrow_mut();
-                obligations.observe(cpu, meta.space.get(), span, depth);
+                self.each_place(frame, pa, |space, first| {
+                    let span = (first, first + ((1u64 << self.shift(depth)) - 1));
+                    obligations.observe(cpu, space, span, depth);
+                });
             }
         }
     }

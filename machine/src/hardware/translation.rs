@@ -105,7 +105,7 @@ impl Hardware {
     #[inline(never)]
     pub(super) fn check_stale(&self, cpu: usize, request: Request, entry: &Cached, now: u64) {
         // Walkers may use what they like where the program uses nothing.
-        if !self.judging.get() || !self.uses(cpu, entry.space, false) {
+        if !self.judging.get() || !self.uses_leaf(cpu, entry.space, entry.global) {
             return;
         }
         let was = self.decode(entry.depth, entry.first, Denied::default(), entry.raw);

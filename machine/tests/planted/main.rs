@@ -94,6 +94,13 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (PageWrittenAsBlock, Baseline, &[Reserved]),
     (PartOfRunUnmapped, Baseline, &[BrokenRun]),
     (HalfARun, Baseline, &[BrokenRun]),
+    // A kernel's half that all roots share.
+    (StrideOverPages, Kernel, &[Invalidation]),
+    (FinalOnly, Kernel, &[Invalidation]),
+    (GlobalBitMissing, Kernel, &[Invalidation]),
+    (GlobalToldToHolders, Kernel, &[Invalidation]),
+    (OtherAddressForgotten, Kernel, &[FreedEarly]),
+    (OtherRootsForgotten, Kernel, &[Invalidation]),
     // Concurrent edits.
     (
         NotClaimed,

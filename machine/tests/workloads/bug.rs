@@ -134,6 +134,20 @@ pub enum Bug {
     /// A contiguous run of which only half is there.
     HalfARun,
 
+    // A kernel's half that all roots share.
+    /// Pages are forgotten at a stride of large leaves.
+    StrideOverPages,
+    /// A table goes, and only leaves are forgotten.
+    FinalOnly,
+    /// A global leaf goes, and what is broadcast spares it.
+    GlobalBitMissing,
+    /// A global leaf goes that one root leads to, and CPUs that have another loaded are not told.
+    GlobalToldToHolders,
+    /// A page goes at one of two addresses.
+    OtherAddressForgotten,
+    /// A page goes, and is forgotten under the identifier of one root.
+    OtherRootsForgotten,
+
     // Tables by hand, on all CPUs at once.
     /// Nobody claims an entry before writing it.
     NotClaimed,

@@ -15,6 +15,7 @@ mod faulty;
 mod guest;
 mod guests;
 mod identifiers;
+mod kernel;
 mod later;
 mod log;
 mod oracle;
@@ -55,11 +56,13 @@ pub enum Workload {
     Log,
     /// Remote flushes, by every messenger.
     Shootdown,
+    /// A kernel's half that all roots share.
+    Kernel,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Edits,
         Self::Windows,
         Self::Identifiers,
@@ -69,6 +72,7 @@ impl Workload {
         Self::Guest,
         Self::Log,
         Self::Shootdown,
+        Self::Kernel,
     ];
 
     /// As it is given on a command line.
@@ -83,6 +87,7 @@ impl Workload {
             Self::Guest => "guest",
             Self::Log => "log",
             Self::Shootdown => "shootdown",
+            Self::Kernel => "kernel",
         }
     }
 }
@@ -355,7 +360,7 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
     }
     let kind = Kind::of(&dice);
     let cpus = match workload {
-        Workload::Concurrent | Workload::Guests => 2 + dice.below(MOST_CPUS - 1),
+        Workload::Concurrent | Workload::Guests | Workload::Kernel => 2 + dice.below(MOST_CPUS - 1),
         Workload::Shootdown if dice.once_in(16) => 2 + dice.below(shootdown::MOST_CPUS - 1),
         Workload::Shootdown => 2 + dice.below(MOST_CPUS - 1),
         _ => 1 + dice.below(MOST_CPUS),
@@ -379,6 +384,7 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
             Workload::Baseline => baseline::run::<F>(machine, &fault, &dice, kind, between),
             Workload::Concurrent => concurrent::run::<F>(machine, &fault, &dice, kind, between),
             Workload::Shootdown => shootdown::run::<F>(machine, &dice, cpus as usize, between),
+            Workload::Kernel => kernel::run::<F>(machine, &fault, &dice, cpus as usize, between),
             Workload::Guests | Workload::Guest | Workload::Log => unreachable!("a guest has a host"),
         })
     })

@@ -18,7 +18,7 @@ use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, Entry, Format, Half, Hooks, Invalidation, Level,
     Mapping, Pa, Platform, Span, TableLink, Va, What,
 };
-use tablewright_machine::{Cpu, CpuState, Machine, Mapper, Outcome, RunError, Tlbi};
+use tablewright_machine::{Cpu, CpuState, Globals, Machine, Mapper, Outcome, RunError, Tlbi};
 use tablewright_machine::{Granule, Regime, Time};
 
 use super::{Dice, announce};
@@ -183,17 +183,15 @@ impl<'a> Kernel<'a, '_> {
 unsafe impl Actions for Running<'_, '_, '_> {
     fn forget(&self, what: Forget) {
         let tlbi = match what {
-            Forget::Everything | Forget::All => Tlbi::ALL,
-            Forget::Space(_) if !self.0.identified => Tlbi::ALL,
-            Forget::Space(id) => Tlbi {
-                id: Some(id),
-                ..Tlbi::ALL
-            },
-            // INVLPG drops what is remembered of tables, too.
+            // INVPCID type 2.
+            Forget::Everything => Tlbi::ALL,
+            Forget::All => Tlbi::invpcid(None, None),
+            Forget::Space(_) if !self.0.identified => Tlbi::invpcid(None, None),
+            Forget::Space(id) => Tlbi::invpcid(Some(id), None),
+            // INVLPG, an address for each leaf; what is global goes under any identifier.
             Forget::Range { id, range, .. } => Tlbi {
-                id: Some(id),
-                range: Some((range.first, range.last)),
-                ..Tlbi::ALL
+                stride: range.level.map(|level| 12 + 9 * level.height()),
+                ..Tlbi::invlpg(id, (range.first, range.last))
             },
         };
         self.0.forget_here(tlbi);
@@ -240,10 +238,14 @@ unsafe impl hyperv::Messenger for Running<'_, '_, '_> {
             let space = link.space.get();
             space.is_some_and(|space| flush.space.is_none_or(|root| root == space.root().get()))
         };
-        let ids: Vec<Option<u16>> = (links.iter().filter(of))
+        // Of all spaces it is under every identifier.
+        let mut ids: Vec<Option<u16>> = (links.iter().filter(of))
             .filter_map(|link| link.space.get())
             .map(|space| self.0.identified.then(|| space.identity().id()))
             .collect();
+        if flush.space.is_none() {
+            ids = vec![None];
+        }
         drop(links);
         for cpu in 0..self.0.flags.len() {
             let vp = (cpu as u32 * 67 + 3) % 1024;
@@ -251,7 +253,15 @@ unsafe impl hyperv::Messenger for Running<'_, '_, '_> {
                 continue;
             }
             for &id in &ids {
-                let all = Tlbi { id, ..Tlbi::ALL };
+                let all = Tlbi {
+                    id,
+                    globals: if flush.non_global_only {
+                        Globals::Spared
+                    } else {
+                        Globals::ByAddress
+                    },
+                    ..Tlbi::ALL
+                };
                 if flush.is_everything() {
                     machine.forget_on(cpu, all);
                 }
@@ -280,13 +290,20 @@ impl Hypercalls for Running<'_, '_, '_> {
 impl amd::Amd for Running<'_, '_, '_> {
     fn invlpgb(&self, operands: amd::Invlpgb) {
         let amd::Invlpgb { rax, ecx, edx } = operands;
-        let stride: u64 = if ecx >> 31 != 0 { 1 << 21 } else { 1 << 12 };
+        let large = ecx >> 31 != 0;
+        let stride = if large { 21 } else { 12 };
         let first = rax & !0xfff;
-        let last = first + (u64::from(ecx & 0xffff) + 1) * stride - 1;
+        let last = first + ((u64::from(ecx & 0xffff) + 1) << stride) - 1;
         self.broadcast(Tlbi {
             id: (rax & 2 != 0).then_some((edx >> 16) as u16),
             range: (rax & 1 != 0).then_some((first, last)),
+            stride: large.then_some(stride),
             leaves_only: rax & 16 != 0,
+            globals: if rax & 8 != 0 {
+                Globals::Included
+            } else {
+                Globals::Spared
+            },
             ..Tlbi::ALL
         });
     }
@@ -584,7 +601,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
                     machine.unload();
                     // What a load of CR3 does.
                     if !identified {
-                        self.kernel.forget_here(Tlbi::ALL);
+                        self.kernel.forget_here(Tlbi::invpcid(None, None));
                     }
                 }
                 if let Some(to) = &to {
