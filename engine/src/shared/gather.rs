@@ -76,7 +76,16 @@ pub(super) struct Count<'s> {
     counts: bool,
 }
 
-impl Count<'_> {
+impl<'s> Count<'s> {
+    /// It does not count yet.
+    #[inline(always)]
+    pub fn new(unfinished: &'s AtomicU32) -> Self {
+        Self {
+            unfinished,
+            counts: false,
+        }
+    }
+
     /// The first change is about to be made.
     #[inline(always)]
     pub fn begin(&mut self) {
@@ -94,7 +103,7 @@ impl Count<'_> {
     }
 
     /// The invalidation is complete.
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         if core::mem::take(&mut self.counts) {
             // Release: an edit that does not see it count any more finds what it has done to be forgotten.
             self.unfinished.fetch_sub(1, Ordering::Release);
@@ -118,10 +127,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Gather {
             space: self,
             flush: Flush::new(),
-            count: Count {
-                unfinished: &self.unfinished,
-                counts: false,
-            },
+            count: Count::new(&self.unfinished),
             mark: 0,
             serial: 0,
             tables: TableCache::new(),
@@ -130,10 +136,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 
     /// An edit begins, before its first change, that will be complete when it returns.
     pub(super) fn begin(&self) -> Unfinished<'_> {
-        let mut count = Count {
-            unfinished: &self.unfinished,
-            counts: false,
-        };
+        let mut count = Count::new(&self.unfinished);
         count.begin();
         Unfinished(count)
     }

@@ -32,10 +32,12 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::addr::{Address, Level};
 use crate::edit::Change;
 use crate::entry::Table;
+use crate::flush::Ranges;
 use crate::format::{Format, Kind};
 use crate::platform::Barrier;
 
-use super::{Gather, Moment, Refused, SharedPlatform, SharedSpace};
+use super::gather::Count;
+use super::{Moment, Refused, SharedPlatform, SharedSpace};
 
 /// A start is under way.
 const STARTING: u64 = 1;
@@ -76,10 +78,13 @@ impl core::error::Error for Unprotectable {}
 /// It is driven to its end, and before that no processor can write below a table that sleeps. Dropping it leaves the guest so.
 #[must_use = "the guest cannot write before it is over"]
 pub struct Protecting<'s, F: Format, P: SharedPlatform + Clone> {
+    space: &'s SharedSpace<F, P>,
     /// An edit that finds memory protected already finds it so by this, which counts from the start to the end.
-    gather: Gather<'s, F, P>,
+    count: Count<'s>,
     /// Walks from before this have to be over; then the root is protected. `None`: it is.
     since: Option<Moment>,
+    /// Some of it may be.
+    partly: bool,
 }
 
 /// What a step of [`Protecting`] has come to.
@@ -112,15 +117,14 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
 
     /// Goes on: protects the root, when the walks that began before are over, and has every processor forget.
     pub fn step(&mut self) -> Step {
-        let space = self.gather.space;
+        let space = self.space;
         let Some(since) = self.since else {
             return Step::Over;
         };
         if !space.is_quiet(since) {
             return Step::Waiting;
         }
-        // Also if it comes to a claim half-way, and is dropped then.
-        self.gather.flush.ranges.everything = true;
+        self.partly = true;
         let lulled = {
             let _walk = space.platform.enter();
             // SAFETY: the root; a walk is entered.
@@ -132,11 +136,26 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
             return Step::Waiting;
         }
         self.since = None;
-        // No table was cut off, and nothing has to be quiet.
-        let _complete = self.gather.issue().complete();
+        self.complete();
         // A walk that wakes a table from now on finds all of the root protected.
         space.generation.fetch_add(NEXT - STARTING, Release);
         Step::Over
+    }
+
+    /// Has every processor forget that it may write.
+    fn complete(&mut self) {
+        if core::mem::take(&mut self.partly) {
+            let mut ranges = Ranges::new();
+            ranges.everything = true;
+            ranges.run::<F, P>(&self.space.platform, self.space.target(true));
+        }
+        self.count.end();
+    }
+}
+
+impl<F: Format, P: SharedPlatform + Clone> Drop for Protecting<'_, F, P> {
+    fn drop(&mut self) {
+        self.complete();
     }
 }
 
@@ -159,10 +178,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         {
             return Err(Unprotectable::Busy);
         }
-        let mut gather = self.gather();
-        gather.count.begin();
+        let mut count = Count::new(&self.unfinished);
+        count.begin();
         Ok(Protecting {
-            gather,
+            space: self,
+            count,
+            partly: false,
             // A walk that starts after this moment sees the odd generation.
             since: Some(self.moment()),
         })

@@ -34,7 +34,7 @@ use tablewright::format::{Arm64K4, MAIR};
 use tablewright::linear::{Identity, LinearError, MemoryMap, SlotMemory, Slots, Window};
 use tablewright::shootdown::arm64::Encoder;
 use tablewright::{
-    Attrs, Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Span, Va,
+    Attrs, Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Span, Stale, Va, What,
 };
 use tablewright_linear::engine::{self, COARSE_ID};
 use tablewright_linear::{Fixmap, Goal, LAST_LEVEL, Technique, Techniques};
@@ -208,6 +208,18 @@ unsafe impl Platform for Machine {
             wide: false,
             stage2: false,
         };
+        // A range instruction takes pairs of pages: with an odd number one page more is forgotten, and no instruction more made.
+        if let What::Ranges(&[stale]) = flush.what
+            && stale.last - stale.first >= PAGE
+        {
+            let pages = (stale.last - stale.first) / PAGE + 1;
+            let last = stale.first + pages.next_multiple_of(2) * PAGE - 1;
+            let even = Invalidation {
+                what: What::Ranges(&[Stale { last, ..stale }]),
+                ..*flush
+            };
+            return encoder.encode(&even, tlbi::execute);
+        }
         encoder.encode(flush, tlbi::execute);
     }
 }

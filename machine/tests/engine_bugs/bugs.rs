@@ -91,7 +91,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "an unmap leaves a hole where a break is demanded",
         file: GATHER,
-        find: "self.mark = «F::frozen(serial | 1 << 43)»;",
+        find: "self.mark = «F::frozen(serial.wrapping_sub(self.space.base) | 1 << 43)»;",
         with: "0",
         rules: &["break-before-make"],
     },
@@ -247,7 +247,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "all is protected and nothing is forgotten",
         file: SLEEP,
-        find: "«self.gather.flush.ranges.everything = true;»",
+        find: "«ranges.everything = true;»",
         with: "",
         rules: &[
             "program",

@@ -15,8 +15,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a harvest does not mark again what it has passed over",
         file: LOG,
-        find: "_ => «bitmap.mark_range(run_pages)»,",
-        with: "drop(run_pages);",
+        find: "_ => «bitmap.mark_range(run)»,",
+        with: "drop(run);",
         rules: &["program"],
     },
     Bug {
