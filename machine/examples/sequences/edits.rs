@@ -1,0 +1,1188 @@
+//! The operations on spaces, and on what was gathered.
+
+// Every kind of value is forgotten and dropped, with a destructor or without.
+#![allow(clippy::forget_non_drop)]
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use tablewright::flush::Held;
+use tablewright::linear::{LinearMap, MemoryMap};
+use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, Step};
+use tablewright::{
+    Address, Attrs, EditError, Format, Gather, Half, Leaf, Level, Liveness, Mapping, Pa, Perms,
+    Progress, Span,
+};
+use tablewright_machine::Time;
+
+use super::guest::Guests;
+use super::logs;
+use super::operations::Kind;
+use super::platform::{Bug, Plat};
+use super::world::{Dice, Exclusive, Gathering, Planned, SPACES, Slot, World, take_any};
+
+/// Whether something unwinds as it is meant to.
+fn unwinds(what: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(what))
+        && !payload.is::<Planned>()
+    {
+        resume_unwind(payload);
+    }
+}
+
+impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
+    pub fn operate(&self, cpu: usize, kind: Kind, dice: &Dice) {
+        match kind {
+            Kind::Create => self.create(cpu, dice),
+            Kind::MakeLive => self.make_live(cpu, dice.index(SPACES), dice),
+            Kind::Describe => self.describe(cpu, dice),
+            Kind::Destroy => self.destroy(cpu, dice.index(SPACES), dice.below(3) > 0),
+            Kind::Share => self.share(cpu, dice),
+            Kind::Unshare => self.unshare(cpu, dice.index(SPACES)),
+            Kind::MakeGuest => self.make_guest(dice.index(SPACES)),
+            Kind::IntoSpace => self.unguest(dice.index(SPACES)),
+            Kind::MapOnce => self.map(cpu, dice, true),
+            Kind::Map => self.map(cpu, dice, false),
+            Kind::Gather => self.with_exclusive(cpu, dice, |slot, exclusive| {
+                if exclusive.gather.is_none() {
+                    exclusive.gather = Some((self.number_for(slot), exclusive.space().gather()));
+                }
+            }),
+            Kind::MapFrames => self.map_frames(cpu, dice),
+            Kind::Fork => self.fork(cpu, dice),
+            Kind::Unmap => self.unmap(cpu, dice, false),
+            Kind::UnwindUnmap => self.unmap(cpu, dice, true),
+            Kind::Protect => self.protect(cpu, dice),
+            Kind::Split => self.split(cpu, dice),
+            Kind::Collapse => self.collapse(cpu, dice),
+            Kind::Query => self.query(cpu, dice),
+            Kind::Walk => self.walk(cpu, dice),
+            Kind::Linear => self.linear(cpu, dice),
+            Kind::Issue => self.issue(cpu, dice),
+            Kind::Finish => self.finish(cpu, dice),
+            Kind::Complete => self.complete_one(cpu, dice),
+            Kind::Release => self.release(cpu, dice),
+            Kind::Settle => self.settle(cpu, dice, false),
+            Kind::UnwindSettle => self.settle(cpu, dice, true),
+            Kind::FinishCompleted => {
+                if let Some((batch, completed)) = take_any(dice, &self.local(cpu).completed) {
+                    if dice.below(4) > 0 {
+                        self.release_all(cpu, batch, |held| completed.release(held));
+                    }
+                    completed.finish(|leaf| self.out(batch, &leaf));
+                }
+            }
+            Kind::Quiet => self.quiet(cpu, dice),
+            Kind::Drop => self.lose(cpu, dice, false),
+            Kind::Forget => self.lose(cpu, dice, true),
+            Kind::SharedGather => self.with_gather(cpu, dice, |_, _| ()),
+            Kind::Tables => self.with_gather(cpu, dice, |_, it| {
+                let tables = it.gather.tables();
+                match dice.once_in(4) {
+                    true => {
+                        it.gather.release_tables();
+                        self.check(it.gather.tables() == 0, || "tables were kept".into());
+                    }
+                    false => {
+                        let count = dice.pick(&[1, 2, 4, 8, 255]);
+                        let enough = it.gather.top_up(count);
+                        let has = it.gather.tables();
+                        let right = has >= tables && enough == (has >= usize::from(count).min(8));
+                        self.check(right, || format!("{has} tables after a top-up to {count}"));
+                    }
+                }
+            }),
+            Kind::SharedMap => self.shared_map(cpu, dice),
+            Kind::MapRange => self.map_range(dice),
+            Kind::SharedUnmap => self.shared_unmap(cpu, dice, false),
+            Kind::UnwindShared => self.shared_unmap(cpu, dice, true),
+            Kind::SharedProtect => self.with_gather(cpu, dice, |world, it| {
+                if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
+                    let _refused = it.gather.protect(span, world.change(dice));
+                }
+            }),
+            Kind::Age => self.with_gather(cpu, dice, |world, it| {
+                if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
+                    let _refused = it.gather.age(span, |leaf| {
+                        world.check(leaf.attrs().accessed, || "an old leaf is young".into());
+                    });
+                }
+            }),
+            Kind::Wash => self.with_gather(cpu, dice, |world, it| {
+                if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
+                    let _refused = it.gather.wash(span, |leaf| {
+                        world.check(leaf.attrs().dirty, || "a clean leaf is dirty".into());
+                    });
+                }
+            }),
+            Kind::SharedSplit => self.with_gather(cpu, dice, |world, it| {
+                let (at, _) = world.addresses(world.slots[it.slot].base, dice);
+                let level = world.level(dice);
+                if let Err(Refused::NeedsTables(count)) =
+                    it.gather.split(F::Input::from_bits(at), level)
+                    && it.gather.top_up(count)
+                {
+                    let _refused = it.gather.split(F::Input::from_bits(at), level);
+                }
+            }),
+            Kind::SharedQuery => self.with_shared(dice, |index, space| {
+                let (at, _) = self.addresses(self.slots[index].base, dice);
+                if let Some(leaf) = space.query(F::Input::from_bits(at)) {
+                    let inside = at.wrapping_sub(leaf.input().bits()) < leaf.size();
+                    self.check(inside, || format!("{at:#x} is not in {leaf:?}"));
+                }
+            }),
+            Kind::Relax => self.with_shared(dice, |index, space| {
+                let (at, _) = self.addresses(self.slots[index].base, dice);
+                let perms = match dice.below(8) {
+                    0..=2 => Perms::empty(),
+                    3..=4 => self.attrs(dice).perms,
+                    // Fetches of what was not mapped for that are the embedder's own.
+                    _ => self.attrs(dice).perms - Perms::ANY_EXEC,
+                };
+                let _refused = space.relax(F::Input::from_bits(at), perms, dice.once_in(2));
+            }),
+            Kind::Wake => self.with_shared(dice, |index, space| {
+                let (at, _) = self.addresses(self.slots[index].base, dice);
+                let generation = space.generation();
+                let _refused = space.wake(F::Input::from_bits(at), dice.once_in(2));
+                self.check(space.generation() >= generation, || {
+                    "a generation is back".into()
+                });
+            }),
+            Kind::SharedIssue => self.shared_issue(cpu, dice),
+            Kind::SharedFinish => self.with_gather(cpu, dice, |world, it| {
+                let batch = it.batch;
+                if let Err(cut) = it.gather.finish(|leaf| world.out(batch, &leaf)) {
+                    world.release_all(cpu, it.batch, |held| cut.release(held));
+                    world.local(cpu).cuts.borrow_mut().push((it.batch, cut));
+                }
+                it.batch = world.number_for(&world.slots[it.slot]);
+                let clean = it.gather.is_clean();
+                world.check(clean, || "a gather is finished, and is not clean".into());
+            }),
+            Kind::Moment => self.with_shared(dice, |_, space| {
+                let moment = space.moment();
+                let quiet = space.is_quiet(moment);
+                let again = tablewright::shared::Moment::new(moment.get());
+                // What is over stays so.
+                self.check(!quiet || space.is_quiet(again), || {
+                    "a moment is not past any more".into()
+                });
+            }),
+            // The machine takes a table of stage 1 that takes permissions away from what is below it for one that was cut off.
+            Kind::ProtectAll if self.is_arm() && F::Input::SIGNED => {}
+            Kind::ProtectAll => self.with_shared(dice, |index, space| {
+                if let Ok(start) = space.protect_all() {
+                    self.slots[index].users.update(|users| users + 1);
+                    self.local(cpu).protecting.borrow_mut().push((index, start));
+                }
+            }),
+            Kind::ProtectStep => self.protect_step(cpu, dice),
+            Kind::Bitmaps => logs::bitmaps(self, dice),
+            Kind::Rings => logs::rings(self, dice),
+            other => G::operate(self, cpu, other, dice),
+        }
+    }
+
+    fn describe(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let space = exclusive.look();
+            let plat = space.platform();
+            let tables = space.count_tables();
+            let right = self.machine.memory().used() as u64 >= tables
+                && plat.mapper.machine().memory().first() <= space.root().get()
+                && (!F::HALVES || (space.half() == Half::Upper) == (slot.base >> 63 != 0));
+            self.check(right, || format!("{space:?} with {tables} tables"));
+            if let Some((_, gather)) = &exclusive.gather {
+                let _ = gather.is_clean();
+            }
+        });
+        self.with_shared(dice, |_, space| {
+            let same = std::ptr::eq(space.platform().control, self.control);
+            let inside = self.machine.memory().first() <= space.root().get();
+            self.check(same && inside, || "a space is not what it was".into());
+        });
+        let local = self.local(cpu);
+        for it in local.gathers.borrow().iter() {
+            let _ = (
+                it.gather.space().root(),
+                it.gather.is_clean(),
+                it.gather.tables(),
+            );
+        }
+        for (_, cut) in local.cuts.borrow().iter() {
+            let _ = cut.moment();
+        }
+    }
+
+    // ---- Exclusive edits ----
+
+    /// An edit with the gather of a space, of which there is one if there was, or as the dice say.
+    fn edit<T>(
+        &self,
+        slot: &Slot<'m, F, G>,
+        exclusive: &mut Exclusive<'m, F>,
+        what: impl FnOnce(&mut Gather<'m, F, Plat<'m>>) -> T,
+    ) -> T {
+        let (batch, mut gather) = match exclusive.gather.take() {
+            Some(it) => it,
+            None => (self.number_for(slot), exclusive.space().gather()),
+        };
+        let result = what(&mut gather);
+        exclusive.gather = Some((batch, gather));
+        result
+    }
+
+    /// What an edit leaves is often completed at once.
+    fn settle_edit(
+        &self,
+        cpu: usize,
+        slot: &Slot<'m, F, G>,
+        exclusive: &mut Exclusive<'m, F>,
+        dice: &Dice,
+    ) {
+        match dice.below(6) {
+            0..=1 => self.complete(cpu, slot, exclusive),
+            // It is finished when it is dropped. What is held leaks.
+            2 => {
+                exclusive.gather = None;
+                exclusive.touched.clear();
+                exclusive.murky = false;
+            }
+            _ => {}
+        }
+    }
+
+    /// Has everything forgotten that was done to these addresses, if it matters to what is done next.
+    ///
+    /// arm64: whether an entry needs a break is seen from what it says. What it said before, and processors remember until it
+    /// is complete, must not matter any more; and what is cut off is not mapped again before.
+    fn forget_before(
+        &self,
+        cpu: usize,
+        slot: &Slot<'m, F, G>,
+        exclusive: &mut Exclusive<'m, F>,
+        span: Span<F::Input>,
+        maps: bool,
+    ) {
+        if exclusive.look().liveness() == Liveness::Dead {
+            return;
+        }
+        // An edit may take apart the leaf that its end is in.
+        let mask = Self::BLOCK - 1;
+        let (mut first, mut last) = (span.start().bits() & !mask, span.last().bits() | mask);
+        let large = |at: u64| {
+            let segment = slot.model.borrow().segment(at);
+            segment.is_some_and(|(first, segment)| segment.last - first > 8 * Self::BLOCK)
+        };
+        if last - first > 32 * Self::BLOCK
+            || large(span.start().bits())
+            || large(span.last().bits())
+        {
+            (first, last) = (0, u64::MAX);
+        }
+        let touched = exclusive
+            .touched
+            .iter()
+            .any(|&(from, to, _)| from <= last && first <= to);
+        let spared = !self.is_arm() || maps && self.control.is(Bug::ReusesEarly);
+        if (touched || exclusive.murky) && !spared {
+            self.complete(cpu, slot, exclusive);
+        }
+        exclusive.touched.push((first, last, false));
+    }
+
+    fn mapping(&self, attrs: Attrs, dice: &Dice) -> Mapping {
+        let mut mapping = Mapping::new(attrs);
+        match dice.below(8) {
+            0..=1 => mapping = mapping.pages_only(),
+            2 => mapping = mapping.largest(self.level(dice)),
+            3 => mapping = mapping.without_runs(),
+            _ => {}
+        }
+        if dice.once_in(12) {
+            mapping = mapping.tables_deny_execution();
+        }
+        if dice.once_in(12) {
+            mapping = mapping.without_allocation();
+        }
+        mapping
+    }
+
+    fn map(&self, cpu: usize, dice: &Dice, once: bool) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let tracked = dice.once_in(2) && !slot.silent.get();
+            let mut attrs = self.attrs(dice);
+            let (span, frame) = if tracked {
+                let Some(page) = self.take_page() else { return };
+                // Code would have to be fetched anew, and what is not cached cleaned.
+                attrs.perms -= Perms::ANY_EXEC;
+                if !F::Input::SIGNED {
+                    self.machine.clean(page);
+                }
+                (self.page(slot.base, dice), page)
+            } else {
+                let Ok(span) = self.span(slot.base, dice) else {
+                    return;
+                };
+                (span, self.far(slot.base, span.start().bits(), dice))
+            };
+            let mapping = self.mapping(attrs, dice);
+            self.forget_before(cpu, slot, exclusive, span, true);
+            let mapped = if once {
+                if exclusive.gather.is_some() {
+                    self.complete(cpu, slot, exclusive);
+                }
+                let mapped = exclusive.space().map(span, frame, mapping);
+                // Its gather was finished.
+                exclusive.touched.clear();
+                exclusive.murky = false;
+                mapped
+            } else {
+                self.edit(slot, exclusive, |gather| gather.map(span, frame, mapping))
+            };
+            self.judge_map(slot, span, frame, attrs, mapped);
+            if mapped.is_err() && tracked {
+                self.give_back(frame);
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+        });
+    }
+
+    /// Pages that do not adjoin, mapped side by side.
+    fn map_frames(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let attrs = Attrs {
+                perms: self.attrs(dice).perms - Perms::ANY_EXEC,
+                ..self.attrs(dice)
+            };
+            let tracked = dice.once_in(2) && !slot.silent.get();
+            let mut frames = Vec::new();
+            for _ in 0..dice.below(4) {
+                let page = match tracked {
+                    true => self.take_page(),
+                    false => Some(self.far(slot.base, dice.below(16) * Self::PAGE, dice)),
+                };
+                let span = page.and_then(|page| Span::new(page, Self::PAGE).ok());
+                frames.extend(span);
+                if let (Some(page), true, false) = (page, tracked, F::Input::SIGNED) {
+                    self.machine.clean(page);
+                }
+            }
+            let first = match tracked {
+                true => self.page(slot.base, dice).start(),
+                false => F::Input::from_bits(self.addresses(slot.base, dice).0),
+            };
+            let size = frames.len() as u64 * Self::PAGE;
+            let span = Span::new(first, size).ok();
+            if let Some(span) = span {
+                self.forget_before(cpu, slot, exclusive, span, true);
+            }
+            let mapping = self.mapping(attrs, dice);
+            let mapped = self.edit(slot, exclusive, |gather| {
+                gather.map_frames(first, &frames, mapping)
+            });
+            match (mapped, span) {
+                (Ok(mapped), _) if mapped != size => {
+                    self.fail(format!("{mapped:#x} bytes of {size:#x} were mapped"));
+                }
+                (Ok(_), Some(span)) => {
+                    let first = span.start().bits();
+                    let mut model = slot.model.borrow_mut();
+                    let taken = model.overlaps(first, span.last().bits());
+                    self.check(!taken, || format!("{span} was mapped twice"));
+                    for (number, frame) in frames.iter().enumerate() {
+                        let at = first + number as u64 * Self::PAGE;
+                        let last = at + (Self::PAGE - 1);
+                        model.insert(at, last, frame.start().get(), attrs.perms);
+                    }
+                }
+                _ => {}
+            }
+            if let (Err(_), true) = (mapped, tracked) {
+                frames
+                    .iter()
+                    .for_each(|frame| self.give_back(frame.start()));
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+        });
+    }
+
+    /// What is mapped in one space is mapped in another as well.
+    fn fork(&self, cpu: usize, dice: &Dice) {
+        self.with_two(cpu, dice, |(slot, exclusive), (other, child)| {
+            let Ok(span) = self.span(slot.base, dice) else {
+                return;
+            };
+            if slot.silent.get() || other.silent.get() {
+                return;
+            }
+            let change = self.change(dice);
+            self.forget_before(cpu, slot, exclusive, span, false);
+            self.forget_before(cpu, other, child, span, true);
+            let mut size = 0u64;
+            let forked = self.edit(slot, exclusive, |parent| {
+                self.edit(other, child, |into| {
+                    parent.fork(span, change, into, |leaf| {
+                        size += leaf.size();
+                        self.share_page(&leaf);
+                    })
+                })
+            });
+            let (first, last) = (span.start().bits(), span.last().bits());
+            if let Ok(()) = forked {
+                let becomes = |perms| {
+                    change
+                        .apply(Attrs {
+                            perms,
+                            ..Attrs::USER_RODATA
+                        })
+                        .perms
+                };
+                let mut model = slot.model.borrow_mut();
+                model.protect(first, last, becomes);
+                let mut copy = other.model.borrow_mut();
+                let mut copied = 0;
+                for (at, segment) in model.inside(first, last) {
+                    let taken = copy.overlaps(at, segment.last);
+                    self.check(!taken, || format!("{at:#x} was taken in the child"));
+                    copy.insert(at, segment.last, segment.pa, segment.perms);
+                    copied += segment.last - at + 1;
+                }
+                self.check(copied == size, || {
+                    format!("{size:#x} bytes were said to be forked, and {copied:#x} were")
+                });
+            } else {
+                self.check(size == 0, || "a fork failed, and told of leaves".into());
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+            self.settle_edit(cpu, other, child, dice);
+        });
+    }
+
+    /// A map was refused if there is a reason, and not if there is none.
+    fn judge_map(
+        &self,
+        slot: &Slot<'m, F, G>,
+        span: Span<F::Input>,
+        frame: Pa,
+        attrs: Attrs,
+        mapped: Result<(), EditError<F::Input>>,
+    ) {
+        let (first, last) = (span.start().bits(), span.last().bits());
+        let mut model = slot.model.borrow_mut();
+        let taken = model.overlaps(first, last);
+        let aligned = span.is_aligned(F::PAGE_SHIFT) && frame.is_aligned(F::PAGE_SHIFT);
+        let beyond = frame
+            .get()
+            .checked_add(last - first)
+            .is_none_or(|end| end >> F::OUTPUT_BITS != 0);
+        let right = match mapped {
+            Ok(()) => !taken && aligned && !beyond,
+            Err(EditError::Misaligned) => !aligned,
+            Err(EditError::AlreadyMapped(at)) => model.at(at.bits()).is_some(),
+            Err(EditError::OutputOutOfRange) => beyond,
+            Err(EditError::InputOutOfRange) => !self.translates(slot, span),
+            Err(EditError::OutOfTables | EditError::NeedsTable(_)) => true,
+            Err(EditError::Denied(_)) => attrs.perms.intersects(Perms::ANY_EXEC),
+            Err(_) => false,
+        };
+        self.check(right, || {
+            format!(
+                "a map of {span} to {frame} comes to {mapped:?}, and the range is taken: {taken}"
+            )
+        });
+        if mapped.is_ok() && !taken {
+            model.insert(first, last, frame.get(), attrs.perms);
+        }
+    }
+
+    fn unmap(&self, cpu: usize, dice: &Dice, unwind: bool) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let Ok(span) = self.span(slot.base, dice) else {
+                return;
+            };
+            self.forget_before(cpu, slot, exclusive, span, false);
+            let mut room = dice.below(12);
+            let (batch, mut gather) = match exclusive.gather.take() {
+                Some(it) => it,
+                None => (self.number_for(slot), exclusive.space().gather()),
+            };
+            let early = self.control.is(Bug::FreesEarly);
+            let held = |leaf: Held<Leaf<F>>| {
+                if early {
+                    // SAFETY: what it names is reused too early, which is the bug.
+                    self.out(batch, &unsafe { leaf.assume_complete() });
+                } else {
+                    self.local(cpu).held.borrow_mut().push((batch, leaf));
+                }
+                if room == 0 {
+                    if unwind {
+                        std::panic::resume_unwind(Box::new(Planned));
+                    }
+                    return ControlFlow::Break(());
+                }
+                room -= 1;
+                ControlFlow::Continue(())
+            };
+            if unwind {
+                self.leaked.set(true);
+                if dice.once_in(2) {
+                    unwinds(|| {
+                        let _refused = gather.unmap(span, held);
+                    });
+                    exclusive.gather = Some((batch, gather));
+                } else {
+                    // The gather is dropped on the way.
+                    unwinds(move || {
+                        let _refused = gather.unmap(span, held);
+                    });
+                    exclusive.touched.clear();
+                    exclusive.murky = false;
+                }
+                self.look_anew(slot, exclusive);
+                return;
+            }
+            let progress = gather.unmap(span, held);
+            exclusive.gather = Some((batch, gather));
+            let (first, last) = (span.start().bits(), span.last().bits());
+            match progress {
+                Ok(Progress::Done) => slot.model.borrow_mut().remove(first, last),
+                Ok(Progress::Stopped(at)) => {
+                    let at = at.bits();
+                    self.check((first..=last).contains(&at), || {
+                        format!("{span} stops at {at:#x}")
+                    });
+                    if at > first {
+                        slot.model.borrow_mut().remove(first, at - 1);
+                    }
+                }
+                Err(error) => self.judge_refusal(slot, exclusive, span, error),
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+        });
+    }
+
+    /// An edit of what is mapped was refused for a reason.
+    fn judge_refusal(
+        &self,
+        slot: &Slot<'m, F, G>,
+        exclusive: &Exclusive<'m, F>,
+        span: Span<F::Input>,
+        error: EditError<F::Input>,
+    ) {
+        let own = exclusive.look().liveness() == Liveness::Own;
+        let right = match error {
+            EditError::Misaligned => !span.is_aligned(F::PAGE_SHIFT),
+            EditError::InputOutOfRange => !self.translates(slot, span),
+            EditError::NeedsBreak(_) => own && self.is_arm(),
+            EditError::OutOfTables
+            | EditError::Inexpressible(_)
+            | EditError::NoSuchLeaf
+            | EditError::Denied(_) => true,
+            _ => false,
+        };
+        self.check(right, || format!("an edit of {span} is refused: {error}"));
+    }
+
+    fn protect(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let Ok(span) = self.span(slot.base, dice) else {
+                return;
+            };
+            let change = self.change(dice);
+            self.forget_before(cpu, slot, exclusive, span, false);
+            match self.edit(slot, exclusive, |gather| gather.protect(span, change)) {
+                Ok(()) => {
+                    let becomes = |perms| {
+                        change
+                            .apply(Attrs {
+                                perms,
+                                ..Attrs::USER_RODATA
+                            })
+                            .perms
+                    };
+                    let (first, last) = (span.start().bits(), span.last().bits());
+                    slot.model.borrow_mut().protect(first, last, becomes);
+                }
+                Err(error) => self.judge_refusal(slot, exclusive, span, error),
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+        });
+    }
+
+    fn split(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let Ok(span) = self.span(slot.base, dice) else {
+                return;
+            };
+            let level = self.level(dice);
+            self.forget_before(cpu, slot, exclusive, span, false);
+            if let Err(error) = self.edit(slot, exclusive, |gather| gather.split(span, level)) {
+                self.judge_refusal(slot, exclusive, span, error);
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+        });
+    }
+
+    fn collapse(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let Ok(span) = self.span(slot.base, dice) else {
+                return;
+            };
+            let (level, runs) = (self.level(dice), dice.once_in(2));
+            self.forget_before(cpu, slot, exclusive, span, false);
+            if let Err(error) =
+                self.edit(slot, exclusive, |gather| gather.collapse(span, level, runs))
+            {
+                self.judge_refusal(slot, exclusive, span, error);
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+        });
+    }
+
+    fn query(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let (at, _) = self.addresses(slot.base, dice);
+            let leaf = exclusive.look().query(F::Input::from_bits(at));
+            let found = leaf.map(|leaf| {
+                let pa = leaf.frame().get() + (at - leaf.input().bits());
+                let fits = leaf.is_contiguous() || leaf.size() == 1 << F::shift(leaf.level());
+                let valid = F::kind(leaf.descriptor(), leaf.level()) == tablewright::Kind::Leaf;
+                self.check(fits && valid, || format!("{leaf:?} is no leaf"));
+                (pa, leaf.attrs().perms)
+            });
+            let known = slot.model.borrow().at(at);
+            self.check(found == known, || {
+                format!("{at:#x} is {known:x?}, and the engine says {found:x?}")
+            });
+        });
+    }
+
+    fn walk(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            self.compare(slot, exclusive);
+            let Ok(span) = self.span(slot.base, dice) else {
+                return;
+            };
+            let (mut before, mut room) = (None, dice.below(64));
+            let walked = exclusive.look().walk(span, |leaf| {
+                let (first, last) = (leaf.input().bits(), leaf.input().bits() + (leaf.size() - 1));
+                let meets = first <= span.last().bits() && span.start().bits() <= last;
+                let ordered = before.is_none_or(|before| before < first);
+                self.check(meets && ordered, || {
+                    format!("a walk of {span} comes to {leaf:?}")
+                });
+                before = Some(last);
+                room -= u64::from(room > 0);
+                match room {
+                    0 => ControlFlow::Break(()),
+                    _ => ControlFlow::Continue(()),
+                }
+            });
+            if let Err(error) = walked {
+                self.judge_refusal(slot, exclusive, span, error);
+            }
+        });
+    }
+
+    fn linear(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let (page, block) = (Self::PAGE, Self::BLOCK);
+            let at = |number: u64, count: u64| Span::new(Pa::new(number * page), count * page);
+            let first = dice.below(6);
+            let spans = [
+                at(first, 1 + dice.below(4)),
+                at(first + dice.below(8), 1 + dice.below(6)),
+            ];
+            let [Ok(low), Ok(high)] = spans else { return };
+            let large = Span::new(Pa::new(block), block).unwrap_or(high);
+            let ram = [low, high, large];
+            let reserved = [at(first + dice.below(8), 1).unwrap_or(low)];
+            let rest = self.attrs(dice);
+            let special = [(at(first, 1).unwrap_or(low), self.attrs(dice))];
+            let memory = MemoryMap {
+                ram: &ram[..1 + dice.index(3)],
+                reserved: &reserved[..dice.index(2)],
+                special: &special[..dice.index(2)],
+            };
+            let offset = match dice.below(8) {
+                0 => dice.pick(&[u64::MAX - 0xfff, slot.base + 0x1000, slot.base + 1]),
+                _ => slot.base + 8 * block,
+            };
+            let mapping = self.mapping(rest, dice);
+            let linear = LinearMap::new(F::Input::from_bits(offset), mapping);
+            if linear.input(low.start()).is_none() || linear.span(low).is_err() {
+                return;
+            }
+            let regions = memory.regions::<F::Input>(rest);
+            self.complete(cpu, slot, exclusive);
+            if dice.below(3) > 0 {
+                let added = dice.once_in(2).then_some(high);
+                let built = match added {
+                    Some(added) => linear.add(exclusive.space(), &memory, added),
+                    None => linear.build(exclusive.space(), &memory),
+                };
+                let Ok(regions) = regions else {
+                    return self.check(built.is_err(), || "a map was built out of order".into());
+                };
+                if built.is_ok() {
+                    let mut model = slot.model.borrow_mut();
+                    for (span, attrs) in regions {
+                        let part = match added {
+                            Some(added) => span.intersect(added),
+                            None => Some(span),
+                        };
+                        let Some(part) = part else { continue };
+                        let first = offset + part.start().get();
+                        let last = first + (part.size() - 1);
+                        let free = !model.overlaps(first, last);
+                        self.check(free, || format!("{part} was mapped over something"));
+                        model.insert(first, last, part.start().get(), attrs.perms);
+                    }
+                }
+                return;
+            }
+            let Ok(input) = linear.span(low) else { return };
+            let (first, last) = (input.start().bits(), input.last().bits());
+            self.forget_before(cpu, slot, exclusive, input, false);
+            if dice.once_in(2) {
+                let change = self.change(dice);
+                if self
+                    .edit(slot, exclusive, |gather| {
+                        linear.protect(gather, low, change)
+                    })
+                    .is_ok()
+                {
+                    let becomes = |perms| {
+                        change
+                            .apply(Attrs {
+                                perms,
+                                ..Attrs::USER_RODATA
+                            })
+                            .perms
+                    };
+                    slot.model.borrow_mut().protect(first, last, becomes);
+                }
+            } else {
+                let visit = |_| ControlFlow::Continue(());
+                match self.edit(slot, exclusive, |gather| linear.remove(gather, low, visit)) {
+                    Ok(Progress::Done) => slot.model.borrow_mut().remove(first, last),
+                    Ok(Progress::Stopped(at)) if at.bits() > first => {
+                        slot.model.borrow_mut().remove(first, at.bits() - 1);
+                    }
+                    _ => {}
+                }
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+        });
+    }
+
+    fn issue(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |_, exclusive| {
+            let root = exclusive.look().root().get();
+            let Some((batch, gather)) = exclusive.gather.take() else {
+                return;
+            };
+            // Which space it is of, to know what is complete with it.
+            let issued = (batch, root, gather.issue());
+            self.local(cpu).issued.borrow_mut().push(issued);
+            exclusive.touched.iter_mut().for_each(|it| it.2 = true);
+        });
+    }
+
+    fn finish(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            let Some((batch, mut gather)) = exclusive.gather.take() else {
+                return;
+            };
+            if dice.once_in(2) {
+                gather.flush(|leaf| self.out(batch, &leaf));
+                let clean = gather.is_clean();
+                self.check(clean, || "a gather was flushed, and is not clean".into());
+                exclusive.gather = Some((self.number_for(slot), gather));
+            } else {
+                gather.finish(|leaf| self.out(batch, &leaf));
+            }
+            exclusive.touched.clear();
+            exclusive.murky = false;
+        });
+    }
+
+    // ---- What was gathered ----
+
+    fn complete_one(&self, cpu: usize, dice: &Dice) {
+        let local = self.local(cpu);
+        if dice.once_in(2) {
+            let Some((batch, root, issued)) = take_any(dice, &local.issued) else {
+                return;
+            };
+            let completed = issued.complete();
+            local.completed.borrow_mut().push((batch, completed));
+            for slot in &self.slots {
+                let Ok(mut place) = slot.place.try_borrow_mut() else {
+                    continue;
+                };
+                if let super::world::Place::Exclusive(exclusive) = &mut *place
+                    && exclusive.look().root().get() == root
+                    && exclusive.is_of(cpu)
+                {
+                    // The completion is of what this CPU has issued before it.
+                    exclusive.touched.retain(|it| !it.2);
+                }
+            }
+        } else if let Some((batch, slot, issued)) = take_any(dice, &local.issued_beside) {
+            let cut = issued.complete();
+            self.slots[slot].users.update(|users| users - 1);
+            local.cuts.borrow_mut().push((batch, cut));
+        }
+    }
+
+    fn release(&self, cpu: usize, dice: &Dice) {
+        let local = self.local(cpu);
+        if let Some((batch, completed)) = take_any(dice, &local.completed) {
+            self.release_all(cpu, batch, |held| completed.release(held));
+            self.refuse(cpu, dice, batch, |held| completed.release(held));
+            local.completed.borrow_mut().push((batch, completed));
+        }
+        if let Some((batch, cut)) = take_any(dice, &local.cuts) {
+            self.release_all(cpu, batch, |held| cut.release(held));
+            self.refuse(cpu, dice, batch, |held| cut.release(held));
+            local.cuts.borrow_mut().push((batch, cut));
+        }
+    }
+
+    /// What is held of another flush is not released.
+    fn refuse(
+        &self,
+        cpu: usize,
+        dice: &Dice,
+        batch: u64,
+        release: impl Fn(Held<Leaf<F>>) -> Result<Leaf<F>, Held<Leaf<F>>>,
+    ) {
+        let held = &self.local(cpu).held;
+        if let Some((of, leaf)) = take_any(dice, held) {
+            match release(leaf) {
+                Ok(_) => self.check(of == batch, || "a leaf of another flush is released".into()),
+                Err(leaf) => held.borrow_mut().push((of, leaf)),
+            }
+        }
+    }
+
+    fn settle(&self, cpu: usize, dice: &Dice, unwind: bool) {
+        let local = self.local(cpu);
+        let Some((batch, mut completed)) = take_any(dice, &local.completed) else {
+            return;
+        };
+        let mut room = dice.below(8);
+        let mut visit = |leaf: Leaf<F>| {
+            self.out(batch, &leaf);
+            if room == 0 && unwind {
+                std::panic::resume_unwind(Box::new(Planned));
+            }
+            room -= u64::from(room > 0);
+            match room {
+                0 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
+        };
+        if unwind {
+            self.leaked.set(true);
+            unwinds(|| {
+                let _settled = completed.settle(&mut visit);
+            });
+        } else {
+            let _settled = completed.settle(visit);
+        }
+        local.completed.borrow_mut().push((batch, completed));
+    }
+
+    fn quiet(&self, cpu: usize, dice: &Dice) {
+        let local = self.local(cpu);
+        let Some((batch, cut)) = take_any(dice, &local.cuts) else {
+            return;
+        };
+        match cut.quiet() {
+            Ok(completed) => local.completed.borrow_mut().push((batch, completed)),
+            Err(cut) => local.cuts.borrow_mut().push((batch, cut)),
+        }
+    }
+
+    /// Drops something, or forgets it.
+    fn lose(&self, cpu: usize, dice: &Dice, forget: bool) {
+        let local = self.local(cpu);
+        macro_rules! lose {
+            ($value:expr) => {
+                match forget {
+                    true => std::mem::forget($value),
+                    false => drop($value),
+                }
+            };
+        }
+        match dice.below(8) {
+            0 => self.with_exclusive(cpu, dice, |_, exclusive| {
+                let Some((_, gather)) = exclusive.gather.take() else {
+                    return;
+                };
+                lose!(gather);
+                if forget {
+                    self.leaked.set(true);
+                    exclusive.murky = true;
+                } else {
+                    exclusive.touched.clear();
+                    exclusive.murky = false;
+                }
+            }),
+            1 => {
+                if let Some((_, _, issued)) = take_any(dice, &local.issued) {
+                    self.leaked.set(true);
+                    lose!(issued);
+                }
+            }
+            2 => {
+                if let Some((_, slot, issued)) = take_any(dice, &local.issued_beside) {
+                    self.leaked.set(true);
+                    lose!(issued);
+                    self.slots[slot].users.update(|users| users - 1);
+                }
+            }
+            3 => {
+                if let Some((_, completed)) = take_any(dice, &local.completed) {
+                    self.leaked.set(true);
+                    lose!(completed);
+                }
+            }
+            4 => {
+                if let Some((_, cut)) = take_any(dice, &local.cuts) {
+                    self.leaked.set(true);
+                    lose!(cut);
+                }
+            }
+            5 => {
+                if let Some((_, held)) = take_any(dice, &local.held) {
+                    lose!(held);
+                }
+            }
+            6 => {
+                if let Some((slot, start)) = take_any(dice, &local.protecting) {
+                    lose!(start);
+                    self.slots[slot].users.update(|users| users - 1);
+                }
+            }
+            _ => {
+                if let Some(it) = take_any(dice, &local.gathers) {
+                    // What is not quiet when it is dropped leaks as well.
+                    self.leaked.set(true);
+                    lose!(it.gather);
+                    self.slots[it.slot].users.update(|users| users - 1);
+                } else {
+                    G::lose(self, cpu, dice, forget);
+                }
+            }
+        }
+    }
+
+    // ---- Shared edits ----
+
+    /// A gather of a space that is shared: one that is there, or a new one.
+    fn with_gather(
+        &self,
+        cpu: usize,
+        dice: &Dice,
+        what: impl FnOnce(&Self, &mut Gathering<'m, F>),
+    ) {
+        let local = self.local(cpu);
+        let known = match dice.once_in(4) {
+            true => None,
+            false => take_any(dice, &local.gathers),
+        };
+        let mut it = match known {
+            Some(it) => it,
+            None => {
+                let mut made = None;
+                self.with_shared(dice, |slot, space: &'m SharedSpace<F, Plat<'m>>| {
+                    self.slots[slot].users.update(|users| users + 1);
+                    let gather = space.gather();
+                    made = Some(Gathering {
+                        slot,
+                        batch: self.number_for(&self.slots[slot]),
+                        gather,
+                    });
+                });
+                let Some(made) = made else { return };
+                made
+            }
+        };
+        what(self, &mut it);
+        local.gathers.borrow_mut().push(it);
+    }
+
+    fn shared_map(&self, cpu: usize, dice: &Dice) {
+        self.with_gather(cpu, dice, |world, it| {
+            let base = world.slots[it.slot].base;
+            let attrs = world.attrs(dice);
+            let page = match dice.once_in(2) && !world.slots[it.slot].silent.get() {
+                true => world.take_page(),
+                false => None,
+            };
+            let leaf = match page {
+                Some(page) => {
+                    let at = world.page(base, dice).start();
+                    NewLeaf::<F>::new(at, page, Level::PAGE, attrs)
+                }
+                None => {
+                    let (at, _) = world.addresses(base, dice);
+                    let level = world.level(dice);
+                    let size = match F::is_leaf_level(level) {
+                        true => 1u64 << F::shift(level),
+                        false => Self::PAGE,
+                    };
+                    let frame = world.far(base, at & !(size - 1), dice);
+                    NewLeaf::new(F::Input::from_bits(at), frame, level, attrs)
+                }
+            };
+            let Ok(leaf) = leaf else {
+                return world.check(page.is_none(), || format!("a page is refused: {leaf:?}"));
+            };
+            let _ = leaf.input();
+            let mut mapped = it.gather.map(&leaf);
+            for _ in 0..4 {
+                mapped = match mapped {
+                    Err(Refused::NeedsTables(count)) if it.gather.top_up(count) => {
+                        it.gather.map(&leaf)
+                    }
+                    Err(Refused::Larger(level)) if dice.below(4) > 0 => {
+                        let below = level.down().unwrap_or(Level::PAGE);
+                        match it.gather.split(leaf.input(), below) {
+                            Err(Refused::NeedsTables(count)) if it.gather.top_up(count) => {
+                                let _refused = it.gather.split(leaf.input(), below);
+                            }
+                            _ => {}
+                        }
+                        it.gather.map(&leaf)
+                    }
+                    other => {
+                        mapped = other;
+                        break;
+                    }
+                };
+            }
+            let mut used = true;
+            match &mapped {
+                Ok(Mapped::Replaced(leaf)) => world.out(it.batch, leaf),
+                Ok(Mapped::Installed | Mapped::Coalesced) => {}
+                Ok(Mapped::Already | Mapped::Relaxed) => {
+                    world.check(page.is_none(), || "a new page was mapped already".into());
+                    used = false;
+                }
+                Err(error) => {
+                    used = false;
+                    let right = !matches!(
+                        error,
+                        Refused::Edit(EditError::AlreadyMapped(_) | EditError::NeedsBreak(_))
+                    );
+                    world.check(right, || format!("a shared map is refused: {error}"));
+                }
+            }
+            if let (Some(page), false) = (page, used) {
+                world.give_back(page);
+            }
+        });
+    }
+
+    fn map_range(&self, dice: &Dice) {
+        self.with_shared(dice, |index, space| {
+            let base = self.slots[index].base;
+            let Ok(span) = self.span(base, dice) else {
+                return;
+            };
+            let frame = self.far(base, span.start().bits(), dice);
+            let mapping = self.mapping(self.attrs(dice), dice);
+            let mapped = space.map_range(span, frame, mapping);
+            if let Ok(bytes) = mapped {
+                self.check(bytes <= span.size(), || {
+                    format!("{bytes:#x} of {span} were mapped")
+                });
+            }
+        });
+    }
+
+    fn shared_unmap(&self, cpu: usize, dice: &Dice, unwind: bool) {
+        let early = self.control.is(Bug::FreesEarly);
+        self.with_gather(cpu, dice, |world, it| {
+            let Ok(span) = world.span(world.slots[it.slot].base, dice) else {
+                return;
+            };
+            let batch = it.batch;
+            let mut room = dice.below(12);
+            let mut held = |leaf: Held<Leaf<F>>| {
+                if early {
+                    // SAFETY: what it names is reused too early, which is the bug.
+                    world.out(batch, &unsafe { leaf.assume_complete() });
+                } else {
+                    world.local(cpu).held.borrow_mut().push((batch, leaf));
+                }
+                if room == 0 {
+                    if unwind {
+                        std::panic::resume_unwind(Box::new(Planned));
+                    }
+                    return ControlFlow::Break(());
+                }
+                room -= 1;
+                ControlFlow::Continue(())
+            };
+            if unwind {
+                unwinds(|| match dice.once_in(3) {
+                    true => {
+                        let _refused = it
+                            .gather
+                            .age(span, |_| std::panic::resume_unwind(Box::new(Planned)));
+                    }
+                    false => {
+                        let _refused = it.gather.unmap(span, &mut held);
+                    }
+                });
+                return;
+            }
+            let (first, last) = (span.start().bits(), span.last().bits());
+            if let Ok(taken) = it.gather.unmap(span, held)
+                && let Progress::Stopped(at) = taken.progress
+            {
+                let inside = (first..=last).contains(&at.bits()) && !taken.progress.is_done();
+                world.check(inside, || format!("{span} stops at {at}"));
+            }
+        });
+    }
+
+    fn shared_issue(&self, cpu: usize, dice: &Dice) {
+        self.with_gather(cpu, dice, |world, it| {
+            let issued = it.gather.issue();
+            let batch = std::mem::replace(&mut it.batch, world.number_for(&world.slots[it.slot]));
+            world.slots[it.slot].users.update(|users| users + 1);
+            let mut local = world.local(cpu).issued_beside.borrow_mut();
+            local.push((batch, it.slot, issued));
+        });
+    }
+
+    fn protect_step(&self, cpu: usize, dice: &Dice) {
+        let local = self.local(cpu);
+        let Some((slot, mut start)) = take_any(dice, &local.protecting) else {
+            return;
+        };
+        // A claim at the root that was forgotten, or is this CPU's own, would be waited for in vain.
+        let alone = self.slots[slot].users.get() == 1 && !self.leaked.get();
+        if alone && dice.once_in(2) {
+            start.drive(|| self.machine.cpu().spend(Time::ns(200)));
+            self.slots[slot].users.update(|users| users - 1);
+            return;
+        }
+        match start.step() {
+            Step::Waiting => local.protecting.borrow_mut().push((slot, start)),
+            Step::Over => {
+                drop(start);
+                self.slots[slot].users.update(|users| users - 1);
+            }
+        }
+    }
+}

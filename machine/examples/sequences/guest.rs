@@ -1,0 +1,755 @@
+//! The operations of guests, and of hosts that have pages for them.
+//!
+//! A host looks a page up after the fault, and takes it back in the order that a sweep prescribes: its own look-up gives the
+//! new answer, the sweep goes to its end and is complete, and then the page is used for something else.
+
+// Every kind of value is forgotten and dropped, with a destructor or without.
+#![allow(clippy::forget_non_drop)]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicU64;
+
+use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
+use tablewright::guest::{
+    Access, Backing, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot, SlotCell, Sweep,
+};
+use tablewright::shared::{Mapped, Refused, SharedSpace};
+use tablewright::{EditError, Format, Ipa, Memory, Pa, Perms, Span};
+use tablewright_machine::Time;
+
+use super::operations::Kind;
+use super::platform::{Bug, Plat};
+use super::world::{Dice, FAR, SPACES, World, take_any};
+
+type Tables<'m, F> = SharedSpace<F, Plat<'m>>;
+
+/// What a world does with guests, if its format translates their addresses.
+pub trait Guests<'m, F: Format>: Sized + 'm {
+    type Local: Default;
+
+    fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>>;
+    fn space(&self) -> &Tables<'m, F>;
+    fn into_space(self) -> Tables<'m, F>;
+    fn operate(world: &World<'m, F, Self>, cpu: usize, kind: Kind, dice: &Dice);
+    /// Drops something, or forgets it.
+    fn lose(world: &World<'m, F, Self>, cpu: usize, dice: &Dice, forget: bool);
+    /// All that a CPU has left comes to its end.
+    fn retire(world: &World<'m, F, Self>, cpu: usize);
+    /// The run was cut short.
+    fn forget(local: &Self::Local);
+}
+
+/// There are no guests.
+pub enum NoGuests {}
+
+impl<'m, F: Format> Guests<'m, F> for NoGuests {
+    type Local = ();
+
+    fn make(_: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
+        Err(space)
+    }
+    fn space(&self) -> &Tables<'m, F> {
+        match *self {}
+    }
+    fn into_space(self) -> Tables<'m, F> {
+        match self {}
+    }
+    fn operate(_: &World<'m, F, Self>, _: usize, _: Kind, _: &Dice) {}
+    fn lose(_: &World<'m, F, Self>, _: usize, _: &Dice, _: bool) {}
+    fn retire(_: &World<'m, F, Self>, _: usize) {}
+    fn forget((): &()) {}
+}
+
+/// From here on the host's own numbers are of memory that never moves.
+const FIXED: u64 = 1 << 60;
+/// Slots of a guest.
+const SLOTS: usize = 4;
+/// Words of its bitmap.
+const WORDS: usize = 16;
+
+/// A page that the host has, and the guest's addresses that it was looked up for.
+struct Page {
+    frame: Pa,
+    first: u64,
+    last: u64,
+}
+
+/// A guest and its host.
+pub struct Vm<'m, F: Format<Input = Ipa>> {
+    guest: Guest<'m, F, Plat<'m>>,
+    number: u64,
+    /// By the number of the host.
+    pages: RefCell<HashMap<u64, Page>>,
+    words: [AtomicU64; WORDS],
+}
+
+struct Gathering<'m, F: Format<Input = Ipa>> {
+    slot: usize,
+    batch: u64,
+    gather: Gather<'m, 'm, F, Plat<'m>>,
+}
+
+struct Sweeping<'m, F: Format<Input = Ipa>> {
+    slot: usize,
+    sweep: Sweep<'m, 'm, F, Plat<'m>>,
+    /// Pages that are free when it is over.
+    pages: Vec<Pa>,
+}
+
+/// What a CPU has of guests.
+pub struct Local<'m, F: Format<Input = Ipa>> {
+    gathers: RefCell<Vec<Gathering<'m, F>>>,
+    sweeps: RefCell<Vec<Sweeping<'m, F>>>,
+}
+
+impl<F: Format<Input = Ipa>> Default for Local<'_, F> {
+    fn default() -> Self {
+        Self {
+            gathers: RefCell::default(),
+            sweeps: RefCell::default(),
+        }
+    }
+}
+
+impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
+    type Local = Local<'m, F>;
+
+    fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
+        let cells: Box<[SlotCell]> = (0..SLOTS).map(|_| SlotCell::new()).collect();
+        // SAFETY: the world keeps the box for as long as there are guests.
+        let shared: &'m [SlotCell] = unsafe { &*std::ptr::from_ref(&*cells) };
+        world.cells.borrow_mut().push(cells);
+        Ok(Self {
+            guest: Guest::new(space, shared),
+            number: world.number(),
+            pages: RefCell::default(),
+            words: [const { AtomicU64::new(0) }; WORDS],
+        })
+    }
+
+    fn space(&self) -> &Tables<'m, F> {
+        self.guest.space()
+    }
+
+    fn into_space(self) -> Tables<'m, F> {
+        self.guest.into_space()
+    }
+
+    fn operate(world: &World<'m, F, Self>, cpu: usize, kind: Kind, dice: &Dice) {
+        let host = Host { world, cpu, dice };
+        match kind {
+            Kind::Insert => host.insert(),
+            Kind::Replace => host.replace(false),
+            Kind::Remove => host.replace(true),
+            Kind::SlotAt => host.slot_at(),
+            Kind::Request => host.request(),
+            Kind::Fault => host.fault(),
+            Kind::MapRequest => host.map_request(),
+            Kind::Reopen => host.reopen(),
+            Kind::Mark => host.mark(),
+            Kind::Harvest => host.harvest(),
+            Kind::GuestProtect => host.protect(),
+            Kind::SplitRange => host.with_gather(|_, _, it| {
+                if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
+                    it.gather.top_up(dice.below(6) as u8);
+                    let _refused = it.gather.split_range(span);
+                }
+            }),
+            Kind::Recover => host.recover(),
+            Kind::Sweep => host.sweep(),
+            Kind::TakeBack => host.take_back(),
+            Kind::SweepStep => host.sweep_step(),
+            _ => {}
+        }
+    }
+
+    fn lose(world: &World<'m, F, Self>, cpu: usize, dice: &Dice, forget: bool) {
+        let local = &world.local(cpu).guest;
+        let slot = if dice.once_in(2) {
+            let taken = take_any(dice, &local.gathers);
+            taken.map(|it| {
+                world.leaked.set(true);
+                match forget {
+                    true => std::mem::forget(it.gather),
+                    false => drop(it.gather),
+                }
+                it.slot
+            })
+        } else {
+            // Its pages are not free before the end.
+            take_any(dice, &local.sweeps).map(|it| {
+                match forget {
+                    true => std::mem::forget(it.sweep),
+                    false => drop(it.sweep),
+                }
+                it.slot
+            })
+        };
+        if let Some(slot) = slot {
+            world.slots[slot].users.update(|users| users - 1);
+        }
+    }
+
+    fn retire(world: &World<'m, F, Self>, cpu: usize) {
+        let local = &world.local(cpu).guest;
+        let sweeps = std::mem::take(&mut *local.sweeps.borrow_mut());
+        for it in sweeps {
+            world.slots[it.slot].users.update(|users| users - 1);
+        }
+        let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
+        for mut it in gathers {
+            let cut = it.gather.issue().complete();
+            world.release_all(cpu, it.batch, |held| cut.release(held));
+            world.local(cpu).cuts.borrow_mut().push((it.batch, cut));
+            drop(it.gather);
+            world.slots[it.slot].users.update(|users| users - 1);
+        }
+    }
+
+    fn forget(local: &Self::Local) {
+        std::mem::forget(local.gathers.take());
+        std::mem::forget(local.sweeps.take());
+    }
+}
+
+/// One operation of a guest's host.
+struct Host<'a, 'm, F: Format<Input = Ipa>> {
+    world: &'a World<'m, F, Vm<'m, F>>,
+    cpu: usize,
+    dice: &'a Dice,
+}
+
+impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
+    const PAGE: u64 = 1 << F::PAGE_SHIFT;
+
+    fn local(&self) -> &Local<'m, F> {
+        &self.world.local(self.cpu).guest
+    }
+
+    /// One of the guests, with the number of its place.
+    fn with_guest(&self, what: impl FnOnce(usize, &'m Vm<'m, F>)) {
+        let start = self.dice.index(SPACES);
+        let found = (0..SPACES).map(|n| (start + n) % SPACES).find_map(|index| {
+            let guest = self.world.guest_at(index)?;
+            Some((index, guest))
+        });
+        let Some((index, guest)) = found else {
+            return;
+        };
+        let users = &self.world.slots[index].users;
+        users.update(|users| users + 1);
+        what(index, guest);
+        users.update(|users| users - 1);
+    }
+
+    /// A gather of a guest.
+    fn with_gather(&self, what: impl FnOnce(&Self, &'m Vm<'m, F>, &mut Gathering<'m, F>)) {
+        self.with_guest(|slot, guest| {
+            let found = {
+                let mut gathers = self.local().gathers.borrow_mut();
+                let found = gathers.iter().position(|it| it.slot == slot);
+                found.map(|index| gathers.swap_remove(index))
+            };
+            let users = &self.world.slots[slot].users;
+            let mut it = match found {
+                Some(it) if self.dice.below(8) > 0 => it,
+                other => {
+                    self.local().gathers.borrow_mut().extend(other);
+                    users.update(|users| users + 1);
+                    Gathering {
+                        slot,
+                        batch: self.world.silent_number(),
+                        gather: guest.guest.gather(),
+                    }
+                }
+            };
+            let same = std::ptr::eq(it.gather.guest(), &guest.guest);
+            self.world
+                .check(same, || "a gather is of another guest".into());
+            what(self, guest, &mut it);
+            match self.dice.below(6) {
+                0..=1 => self.complete(&mut it),
+                2 => {
+                    let issued = it.gather.issue();
+                    let batch = std::mem::replace(&mut it.batch, self.world.silent_number());
+                    users.update(|users| users + 1);
+                    let local = self.world.local(self.cpu);
+                    let mut beside = local.issued_beside.borrow_mut();
+                    beside.push((batch, it.slot, issued));
+                }
+                _ => {}
+            }
+            self.local().gathers.borrow_mut().push(it);
+        });
+    }
+
+    /// What was gathered is forgotten.
+    fn complete(&self, it: &mut Gathering<'m, F>) {
+        let local = self.world.local(self.cpu);
+        if self.dice.once_in(2) {
+            let cut = it.gather.issue().complete();
+            self.world
+                .release_all(self.cpu, it.batch, |held| cut.release(held));
+            local.cuts.borrow_mut().push((it.batch, cut));
+        } else if let Err(cut) = it.gather.finish(|_| ()) {
+            local.cuts.borrow_mut().push((it.batch, cut));
+        }
+        it.batch = self.world.silent_number();
+    }
+
+    // ---- Slots ----
+
+    fn some_slot(&self, index: usize) -> Option<Slot> {
+        let (world, dice) = (self.world, self.dice);
+        let base = world.slots[index].base;
+        let block = Self::PAGE << F::INDEX_BITS;
+        let span = match dice.below(8) {
+            0..=2 => Span::new(Ipa::new(base + block), 8 * Self::PAGE),
+            3..=4 => Span::new(Ipa::new(base + 4 * block), (1 + dice.below(2)) * block),
+            5 => Span::new(Ipa::new(base), 16 * block),
+            _ => world.span(base, dice),
+        };
+        let guest = span.ok()?;
+        let host = match dice.once_in(2) {
+            true => FIXED + guest.start().get().wrapping_sub(base),
+            false => world.number() << 44,
+        };
+        let perms = Perms::READ | Perms::WRITE | Perms::EXEC;
+        Some(Slot {
+            perms: match dice.below(4) {
+                0 => Perms::READ,
+                1 => Perms::READ | Perms::WRITE,
+                _ => perms,
+            },
+            memory: match dice.once_in(8) && host >= FIXED {
+                true => Memory::Device,
+                false => Memory::Normal,
+            },
+            page: dice.pick(&[0, 1, Self::PAGE, block, 1 << 40]),
+            log: dice.pick(&[Log::Off, Log::Off, Log::ByFault, Log::ByHardware]),
+            ..Slot::memory(guest, host).with_id(dice.below(6) as u16)
+        })
+    }
+
+    fn insert(&self) {
+        self.with_guest(|index, guest| {
+            if let Some(slot) = self.some_slot(index)
+                && guest.guest.insert(slot).is_ok()
+            {
+                let found = guest.guest.slot(slot.guest.start());
+                let right = found.is_err() || found.is_ok_and(|found| found.guest.size() > 0);
+                self.world
+                    .check(right, || format!("{slot:?} became {found:?}"));
+            }
+        });
+    }
+
+    fn replace(&self, removes: bool) {
+        self.with_guest(|index, guest| {
+            let changed = match (removes, self.some_slot(index)) {
+                (true, _) => guest.guest.remove(self.dice.below(6) as u16),
+                (false, Some(slot)) => guest.guest.replace(slot),
+                _ => return,
+            };
+            if let Ok(sweep) = changed {
+                self.keep(index, sweep, Vec::new());
+            }
+        });
+    }
+
+    fn keep(&self, slot: usize, sweep: Sweep<'m, 'm, F, Plat<'m>>, pages: Vec<Pa>) {
+        let _ = sweep.span();
+        self.world.slots[slot].users.update(|users| users + 1);
+        let mut sweeps = self.local().sweeps.borrow_mut();
+        sweeps.push(Sweeping { slot, sweep, pages });
+    }
+
+    fn slot_at(&self) {
+        self.with_guest(|index, guest| {
+            let (at, _) = self
+                .world
+                .addresses(self.world.slots[index].base, self.dice);
+            if let Ok(slot) = guest.guest.slot(Ipa::new(at)) {
+                let inside = slot.guest.contains(Ipa::new(at));
+                self.world
+                    .check(inside, || format!("{at:#x} is not in {slot:?}"));
+            }
+        });
+    }
+
+    // ---- Faults ----
+
+    /// What the host has for a request.
+    fn look_up(&self, guest: &Vm<'m, F>, request: &Request) -> Option<Backing> {
+        let (world, dice) = (self.world, self.dice);
+        let host = request.host();
+        let perms = match dice.once_in(6) {
+            true => Perms::all() - Perms::ANY_WRITE,
+            false => Perms::all(),
+        };
+        if host >= FIXED {
+            let size = dice.pick(&[Self::PAGE, Self::PAGE << F::INDEX_BITS, 1 << 39]);
+            let frame = Pa::new(FAR + (host - FIXED));
+            return Some(Backing::new(frame, size).with_perms(perms));
+        }
+        let (key, at) = (
+            host >> F::PAGE_SHIFT,
+            request.at().get() & !(Self::PAGE - 1),
+        );
+        let known = |pages: &mut HashMap<u64, Page>| {
+            pages.get_mut(&key).map(|page| {
+                (page.first, page.last) = (page.first.min(at), page.last.max(at));
+                page.frame
+            })
+        };
+        let found = known(&mut guest.pages.borrow_mut());
+        let frame = match found {
+            Some(frame) => frame,
+            None => {
+                let frame = world.machine.take_page()?;
+                world.machine.write_page(frame);
+                let mut pages = guest.pages.borrow_mut();
+                if let Some(frame_of_other) = known(&mut pages) {
+                    drop(pages);
+                    world.machine.give_page(frame);
+                    frame_of_other
+                } else {
+                    world.host_frames.borrow_mut().insert(frame.get());
+                    let (first, last) = (at, at);
+                    pages.insert(key, Page { frame, first, last });
+                    frame
+                }
+            }
+        };
+        let inside = request.at().get() % Self::PAGE;
+        let frame = Pa::new(frame.get() + inside);
+        Some(Backing::new(frame, Self::PAGE).with_perms(perms))
+    }
+
+    fn some_fault(&self, index: usize) -> Fault {
+        let (world, dice) = (self.world, self.dice);
+        let base = world.slots[index].base;
+        let at = match dice.below(3) {
+            0 => world.addresses(base, dice).0,
+            _ => world.page(base, dice).start().get() + dice.below(Self::PAGE),
+        };
+        let access = dice.pick(&[Access::Read, Access::Write, Access::Write, Access::Execute]);
+        let fault = match dice.below(6) {
+            0 => {
+                let class = dice.pick(&[0x20, 0x24, 0x24, 0x25]);
+                let status = dice.pick(&[4, 5, 6, 7, 8, 11, 12, 13, 14, 15, 0x2b, 0x21]);
+                let esr = class << 26 | status | dice.below(8) << 6;
+                Fault::arm64(esr, at >> 12 << 4, at)
+            }
+            1 => Some(Fault::ept(dice.below(128), at)),
+            2 => Fault::nested(dice.below(32), at),
+            _ => None,
+        };
+        fault.unwrap_or(Fault::new(Ipa::new(at), access))
+    }
+
+    fn request(&self) {
+        self.with_guest(|index, guest| {
+            let fault = self.some_fault(index);
+            let Ok(request) = guest.guest.request(&fault) else {
+                return;
+            };
+            let right = request.at() == fault.at
+                && request.access() == fault.access
+                && request.slot().guest.contains(fault.at)
+                && request.tables() < 5;
+            self.world
+                .check(right, || format!("{fault:?} became {request:?}"));
+            let page = match self.dice.once_in(8) {
+                true => None,
+                false => self.look_up(guest, &request),
+            };
+            let local = self.world.local(self.cpu);
+            let mut requests = local.requests.borrow_mut();
+            requests.push((guest.number, request, page));
+        });
+    }
+
+    /// What a map has done is what it may do.
+    fn judge(&self, mapped: &Result<Mapped<F>, Refused<Ipa>>) {
+        let right = !matches!(
+            mapped,
+            Err(Refused::Edit(
+                EditError::AlreadyMapped(_)
+                    | EditError::NeedsBreak(_)
+                    | EditError::Misaligned
+                    | EditError::NoSuchLeaf
+                    | EditError::ForeignGather
+            ))
+        );
+        self.world
+            .check(right, || format!("a fault comes to {mapped:?}"));
+    }
+
+    fn fault(&self) {
+        self.with_gather(|host, guest, it| {
+            let fault = host.some_fault(it.slot);
+            let Ok(request) = guest.guest.request(&fault) else {
+                return;
+            };
+            it.gather.top_up(request.tables());
+            let Some(page) = host.look_up(guest, &request) else {
+                return;
+            };
+            let mut mapped = it.gather.map(&request, &page);
+            if let Err(Refused::NeedsTables(count)) = mapped
+                && it.gather.top_up(count)
+            {
+                mapped = it.gather.map(&request, &page);
+            }
+            host.judge(&mapped);
+            if mapped.is_ok() && request.is_logged_write() {
+                let bitmap = guest.bitmap(request.slot());
+                let at = request.at();
+                guest
+                    .guest
+                    .mark(&Marker::Bitmap(&bitmap), request.slot(), at);
+            }
+        });
+    }
+
+    fn map_request(&self) {
+        self.with_gather(|host, guest, it| {
+            let requests = &host.world.local(host.cpu).requests;
+            let Some((number, request, page)) = take_any(host.dice, requests) else {
+                return;
+            };
+            let Some(found) = page else { return };
+            let mapped = match host.dice.once_in(6) {
+                true => it.gather.recover(&request, &found).map(|_| Mapped::Already),
+                false => it.gather.map(&request, &found),
+            };
+            host.judge(&mapped);
+            let foreign = number != guest.number && mapped.is_ok() && !request.slot().log.is_on();
+            host.world.check(!foreign, || {
+                format!("{request:?} of another guest is mapped")
+            });
+            if host.dice.once_in(2) {
+                requests.borrow_mut().push((number, request, page));
+            }
+        });
+    }
+
+    fn reopen(&self) {
+        self.with_guest(|index, guest| {
+            if self.dice.once_in(4) {
+                let _refused = guest.guest.touch(&self.some_fault(index));
+                return;
+            }
+            let requests = &self.world.local(self.cpu).requests;
+            let Some((number, request, page)) = take_any(self.dice, requests) else {
+                return;
+            };
+            let reopened = guest.guest.reopen(&request);
+            let foreign = number != guest.number && reopened.is_ok();
+            self.world.check(!foreign, || {
+                format!("{request:?} of another guest is reopened")
+            });
+            requests.borrow_mut().push((number, request, page));
+        });
+    }
+
+    fn recover(&self) {
+        self.with_gather(|host, guest, it| {
+            let (at, _) = host
+                .world
+                .addresses(host.world.slots[it.slot].base, host.dice);
+            let fault = Fault::new(Ipa::new(at), Access::Read);
+            if let Ok(request) = guest.guest.request(&fault)
+                && let Some(page) = host.look_up(guest, &request)
+            {
+                let _refused = it.gather.recover(&request, &page);
+            }
+        });
+    }
+
+    // ---- Logs ----
+
+    fn mark(&self) {
+        self.with_guest(|index, guest| {
+            let (at, _) = self
+                .world
+                .addresses(self.world.slots[index].base, self.dice);
+            let at = Ipa::new(at);
+            let Ok(slot) = guest.guest.slot(at) else {
+                return;
+            };
+            let bitmap = guest.bitmap(&slot);
+            let entries = [const { RingEntry::new() }; 2];
+            let Ok(ring) = Ring::new(&entries) else {
+                return;
+            };
+            let marker = match self.dice.once_in(2) {
+                true => Marker::Bitmap(&bitmap),
+                false => Marker::Ring(&ring, slot.id),
+            };
+            for _ in 0..3 {
+                if marker.room().is_ok() {
+                    guest.guest.mark(&marker, &slot, at);
+                }
+            }
+        });
+    }
+
+    fn harvest(&self) {
+        self.with_gather(|host, guest, it| {
+            let (at, _) = host
+                .world
+                .addresses(host.world.slots[it.slot].base, host.dice);
+            let Ok(slot) = guest.guest.slot(Ipa::new(at)) else {
+                return;
+            };
+            let bitmap = guest.bitmap(&slot);
+            let count = slot.guest.size() >> F::PAGE_SHIFT;
+            let first = host.dice.below(count.min(64));
+            let end = match host.dice.below(4) {
+                0 => count + host.dice.below(2),
+                1 => host.dice.below(first + 1),
+                _ => count.min(first + 1 + host.dice.below(64)),
+            };
+            let how = Harvest::from_bits_retain(host.dice.pick(&[0, 0, 1, 2]));
+            let harvested = it
+                .gather
+                .harvest(&slot, &bitmap, first..end, how, |page, _| {
+                    host.world.check(page < count.max(64), || {
+                        format!("page {page} of {count} was written")
+                    });
+                });
+            let right = harvested.is_ok() || end > count || how.bits() == 2 || !slot.log.is_on();
+            host.world.check(right, || {
+                format!("{first}..{end} of {slot:?}: {harvested:?}")
+            });
+        });
+    }
+
+    fn protect(&self) {
+        self.with_gather(|host, guest, it| {
+            if host.dice.once_in(4) {
+                let _refused = guest.guest.protect_no_more();
+                return;
+            }
+            let (at, _) = host
+                .world
+                .addresses(host.world.slots[it.slot].base, host.dice);
+            if let Ok(slot) = guest.guest.slot(Ipa::new(at)) {
+                let first = host.dice.below(16);
+                let _refused = it.gather.protect(&slot, first..first + host.dice.below(16));
+            }
+        });
+    }
+
+    // ---- What is taken back ----
+
+    fn sweep(&self) {
+        self.with_guest(|index, guest| {
+            let span = self.world.span(self.world.slots[index].base, self.dice);
+            let sweep = match span {
+                Ok(span) if self.dice.below(3) > 0 => guest.guest.sweep(span),
+                _ => guest.guest.sweep_all(),
+            };
+            self.keep(index, sweep, Vec::new());
+        });
+    }
+
+    fn take_back(&self) {
+        self.with_guest(|index, guest| {
+            let page = {
+                let mut pages = guest.pages.borrow_mut();
+                let mut keys: Vec<u64> = pages.keys().copied().collect();
+                keys.sort_unstable();
+                match keys.is_empty() {
+                    true => None,
+                    false => pages.remove(&self.dice.pick(&keys)),
+                }
+            };
+            let Some(Page { frame, first, last }) = page else {
+                return;
+            };
+            let span = Span::inclusive(Ipa::new(first), Ipa::new(last + (Self::PAGE - 1)));
+            let Ok(span) = span else {
+                unreachable!("pages of a guest")
+            };
+            if self.world.control.is(Bug::FreesBeforeSweep) {
+                self.give(frame);
+                self.keep(index, guest.guest.sweep(span), Vec::new());
+                return;
+            }
+            self.keep(index, guest.guest.sweep(span), vec![frame]);
+        });
+    }
+
+    fn give(&self, frame: Pa) {
+        self.world.host_frames.borrow_mut().remove(&frame.get());
+        self.world.machine.give_page(frame);
+    }
+
+    fn sweep_step(&self) {
+        let Some(mut it) = take_any(self.dice, &self.local().sweeps) else {
+            return;
+        };
+        let slot = it.slot;
+        for _ in 0..1 + self.dice.below(6) {
+            let mut over = false;
+            self.with_gather(|host, guest, gathering| {
+                let own = gathering.slot == it.slot;
+                let batch = gathering.batch;
+                let mut room = host.dice.below(12);
+                let unmaps = !it.pages.is_empty() || host.dice.below(3) > 0;
+                let pass = if unmaps {
+                    it.sweep.unmap(&mut gathering.gather, |held| {
+                        let local = host.world.local(host.cpu);
+                        local.held.borrow_mut().push((batch, held));
+                        room = room.saturating_sub(1);
+                        match room {
+                            0 => ControlFlow::Break(()),
+                            _ => ControlFlow::Continue(()),
+                        }
+                    })
+                } else {
+                    let change = host.world.change(host.dice);
+                    it.sweep.protect(&mut gathering.gather, change)
+                };
+                let right = own == !matches!(pass, Err(EditError::ForeignGather));
+                let _ = guest;
+                host.world
+                    .check(right, || format!("with a gather of a guest: {pass:?}"));
+                match pass {
+                    Ok(Pass::Waiting) => host.world.machine.cpu().spend(Time::ns(300)),
+                    // What was taken away is forgotten before anything relies on it.
+                    Ok(Pass::Went) if !it.pages.is_empty() => host.complete(gathering),
+                    Ok(Pass::Went) => {}
+                    Ok(Pass::Over) => over = true,
+                    Err(EditError::ForeignGather) => {}
+                    Err(_) => over = true,
+                }
+            });
+            if over {
+                for frame in it.pages.drain(..) {
+                    self.give(frame);
+                }
+                drop(it);
+                self.world.slots[slot].users.update(|users| users - 1);
+                return;
+            }
+        }
+        self.local().sweeps.borrow_mut().push(it);
+    }
+}
+
+impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
+    /// The bitmap of a slot. All have the same words.
+    fn bitmap(&self, slot: &Slot) -> Bitmap<'_> {
+        let pages = (slot.guest.size() >> F::PAGE_SHIFT).min(64 * WORDS as u64);
+        match Bitmap::new(&self.words, pages) {
+            Ok(bitmap) => bitmap,
+            Err(error) => unreachable!("{error}"),
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! Random sequences of calls of the engine's safe functions, on the machine: run, judged, and made short.
+//!
+//! A sequence is a list of operations, each on one of two CPUs, with a number that its arguments come from. What may be
+//! wrong with them is part of it: values are kept and used late, dropped and forgotten, addresses are of any kind, tables run
+//! out, visitors unwind, and interrupts do something else in the midst of it. What must hold all the same is what the
+//! engine promises of its safe functions: no rule of the machine is broken, no page comes out twice or early, no table is
+//! lost but by what was forgotten, and a space says what was made of it.
+
+mod edits;
+mod guest;
+mod logs;
+mod model;
+pub mod operations;
+mod platform;
+mod world;
+
+use std::cell::RefCell;
+use std::panic::PanicHookInfo;
+
+use tablewright::Format;
+use tablewright_machine::trace::Sink;
+use tablewright_machine::{
+    Architecture, Granule, Machine, Memory, Ordering, Outcome, Regime, RunError, Setup, Time,
+};
+
+use guest::{Guests, NoGuests, Vm};
+use operations::{Kind, OPERATIONS, Operation};
+pub use platform::Bug;
+use platform::Control;
+use world::{Dice, World};
+
+/// The formats, and the machine that has the tables of each.
+macro_rules! formats {
+    ($($name:ident $weight:literal $input:ident $format:ty = $regime:expr;)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        enum Tables {
+            $($name,)*
+        }
+
+        impl Tables {
+            const ALL: &'static [(Self, u64)] = &[$((Self::$name, $weight),)*];
+
+            fn regime(self) -> Regime {
+                match self {
+                    $(Self::$name => $regime,)*
+                }
+            }
+
+            /// It translates virtual addresses, and not those of guests.
+            fn is_of_programs(self) -> bool {
+                match self {
+                    $(Self::$name => formats!(@is $input),)*
+                }
+            }
+
+            fn run(self, machine: &Machine, control: &Control, sequence: &Sequence) -> Result<Outcome, RunError> {
+                match self {
+                    $(Self::$name => formats!(@run $input $format, machine, control, sequence),)*
+                }
+            }
+        }
+    };
+    (@is Va) => { true };
+    (@is Ipa) => { false };
+    (@run Va $format:ty, $machine:ident, $control:ident, $sequence:ident) => {
+        run_with::<$format, NoGuests>($machine, $control, $sequence)
+    };
+    (@run Ipa $format:ty, $machine:ident, $control:ident, $sequence:ident) => {
+        run_with::<$format, Vm<'_, $format>>($machine, $control, $sequence)
+    };
+}
+
+const fn stage1(granule: Granule, wide: bool) -> Regime {
+    Regime::Arm64Stage1 { granule, wide }
+}
+
+const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back: bool) -> Regime {
+    Regime::Arm64Stage2 {
+        granule,
+        input_bits,
+        wide,
+        forced_write_back,
+    }
+}
+
+// Large tables take the host of the simulation many times as long.
+formats! {
+    K4 40 Va tablewright::format::Arm64K4 = stage1(Granule::K4, false);
+    K4Wide 12 Va tablewright::format::Arm64K4Wide = stage1(Granule::K4, true);
+    K16 8 Va tablewright::format::Arm64K16 = stage1(Granule::K16, false);
+    K16Wide 3 Va tablewright::format::Arm64K16Wide = stage1(Granule::K16, true);
+    K64 1 Va tablewright::format::Arm64K64 = stage1(Granule::K64, false);
+    K64Wide 1 Va tablewright::format::Arm64K64Wide = stage1(Granule::K64, true);
+    X4 32 Va tablewright::format::X86_64<4> = Regime::X86_64 { levels: 4 };
+    X5 12 Va tablewright::format::X86_64<5> = Regime::X86_64 { levels: 5 };
+    G4 32 Ipa tablewright::format::Stage2K4<40, false> = stage2(Granule::K4, 40, false, false);
+    G4Forced 14 Ipa tablewright::format::Stage2K4<43, true> = stage2(Granule::K4, 43, false, true);
+    G4Wide 8 Ipa tablewright::format::Stage2K4Wide<52, false> = stage2(Granule::K4, 52, true, false);
+    G16 6 Ipa tablewright::format::Stage2K16<40, true> = stage2(Granule::K16, 40, false, true);
+    G64 1 Ipa tablewright::format::Stage2K64<44, false> = stage2(Granule::K64, 44, false, false);
+    Ept4 24 Ipa tablewright::format::Ept<4> = Regime::Ept { levels: 4, mode_based: false };
+    Ept5 8 Ipa tablewright::format::Ept<5, true> = Regime::Ept { levels: 5, mode_based: true };
+    Npt4 16 Ipa tablewright::format::Npt<4> = Regime::Npt { levels: 4 };
+    Npt5 8 Ipa tablewright::format::Npt<5> = Regime::Npt { levels: 5 };
+}
+
+/// One of some things that have weights.
+fn weighted<T: Copy>(dice: &Dice, of: impl Iterator<Item = (T, u64)> + Clone) -> T {
+    let total = of.clone().map(|(_, weight)| weight).sum();
+    let mut left = dice.below(total);
+    for (thing, weight) in of {
+        if left < weight {
+            return thing;
+        }
+        left -= weight;
+    }
+    unreachable!("the weights add up to {total}")
+}
+
+/// Some kind of operation.
+fn draw(dice: &Dice) -> Kind {
+    weighted(
+        dice,
+        OPERATIONS.iter().map(|&(kind, weight, _)| (kind, weight)),
+    )
+}
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    seed: u64,
+    tables: Tables,
+    architecture: Architecture,
+    pub operations: Vec<Operation>,
+}
+
+/// Frames of each machine.
+const FRAMES: usize = 320;
+/// Where its memory begins.
+const MEMORY: u64 = 1 << 32;
+
+impl Sequence {
+    /// That of a seed. What its upper bits change is only what hardware does unasked.
+    pub fn new(seed: u64) -> Self {
+        let program = seed & ((1 << 48) - 1);
+        let dice = Dice::new(program.wrapping_mul(0xd134_2543_de82_ef95));
+        let tables = weighted(&dice, Tables::ALL.iter().copied());
+        let architecture = architecture(tables.regime(), &dice);
+        let count = 5 + dice.below(36);
+        let translates_guests = !tables.is_of_programs();
+        // What most of it is about: exclusive edits, shared ones, guests; or anything.
+        let focus = dice.below(if translates_guests { 5 } else { 3 });
+        let wanted = |kind: Kind| match focus {
+            0 => !kind.is_shared() && !kind.is_of_guest(),
+            1 => !kind.is_exclusive() && !kind.is_of_guest(),
+            2 => translates_guests || !kind.is_of_guest(),
+            _ => !kind.is_exclusive(),
+        };
+        let operation = |number: u64| {
+            let drawn = || {
+                let kinds = (0..4).map(|_| draw(&dice));
+                kinds.reduce(|kind, other| if wanted(kind) { kind } else { other })
+            };
+            // Something has to be there before the rest makes sense.
+            let kind = match (number, focus) {
+                (0, _) => Kind::Create,
+                (1, 0 | 1) => Kind::Create,
+                (2, 1) | (1, 3..) => Kind::Share,
+                (2, 3..) => Kind::MakeGuest,
+                (3..=4, 3..) => Kind::Insert,
+                _ => drawn().unwrap_or(Kind::Pause),
+            };
+            let cpu = match kind {
+                _ if number < 5 && focus > 0 => 0,
+                // Most spaces that one CPU edits are of CPU 0, and the other uses them.
+                Kind::Create => usize::from(dice.once_in(4)),
+                Kind::Access => usize::from(dice.below(4) > 0),
+                kind if kind.is_exclusive() => usize::from(dice.once_in(5)),
+                _ => dice.index(2),
+            };
+            let seed = dice.next();
+            Operation {
+                number: number as usize,
+                cpu,
+                kind,
+                seed,
+            }
+        };
+        Self {
+            seed,
+            tables,
+            architecture,
+            operations: (0..count).map(operation).collect(),
+        }
+    }
+
+    /// Those of its operations that have one of these numbers.
+    pub fn only(&mut self, numbers: &[usize]) {
+        self.operations.retain(|it| numbers.contains(&it.number));
+    }
+
+    /// How it is run again.
+    pub fn command(&self) -> String {
+        let numbers = self.operations.iter().map(|it| it.number.to_string());
+        let numbers: Vec<_> = numbers.collect();
+        format!("--seed {} --only {}", self.seed, numbers.join(","))
+    }
+
+    /// What it is about, in a line.
+    pub fn describe(&self) -> String {
+        let Architecture {
+            bbm,
+            hardware_access,
+            hardware_dirty,
+            ..
+        } = self.architecture;
+        format!(
+            "{:?}, break-before-make level {bbm}, hardware sets accessed: {hardware_access}, dirty: {hardware_dirty}",
+            self.tables
+        )
+    }
+
+    /// The shortest part of it that still goes wrong in the same way, by taking operations out as long as it does.
+    pub fn shorten(mut self, bug: Option<Bug>) -> (Self, Failure) {
+        let mut failure = self.run(bug).expect_err("it goes wrong");
+        // With other doings of the hardware, too, if these hide it.
+        let attempt = |operations: Vec<Operation>, failure: &Failure| {
+            (0..6u64).find_map(|turn| {
+                let shorter = Self {
+                    operations: operations.clone(),
+                    seed: self.seed & ((1 << 48) - 1) | turn << 48,
+                    ..self.clone()
+                };
+                let other = shorter.run(bug).err()?;
+                (other.rule == failure.rule).then_some((shorter.seed, other))
+            })
+        };
+        let mut operations = self.operations.clone();
+        let mut seed = self.seed;
+        let mut step = operations.len().div_ceil(2);
+        loop {
+            let (mut at, mut found) = (0, false);
+            while at < operations.len() {
+                let mut fewer = operations.clone();
+                fewer.drain(at..operations.len().min(at + step));
+                match attempt(fewer.clone(), &failure) {
+                    Some((with, other)) => {
+                        (operations, seed, failure, found) = (fewer, with, other, true);
+                    }
+                    None => at += step,
+                }
+            }
+            if step == 1 && !found {
+                break;
+            }
+            step = (step / 2).max(1);
+        }
+        self.operations = operations;
+        self.seed = seed;
+        (self, failure)
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// What went wrong first.
+    pub fn run(&self, bug: Option<Bug>) -> Result<(), Failure> {
+        self.run_traced(bug, None)
+    }
+
+    /// The same, with every step written to `trace` if there is one.
+    ///
+    /// # Errors
+    /// What went wrong first.
+    pub fn run_traced(&self, bug: Option<Bug>, trace: Option<Sink>) -> Result<(), Failure> {
+        thread_local! {
+            /// For each size of pages: the host need not provide them anew.
+            static MEMORIES: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
+        }
+        let shift = self.architecture.regime.page_shift();
+        let memory = MEMORIES.with_borrow_mut(|memories| {
+            let known = memories.iter().position(|it| it.page_shift() == shift);
+            known.map(|at| memories.swap_remove(at))
+        });
+        let memory = memory.unwrap_or_else(|| Memory::new(FRAMES, shift, MEMORY));
+        let mut setup = Setup::new(self.architecture.clone(), memory);
+        setup.costs = tablewright_machine::Costs {
+            entry: Time::ns(3),
+            load: Time::ns(3),
+            exchange: Time::ns(15),
+            table: Time::ns(80),
+            publish: Time::ns(20),
+            issue: Time::ns(15),
+            complete: Time::ns(300),
+            walk: Time::ns(6),
+            access: Time::ns(10),
+            exception: Time::ns(400),
+            transfer: Time::ns(60),
+            lock_take: Time::ns(15),
+            lock_hand_over: Time::ns(60),
+            clean: Time::ns(200),
+            ..tablewright_machine::Costs::default()
+        };
+        setup.scheduler.cpus = 2;
+        setup.scheduler.max_accesses = 3_000_000;
+        setup.scheduler.stack_size = 96 << 10;
+        setup.scheduler.perturbation.seed = self.seed.max(1);
+        setup.scheduler.perturbation.pause_once_in = 300;
+        setup.scheduler.perturbation.pause = Time::us(4);
+        let machine = Machine::new(setup);
+        if let Some(sink) = trace {
+            machine.trace(sink);
+        }
+        let control = Control::new(bug);
+        let outcome = self.tables.run(&machine, &control, self);
+        let violations = machine.violations();
+        MEMORIES.with_borrow_mut(|memories| memories.push(machine.into_memory()));
+        match (violations.first(), outcome) {
+            (Some(violation), _) => Err(Failure {
+                rule: violation.rule.to_string(),
+                what: violation.to_string(),
+            }),
+            (None, Err(error)) => {
+                let rule = match error {
+                    RunError::Panic { .. } => "panic",
+                    _ => "no end",
+                };
+                Err(Failure {
+                    rule: rule.to_owned(),
+                    what: format!("{rule}: {error}{}", last_panic()),
+                })
+            }
+            (None, Ok(_)) => Ok(()),
+        }
+    }
+}
+
+/// Why a sequence is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Which rule was broken first, or what else it was.
+    pub rule: String,
+    /// In a line, which begins with that.
+    pub what: String,
+}
+
+fn run_with<'m, F: Format, G: Guests<'m, F>>(
+    machine: &Machine,
+    control: &Control,
+    sequence: &Sequence,
+) -> Result<Outcome, RunError> {
+    // SAFETY: both outlive what is made of them here: the world is dropped at the end of this function, with all that
+    // borrows them, and nothing else gets hold of it.
+    let (machine, control) = unsafe {
+        let machine: &'m Machine = &*std::ptr::from_ref(machine);
+        let control: &'m Control = &*std::ptr::from_ref(control);
+        (machine, control)
+    };
+    let world = World::<'m, F, G>::new(machine, control, sequence.seed);
+    /// # Safety
+    /// 1. The pointer is to a world of these types.
+    unsafe fn interrupt<'m, F: Format, G: Guests<'m, F>>(world: *const ()) {
+        // SAFETY: by (1.).
+        unsafe { &*world.cast::<World<'m, F, G>>() }.interrupt();
+    }
+    // SAFETY: the world lives until the handler is taken away below.
+    unsafe {
+        let world = std::ptr::from_ref(&world).cast();
+        control.handle_by(Some((interrupt::<F, G>, world)));
+    }
+    let outcome = machine.run(|cpu| world.live(cpu, &sequence.operations));
+    // SAFETY: there is none any more.
+    unsafe { control.handle_by(None) };
+    if outcome.is_ok() && machine.violations().is_empty() {
+        machine.calm();
+        world.end();
+        machine.settle();
+    }
+    outcome
+}
+
+/// Hardware with or without each of the options that there are.
+fn architecture(regime: Regime, dice: &Dice) -> Architecture {
+    let base = match regime {
+        Regime::X86_64 { levels } => Architecture::x86_64(levels),
+        Regime::Ept { .. } => {
+            let flags = dice.once_in(2);
+            Architecture {
+                hardware_access: flags,
+                hardware_dirty: flags,
+                regime,
+                ..Architecture::ept()
+            }
+        }
+        Regime::Npt { .. } => Architecture {
+            regime,
+            ..Architecture::npt()
+        },
+        Regime::Arm64Stage1 { .. } | Regime::Arm64Stage2 { .. } => {
+            let hardware_access = dice.once_in(2);
+            let forced = matches!(
+                regime,
+                Regime::Arm64Stage2 {
+                    forced_write_back: true,
+                    ..
+                }
+            );
+            let nested = matches!(regime, Regime::Arm64Stage2 { .. });
+            Architecture {
+                ordering: dice.pick(&[Ordering::Base, Ordering::Ets2]),
+                bbm: dice.below(if nested { 4 } else { 3 }) as u8,
+                hardware_access,
+                hardware_dirty: hardware_access && dice.below(3) > 0,
+                invalidate_twice: dice.once_in(4),
+                permission_fault_drops_entry: dice.once_in(2),
+                forced_write_back: forced,
+                idc: forced || dice.once_in(2),
+                dic: dice.once_in(3),
+                icache_aliasing: dice.once_in(4),
+                guest: nested.then_some(stage1(Granule::K4, false)),
+                ..Architecture::arm64(regime)
+            }
+        }
+    };
+    Architecture {
+        guest: base.guest.filter(|_| dice.once_in(2)),
+        range_invalidation: dice.once_in(2),
+        invalidate_all_above: dice.pick(&[4, 33, 512]),
+        tlb_sets: 4,
+        tlb_ways: dice.pick(&[1, 2, 4]),
+        walk_cache: dice.pick(&[2, 16]),
+        ..base
+    }
+}
+
+// ---- Panics ----
+
+thread_local! {
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Where the last panic of this thread was.
+fn last_panic() -> String {
+    let place = PANIC.with_borrow_mut(Option::take);
+    place.map_or_else(String::new, |place| format!(" at {place}"))
+}
+
+/// Panics are said of sequences, and not as they come.
+pub fn silence() {
+    std::panic::set_hook(Box::new(|info: &PanicHookInfo<'_>| {
+        let place = info.location().map(ToString::to_string);
+        PANIC.with_borrow_mut(|panic| *panic = place);
+    }));
+}

@@ -1,0 +1,191 @@
+//! The operations, and for each the public functions of the engine that it calls.
+//!
+//! A function is named by the first module of its file, its type, if it has one, and its name. The test `sequences` reads
+//! the source of the engine and fails if a public function is named neither here nor among the exceptions there.
+
+/// Declares the operations, with how often each is drawn.
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident $weight:literal [$($item:literal)*];)*) => {
+        /// One kind of operation.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind {
+            $($(#[$doc])* $name,)*
+        }
+
+        /// All of them, how often each is drawn, and what each calls.
+        pub const OPERATIONS: &[(Kind, u64, &[&str])] = &[$((Kind::$name, $weight, &[$($item),*]),)*];
+    };
+}
+
+operations! {
+    // ---- Spaces ----
+    /// A new space, if there is room for one.
+    Create 6 ["space::AddressSpace::new" "space::AddressSpace::new_in" "space::AddressSpace::with_id"];
+    /// A space is made live, or the one that the code runs on.
+    MakeLive 4 ["space::AddressSpace::make_live" "space::AddressSpace::make_own"];
+    /// What a space says of itself.
+    Describe 1 [
+        "space::AddressSpace::root" "space::AddressSpace::id" "space::AddressSpace::half" "space::AddressSpace::platform"
+        "space::AddressSpace::liveness" "edit::AddressSpace::count_tables" "shared::SharedSpace::root"
+        "shared::SharedSpace::platform" "gather::Gather::is_clean" "shared::Gather::space" "shared::Gather::is_clean"
+        "shared::Gather::tables" "shared::Cut::moment"
+    ];
+    /// A space is destroyed, or refuses to be.
+    Destroy 3 ["space::AddressSpace::destroy"];
+    /// A space is shared, or refuses to be.
+    Share 6 ["shared::SharedSpace::new"];
+    /// A space that is shared is not any more.
+    Unshare 3 ["shared::SharedSpace::into_exclusive"];
+
+    // ---- Exclusive edits ----
+    /// A map by itself.
+    MapOnce 4 ["space::AddressSpace::map"];
+    /// A gather that is kept.
+    Gather 3 ["space::AddressSpace::gather"];
+    Map 9 ["edit::Gather::map"];
+    /// Pages that do not adjoin, in one map.
+    MapFrames 3 ["edit::Gather::map_frames"];
+    Unmap 7 ["edit::Gather::unmap"];
+    Protect 6 ["edit::Gather::protect" "edit::Change::apply"];
+    Split 4 ["edit::Gather::split"];
+    Collapse 4 ["edit::Gather::collapse"];
+    /// What is mapped in one space is mapped in another.
+    Fork 3 ["edit::Gather::fork"];
+    /// An unmap whose visitor unwinds.
+    UnwindUnmap 2 ["edit::Gather::unmap"];
+    Query 4 [
+        "edit::AddressSpace::query" "flush::Leaf::input" "flush::Leaf::frame" "flush::Leaf::size" "flush::Leaf::level"
+        "flush::Leaf::attrs" "flush::Leaf::is_contiguous" "flush::Leaf::descriptor"
+    ];
+    Walk 3 ["edit::AddressSpace::walk" "edit::AddressSpace::walk_all"];
+    Issue 5 ["gather::Gather::issue"];
+    Finish 5 ["gather::Gather::finish" "gather::Gather::flush"];
+    /// A map of memory at an offset: built, added to, protected, removed.
+    Linear 3 [
+        "linear::LinearMap::build" "linear::LinearMap::add" "linear::LinearMap::remove" "linear::LinearMap::protect"
+        "linear::LinearMap::input" "linear::LinearMap::span" "linear::MemoryMap::regions"
+    ];
+
+    // ---- What was gathered ----
+    Complete 5 ["flush::Issued::complete"];
+    /// What is held is released, of this flush or of another.
+    Release 5 ["flush::Completed::release" "shared::Cut::release"];
+    /// Some of the leaves are visited.
+    Settle 4 ["flush::Completed::settle"];
+    /// A visitor unwinds.
+    UnwindSettle 1 ["flush::Completed::settle"];
+    FinishCompleted 4 ["flush::Completed::finish"];
+    Quiet 4 ["shared::Cut::quiet"];
+    /// Some value that is alive is dropped.
+    Drop 4 [];
+    /// Some value that is alive is forgotten.
+    Forget 3 [];
+
+    // ---- Shared edits ----
+    SharedGather 3 ["shared::SharedSpace::gather" "guest::Guest::gather" "guest::Gather::guest" "guest::Guest::space"];
+    Tables 4 ["shared::Gather::top_up" "shared::Gather::release_tables"];
+    SharedMap 10 ["shared::Gather::map" "shared::NewLeaf::new" "shared::NewLeaf::input"];
+    MapRange 3 ["shared::SharedSpace::map_range"];
+    SharedUnmap 6 ["shared::Gather::unmap" "flush::Progress::is_done"];
+    SharedProtect 4 ["shared::Gather::protect"];
+    Age 2 ["shared::Gather::age"];
+    Wash 2 ["shared::Gather::wash"];
+    SharedSplit 3 ["shared::Gather::split"];
+    /// A visitor of an unmap, or of a look at flags, unwinds.
+    UnwindShared 2 ["shared::Gather::unmap" "shared::Gather::age"];
+    SharedQuery 3 ["shared::SharedSpace::query"];
+    Relax 3 ["shared::SharedSpace::relax"];
+    Wake 2 ["shared::SharedSpace::wake" "shared::SharedSpace::generation"];
+    SharedIssue 5 ["shared::Gather::issue"];
+    SharedFinish 5 ["shared::Gather::finish"];
+    Moment 1 ["shared::SharedSpace::moment" "shared::SharedSpace::is_quiet" "shared::Moment::new" "shared::Moment::get"];
+    ProtectAll 2 ["shared::SharedSpace::protect_all"];
+    ProtectStep 3 ["shared::Protecting::step" "shared::Protecting::drive"];
+
+    // ---- Guests ----
+    MakeGuest 5 ["guest::Guest::new"];
+    IntoSpace 1 ["guest::Guest::into_space"];
+    Insert 6 ["guest::Guest::insert"];
+    Replace 2 ["guest::Guest::replace"];
+    Remove 1 ["guest::Guest::remove"];
+    SlotAt 1 ["guest::Guest::slot"];
+    /// A fault is looked up, and its page after it.
+    Request 7 [
+        "guest::Guest::request" "guest::Fault::arm64" "guest::Fault::ept" "guest::Fault::nested" "guest::Request::slot"
+        "guest::Request::at" "guest::Request::access" "guest::Request::host" "guest::Request::tables"
+        "guest::Request::is_logged_write"
+    ];
+    /// A fault is looked up and mapped at once.
+    Fault 10 ["guest::Gather::map"];
+    /// A request is mapped: late, twice, or in another guest.
+    MapRequest 6 ["guest::Gather::map"];
+    Reopen 4 ["guest::Guest::reopen" "guest::Guest::touch"];
+    Mark 2 ["guest::Guest::mark" "dirty::Marker::room"];
+    Harvest 3 ["guest::Gather::harvest"];
+    GuestProtect 2 ["guest::Gather::protect" "guest::Guest::protect_no_more"];
+    SplitRange 2 ["guest::Gather::split_range"];
+    Recover 4 ["guest::Gather::recover"];
+    Sweep 3 ["guest::Guest::sweep" "guest::Guest::sweep_all" "guest::Sweep::span"];
+    /// The host takes a page back.
+    TakeBack 3 ["guest::Guest::sweep"];
+    /// A sweep goes on, with a gather of its guest or of another.
+    SweepStep 8 ["guest::Sweep::unmap" "guest::Sweep::protect"];
+
+    // ---- Logs by themselves ----
+    Bitmaps 1 [
+        "dirty::Bitmap::new" "dirty::Bitmap::pages" "dirty::Bitmap::mark" "dirty::Bitmap::mark_range" "dirty::Bitmap::mark_all"
+        "dirty::Bitmap::is_marked" "dirty::Bitmap::count" "dirty::Bitmap::harvest" "dirty::Flip::new" "dirty::Flip::current"
+        "dirty::Flip::turn" "dirty::Idle::quiet" "dirty::Quiet::drain"
+    ];
+    Rings 1 [
+        "dirty::Ring::new" "dirty::Ring::mark_all" "dirty::Ring::has_room" "dirty::Ring::push" "dirty::Ring::harvest"
+        "dirty::Ring::collect" "dirty::Ring::release" "dirty::Collected::len" "dirty::Collected::is_empty"
+    ];
+
+    // ---- The CPU ----
+    /// Accesses through what is mapped.
+    Access 14 [];
+    /// Another space is loaded.
+    Load 4 [];
+    /// Time passes.
+    Pause 2 [];
+}
+
+impl Kind {
+    /// Whether it is about spaces that one CPU edits.
+    pub fn is_exclusive(self) -> bool {
+        (Self::MapOnce as u8..=Self::Linear as u8).contains(&(self as u8))
+    }
+
+    /// Whether it is about spaces that are shared.
+    pub fn is_shared(self) -> bool {
+        (Self::SharedGather as u8..=Self::ProtectStep as u8).contains(&(self as u8))
+    }
+
+    /// Whether it is about guests.
+    pub fn is_of_guest(self) -> bool {
+        (Self::Insert as u8..=Self::SweepStep as u8).contains(&(self as u8))
+    }
+}
+
+/// One operation of a sequence: on which CPU, and where its arguments come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// Which it is of its sequence.
+    pub number: usize,
+    pub cpu: usize,
+    pub kind: Kind,
+    pub seed: u64,
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            number,
+            cpu,
+            kind,
+            seed,
+        } = self;
+        write!(f, "{number:>3}: CPU {cpu}: {kind:?} {seed:#x}")
+    }
+}

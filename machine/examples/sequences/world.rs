@@ -1,0 +1,1231 @@
+//! What a sequence works on: spaces, what is alive of their gathers, and what is known of what they map.
+//!
+//! Values that borrow a space are kept from operation to operation. The compiler cannot see that the space stays where it is
+//! meanwhile; so spaces are behind pointers, and what borrows one is counted: a space is taken out, or edited exclusively, only
+//! when nothing borrows it. An operation takes what it uses out of its place, and an interrupt finds only what is left.
+
+// There are few of them, and their types say what belongs together.
+#![allow(clippy::large_enum_variant, clippy::type_complexity)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+
+use tablewright::flush::{Alone, Completed, Held, Issued};
+use tablewright::guest::{Backing, Request, SlotCell};
+use tablewright::shared::{self, Beside, Cut, Protecting, SharedSpace};
+use tablewright::{
+    Address, AddressError, AddressSpace, Attrs, Change, Format, Gather, Half, Leaf, Level,
+    Liveness, Memory, Pa, Perms, Span,
+};
+use tablewright_machine::{Cpu, Fault, Machine, Request as Access, Rule, Time, Tlbi, Want};
+
+use super::guest::Guests;
+use super::model::Map;
+use super::operations::{Kind, Operation};
+use super::platform::{Bug, Control, Plat};
+
+/// Numbers that look random and are those of a seed (SplitMix64).
+pub struct Dice(Cell<u64>);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(Cell::new(seed))
+    }
+
+    pub fn next(&self) -> u64 {
+        let state = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0.set(state);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `bound`.
+    pub fn below(&self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+
+    pub fn index(&self, of: usize) -> usize {
+        self.below(of as u64) as usize
+    }
+
+    pub fn once_in(&self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    pub fn pick<T: Copy>(&self, of: &[T]) -> T {
+        of[self.index(of.len())]
+    }
+}
+
+/// The most spaces at a time.
+pub const SPACES: usize = 3;
+/// Where memory is that the machine does not have, and that any space may map.
+pub const FAR: u64 = 1 << 45;
+/// Pages in the first part of a window.
+pub const PAGES: u64 = 8;
+
+pub type SharedGather<'m, F> = shared::Gather<'m, F, Plat<'m>>;
+type Tables<'m, F> = SharedSpace<F, Plat<'m>>;
+
+/// A space that one CPU edits.
+pub struct Exclusive<'m, F: Format> {
+    space: *mut AddressSpace<F, Plat<'m>>,
+    /// What borrows it, and the number of what it has gathered.
+    pub gather: Option<(u64, Gather<'m, F, Plat<'m>>)>,
+    /// The CPU.
+    home: usize,
+    /// Addresses that were changed and are perhaps not forgotten, and whether that was issued.
+    pub touched: Vec<(u64, u64, bool)>,
+    /// A gather was forgotten, and none was complete since.
+    pub murky: bool,
+}
+
+impl<'m, F: Format> Exclusive<'m, F> {
+    /// The space, which nothing borrows: a gather is finished first.
+    pub fn space(&mut self) -> &'m mut AddressSpace<F, Plat<'m>> {
+        self.gather = None;
+        // SAFETY: the pointer is to a space that lives until `into_inner`. The gather that borrowed it is gone, or was
+        // forgotten; no other reference outlives the operation.
+        unsafe { &mut *self.space }
+    }
+
+    /// The space, to be looked at.
+    pub fn look(&self) -> &AddressSpace<F, Plat<'m>> {
+        match &self.gather {
+            Some((_, gather)) => gather,
+            // SAFETY: as in `space`; nothing borrows it.
+            None => unsafe { &*self.space },
+        }
+    }
+
+    /// Whether this CPU edits it.
+    pub fn is_of(&self, cpu: usize) -> bool {
+        self.home == cpu
+    }
+
+    fn into_inner(mut self) -> AddressSpace<F, Plat<'m>> {
+        self.gather = None;
+        // SAFETY: it came out of a box, and nothing borrows it.
+        *unsafe { Box::from_raw(self.space) }
+    }
+}
+
+/// What is in the place of a space.
+pub enum Place<'m, F: Format, G> {
+    Empty,
+    /// An operation has it.
+    Taken,
+    Exclusive(Exclusive<'m, F>),
+    Shared(*mut Tables<'m, F>),
+    Guest(*mut G),
+}
+
+/// A place for a space, with the addresses that it is used for.
+pub struct Slot<'m, F: Format, G> {
+    pub base: u64,
+    half: Half,
+    pub place: RefCell<Place<'m, F, G>>,
+    plat: Cell<Option<Plat<'m>>>,
+    /// CPUs may load it.
+    attached: Cell<bool>,
+    /// Values and operations that borrow it.
+    pub users: Cell<u32>,
+    /// Edits that began, and that ended.
+    version: Cell<u32>,
+    /// What the model says is what every CPU finds.
+    steady: Cell<bool>,
+    pub model: RefCell<Map>,
+    /// Its pages are those of a host.
+    pub silent: Cell<bool>,
+}
+
+/// A gather of a shared space.
+pub struct Gathering<'m, F: Format> {
+    pub slot: usize,
+    pub batch: u64,
+    pub gather: SharedGather<'m, F>,
+}
+
+type IssuedBeside<'m, F> = Issued<F, Plat<'m>, Beside<'m, F, Plat<'m>>>;
+
+/// What one CPU has.
+pub struct Local<'m, F: Format, L> {
+    pub loaded: Cell<Option<usize>>,
+    pub gathers: RefCell<Vec<Gathering<'m, F>>>,
+    pub issued: RefCell<Vec<(u64, u64, Issued<F, Plat<'m>, Alone>)>>,
+    pub issued_beside: RefCell<Vec<(u64, usize, IssuedBeside<'m, F>)>>,
+    pub completed: RefCell<Vec<(u64, Completed<F, Plat<'m>>)>>,
+    pub cuts: RefCell<Vec<(u64, Cut<F, Plat<'m>>)>>,
+    pub held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
+    pub protecting: RefCell<Vec<(usize, Protecting<'m, F, Plat<'m>>)>>,
+    /// The place of the guest that it was made of, and what the host has found for it.
+    pub requests: RefCell<Vec<(u64, Request, Option<Backing>)>>,
+    pub guest: L,
+}
+
+impl<F: Format, L: Default> Default for Local<'_, F, L> {
+    fn default() -> Self {
+        Self {
+            loaded: Cell::new(None),
+            gathers: RefCell::default(),
+            issued: RefCell::default(),
+            issued_beside: RefCell::default(),
+            completed: RefCell::default(),
+            cuts: RefCell::default(),
+            held: RefCell::default(),
+            protecting: RefCell::default(),
+            requests: RefCell::default(),
+            guest: L::default(),
+        }
+    }
+}
+
+/// All of it.
+pub struct World<'m, F: Format, G: Guests<'m, F>> {
+    pub machine: &'m Machine,
+    pub control: &'m Control,
+    dice: Dice,
+    pub slots: [Slot<'m, F, G>; SPACES],
+    pub locals: [Local<'m, F, G::Local>; 2],
+    /// Pages of the machine that are mapped, or about to be, by other than a guest's host; and how many times.
+    pub frames: RefCell<HashMap<u64, u32>>,
+    /// Pages of the hosts of guests, dead or alive.
+    pub host_frames: RefCell<HashSet<u64>>,
+    /// Where guests keep their slots.
+    pub cells: RefCell<Vec<Box<[SlotCell]>>>,
+    /// Tables may have been leaked, by contract.
+    pub leaked: Cell<bool>,
+    numbers: Cell<u64>,
+    /// A CPU that has to be alone.
+    solo: Cell<Option<usize>>,
+    parked: [Cell<bool>; 2],
+    done: [Cell<bool>; 2],
+    /// What was not quiet when its CPU was done.
+    later: RefCell<Vec<(u64, Cut<F, Plat<'m>>)>>,
+    later_held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
+}
+
+/// A vector's element, taken out.
+pub fn take_any<T>(dice: &Dice, from: &RefCell<Vec<T>>) -> Option<T> {
+    let mut from = from.borrow_mut();
+    let index = dice.index(from.len().max(1));
+    (index < from.len()).then(|| from.swap_remove(index))
+}
+
+/// What a visitor unwinds with.
+pub struct Planned;
+
+impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
+    pub const PAGE: u64 = 1 << F::PAGE_SHIFT;
+    pub const BLOCK: u64 = 1 << (F::PAGE_SHIFT + F::INDEX_BITS);
+
+    pub fn new(machine: &'m Machine, control: &'m Control, seed: u64) -> Self {
+        let dice = Dice::new(seed);
+        // Windows a table of blocks apart, if there is room for that.
+        let apart = F::PAGE_SHIFT + 2 * F::INDEX_BITS;
+        let apart = match apart + 2 < F::INPUT_BITS {
+            true => 1 << apart,
+            false => 16 * Self::BLOCK,
+        };
+        let slot = |number: usize| {
+            let upper = F::Input::SIGNED && dice.once_in(3);
+            let start = match (upper, F::HALVES) {
+                (false, _) => 0,
+                (true, true) => u64::MAX << F::INPUT_BITS,
+                (true, false) => u64::MAX << (F::INPUT_BITS - 1),
+            };
+            Slot {
+                base: start + number as u64 * apart,
+                half: match upper && F::HALVES {
+                    true => Half::Upper,
+                    false => Half::Lower,
+                },
+                place: RefCell::new(Place::Empty),
+                plat: Cell::new(None),
+                attached: Cell::new(false),
+                users: Cell::new(0),
+                version: Cell::new(0),
+                steady: Cell::new(false),
+                model: RefCell::default(),
+                silent: Cell::new(false),
+            }
+        };
+        Self {
+            machine,
+            control,
+            slots: [slot(0), slot(1), slot(2)],
+            dice,
+            locals: Default::default(),
+            frames: RefCell::default(),
+            host_frames: RefCell::default(),
+            cells: RefCell::default(),
+            leaked: Cell::new(false),
+            numbers: Cell::new(0),
+            solo: Cell::new(None),
+            parked: Default::default(),
+            done: Default::default(),
+            later: RefCell::default(),
+            later_held: RefCell::default(),
+        }
+    }
+
+    pub fn is_arm(&self) -> bool {
+        !self.machine.architecture().is_x86()
+    }
+
+    pub fn fail(&self, what: impl Into<String>) {
+        self.machine.report(Rule::Program, what.into());
+    }
+
+    pub fn check(&self, holds: bool, what: impl FnOnce() -> String) {
+        self.machine.check(holds, what);
+    }
+
+    /// A number that nothing else has: of a space, of what a gather has gathered. Even.
+    pub fn number(&self) -> u64 {
+        self.numbers.update(|number| number + 2);
+        self.numbers.get()
+    }
+
+    /// The same for what a gather of a guest has gathered, whose pages are its host's.
+    pub fn silent_number(&self) -> u64 {
+        self.number() | 1
+    }
+
+    /// For what is gathered in a place.
+    pub fn number_for(&self, slot: &Slot<'m, F, G>) -> u64 {
+        match slot.silent.get() {
+            true => self.silent_number(),
+            false => self.number(),
+        }
+    }
+
+    /// The platform of some space.
+    pub fn any_platform(&self) -> Option<Plat<'m>> {
+        self.slots.iter().find_map(|slot| slot.plat.get())
+    }
+
+    pub fn local(&self, cpu: usize) -> &Local<'m, F, G::Local> {
+        &self.locals[cpu]
+    }
+
+    // ---- A sequence ----
+
+    /// All operations of one CPU, and the end of what they have left.
+    pub fn live(&self, cpu: Cpu<'_>, operations: &[Operation]) {
+        let id = cpu.id();
+        for &operation in operations.iter().filter(|it| it.cpu == id) {
+            self.yield_to_solo(id);
+            self.step(id, operation, false);
+            cpu.spend(Time::ns(20 + operation.seed % 200));
+        }
+        self.retire(id);
+        self.hand_over();
+        self.done[id].set(true);
+    }
+
+    /// An interrupt: an operation in the midst of another.
+    pub fn interrupt(&self) {
+        let id = self.machine.cpu().id();
+        let kind = super::draw(&self.dice);
+        let seed = self.dice.next();
+        let operation = Operation {
+            number: 0,
+            cpu: id,
+            kind,
+            seed,
+        };
+        self.step(id, operation, true);
+    }
+
+    fn step(&self, cpu: usize, operation: Operation, nested: bool) {
+        let dice = Dice::new(operation.seed);
+        let alone = matches!(
+            operation.kind,
+            Kind::Share
+                | Kind::Unshare
+                | Kind::Destroy
+                | Kind::MakeGuest
+                | Kind::IntoSpace
+                | Kind::UnwindUnmap
+                | Kind::UnwindSettle
+                | Kind::UnwindShared
+        );
+        if nested && (alone || operation.kind == Kind::ProtectStep) {
+            return;
+        }
+        if !nested {
+            self.control.tables.set(match dice.below(6) {
+                0 => dice.below(6) as u32,
+                _ => 60,
+            });
+            if dice.once_in(4) {
+                let after = 1 + dice.below(24) as u32;
+                self.control.interrupt[cpu].set(after);
+            }
+        }
+        if alone {
+            self.enter_solo(cpu);
+        }
+        match operation.kind {
+            Kind::Pause => self.machine.cpu().spend(Time::ns(dice.below(4000))),
+            Kind::Access => (0..1 + dice.below(4)).for_each(|_| self.access(cpu, &dice)),
+            Kind::Load => self.load_at(cpu, dice.index(SPACES)),
+            kind => self.operate(cpu, kind, &dice),
+        }
+        if alone {
+            self.leave_solo();
+        }
+        if !nested {
+            self.control.interrupt[cpu].set(0);
+            self.control.tables.set(u32::MAX);
+        }
+    }
+
+    /// What this CPU has stored is seen by others.
+    fn hand_over(&self) {
+        drop(self.machine.new_lock().acquire());
+    }
+
+    fn yield_to_solo(&self, cpu: usize) {
+        while self.solo.get().is_some_and(|other| other != cpu) {
+            if !self.parked[cpu].get() {
+                self.hand_over();
+                self.parked[cpu].set(true);
+            }
+            self.machine.cpu().spend(Time::ns(500));
+            self.machine.cpu().order();
+        }
+        self.parked[cpu].set(false);
+    }
+
+    fn enter_solo(&self, cpu: usize) {
+        self.solo.set(Some(cpu));
+        let other = 1 - cpu;
+        while !self.parked[other].get() && !self.done[other].get() {
+            self.machine.cpu().spend(Time::ns(500));
+            self.machine.cpu().order();
+        }
+    }
+
+    fn leave_solo(&self) {
+        self.hand_over();
+        self.solo.set(None);
+    }
+
+    // ---- Spaces ----
+
+    pub fn create(&self, cpu: usize, dice: &Dice) {
+        let empty = |slot: &&Slot<'m, F, G>| matches!(*slot.place.borrow(), Place::Empty);
+        let Some(slot) = self.slots.iter().find(empty) else {
+            return;
+        };
+        let plat = Plat {
+            mapper: self.machine.new_space(),
+            control: self.control,
+            linked: !dice.once_in(4),
+        };
+        *slot.place.borrow_mut() = Place::Taken;
+        let space = match slot.half {
+            Half::Lower if dice.once_in(2) => AddressSpace::<F, _>::new(plat),
+            half => AddressSpace::new_in(plat, half),
+        };
+        let Some(space) = space else {
+            *slot.place.borrow_mut() = Place::Empty;
+            return;
+        };
+        // No two spaces have had the same.
+        let space = space.with_id(self.number() as u16);
+        slot.plat.set(Some(plat));
+        slot.model.borrow_mut().clear();
+        slot.silent.set(false);
+        *slot.place.borrow_mut() = Place::Exclusive(self.exclusive(cpu, space));
+        if dice.below(4) > 0 {
+            let index = self.slots.iter().position(|it| std::ptr::eq(it, slot));
+            self.make_live(cpu, index.unwrap_or_default(), dice);
+        }
+    }
+
+    fn exclusive(&self, home: usize, space: AddressSpace<F, Plat<'m>>) -> Exclusive<'m, F> {
+        Exclusive {
+            space: Box::into_raw(Box::new(space)),
+            gather: None,
+            home,
+            touched: Vec::new(),
+            murky: false,
+        }
+    }
+
+    pub fn make_live(&self, cpu: usize, index: usize, dice: &Dice) {
+        self.with_exclusive_at(cpu, index, |slot, exclusive| {
+            let space = exclusive.space();
+            let id = space.id();
+            match dice.once_in(6) {
+                true => space.make_own(),
+                false => space.make_live(),
+            }
+            let ignored = dice.once_in(4);
+            if ignored {
+                // SAFETY: it is put back at once.
+                let owned = unsafe { std::ptr::read(exclusive.space) }.with_id(id.wrapping_add(1));
+                self.check(owned.id() == id, || {
+                    "a live space has changed its identity".into()
+                });
+                // SAFETY: what was read is written back.
+                unsafe { std::ptr::write(exclusive.space, owned) };
+            }
+            self.attach(slot, exclusive.look().root(), id);
+        });
+        self.load_at(cpu, index);
+    }
+
+    fn attach(&self, slot: &Slot<'m, F, G>, root: Pa, id: u16) {
+        if let (Some(plat), false) = (slot.plat.get(), slot.attached.get()) {
+            plat.mapper.attach(root, slot.half, id);
+            slot.attached.set(true);
+        }
+    }
+
+    /// The CPU loads a space, if it can be loaded.
+    fn load_at(&self, cpu: usize, index: usize) {
+        let slot = &self.slots[index];
+        if let (Some(plat), true) = (slot.plat.get(), slot.attached.get()) {
+            plat.mapper.load();
+            self.locals[cpu].loaded.set(Some(index));
+        }
+    }
+
+    /// One of the spaces that this CPU edits.
+    pub fn with_exclusive(
+        &self,
+        cpu: usize,
+        dice: &Dice,
+        what: impl FnOnce(&Slot<'m, F, G>, &mut Exclusive<'m, F>),
+    ) {
+        let start = dice.index(SPACES);
+        let mine = |index: &usize| {
+            let place = self.slots[*index].place.borrow();
+            matches!(&*place, Place::Exclusive(it) if it.home == cpu)
+        };
+        let index = (0..SPACES).map(|n| (start + n) % SPACES).find(mine);
+        if let Some(index) = index {
+            self.with_exclusive_at(cpu, index, what);
+        }
+    }
+
+    fn with_exclusive_at(
+        &self,
+        cpu: usize,
+        index: usize,
+        what: impl FnOnce(&Slot<'m, F, G>, &mut Exclusive<'m, F>),
+    ) {
+        let slot = &self.slots[index];
+        let place = slot.place.replace(Place::Taken);
+        let mut exclusive = match place {
+            Place::Exclusive(exclusive) if exclusive.home == cpu => exclusive,
+            other => {
+                slot.place.replace(other);
+                return;
+            }
+        };
+        slot.version.update(|version| version + 1);
+        slot.steady.set(false);
+        what(slot, &mut exclusive);
+        let steady = exclusive.gather.is_none()
+            && exclusive.touched.is_empty()
+            && !exclusive.murky
+            && exclusive.look().liveness() != Liveness::Dead;
+        if steady && !self.is_arm() {
+            // Stores wait in the CPU's buffer.
+            self.hand_over();
+        }
+        slot.place.replace(Place::Exclusive(exclusive));
+        slot.version.update(|version| version + 1);
+        slot.steady.set(steady);
+    }
+
+    /// Two of the spaces that this CPU edits.
+    pub fn with_two(
+        &self,
+        cpu: usize,
+        dice: &Dice,
+        what: impl FnOnce(
+            (&Slot<'m, F, G>, &mut Exclusive<'m, F>),
+            (&Slot<'m, F, G>, &mut Exclusive<'m, F>),
+        ),
+    ) {
+        let first = dice.index(SPACES);
+        let second = (first + 1 + dice.index(SPACES - 1)) % SPACES;
+        self.with_exclusive_at(cpu, first, |one, mine| {
+            self.with_exclusive_at(cpu, second, |other, its| what((one, mine), (other, its)));
+        });
+    }
+
+    /// One of the spaces that are shared, with its place.
+    pub fn with_shared(&self, dice: &Dice, what: impl FnOnce(usize, &'m Tables<'m, F>)) {
+        let start = dice.index(SPACES);
+        let found = (0..SPACES).map(|n| (start + n) % SPACES).find_map(|index| {
+            let tables = self.tables_at(index)?;
+            Some((index, tables))
+        });
+        let Some((index, tables)) = found else { return };
+        self.slots[index].users.update(|users| users + 1);
+        what(index, tables);
+        self.slots[index].users.update(|users| users - 1);
+    }
+
+    fn tables_at(&self, index: usize) -> Option<&'m Tables<'m, F>> {
+        match *self.slots[index].place.borrow() {
+            // SAFETY: it lives until nothing borrows it, which is counted.
+            Place::Shared(tables) => Some(unsafe { &*tables }),
+            // SAFETY: as before.
+            Place::Guest(guest) => Some(unsafe { &*guest }.space()),
+            _ => None,
+        }
+    }
+
+    pub fn guest_at(&self, index: usize) -> Option<&'m G> {
+        match *self.slots[index].place.borrow() {
+            // SAFETY: it lives until nothing borrows it, which is counted.
+            Place::Guest(guest) => Some(unsafe { &*guest }),
+            _ => None,
+        }
+    }
+
+    pub fn share(&self, cpu: usize, dice: &Dice) {
+        let index = dice.index(SPACES);
+        let slot = &self.slots[index];
+        let place = slot.place.replace(Place::Taken);
+        let exclusive = match place {
+            Place::Exclusive(exclusive) if exclusive.home == cpu => exclusive,
+            other => {
+                slot.place.replace(other);
+                return;
+            }
+        };
+        slot.version.update(|version| version + 1);
+        slot.steady.set(false);
+        let (root, id) = (exclusive.look().root(), exclusive.look().id());
+        let own = exclusive.look().liveness() == Liveness::Own;
+        let (touched, murky) = (exclusive.touched.clone(), exclusive.murky);
+        match SharedSpace::new(exclusive.into_inner()) {
+            Ok(shared) => {
+                self.check(!own, || "a space was shared that is the code's own".into());
+                self.attach(slot, root, id);
+                let shared = Box::into_raw(Box::new(shared));
+                slot.place.replace(Place::Shared(shared));
+                self.load_at(cpu, index);
+            }
+            Err(space) => {
+                self.check(own, || "a space was not shared".into());
+                let mut exclusive = self.exclusive(cpu, space);
+                exclusive.touched = touched;
+                exclusive.murky = murky;
+                slot.place.replace(Place::Exclusive(exclusive));
+            }
+        }
+    }
+
+    pub fn unshare(&self, cpu: usize, index: usize) {
+        let slot = &self.slots[index];
+        let shared = match *slot.place.borrow() {
+            Place::Shared(shared) if slot.users.get() == 0 => shared,
+            _ => return,
+        };
+        slot.place.replace(Place::Taken);
+        // SAFETY: it came out of a box, and nothing borrows it.
+        let space = unsafe { Box::from_raw(shared) }.into_exclusive();
+        let exclusive = self.exclusive(cpu, space);
+        self.look_anew(slot, &exclusive);
+        slot.place.replace(Place::Exclusive(exclusive));
+    }
+
+    /// The model is made of what the engine says.
+    pub fn look_anew(&self, slot: &Slot<'m, F, G>, exclusive: &Exclusive<'m, F>) {
+        let mut model = Map::default();
+        exclusive.look().walk_all(|leaf| {
+            let first = leaf.input().bits();
+            let perms = leaf.attrs().perms;
+            model.insert(first, first + (leaf.size() - 1), leaf.frame().get(), perms);
+        });
+        slot.model.replace(model);
+    }
+
+    pub fn make_guest(&self, index: usize) {
+        let slot = &self.slots[index];
+        let shared = match *slot.place.borrow() {
+            Place::Shared(shared) if slot.users.get() == 0 => shared,
+            _ => return,
+        };
+        // SAFETY: it came out of a box, and nothing borrows it.
+        let made = G::make(self, *unsafe { Box::from_raw(shared) });
+        slot.place.replace(match made {
+            Ok(guest) => {
+                slot.silent.set(true);
+                Place::Guest(Box::into_raw(Box::new(guest)))
+            }
+            Err(space) => Place::Shared(Box::into_raw(Box::new(space))),
+        });
+    }
+
+    pub fn unguest(&self, index: usize) {
+        let slot = &self.slots[index];
+        let guest = match *slot.place.borrow() {
+            Place::Guest(guest) if slot.users.get() == 0 => guest,
+            _ => return,
+        };
+        // SAFETY: it came out of a box, and nothing borrows it.
+        let space = unsafe { Box::from_raw(guest) }.into_space();
+        slot.place
+            .replace(Place::Shared(Box::into_raw(Box::new(space))));
+    }
+
+    /// A live space refuses; one that no CPU uses is taken down.
+    pub fn destroy(&self, cpu: usize, index: usize, refuses: bool) {
+        let slot = &self.slots[index];
+        let place = slot.place.replace(Place::Taken);
+        let mut exclusive = match place {
+            Place::Exclusive(exclusive) if exclusive.home == cpu => exclusive,
+            other => {
+                slot.place.replace(other);
+                return;
+            }
+        };
+        let dead = exclusive.look().liveness() == Liveness::Dead;
+        if refuses && !dead {
+            let (touched, murky) = (std::mem::take(&mut exclusive.touched), exclusive.murky);
+            match exclusive.into_inner().destroy(|_| ()) {
+                Ok(()) => self.fail("a live space was destroyed"),
+                Err(space) => {
+                    exclusive = self.exclusive(cpu, space);
+                    exclusive.touched = touched;
+                    exclusive.murky = murky;
+                    slot.place.replace(Place::Exclusive(exclusive));
+                }
+            }
+            return;
+        }
+        self.complete(cpu, slot, &mut exclusive);
+        self.compare(slot, &exclusive);
+        slot.version.update(|version| version + 1);
+        slot.steady.set(false);
+        let mut space = exclusive.into_inner();
+        if let (Some(plat), true) = (slot.plat.get(), slot.attached.replace(false)) {
+            plat.mapper.detach();
+            for local in &self.locals {
+                if local.loaded.get() == Some(index) {
+                    local.loaded.set(None);
+                }
+            }
+            self.machine.dsb_stores();
+            self.machine.tlbi(Tlbi::ALL);
+            self.machine.dsb();
+        }
+        // SAFETY: no processor has the root loaded, and everything is forgotten.
+        unsafe { space.make_dead() };
+        let batch = u64::from(slot.silent.get());
+        let destroyed = space.destroy(|leaf| self.out(batch, &leaf));
+        self.check(destroyed.is_ok(), || {
+            "a dead space was not destroyed".into()
+        });
+        slot.plat.set(None);
+        slot.place.replace(Place::Empty);
+    }
+
+    /// What the engine says of a space is what the model says.
+    pub fn compare(&self, slot: &Slot<'m, F, G>, exclusive: &Exclusive<'m, F>) {
+        let model = slot.model.borrow();
+        let mut size = 0u64;
+        let mut other = None;
+        exclusive.look().walk_all(|leaf| {
+            let first = leaf.input().bits();
+            let last = first + (leaf.size() - 1);
+            size = size.wrapping_add(leaf.size());
+            let (frame, perms) = (leaf.frame().get(), leaf.attrs().perms);
+            let ends = [(first, frame), (last, frame + (leaf.size() - 1))];
+            if ends
+                .iter()
+                .any(|&(at, pa)| model.at(at) != Some((pa, perms)))
+            {
+                other = other.or(Some((first, last, frame, perms, model.at(first))));
+            }
+        });
+        if let Some(other) = other {
+            self.fail(format!("the space and the model disagree: {other:x?}"));
+        }
+        self.check(size == model.size(), || {
+            format!(
+                "{size:#x} bytes are mapped, and should be {:#x}",
+                model.size()
+            )
+        });
+    }
+
+    // ---- Pages ----
+
+    /// A page of the machine, which is to be mapped once.
+    pub fn take_page(&self) -> Option<Pa> {
+        let page = self.machine.take_page()?;
+        self.machine.write_page(page);
+        self.frames.borrow_mut().insert(page.get(), 1);
+        Some(page)
+    }
+
+    /// A page is mapped once more.
+    pub fn share_page(&self, leaf: &Leaf<F>) {
+        for page in self.pages_of(leaf) {
+            if let Some(users) = self.frames.borrow_mut().get_mut(&page) {
+                *users += 1;
+            }
+        }
+    }
+
+    /// One use of a page less. Whether there was one; after the last, it is free again.
+    fn release_page(&self, page: u64) -> bool {
+        let mut frames = self.frames.borrow_mut();
+        let Some(users) = frames.get_mut(&page) else {
+            return false;
+        };
+        *users -= 1;
+        if *users > 0 {
+            return true;
+        }
+        frames.remove(&page);
+        drop(frames);
+        self.machine.give_page(Pa::new(page));
+        if self.control.is(Bug::FreesTwice) {
+            self.machine.give_page(Pa::new(page));
+        }
+        true
+    }
+
+    /// A page that was not mapped after all.
+    pub fn give_back(&self, page: Pa) {
+        let known = self.release_page(page.get());
+        self.check(known, || format!("{page} was not mapped, and has come out"));
+    }
+
+    /// The pages of the machine that a leaf leads to.
+    fn pages_of(&self, leaf: &Leaf<F>) -> impl Iterator<Item = u64> + use<'m, F, G> {
+        let memory = self.machine.memory();
+        let first = leaf.frame().get();
+        let size = match (memory.first()..memory.end()).contains(&first) {
+            true => leaf.size(),
+            false => 0,
+        };
+        (first..first + size).step_by(Self::PAGE as usize)
+    }
+
+    /// A leaf has come out: its pages are free again, once each has as often as it was mapped.
+    pub fn out(&self, batch: u64, leaf: &Leaf<F>) {
+        if batch & 1 != 0 {
+            // A host knows by itself which of its pages are free.
+            return;
+        }
+        for page in self.pages_of(leaf) {
+            let known = self.release_page(page);
+            self.check(known, || {
+                format!("the page {page:#x} has come out twice, or was never mapped")
+            });
+        }
+    }
+
+    // ---- Arguments ----
+
+    /// Whether the space in a place translates these addresses, said in another way than the engine does.
+    pub fn translates(&self, slot: &Slot<'m, F, G>, span: Span<F::Input>) -> bool {
+        let (first, last) = (span.start().bits(), span.last().bits());
+        let bits = F::INPUT_BITS - u32::from(F::Input::SIGNED && !F::HALVES);
+        let lower = last >> bits == 0;
+        let upper = F::Input::SIGNED && first >= u64::MAX << bits;
+        match F::HALVES {
+            true if slot.half == Half::Upper => upper,
+            true => lower,
+            false => lower || upper,
+        }
+    }
+
+    /// Some addresses of a window, or near it, or nowhere: the first and the size.
+    pub fn addresses(&self, base: u64, dice: &Dice) -> (u64, u64) {
+        let (page, block) = (Self::PAGE, Self::BLOCK);
+        let run = page << F::contiguous(Level::PAGE).max(2);
+        let bits = F::INPUT_BITS;
+        match dice.below(28) {
+            0..=11 => {
+                let (first, count) = (dice.below(PAGES), 1 + dice.below(4));
+                (base + block + first * page, count * page)
+            }
+            12..=20 => {
+                let cuts = [
+                    0,
+                    page,
+                    run,
+                    2 * run,
+                    block - run,
+                    block,
+                    block + page,
+                    block + run,
+                    2 * block,
+                ];
+                let first = dice.index(cuts.len() - 1);
+                let end = first + 1 + dice.index(cuts.len() - 1 - first);
+                (base + 4 * block + cuts[first], cuts[end] - cuts[first])
+            }
+            21 => (base, 16 * block),
+            22 => {
+                let askew = dice.pick(&[1, 0x800, 1 << 12, page / 2]);
+                match dice.once_in(2) {
+                    true => (base + block + askew, page),
+                    false => (base + block, page + askew),
+                }
+            }
+            23 => {
+                // A whole entry of the root.
+                let size = 1u64 << F::shift(F::root_level());
+                (base & !(size - 1), size)
+            }
+            24 => match bits {
+                64.. => (base, page),
+                _ => (
+                    base & (u64::MAX << bits),
+                    1 << (bits - u32::from(F::Input::SIGNED && !F::HALVES)),
+                ),
+            },
+            25 => {
+                let end = (1u64 << bits) - dice.below(3) * page;
+                (end, page * (1 + dice.below(3)))
+            }
+            26 => (!base & !(page - 1), page),
+            _ => dice.pick(&[
+                (base + block, 0),
+                (u64::MAX << 12, 1 << 12),
+                (0, 1 << 63),
+                (1 << 63, 1 << 63),
+                (1 << (bits - 1), page),
+                (u64::MAX - 0xfff, 0x2000),
+            ]),
+        }
+    }
+
+    pub fn span(&self, base: u64, dice: &Dice) -> Result<Span<F::Input>, AddressError> {
+        let (first, size) = self.addresses(base, dice);
+        match dice.once_in(3) {
+            true => Span::inclusive(
+                F::Input::from_bits(first),
+                F::Input::from_bits(first.wrapping_add(size).wrapping_sub(1)),
+            ),
+            false => Span::new(F::Input::from_bits(first), size),
+        }
+    }
+
+    /// One of the pages of a window.
+    pub fn page(&self, base: u64, dice: &Dice) -> Span<F::Input> {
+        let first = base + Self::BLOCK + dice.below(PAGES) * Self::PAGE;
+        match Span::new(F::Input::from_bits(first), Self::PAGE) {
+            Ok(span) => span,
+            Err(error) => unreachable!("a page of a window: {error}"),
+        }
+    }
+
+    /// Memory for some addresses that the machine does not have; rarely none that there can be.
+    pub fn far(&self, base: u64, first: u64, dice: &Dice) -> Pa {
+        let right = FAR + (first.wrapping_sub(base) & ((1 << 44) - 1));
+        Pa::new(match dice.below(24) {
+            0 => dice.pick(&[
+                right + 0x800,
+                right + 0x1000,
+                1 << 52,
+                u64::MAX - 0xfff,
+                (1 << F::OUTPUT_BITS) - Self::PAGE,
+            ]),
+            _ => right,
+        })
+    }
+
+    pub fn level(&self, dice: &Dice) -> Level {
+        match dice.below(12) {
+            0..=4 => Level::PAGE,
+            5..=8 => Level::new(1),
+            9..=10 => Level::new(2),
+            _ => Level::new(dice.pick(&[3, 4, 5, 7, 63, 64, 255])),
+        }
+    }
+
+    pub fn attrs(&self, dice: &Dice) -> Attrs {
+        let base = match F::Input::SIGNED {
+            true => dice.pick(&[
+                Attrs::KERNEL_DATA,
+                Attrs::USER_DATA,
+                Attrs::USER_DATA,
+                Attrs::KERNEL_RODATA,
+                Attrs::USER_RODATA,
+            ]),
+            false => Attrs::GUEST_MEMORY.with_perms(
+                dice.pick(&[
+                    Perms::READ.union(Perms::WRITE).and_user(),
+                    Perms::READ
+                        .union(Perms::WRITE)
+                        .union(Perms::EXEC)
+                        .and_user(),
+                    Perms::READ.and_user(),
+                ]),
+            ),
+        };
+        Attrs {
+            dirty: dice.once_in(2),
+            accessed: !dice.once_in(4),
+            software: dice.below(8) as u8,
+            ..base
+        }
+    }
+
+    pub fn change(&self, dice: &Dice) -> Change {
+        let change = Change::new();
+        let data = Perms::READ | Perms::WRITE;
+        let user = data | Perms::USER_READ | Perms::USER_WRITE;
+        let perms = |perms: Perms| match F::Input::SIGNED {
+            true => change.perms(perms),
+            false => change.perms(perms.and_user()),
+        };
+        match dice.below(16) {
+            0..=2 => change.write_protect(),
+            3..=4 => perms(user),
+            5 => perms(data),
+            6 => perms(user - Perms::ANY_WRITE),
+            7 => change.accessed(dice.once_in(2)),
+            8 => change.dirty(dice.once_in(2)),
+            9 => change.accessed(false).dirty(false),
+            10 => change.memory(dice.pick(&[Memory::Normal, Memory::WriteThrough])),
+            11 => change.global(dice.once_in(2)),
+            12 => change.shareability(dice.pick(&[
+                tablewright::Shareability::Inner,
+                tablewright::Shareability::Outer,
+            ])),
+            13 => change.native(dice.pick(&[0, 1, u64::MAX])),
+            14 => change.perms(Perms::from_bits_truncate(dice.below(64) as u8)),
+            _ => change.software(dice.below(8) as u8),
+        }
+    }
+
+    // ---- What was gathered ----
+
+    /// Has everything forgotten that was changed in a space, and takes out what was cut off.
+    pub fn complete(&self, cpu: usize, slot: &Slot<'m, F, G>, exclusive: &mut Exclusive<'m, F>) {
+        let (batch, gather) = match exclusive.gather.take() {
+            Some(it) => it,
+            None => (self.number_for(slot), exclusive.space().gather()),
+        };
+        let completed = gather.issue().complete();
+        self.release_all(cpu, batch, |held| completed.release(held));
+        completed.finish(|leaf| self.out(batch, &leaf));
+        exclusive.touched.clear();
+        exclusive.murky = false;
+    }
+
+    /// Releases all that is held of a batch.
+    pub fn release_all(
+        &self,
+        cpu: usize,
+        batch: u64,
+        release: impl Fn(Held<Leaf<F>>) -> Result<Leaf<F>, Held<Leaf<F>>>,
+    ) {
+        let held = std::mem::take(&mut *self.locals[cpu].held.borrow_mut());
+        let mut others = Vec::new();
+        for (of, held) in held {
+            if of != batch {
+                others.push((of, held));
+                continue;
+            }
+            match release(held) {
+                Ok(leaf) => self.out(batch, &leaf),
+                Err(_) => self.fail("a leaf is not released by its own flush"),
+            }
+        }
+        self.locals[cpu].held.borrow_mut().append(&mut others);
+    }
+
+    // ---- The CPU ----
+
+    /// One access to a window of the space that is loaded.
+    fn access(&self, cpu: usize, dice: &Dice) {
+        let Some(index) = self.locals[cpu].loaded.get() else {
+            return;
+        };
+        let slot = &self.slots[index];
+        let page = match dice.once_in(3) {
+            true => {
+                let (first, size) = self.addresses(slot.base, dice);
+                let (first, size) = (first & !(Self::PAGE - 1), size.max(1));
+                let at = match dice.once_in(2) {
+                    true => first,
+                    false => first.wrapping_add(size - 1),
+                };
+                at & !(Self::PAGE - 1)
+            }
+            false => self.page(slot.base, dice).start().bits(),
+        };
+        let inside = page.wrapping_sub(slot.base) < 16 * Self::BLOCK;
+        if !slot.attached.get() || !inside {
+            return;
+        }
+        let va = page + 8 * cpu as u64;
+        let want = dice.pick(&[Want::Read, Want::Read, Want::Write, Want::Write]);
+        let user = F::Input::SIGNED && dice.once_in(3);
+        let request = Access { va, want, user };
+        self.machine.cpu().order();
+        let (version, steady) = (slot.version.get(), slot.steady.get());
+        let expected = match steady {
+            true => slot.model.borrow().at(va),
+            false => None,
+        };
+        let result = self.machine.touch(request);
+        if !steady || version != slot.version.get() {
+            return;
+        }
+        let right = match (want, user) {
+            (Want::Read, false) => Perms::READ,
+            (Want::Read, true) => Perms::USER_READ,
+            (_, false) => Perms::WRITE,
+            (_, true) => Perms::USER_WRITE,
+        };
+        let wrong = match (expected, result) {
+            (None, Ok(_)) => true,
+            (Some((pa, perms)), Ok(reached)) => pa != reached || !perms.contains(right),
+            (Some(_), Err(Fault::Translation { .. })) => true,
+            (Some((_, perms)), Err(Fault::Permission { .. })) => {
+                want == Want::Read && perms.contains(right)
+            }
+            _ => false,
+        };
+        self.check(!wrong, || {
+            format!("{want:?} of {va:#x}, which is {expected:x?}, comes to {result:x?}")
+        });
+    }
+
+    // ---- The end ----
+
+    /// All that this CPU has left comes to its end.
+    fn retire(&self, cpu: usize) {
+        let local = &self.locals[cpu];
+        G::retire(self, cpu);
+        let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
+        for mut it in gathers {
+            let cut = it.gather.issue().complete();
+            self.release_all(cpu, it.batch, |held| cut.release(held));
+            local.cuts.borrow_mut().push((it.batch, cut));
+            drop(it.gather);
+            self.slots[it.slot].users.update(|users| users - 1);
+        }
+        let issued = std::mem::take(&mut *local.issued_beside.borrow_mut());
+        for (batch, slot, issued) in issued {
+            local.cuts.borrow_mut().push((batch, issued.complete()));
+            self.slots[slot].users.update(|users| users - 1);
+        }
+        // A start goes on when the other CPU's walks are over, and nothing at the root is claimed; one that cannot is left.
+        let starts = std::mem::take(&mut *local.protecting.borrow_mut());
+        for (slot, mut start) in starts {
+            for _ in 0..20 {
+                if start.step() == shared::Step::Over {
+                    break;
+                }
+                self.machine.cpu().spend(Time::ns(200));
+            }
+            drop(start);
+            self.slots[slot].users.update(|users| users - 1);
+        }
+        let issued = std::mem::take(&mut *local.issued.borrow_mut());
+        for (batch, _, issued) in issued {
+            local
+                .completed
+                .borrow_mut()
+                .push((batch, issued.complete()));
+        }
+        let completed = std::mem::take(&mut *local.completed.borrow_mut());
+        for (batch, completed) in completed {
+            self.release_all(cpu, batch, |held| completed.release(held));
+            completed.finish(|leaf| self.out(batch, &leaf));
+        }
+        for index in 0..SPACES {
+            self.with_exclusive_at(cpu, index, |slot, exclusive| {
+                self.complete(cpu, slot, exclusive);
+                self.compare(slot, exclusive);
+            });
+        }
+        let mut cuts = std::mem::take(&mut *local.cuts.borrow_mut());
+        self.later.borrow_mut().append(&mut cuts);
+        let mut held = std::mem::take(&mut *local.held.borrow_mut());
+        self.later_held.borrow_mut().append(&mut held);
+        local.requests.borrow_mut().clear();
+    }
+
+    /// When all CPUs are done: what was put off is settled, every space is taken down, and all memory is free again.
+    pub fn end(&self) {
+        let later = self.later.take();
+        self.locals[0]
+            .held
+            .borrow_mut()
+            .append(&mut self.later_held.borrow_mut());
+        for (batch, cut) in later {
+            self.release_all(0, batch, |held| cut.release(held));
+            match cut.quiet() {
+                Ok(completed) => completed.finish(|leaf| self.out(batch, &leaf)),
+                Err(_) => self.fail("no walk is under way, and a cut is not quiet"),
+            }
+        }
+        self.locals[0].held.borrow_mut().clear();
+        for index in 0..SPACES {
+            let users = self.slots[index].users.get();
+            self.check(users == 0, || {
+                format!("the run has miscounted: {users} users are left")
+            });
+            self.unguest(index);
+            self.unshare(0, index);
+            if let Place::Exclusive(it) = &mut *self.slots[index].place.borrow_mut() {
+                it.home = 0;
+            }
+            self.destroy(0, index, false);
+        }
+        // What was leaked is not used any more.
+        let mut frames: Vec<u64> = self.frames.take().into_keys().collect();
+        frames.extend(self.host_frames.take());
+        frames.sort_unstable();
+        for frame in frames {
+            self.machine.give_page(Pa::new(frame));
+        }
+        let (alive, used) = (self.control.alive.get(), self.machine.memory().used());
+        self.check(alive >= 0 && alive == used as i64, || {
+            format!("{used} frames are in use, and {alive} tables")
+        });
+        self.check(alive == 0 || self.leaked.get(), || {
+            format!("{alive} tables were leaked")
+        });
+    }
+}
+
+impl<'m, F: Format, G: Guests<'m, F>> Drop for World<'m, F, G> {
+    /// A run that was cut short leaves its spaces where they are; the host has its memory back.
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            match slot.place.replace(Place::Empty) {
+                Place::Exclusive(it) => {
+                    let Exclusive { space, gather, .. } = it;
+                    std::mem::forget(gather);
+                    // SAFETY: it came out of a box, and nothing uses it any more.
+                    drop(unsafe { Box::from_raw(space) });
+                }
+                // SAFETY: as above.
+                Place::Shared(shared) => drop(unsafe { Box::from_raw(shared) }),
+                // SAFETY: as above.
+                Place::Guest(guest) => drop(unsafe { Box::from_raw(guest) }),
+                Place::Empty | Place::Taken => {}
+            }
+        }
+        for local in &self.locals {
+            std::mem::forget(local.gathers.take());
+            std::mem::forget(local.issued_beside.take());
+            std::mem::forget(local.protecting.take());
+            G::forget(&local.guest);
+        }
+    }
+}
