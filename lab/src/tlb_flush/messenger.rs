@@ -132,19 +132,19 @@ impl<'j> Messenger<'j> {
 
     /// The call as the engine makes it, and takes it apart on the other side: how many bytes the hypervisor reads.
     fn encode(&self, holders: &[usize], pages: u64) -> Result<u64, String> {
-        let range = Stale {
+        let ranges = [Stale {
             first: AT,
             last: AT + (pages << 12) - 1,
             level: None,
             tables: true,
-        };
+        }];
         let flush = Invalidation {
             root: ROOT,
             id: 0,
             global: false,
             what: match self.job.how {
                 How::Space => What::Everything,
-                _ => What::Ranges(&[range]),
+                _ => What::Ranges(&ranges),
             },
         };
         // With numbers beyond the first 64 a call has to have a set.
