@@ -5,7 +5,7 @@
 //! ```
 //!
 //! With 1 % of the words set by `Bitmap::harvest`, which others may mark meanwhile; with all of them by `Flip`, whose idle
-//! half nobody marks. The best of several rounds, in turn: what disturbs a round only makes it slower.
+//! half gets no marks. The best of several rounds, in turn: what disturbs a round only makes it slower.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
         flip.current().mark_all();
         let idle = flip.turn(&platform);
-        let quiet = idle.quiet(&platform).map_err(|_| "nobody walks")?;
+        let quiet = idle.quiet(&platform).map_err(|_| "a walk is under way")?;
         let mut found = u64::MAX;
         all = all.min(time(|| quiet.drain(|_, bits| found &= bits)));
         assert_eq!(found, u64::MAX);

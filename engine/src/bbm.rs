@@ -22,7 +22,7 @@ use crate::addr::{Level, Pa};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::Caps;
 
-/// Whose rules hold.
+/// The architecture whose rules hold.
 ///
 /// ```
 /// use tablewright::{Format, bbm::Rule, format::{Arm64K4, X86_64}};
@@ -91,7 +91,7 @@ impl State {
 /// ```
 /// use tablewright::{Attrs, Caps, Level, Pa};
 /// use tablewright::bbm::{Contents, Rule, State, Transition, transition};
-/// // Another frame: fine if nobody writes either and both hold the same, as when equal pages are merged.
+/// // Another frame: fine if neither is written and both hold the same, as when equal pages are merged.
 /// let leaf = |frame| State::Leaf { frame: Pa::new(frame), attrs: Attrs::USER_RODATA, contiguous: false };
 /// let change = |contents| {
 ///     transition(Rule::Arm, &leaf(0x1000), &leaf(0x2000), Level::PAGE, &Caps::CONSERVATIVE, contents)

@@ -8,10 +8,10 @@
 //! * [`Entry::load`] and [`Entry::store`] are relaxed. An exclusive edit is ordered by the exclusive borrow; what a
 //!   walker sees, and when, is ordered by the barriers of the platform, not by the store.
 //! * [`Entry::link`] is a release store. It makes a table reachable whose entries were written with relaxed stores
-//!   just before. Whoever reads the link and follows it, in software or by a table walk, depends on its address, so a
-//!   release on this side is enough for it never to see the table as it was before (`ROT.inv+dmbst` is forbidden,
-//!   `ROT.inv+po` is allowed in the published Arm tests of the relaxed virtual memory model; a store-release orders
-//!   the earlier stores no less than DMB ST does).
+//!   just before. A reader that follows the link, in software or by a table walk, depends on its address, so a release
+//!   on this side is enough for it never to see the table as it was before (`ROT.inv+dmbst` is forbidden, `ROT.inv+po`
+//!   is allowed in the published Arm tests of the relaxed virtual memory model; a store-release orders the earlier
+//!   stores no less than DMB ST does).
 //! * [`Entry::follow`] is an acquire load, the other side of it for software that walks tables while they are edited.
 //! * [`Entry::exchange`] and [`Entry::compare_exchange`] are acquire-release: they take an entry away from a walker
 //!   that may be setting bits in it. After the exchange the walker cannot set a bit in the old entry any more, because
@@ -64,7 +64,7 @@ impl Entry {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Reads an entry that nobody writes meanwhile. Not atomic, so that the compiler may read several at once and keep
+    /// Reads an entry that is not written meanwhile. Not atomic, so that the compiler may read several at once and keep
     /// other things in registers, which it does not do around an atomic access.
     ///
     /// # Safety
@@ -72,7 +72,7 @@ impl Entry {
     #[inline(always)]
     pub unsafe fn read(&self) -> u64 {
         #[cfg(not(loom))]
-        // SAFETY: the pointer is that of the atomic, valid and aligned; nobody writes it by (1.).
+        // SAFETY: the pointer is that of the atomic, valid and aligned; it is not written, by (1.).
         return unsafe { self.0.as_ptr().read() };
         #[cfg(loom)]
         // SAFETY: as above; loom checks it.
@@ -284,7 +284,7 @@ impl<'p, P: Platform> Table<'p, P> {
         }
     }
 
-    /// Reads an entry of a table that nobody can reach.
+    /// Reads an entry of a table that is not written meanwhile.
     ///
     /// # Safety
     /// 1. No other processor and no walker writes the table at the same time.
@@ -370,7 +370,7 @@ impl<P: Platform> Table<'_, P> {
     /// Flips the bits `flip` of the entries of `range`, up to the first whose bits under `mask` are not `key`. Returns
     /// where that is.
     ///
-    /// A line of eight entries is checked as one, before any of them is written: nobody else writes them. A function
+    /// A line of eight entries is checked as one, before any of them is written: they have no other writer. A function
     /// of its own, so that the loop has the registers to itself.
     #[inline(never)]
     pub fn flip(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {

@@ -132,7 +132,7 @@ pub const MAX_RANGES: usize = 16;
 /// How many cut-off tables a gather holds where the embedder keeps no side memory for tables.
 pub const MAX_UNLINKED: usize = 8;
 
-/// Whose translations a flush is about.
+/// The space that a flush is about.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub root: Pa,
@@ -997,7 +997,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
     }
 }
 
-/// Frees the table in `frame` and every table below it. The leaves are nobody's business.
+/// Frees the table in `frame` and every table below it. The leaves are not looked at.
 ///
 /// The caller vouches that nothing can reach the table: it was never linked, or its invalidation is complete.
 pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: Level) {

@@ -5,7 +5,7 @@
 //!
 //! | part | what happens | may it fail? |
 //! |---|---|---|
-//! | **prepare** | tables are allocated and filled where nobody can reach them | yes, and then nothing has changed |
+//! | **prepare** | tables are allocated and filled where no walk can reach them | yes, and then nothing has changed |
 //! | **edit** | entries that others can see are stored | no |
 //! | **publish** | the stores become visible to the table walkers | no |
 //! | **invalidate** | *issue*: say what must be forgotten; *complete*: wait until it is | no |

@@ -87,8 +87,8 @@ impl Default for Caps {
 
 /// What the engine asks of its embedder.
 ///
-/// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for those who take large ranges
-/// down, [`table_done`](Platform::table_done) for those who reach tables through a window,
+/// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for embedders that take large
+/// ranges down, [`table_done`](Platform::table_done) for those that reach tables through a window,
 /// [`alloc_root`](Platform::alloc_root) for hypervisors, and [`hooks`](Platform::hooks) for simulators.
 ///
 /// # Safety
@@ -184,8 +184,8 @@ pub unsafe trait Platform {
         }
     }
 
-    /// Takes back what [`alloc_root`](Platform::alloc_root) gave out for as many tables at `level`. Who overrides one of
-    /// the two overrides both.
+    /// Takes back what [`alloc_root`](Platform::alloc_root) gave out for as many tables at `level`. An embedder
+    /// overrides both or neither.
     ///
     /// # Safety
     /// As for [`free_table`](Platform::free_table).
@@ -225,7 +225,7 @@ pub unsafe trait Platform {
         let _ = frame;
     }
 
-    /// A simulator's eyes on each access to an entry; `None`, which costs nothing, for everybody else.
+    /// A simulator's eyes on each access to an entry; `None`, which costs nothing, everywhere else.
     #[inline(always)]
     fn hooks(&self) -> Option<impl Hooks + '_> {
         None::<NoHooks>
@@ -252,7 +252,7 @@ pub unsafe trait Platform {
 /// }
 /// ```
 pub unsafe trait Hooks {
-    /// Reads an entry that nobody writes meanwhile; see [`Entry::read`].
+    /// Reads an entry that is not written meanwhile; see [`Entry::read`].
     ///
     /// # Safety
     /// 1. As for [`load`](Hooks::load).

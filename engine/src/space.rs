@@ -1,6 +1,6 @@
 //! An address space: a root and what is known about it.
 //!
-//! The edits themselves are in [`edit`](crate::edit). They take the space by exclusive borrow: nobody else edits it
+//! The edits themselves are in [`edit`](crate::edit). They take the space by exclusive borrow: it has no other editor
 //! meanwhile. Whether walkers use it meanwhile is its [`Liveness`], and decides what an edit has to pay.
 
 use core::fmt;

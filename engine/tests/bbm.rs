@@ -348,8 +348,8 @@ const X86_EXCESS: &[Excess] = &[
 
 /// SDM vol. 3A 13.12.4 (Programming the PAT) removes a cacheable mapping, flushes the TLBs, and only then makes one of
 /// another type, so that no processor ever has both. The engine changes it in place and invalidates: kernels do, and
-/// the caches have to be flushed by the caller in either order. The function answers as it does knowingly; whoever
-/// wants the sequence of the manual unmaps first.
+/// the caches have to be flushed by the caller in either order. The function answers as it does knowingly; a caller
+/// that wants the sequence of the manual unmaps first.
 const LENIENT: &str = "x86: the memory type of a mapped page changes in place";
 
 fn states(memory: &[Memory], perms: &[Perms], flags: &[bool]) -> Vec<State> {

@@ -646,7 +646,7 @@ fn run_touched_in(
     space
 }
 
-/// A run is one leaf to whoever looks, at whichever of its addresses, and accessed and dirty if one member is.
+/// A run is one leaf, at whichever of its addresses, and accessed and dirty if one member is.
 #[test]
 fn a_run_is_seen_as_one_leaf_with_the_flags_of_all_members() {
     for (accessed, dirty) in [(false, false), (true, false), (true, true)] {
@@ -937,7 +937,7 @@ fn a_leaf_does_not_have_what_the_table_it_replaces_denied() {
                 leaf | 0x4000_0000 | (index as u64) << 12,
             );
         }
-        // SAFETY: the tables above are a tree of this format, made on this platform, and nobody else edits it.
+        // SAFETY: the tables above are a tree of this format, made on this platform, without another editor.
         let mut space =
             unsafe { AddressSpace::<F, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) };
         let before = judge::<F>(&platform, root);
@@ -1058,7 +1058,7 @@ fn adopted<'h, F: Judged>(platform: &'h Hosted, table: u64, leaf: u64) -> Space<
         above = below;
     }
     poke(platform, above, 0, leaf);
-    // SAFETY: the tables above are a tree of this format, made on this platform, and nobody else edits it.
+    // SAFETY: the tables above are a tree of this format, made on this platform, without another editor.
     unsafe { AddressSpace::adopt(platform, root, Half::Lower, Liveness::Dead) }
 }
 
@@ -2075,7 +2075,7 @@ fn a_collapse_of_the_own_space_leaves_what_would_need_a_break() {
 
 // ---- live spaces ----
 
-/// A platform that looks at an address whenever somebody waits for an invalidation.
+/// A platform that looks at an address whenever an invalidation is waited for.
 struct Watch {
     memory: Hosted,
     root: RefCell<Option<Pa>>,
@@ -2651,7 +2651,7 @@ fn an_invalidation_says_whether_global_translations_may_be_meant() {
 }
 
 #[test]
-fn what_nobody_remembers_is_published_with_the_gather() {
+fn what_no_tlb_holds_is_published_with_the_gather() {
     let old = Attrs {
         accessed: false,
         ..Attrs::USER_DATA

@@ -82,7 +82,7 @@ impl<F: Judged> Ledger<F> {
             let is = now.get(&(height, first)).copied().unwrap_or(0);
             let (old, new) = (State::of::<F>(entry, level), State::of::<F>(is, level));
             let leaf = match old {
-                // What is left to software nobody has to forget; nor a leaf that was never accessed.
+                // What is left to software need not be forgotten; nor a leaf that was never accessed.
                 _ if old == new => continue,
                 State::Leaf {
                     attrs, contiguous, ..

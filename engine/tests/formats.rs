@@ -94,7 +94,7 @@ fn walk<F: Decoded>(descriptor: u64, level: Level) -> Result<walker::Leaf, Fault
 /// What the two architectures cannot hold, from the documentation of the formats.
 fn refused<F: Decoded>(attrs: &Attrs) -> bool {
     let has = |perms: Perms| attrs.perms.contains(perms);
-    // One U/S bit or AP[1], one bit for writing: the privileged read always; the user reads what he writes; both
+    // One U/S bit or AP[1], one bit for writing: the privileged read always; the user reads what it writes; both
     // write, or neither.
     let unreadable = !has(Perms::READ);
     let user_writes_only = has(Perms::USER_WRITE) && !has(Perms::USER_READ);

@@ -2,7 +2,7 @@
 //!
 //! [`Machine`] is a platform whose table walker acts between any two accesses of the engine. It walks from the root, or
 //! from a table that it remembers until the invalidation which covers it is complete, and does to the descriptors what
-//! the manuals say. What it did is kept as the truth about each page: whoever gets the leaf in the end has to say so.
+//! the manuals say. What it did is kept as the truth about each page: the leaf that comes out in the end has to say so.
 //!
 //! On the way the machine notices three faults that need no luck to matter: a table that is freed while the walker
 //! remembers it; on arm64, an entry that changes without the break that the level of FEAT_BBM demands, or is made
@@ -103,7 +103,7 @@ struct Walker {
     /// Where the tables stand that the walker has seen: their height and first address.
     places: HashMap<u64, (u32, u64)>,
     allocated: HashSet<u64>,
-    /// Pages that were accessed, pages that were written, as far as nobody has been told.
+    /// Pages that were accessed, pages that were written, as far as it was not reported.
     accessed: BTreeSet<u64>,
     written: BTreeSet<u64>,
     broken: HashMap<(u64, u32), Broken>,
@@ -234,7 +234,7 @@ impl<F: Judged> Machine<F> {
                         leaving,
                     };
                     let known = walker.remembered.entry(frame).or_insert(table);
-                    // Found again on a way that nobody has invalidated.
+                    // Found again on a way that was not invalidated.
                     known.leaving &= leaving;
                 }
                 Seen::Leaf(_) => {
@@ -500,7 +500,7 @@ unsafe impl<F: Judged> Hooks for Machine<F> {
     }
 }
 
-/// A leaf as somebody was told of it.
+/// A leaf as it was reported.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     first: u64,
@@ -516,7 +516,7 @@ struct World<'s, 'm, F: Judged> {
 }
 
 impl<F: Judged> World<'_, '_, F> {
-    /// Compares what somebody was told about pages with the truth, which then is known.
+    /// Compares what was reported about pages with the truth, which then is known.
     fn compare(&self, told: &[Told]) {
         let walker = &mut *self.machine.walker.borrow_mut();
         for leaf in told {
@@ -580,7 +580,7 @@ impl<F: Judged> World<'_, '_, F> {
         self.compare(&told);
         let walker = self.machine.walker.borrow();
         let forgotten = walker.written.iter().chain(&walker.accessed).next();
-        assert_eq!(forgotten, None, "a page that nobody told anything about");
+        assert_eq!(forgotten, None, "a page whose flags were never reported");
     }
 
     fn complete(&mut self) {

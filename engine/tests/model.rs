@@ -284,9 +284,9 @@ impl<'h, F: Decoded> World<'h, F> {
 
     /// Compares what was found with what is expected. On a live space whose walkers set flags, an edit that changes a
     /// run or a block in place may say accessed or dirty of more than it knows, and never of less.
-    fn compare(&self, found: &Stretches, expected: &Stretches, who: &str) {
+    fn compare(&self, found: &Stretches, expected: &Stretches, what: &str) {
         if self.space.liveness() == Liveness::Dead || !self.platform.caps().hardware_access {
-            assert_eq!(found, expected, "{}: {who} and the model differ", F::NAME);
+            assert_eq!(found, expected, "{}: {what} and the model differ", F::NAME);
             return;
         }
         let plain = |stretches: &Stretches| {
@@ -304,7 +304,7 @@ impl<'h, F: Decoded> World<'h, F> {
         assert_eq!(
             plain(found),
             plain(expected),
-            "{}: {who} and the model differ",
+            "{}: {what} and the model differ",
             F::NAME
         );
         let mut rest = expected.0.iter().peekable();
@@ -316,7 +316,7 @@ impl<'h, F: Decoded> World<'h, F> {
                     let (is, was) = (mapped.attrs, was.attrs);
                     assert!(
                         is.accessed >= was.accessed && is.dirty >= was.dirty,
-                        "{}: {who} has lost a flag at {start:#x}",
+                        "{}: {what} has lost a flag at {start:#x}",
                         F::NAME
                     );
                 }

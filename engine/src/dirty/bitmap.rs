@@ -6,8 +6,8 @@
 //! is harvested, and releases what the harvest acquires: the page is seen as writable as it was made, and is protected. If it
 //! is second, it waits for the next harvest. A mark that is there already is therefore set again, and not just looked at.
 //!
-//! Two bitmaps in turn need no atomic update where they are harvested: who marks reads which is current and marks it
-//! [in one walk](crate::guest::Guest::mark), so that nobody marks the other when the walks from before the turn are over.
+//! Two bitmaps in turn need no atomic update where they are harvested: each mark finds which is current and goes into it
+//! [in one walk](crate::guest::Guest::mark), so that none goes into the other when the walks from before the turn are over.
 
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -61,7 +61,7 @@ impl<'m> Bitmap<'m> {
         self.pages
     }
 
-    /// Marks a page. One that is beyond the last is nobody's.
+    /// Marks a page. One that is beyond the last is ignored.
     #[inline]
     pub fn mark(&self, page: u64) {
         if page >= self.pages {
@@ -98,7 +98,7 @@ impl<'m> Bitmap<'m> {
             && self.words[(page / BITS) as usize].load(Ordering::Relaxed) >> (page % BITS) & 1 != 0
     }
 
-    /// How many pages are marked, while nobody marks any.
+    /// How many pages are marked, while none is being marked.
     pub fn count(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
         self.words.iter().map(ones).sum()
@@ -144,7 +144,7 @@ fn any(words: &[AtomicU64]) -> bool {
 /// flip.current().mark(70);
 /// let idle = flip.turn(&&platform);
 /// flip.current().mark(3); // goes into the other
-/// let Ok(marks) = idle.quiet(&&platform) else { panic!("nobody walks") };
+/// let Ok(marks) = idle.quiet(&&platform) else { panic!("a walk is under way") };
 /// let mut found = Vec::new();
 /// marks.drain(|first, bits| found.extend((bits != 0).then_some((first, bits))));
 /// assert_eq!(found, [(64, 1 << 6)]);
@@ -188,7 +188,7 @@ impl<'m> Flip<'m> {
     }
 }
 
-/// A bitmap that nobody marks any more when the walks that began before its turn was over have come to an end.
+/// A bitmap that gets no more marks when the walks that began before its turn was over have come to an end.
 #[derive(Debug)]
 #[must_use = "it has marks that were not harvested"]
 pub struct Idle<'f, 'm> {
@@ -197,7 +197,7 @@ pub struct Idle<'f, 'm> {
 }
 
 impl<'f, 'm> Idle<'f, 'm> {
-    /// The marks, if nobody sets any more.
+    /// The marks, if no more can come.
     ///
     /// # Errors
     /// Gives it back if walks are not over.
@@ -209,7 +209,7 @@ impl<'f, 'm> Idle<'f, 'm> {
     }
 }
 
-/// A bitmap that nobody else uses.
+/// A bitmap without another user.
 #[derive(Debug)]
 #[must_use = "it has marks that were not harvested"]
 pub struct Quiet<'f, 'm>(&'f Bitmap<'m>);

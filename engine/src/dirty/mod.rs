@@ -1,9 +1,9 @@
-//! Which pages a guest has written since somebody asked last.
+//! Which pages a guest has written since the last harvest.
 //!
 //! A host that copies a running guest, to another machine or into a file, has to know what changes behind its back. It has
-//! all pages [logged](crate::guest::Log): none is writable before it is written, the first write faults, and whoever
-//! handles the fault [marks](crate::guest::Guest::mark) the page. The host *harvests*: it takes the marks away, protects
-//! those pages again, and copies them. Or hardware marks what is written, in the leaf, and harvesting is to collect that.
+//! all pages [logged](crate::guest::Log): none is writable before it is written, the first write faults, and the fault
+//! handler [marks](crate::guest::Guest::mark) the page. The host *harvests*: it takes the marks away, protects those
+//! pages again, and copies them. Or hardware marks what is written, in the leaf, and harvesting is to collect that.
 //!
 //! # In which order
 //!
@@ -11,7 +11,7 @@
 //! that the copy lacks. Two rules make it so.
 //!
 //! * **A page is marked after it was made writable**, and before the guest goes on. Marked earlier, the mark could be
-//!   harvested, and the page protected, before it becomes writable: then it is written and nobody knows.
+//!   harvested, and the page protected, before it becomes writable: then it is written without a mark.
 //! * **A page is harvested, then protected, then copied**, the last after every processor has forgotten that it could be
 //!   written. Protected first, it could be written and marked again before its mark is taken away. Copied before, it could
 //!   be written after.
@@ -80,7 +80,7 @@ impl fmt::Display for Full {
 
 impl core::error::Error for Full {}
 
-/// Where whoever writes marks the pages of one slot.
+/// Where writes to the pages of one slot are marked.
 ///
 /// A virtual CPU has a ring, or shares the bitmap. The host's own writes, on behalf of a device, have no virtual CPU:
 /// beside rings there is a bitmap for them.

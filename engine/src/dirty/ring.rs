@@ -1,9 +1,9 @@
 //! A list of pages for each virtual CPU.
 //!
 //! An entry goes round through three states, as in the protocol that users of KVM know, and has its layout: *empty*, filled
-//! by the virtual CPU; *written*, looked at by the host; *harvested*, protected by the host, and then empty again. Who may
-//! touch an entry follows from its state, so that the virtual CPU and the host need no lock. The flags are stored last, with
-//! release, and loaded first, with acquire: whoever sees the state sees the entry.
+//! by the virtual CPU; *written*, looked at by the host; *harvested*, protected by the host, and then empty again. Which
+//! side may touch an entry follows from its state, so that the virtual CPU and the host need no lock. The flags are stored
+//! last, with release, and loaded first, with acquire: the side that sees the state sees the entry.
 //!
 //! One virtual CPU fills a ring, and one thread of the host harvests it. It is full when all its entries are written or
 //! harvested. Being full is an event and no loss: it is known before the page is made writable.
@@ -15,7 +15,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::LogError;
 
-/// Nobody has written anything here, or it has been dealt with.
+/// Nothing was written here, or it has been dealt with.
 const EMPTY: u32 = 0;
 /// A page was written.
 const WRITTEN: u32 = 1;
@@ -54,7 +54,7 @@ impl RingEntry {
 }
 
 impl RingEntry {
-    /// What it says, to somebody who has seen by its state that he may ask.
+    /// What it says. Its state has shown the caller that it may be read.
     #[inline]
     fn give(&self, each: &mut impl FnMut(u16, u64)) {
         let slot = self.slot.load(Ordering::Relaxed);
@@ -157,7 +157,7 @@ impl<'m> Ring<'m> {
         let number = self.filled.load(Ordering::Relaxed);
         let entry = self.entry(number);
         if entry.flags.load(Ordering::Acquire) != EMPTY {
-            debug_assert!(false, "nobody has asked whether there is room");
+            debug_assert!(false, "pushed without asking for room");
             return;
         }
         entry.slot.store(u32::from(slot), Ordering::Relaxed);
@@ -197,7 +197,7 @@ impl<'m> Ring<'m> {
         }
     }
 
-    /// The pages are protected, and everybody has forgotten that they could be written: their entries are empty. From now
+    /// The pages are protected, and every CPU has forgotten that they could be written: their entries are empty. From now
     /// on they may be copied.
     pub fn release(&self, collected: Collected) {
         for number in collected.first..collected.first + collected.count {

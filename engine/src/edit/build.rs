@@ -1,4 +1,4 @@
-//! Filling tables that nobody can reach yet.
+//! Filling tables that cannot be reached yet.
 //!
 //! A new sub-tree is built whole before it is linked: each table is opened once and each entry written once, with
 //! plain stores, a run at a time. There is no call-back for a page, no look at what was there, and no barrier; the one

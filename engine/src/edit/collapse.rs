@@ -234,7 +234,7 @@ impl<P: Platform> Collapse<'_, P> {
             return;
         }
         if contended {
-            // A walker may still set a flag in a small leaf, where nobody would look again.
+            // A walker may still set a flag in a small leaf, which is not looked at again.
             leaf = saturate::<F>(leaf, level);
         }
         table.store(index, leaf);

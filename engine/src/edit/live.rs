@@ -29,7 +29,7 @@ pub(super) struct Cut {
     bounds: Option<(u64, u64)>,
     level: Option<Level>,
     tables: bool,
-    /// Something was changed that nobody remembers, and that walkers have to see.
+    /// Something was changed that no TLB holds, and that walkers have to see.
     news: bool,
 }
 

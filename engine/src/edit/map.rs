@@ -3,7 +3,7 @@
 //! Two passes over the part of the tree that exists, which for a large range is next to nothing. The first checks
 //! that the range is free and builds the missing sub-trees out of reach; it leaves the address of each in the entry
 //! that will point to it, suspended, where a walker sees an invalid entry. If anything fails, the suspended entries
-//! are taken out again, and nobody has seen anything. The second pass cannot fail: it writes leaves into tables that
+//! are taken out again, and no walker has seen anything. The second pass cannot fail: it writes leaves into tables that
 //! exist and makes the suspended entries valid.
 
 use core::convert::Infallible;

@@ -1,8 +1,8 @@
 //! The edits: what can be done to a range of an address space.
 //!
-//! Each has the same shape. *Prepare* looks, allocates, and fills tables that nobody can reach; it may fail, and then
-//! nothing has changed. *Edit* stores what others can see and cannot fail. What is left, to invalidate and to free,
-//! stays in the [`Gather`](crate::Gather) that they are methods of.
+//! Each has the same shape. *Prepare* looks, allocates, and fills tables that cannot be reached; it may fail, and
+//! then nothing has changed. *Edit* stores what others can see and cannot fail. What is left, to invalidate and to
+//! free, stays in the [`Gather`](crate::Gather) that they are methods of.
 
 mod build;
 mod collapse;
@@ -35,8 +35,8 @@ fn with_flags<F: Format>(entry: u64, level: Level, accessed: bool, dirty: bool) 
     F::encode(&flagged, level).map_or(entry, |bits| bits | kept)
 }
 
-/// The leaf `entry` with every flag set that a walker may still set in it. Where nobody will look at what walkers set
-/// from now on, this is what to write: said too much, never too little.
+/// The leaf `entry` with every flag set that a walker may still set in it. Where what walkers set from now on is not
+/// looked at, this is what to write: said too much, never too little.
 fn saturate<F: Format>(entry: u64, level: Level) -> u64 {
     let writable = F::decode(entry, level).perms.intersects(Perms::ANY_WRITE);
     with_flags::<F>(entry, level, true, writable)

@@ -3,7 +3,7 @@
 //! The contiguous bit of a descriptor promises that all members of its aligned run are valid leaves of consecutive
 //! frames with equal attributes. Three things follow.
 //!
-//! **A run is one leaf to whoever looks.** Hardware that sets accessed and dirty may do so in any one member, for all
+//! **A run is one leaf to every reader.** Hardware that sets accessed and dirty may do so in any one member, for all
 //! of them (DDI 0487 D8.5.4, D8.5.5). What a single member says is therefore not the truth about its page; the run is
 //! visited as one leaf of the size of the run, whose flags are those of all members together.
 //!
@@ -106,7 +106,7 @@ impl Unfold {
         let mut contended = false;
         let run = gather::<F>(members.clone(), level, |member| {
             if how == Transition::Break {
-                // Nobody writes a member any more once it is taken out: what the flags are then is final.
+                // No walker writes a member once it is taken out: its flags are final then.
                 return table.exchange(member, 0);
             }
             let entry = table.load(member);

@@ -1,8 +1,8 @@
 //! Split: large leaves become tables of smaller ones that translate the same.
 //!
-//! All tables that a split takes are reserved before anything is changed. A new table is filled where nobody can reach it
-//! and takes the place of the leaf with one store. What a walker has recorded in the leaf, accessed and dirty, stands for
-//! all of it and goes into every part.
+//! All tables that a split takes are reserved before anything is changed. A new table is filled out of reach and takes
+//! the place of the leaf with one store. What a walker has recorded in the leaf, accessed and dirty, stands for all of it
+//! and goes into every part.
 //!
 //! [`cleave`](AddressSpace::cleave) is what other edits begin with: at both ends of their range it
 //! [unfolds](super::run) the run, and splits the block, that reaches over the end.
@@ -263,7 +263,7 @@ fn extent<F: Format>(first: u64, level: Level) -> Slice {
 }
 
 /// Frames taken from the platform before anything is changed, for each level a chain through the first entry of each
-/// frame: nobody else can see these frames yet.
+/// frame: nothing else can reach these frames yet.
 struct Reserve<'a, P: Platform> {
     platform: &'a P,
     /// The first frame of each chain, with bit 0 set; 0 is the end.
@@ -438,8 +438,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
                 let how = split_how::<F>(entry, level, &self.conditions);
                 let contended = self.conditions.is_contended::<F>(entry, level);
                 let frame = F::address(entry, level);
-                // Whoever breaks knows the final entry before he builds; whoever does not builds first, and looks
-                // afterwards what a walker did meanwhile.
+                // A break yields the final entry before the table is built; without one it is built first, and what a
+                // walker did meanwhile is looked at afterwards.
                 let known = if how == Transition::Break {
                     table.exchange(index, 0)
                 } else {

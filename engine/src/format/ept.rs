@@ -29,7 +29,7 @@ use crate::platform::Caps;
 /// use tablewright::{Attrs, Format, Level, Perms, format::Ept};
 /// // Read, write, execute; write-back; accessed, dirty.
 /// assert_eq!(Ept::<4>::encode(&Attrs::GUEST_MEMORY, Level::PAGE), Ok(0x337));
-/// // Without mode-based control nobody can execute by himself.
+/// // Without mode-based control there is one permission to execute.
 /// let kernel_text = Attrs::GUEST_MEMORY.with_perms(Perms::READ.and_user() | Perms::EXEC);
 /// assert!(Ept::<4>::encode(&kernel_text, Level::PAGE).is_err());
 /// assert!(Ept::<4, true>::encode(&kernel_text, Level::PAGE).is_ok());

@@ -20,13 +20,13 @@
 //!
 //! # Three kinds of invalid entry
 //!
-//! Hardware ignores an invalid entry, so it can tell those who edit the tables something ([`Absence`]):
+//! Hardware ignores an invalid entry, so it can tell editors of the tables something ([`Absence`]):
 //!
 //! * Zero is a *hole*.
 //! * [`Format::suspend`] makes a descriptor invalid without losing its content, so that a table can be linked in a
 //!   second, infallible step, and an entry that has to be broken before it is remade keeps what it was. Undone by
 //!   [`Format::resume`] before the edit returns.
-//! * [`Format::FROZEN`] stands where somebody is replacing an entry: nobody else touches it, and who meets it has to
+//! * [`Format::FROZEN`] stands where an edit is replacing an entry: no other touches it, and one that meets it has to
 //!   come back later.
 //!
 //! Each has a mark that no other has. On x86 the address of such an entry names no memory: a processor with the L1
@@ -34,9 +34,9 @@
 //!
 //! # Tables that sleep
 //!
-//! Below a table that is [asleep](Format::sleep) nobody writes: its descriptor takes the permission away, or, where
-//! descriptors of tables cannot ([`Format::TABLES_RESTRICT`]), is invalid for the hardware. To those who edit it is a table
-//! like any other, [`Kind::Table`], with the same address.
+//! Below a table that is [asleep](Format::sleep) nothing is written: its descriptor takes the permission away, or, where
+//! descriptors of tables cannot ([`Format::TABLES_RESTRICT`]), is invalid for the hardware. To editors it is a table like
+//! any other, [`Kind::Table`], with the same address.
 
 mod arm64;
 mod ept;
@@ -130,13 +130,13 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// Whether reads may have side effects, so that nobody may read it speculatively or clean it from a cache.
+    /// Whether reads may have side effects, so that it must not be read speculatively or cleaned from a cache.
     pub const fn is_device(self) -> bool {
         matches!(self, Self::Device | Self::DeviceStrict)
     }
 }
 
-/// Between whom normal memory is coherent. Formats without such a field know [`Shareability::Inner`] only.
+/// The observers among which normal memory is coherent. Formats without such a field know [`Shareability::Inner`] only.
 ///
 /// ```
 /// use tablewright::{Attrs, Shareability};
@@ -164,18 +164,18 @@ pub enum Shareability {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attrs {
-    /// Who may do what.
+    /// What accesses may do, at which privilege.
     pub perms: Perms,
     /// How the memory is cached.
     pub memory: Memory,
-    /// Between whom it is coherent.
+    /// The observers among which it is coherent.
     pub shareability: Shareability,
     /// The translation holds in every address space. None of stage 2 does.
     pub global: bool,
     /// The page has been accessed. Where hardware does not set it, an access to a page without it faults (arm64).
     pub accessed: bool,
     /// The page has been written. On arm64 a writable page that is not dirty is write-protected by the hardware until
-    /// somebody, hardware or fault handler, makes it dirty.
+    /// hardware or a fault handler makes it dirty.
     pub dirty: bool,
     /// Three bits for the embedder's own use; the hardware ignores them.
     pub software: u8,
@@ -295,7 +295,7 @@ fn check_guest(attrs: &Attrs) -> Result<(), Inexpressible> {
     Ok(())
 }
 
-/// What an entry that is not valid tells those who edit the tables.
+/// What an entry that is not valid tells editors of the tables.
 ///
 /// ```
 /// use tablewright::{Format, Pa, Perms, format::{Absence, Arm64K4}};
@@ -310,7 +310,7 @@ pub enum Absence {
     Hole,
     /// A descriptor that the edit under way will [resume](Format::resume).
     Suspended,
-    /// Somebody is replacing the entry.
+    /// An edit is replacing the entry.
     Frozen,
 }
 
@@ -404,10 +404,10 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Bits of a table descriptor that are set while it sleeps, and clear otherwise.
     const ASLEEP: u64;
 
-    /// A bit that hardware ignores in the descriptor of a table that sleeps: somebody is waking it.
+    /// A bit that hardware ignores in the descriptor of a table that sleeps: it is being woken.
     const WAKING: u64;
 
-    /// An entry that somebody is replacing: invalid, and neither a hole nor suspended.
+    /// An entry that is being replaced: invalid, and neither a hole nor suspended.
     const FROZEN: u64;
 
     /// What `entry` is, at `level`.
@@ -465,7 +465,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// The descriptor of a table below which nobody writes.
+    /// The descriptor of a table below which nothing is written.
     ///
     /// ```
     /// use tablewright::format::Ept;
@@ -492,7 +492,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         table & (Self::AWAKE | Self::ASLEEP) == Self::ASLEEP
     }
 
-    /// What an invalid entry tells. One that nobody has marked, in a tree that was adopted, is not to be touched.
+    /// What an invalid entry tells. One without a mark, in a tree that was adopted, is not to be touched.
     #[inline(always)]
     fn absence(entry: u64) -> Absence {
         if entry == 0 {

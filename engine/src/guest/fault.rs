@@ -81,8 +81,8 @@ impl Fault {
     /// of the virtual address, which for a fault in a walk of stage 1 says nothing: then it is 0. Such a walk reads a
     /// descriptor; if it may not do that, although it can, it wanted to set a flag.
     ///
-    /// `HPFAR_EL2` need not hold the address after a permission fault that is not of such a walk. Whoever has no processor that
-    /// promises it translates `FAR_EL2` first (`AT S1E1R`), and gives the page of `PAR_EL1` in the form of `HPFAR_EL2`.
+    /// `HPFAR_EL2` need not hold the address after a permission fault that is not of such a walk. Where the processor does
+    /// not promise it, the caller translates `FAR_EL2` first (`AT S1E1R`), and gives the page of `PAR_EL1` in that form.
     pub fn arm64(esr: u64, hpfar: u64, far: u64) -> Option<Self> {
         const INSTRUCTION_ABORT: u64 = 0x20;
         const DATA_ABORT: u64 = 0x24;
@@ -143,7 +143,7 @@ impl Fault {
 
     /// A nested page fault, from `EXITINFO1` and `EXITINFO2` (APM vol. 2, 15.25.6).
     ///
-    /// `None` for reserved bits set in an entry, which is an error of whoever wrote it.
+    /// `None` for reserved bits set in an entry, which is an error of the code that wrote it.
     pub const fn nested(info: u64, at: u64) -> Option<Self> {
         if info & 8 != 0 {
             return None;

@@ -198,7 +198,7 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
             .wash(span, |leaf| written(leaf.input().get(), leaf.size()));
     }
 
-    /// Splits large leaves into pages before anybody writes, in a range of a slot, with the tables that are there. Faults
+    /// Splits large leaves into pages before they are written, in a range of a slot, with the tables that are there. Faults
     /// need not do it then. Returns how far it has come: all of the range, or up to where tables ran out, or a leaf was being
     /// changed. On x86 what was split is forgotten when the gather is finished.
     ///

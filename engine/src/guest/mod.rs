@@ -9,7 +9,7 @@
 //! | classify | [`Fault::arm64`], [`Fault::ept`], [`Fault::nested`] | not a fault of translation |
 //! | look up | [`Guest::request`] | no slot: a device of the embedder's; not allowed: the guest's own fault |
 //! | prepare | [`top_up`](crate::shared::Gather::top_up) with [`Request::tables`] | no memory: the embedder's decision |
-//! | find the page | the embedder, who may sleep | |
+//! | find the page | the embedder, which may sleep | |
 //! | map | [`Gather::map`] | done; *busy*: let the guest go on; *retry*: look up again |
 //!
 //! # The world changes while a page is looked up
@@ -24,14 +24,14 @@
 //! No fault waits for a sweep, and no sweep for a page look-up: only for walks, which are short.
 //!
 //! Slots are read without a lock, between two looks at the version: odd while they are being changed, and then a fault is
-//! told that somebody is [busy](Declined::Busy).
+//! told that they are [busy](Declined::Busy).
 //!
 //! # How large a leaf
 //!
 //! As large as the page behind it, if the page and the guest's address agree in their low bits, the slot holds all of it, and
 //! writes to the slot are not logged. Where memory has to be cleaned before a guest may see it, one fault cleans at most
-//! [`CLAIM`] bytes, so that nobody waits for more: the choice is *the largest leaf for which no more than that has yet
-//! to be cleaned*. A gigabyte is so mapped by 512 faults, on as many CPUs as there are, and the last of them, which
+//! [`CLAIM`] bytes, so that no fault waits for more: the choice is *the largest leaf for which no more than that has
+//! yet to be cleaned*. A gigabyte is so mapped by 512 faults, on as many CPUs as there are, and the last of them, which
 //! finds the table full but for its own entry, puts the one large leaf in its place.
 //!
 //! # Everything at once
@@ -224,7 +224,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         &self.space
     }
 
-    /// Takes a guest apart that nobody uses any more.
+    /// Takes apart a guest that is not used any more.
     pub fn into_space(self) -> SharedSpace<F, P> {
         self.space
     }

@@ -2,7 +2,7 @@
 //!
 //! They stand in order of their addresses in memory that the embedder gives, so that a look-up is a binary search and
 //! nothing is allocated. A reader takes no lock: it reads the version, the slots, and the version again. The version is odd
-//! while somebody changes the slots, and another one afterwards; then what was read may be half of one slot and half of
+//! while the slots are changed, and another one afterwards; then what was read may be half of one slot and half of
 //! another, and is thrown away. Each word is an atomic of its own, so that reading in the middle of a change is no worse.
 //!
 //! # Orderings
@@ -334,7 +334,7 @@ impl<'s> Slots<'s> {
             cells: self.cells,
             used: self.cells.iter().take_while(used).count(),
         });
-        // Not a store: somebody may have outdated it meanwhile.
+        // Not a store: it may have been outdated meanwhile.
         self.version.fetch_add(1, Ordering::Release);
         done
     }

@@ -270,7 +270,7 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
         self.platform.barrier(Barrier::Publish);
         self.platform.invalidate(&everything);
         self.platform.barrier(Barrier::Complete);
-        // SAFETY: the root was made by `new` and is used by nobody else (1., 2.); it is dead since the completion (3.).
+        // SAFETY: the root was made by `new` and has no other user (1., 2.); it is dead since the completion (3.).
         let space =
             unsafe { AddressSpace::<F, R>::adopt(reach, self.root, Half::Lower, Liveness::Dead) };
         // A dead space can always be destroyed.

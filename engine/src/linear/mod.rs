@@ -51,7 +51,7 @@ use crate::space::{AddressSpace, EditError};
 pub struct MemoryMap<'a> {
     /// What there is.
     pub ram: &'a [Span<Pa>],
-    /// What must not be mapped, whoever asks: firmware, secure memory, what another owner holds.
+    /// What must never be mapped: firmware, secure memory, what another owner holds.
     pub reserved: &'a [Span<Pa>],
     /// What is mapped with other attributes than the rest.
     pub special: &'a [(Span<Pa>, Attrs)],

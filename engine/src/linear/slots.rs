@@ -121,8 +121,8 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
     ///
     /// # Safety
     /// 1. `entries` points to `N` consecutive entries of a table at the level of pages that translate the `N` pages
-    ///    from `first` on; they are 0, nobody else uses them, and they stay reachable through this pointer for as long
-    ///    as the window exists.
+    ///    from `first` on; they are 0, have no other user, and stay reachable through this pointer for as long as the
+    ///    window exists.
     pub unsafe fn new(
         platform: &'p P,
         memory: M,
@@ -161,7 +161,7 @@ impl<'p, F: Format, P: Platform, M: SlotMemory, const N: usize> Slots<'p, F, P, 
         let (mut lowest, mut highest) = (usize::MAX, 0);
         for (slot, state) in self.states.iter().enumerate() {
             if matches!(state.get(), State::Shows(_, 0)) {
-                // SAFETY: a valid entry, which nobody else edits; a walker may set flags in it that nobody wants.
+                // SAFETY: a valid entry, without another editor; flags that a walker may set in it are not wanted.
                 unsafe { store(self.platform, self.entry(slot), 0) };
                 (lowest, highest) = (lowest.min(slot), slot);
             }
@@ -216,7 +216,7 @@ unsafe impl<F: Format, P: Platform, M: SlotMemory, const N: usize> Window
                     unreachable!("more tables are open than a walk can have")
                 };
                 let entry = self.leaf | F::put_address(frame);
-                // SAFETY: a valid entry, which nobody else edits.
+                // SAFETY: a valid entry, without another editor.
                 unsafe { store(self.platform, self.entry(slot), entry) };
                 self.platform.barrier(Barrier::Publish);
                 self.states[slot].set(State::Shows(frame, 0));

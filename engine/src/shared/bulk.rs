@@ -15,12 +15,12 @@ use super::{Refused, SharedPlatform, SharedSpace};
 
 impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// Maps what is not mapped in `span` to the memory from `frame` on. Other processors may be mapping, and taking away, in
-    /// the same range. A new sub-tree is filled where nobody sees it and linked by one compare-exchange; where memory
-    /// has to be cleaned, it is cleaned once, by whoever installs it, a table at a time. What is mapped already stays.
+    /// the same range. A new sub-tree is filled out of reach and linked by one compare-exchange; where memory has to be
+    /// cleaned, it is cleaned once, by the processor that installs it, a table at a time. What is mapped already stays.
     /// Tables come from the platform. Returns how many bytes were mapped.
     ///
     /// # Errors
-    /// [`Refused::Busy`] at the first address that somebody is at, with everything below it mapped.
+    /// [`Refused::Busy`] at the first address that another edit is at, with everything below it mapped.
     /// [`Refused::NeedsTables`] if the platform has none left. [`Refused::Edit`]: nothing has changed.
     ///
     /// ```
@@ -85,8 +85,8 @@ impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
     }
 
     /// Whether all that is below an entry is built before any of it is linked. At most one table's worth of memory is
-    /// cleaned under one claim. Where somebody else may well be building the rest, or much would be built in vain if
-    /// somebody were, an empty table is linked and filled from there.
+    /// cleaned under one claim. Where another processor may well be building the rest, or much would be built in vain
+    /// if one were, an empty table is linked and filled from there.
     fn may_link_at_once(&self, level: Level, slice: Slice) -> bool {
         !self.needs_upkeep() && level.height() <= 2 && slice.is_whole::<F>(level)
     }
@@ -137,7 +137,7 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
         let platform = self.space.platform();
         let busy = Refused::Busy(F::Input::from_bits(slice.first));
         let mut entry = table.follow(index);
-        // A hole that is taken away and comes back is somebody at work.
+        // A hole that is taken away and comes back is another edit at work.
         for _ in 0..4 {
             match F::kind(entry, level) {
                 Kind::Table => {

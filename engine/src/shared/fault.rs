@@ -105,7 +105,7 @@ pub enum Mapped<F: Format> {
     Already,
     /// It was there with fewer permissions.
     Relaxed,
-    /// It has taken the place of a leaf for other memory, which nobody can reach any more.
+    /// It has taken the place of a leaf for other memory, which cannot be reached any more.
     Replaced(Leaf<F>),
     /// It has taken the place of a table, which travels with the gather. If that had leaves for other memory, all its leaves
     /// are visited when it is settled.
@@ -508,7 +508,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         })
     }
 
-    /// Writes the entry for `input` in a table at `level` that nobody can reach.
+    /// Writes the entry for `input` in a table at `level` that is not linked.
     fn set(&self, frame: Pa, level: Level, input: u64, bits: u64) {
         // SAFETY: a table from the cache.
         let table = unsafe { Table::open(&self.platform, frame, level) };
@@ -695,7 +695,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     survey.dirty |= attrs.dirty || attrs.perms.intersects(Perms::ANY_WRITE);
                 }
                 (Kind::Leaf, _) => survey.strangers = true,
-                // What somebody is replacing may be anything.
+                // What is being replaced may be anything.
                 (Kind::Invalid, _) if entry != 0 => survey.strangers = true,
                 _ => survey.holes = true,
             }

@@ -3,18 +3,18 @@
 //! Guest memory is mapped by faults, on all processors, in one tree. A lock around the tree would be held for as long as
 //! it takes to clean caches; so there is none. An entry is the unit of agreement:
 //!
-//! * **A hole is filled, and a leaf replaced, by one compare-exchange.** Whoever loses it has changed nothing, gives back
-//!   what it prepared, and is told so: the world is not what it looked like ([`Refused::Retry`]).
+//! * **A hole is filled, and a leaf replaced, by one compare-exchange.** An edit that loses it has changed nothing, gives
+//!   back what it prepared, and is told so: the world is not what it looked like ([`Refused::Retry`]).
 //! * **An entry that cannot be replaced in one step is claimed first**: exchanged for one that is
-//!   [frozen](Format::FROZEN). It is nobody else's until its owner replaces it again, with a plain store. Whoever meets
-//!   it is told that somebody is [at it](Refused::Busy) and lets the guest fault again; nobody spins. Caches are cleaned,
+//!   [frozen](Format::FROZEN). It is its owner's alone until that replaces it again, with a plain store. An edit that
+//!   meets it is told that it is [busy](Refused::Busy) and lets the guest fault again; none spins. Caches are cleaned,
 //!   and breaks made, under a claim, so that one processor does it and no other waits for it.
 //! * **What was taken away stays frozen until it is forgotten**, where the architecture demands a break: a hole would
 //!   invite the next fault to fill it while a processor still remembers what was there.
-//! * **Tables are linked full and cut off whole.** A new table is filled where nobody sees it, and linked by one
-//!   compare-exchange. A table that is cut off goes into the flush with everything below it. Processors that were on
-//!   their way into it may still edit it, and harm nobody: its leaves are looked at, and its tables freed, when the hardware
-//!   has forgotten it *and* every walk that may hold it is over ([`quiet`]). By then it is at rest.
+//! * **Tables are linked full and cut off whole.** A new table is filled out of reach, and linked by one compare-exchange. A
+//!   table that is cut off goes into the flush with everything below it. Processors that were on their way into it may still
+//!   edit it, and do no harm: its leaves are looked at, and its tables freed, when the hardware has forgotten it *and*
+//!   every walk that may hold it is over ([`quiet`]). By then it is at rest.
 //!
 //! From this follows the rule for memory that is taken back, or protected, for good. A fault that looked the memory up before
 //! may install it after an edit has passed, or hold a claim that the edit passed over. It does so in a walk. So the
@@ -61,7 +61,7 @@ use crate::platform::{Barrier, Caps, Platform};
 use crate::space::{AddressSpace, EditError, Half, Liveness, Parts};
 use crate::walk::{Slice, Step as WalkStep, Visit, walk};
 
-/// Cache maintenance that a new mapping needs before anybody can use it.
+/// Cache maintenance that a new mapping needs before it can be used.
 ///
 /// ```
 /// use tablewright::shared::Upkeep;
@@ -385,7 +385,7 @@ impl<P: Platform> Found<'_, P> {
         self.table.compare_exchange(self.index, expected, new)
     }
 
-    /// Lifts a claim: what was written to a table that is linked here is seen by whoever follows.
+    /// Lifts a claim: what was written to a table that is linked here is seen by a walk that follows it.
     #[inline(always)]
     fn lift(&self, new: u64) {
         self.table.link(self.index, new);

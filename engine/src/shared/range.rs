@@ -317,7 +317,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 
     /// Puts a table back that was filled and not linked.
     fn empty(&self, frame: Pa, level: Level, tables: &mut TableCache) {
-        // SAFETY: a table from the cache, which nobody can reach.
+        // SAFETY: a table from the cache, which is not linked.
         let table = unsafe { Table::open(&self.platform, frame, level) };
         table.fill(0..1 << F::INDEX_BITS, 0, 0);
         drop(table);

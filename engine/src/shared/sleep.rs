@@ -1,31 +1,31 @@
-//! Taking the permission to write from everybody at once, in a time that does not grow with memory.
+//! Taking the permission to write from all CPUs at once, in a time that does not grow with memory.
 //!
 //! To log what a guest writes, all of its memory has to be write-protected. One pass over all leaves takes as long as there
 //! is memory. So only the entries of the root are changed: the tables below them are put [to sleep](Format::sleep), and
-//! nobody writes below a table that sleeps. The first who wants to *wakes* the tables on his way, one on each level. To
+//! nothing is written below a table that sleeps. The first write *wakes* the tables on its way, one on each level. To
 //! wake a table, its own entries are protected first: leaves lose the permission to write, tables are put to sleep in
-//! their turn. So the work is done where it is needed, a table at a time, and memory that nobody writes costs nothing.
+//! their turn. So the work is done where it is needed, a table at a time, and memory that is not written costs nothing.
 //!
 //! There are two kinds of sleep, and a format says which it has ([`Format::TABLES_RESTRICT`]). Where descriptors of tables
 //! take permissions away, a table that sleeps may still be read through. Where they do not, in arm64 stage 2, it is invalid,
-//! and any access wakes it. An editor sees the difference in neither: to him it is a table.
+//! and any access wakes it. To an editor both are tables like any other.
 //!
 //! # The invariant
 //!
 //! *What is below a table that is awake was protected after the last start, or made writable after it.*
 //!
-//! * A start makes the generation odd and waits for the walks that began before. In them, somebody may be waking a table,
-//!   or making something writable that he has looked up before. Whoever comes later sees the odd generation and **wakes
-//!   nothing**, until the start has put the root's tables to sleep and everybody has forgotten.
-//! * One processor wakes a table, and marks it meanwhile ([`Format::WAKING`]); others are told that it is busy. Two would
-//!   protect a page again that the faster has let somebody write, without anybody forgetting it.
-//! * An entry that somebody holds a claim on may become anything. A table with such an entry stays asleep for now, and a
-//!   start that meets one at the root waits for the walks of that moment, and looks again.
+//! * A start makes the generation odd and waits for the walks that began before. In them, a fault may be waking a table,
+//!   or making something writable that it has looked up before. A later one sees the odd generation and **wakes
+//!   nothing**, until the start has put the root's tables to sleep and every CPU has forgotten.
+//! * One processor wakes a table, and marks it meanwhile ([`Format::WAKING`]); others are told that it is busy. Of two,
+//!   the slower would protect a page again that the faster has let the guest write, and no CPU would forget it.
+//! * An entry that is claimed may become anything. A table with such an entry stays asleep for now, and a start that
+//!   meets one at the root waits for the walks of that moment, and looks again.
 //!
 //! # Nothing to forget
 //!
-//! To wake a table takes no invalidation: what is changed in it was out of the reach of writers, and nobody remembers that
-//! it could be written, since the start has had that forgotten. To open it only allows more.
+//! To wake a table takes no invalidation: what is changed in it was out of the reach of writers, and no TLB holds it as
+//! writable, since the start has had that forgotten. To open it only allows more.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -328,7 +328,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// Protects all entries of a table: leaves lose the permission to write, tables are put to sleep.
     ///
     /// # Errors
-    /// Somebody holds a claim on one of them, which may become anything.
+    /// One of them is claimed, and may become anything.
     fn lull(&self, table: &Table<'_, P>, level: Level, entries: usize) -> Result<(), Asleep> {
         let mut claimed = Ok(());
         // What to do with the last pattern: most entries are alike.
@@ -357,7 +357,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 }
                 match table.compare_exchange(index, entry, next) {
                     Ok(()) => break,
-                    // A flag was set, or somebody has made an edit.
+                    // A flag was set, or another edit was made.
                     Err(now) => entry = now,
                 }
             }
@@ -378,7 +378,7 @@ fn read_only<F: Format>(leaf: u64, level: Level) -> u64 {
 /// Why a table was not woken.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asleep {
-    /// Somebody else is at it.
+    /// Another processor is at it.
     Busy,
     /// It is not what it was.
     Changed,

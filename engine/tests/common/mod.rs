@@ -119,7 +119,7 @@ macro_rules! for_each_guest_format {
     };
 }
 
-/// Says who uses a space. Nobody walks the tables of these tests but the tests.
+/// Says what uses a space. Only the tests walk their tables.
 pub fn used<F: Decoded, P: Platform + Clone>(space: &mut AddressSpace<F, P>, liveness: Liveness) {
     match liveness {
         // SAFETY: no processor walks the tables.

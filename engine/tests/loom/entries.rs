@@ -42,7 +42,7 @@ fn one_of_several_claims_an_entry_and_the_others_see_its_table() {
 }
 
 #[test]
-fn who_follows_a_link_sees_the_table_behind_it() {
+fn a_reader_that_follows_a_link_sees_the_table_behind_it() {
     for readers in 1..=2 {
         loom::model(move || {
             let tables = Tables::new();

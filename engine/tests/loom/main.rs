@@ -1,5 +1,5 @@
 //! The lock-free protocols over all interleavings: entries that processors share, exclusive edits against walkers, edits
-//! by several processors at once, the question when a table is out of everybody's hands, the slots of a guest, the log
+//! by several processors at once, the question when no walk holds a table any more, the slots of a guest, the log
 //! of what it writes, and flushes of other processors.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test --release -p tablewright --test loom`. Each protocol is explored whole,

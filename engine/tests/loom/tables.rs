@@ -133,7 +133,7 @@ pub const fn frame(number: u64) -> Pa {
     Pa::new((number + 1) << 12)
 }
 
-/// A few tables that processors share. (The count of those who share them is not under test, and so is not loom's.)
+/// A few tables that processors share. (Their reference count is not under test, and so is not loom's.)
 pub struct Tables(Vec<Entry>);
 
 impl Tables {
@@ -145,7 +145,7 @@ impl Tables {
         &self.0[((frame.get() >> 12) as usize - 1) * 4 + index]
     }
 
-    /// Fills a table with what nobody must see.
+    /// Fills a table with what must never be seen.
     pub fn poison(&self, frame: Pa) {
         for index in 0..4 {
             self.entry(frame, index).store(POISON);
