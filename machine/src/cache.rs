@@ -5,7 +5,7 @@
 //! page is cleaned. An instruction cache keeps what it fetched until it is told, and fetches from where data caches
 //! meet it. (DDI 0487 D7.5; `CTR_EL0.IDC` and `DIC` say what need not be done.)
 //!
-//! A page whose state nobody recorded is clean.
+//! A page whose state was not recorded is clean.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

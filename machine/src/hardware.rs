@@ -1,6 +1,6 @@
 //! The memory management units of all CPUs: store buffers, table walks, TLBs, invalidation, and the rules.
 //!
-//! Everything here is an operation at one moment: what a CPU or its table walker does between two looks of anybody else.
+//! Everything here is an operation at one moment: what a CPU or its table walker does between two looks of any other.
 //! *When* these moments come is the business of two drivers: the machine puts them in the order of virtual time,
 //! perturbed by a seed, and the litmus explorer tries all orders. Both drive the same
 //! model.
@@ -370,8 +370,8 @@ struct Space {
     id: u16,
     /// CPUs that have loaded it. Of a space that is tracked, those that have not left it since.
     cpus: Vec<u64>,
-    /// The program knows who has it loaded, and tells nobody else: who has left it does not use what he remembers before he has
-    /// loaded it again.
+    /// The program knows which CPUs have it loaded, and tells no others: one that has left it does not use what it remembers
+    /// before it has loaded it again.
     tracked: bool,
 }
 
@@ -768,7 +768,7 @@ impl Hardware {
         self.synchronise(cpu);
     }
 
-    /// Nobody may have a tracked space loaded that is detached; then nobody uses what was owed.
+    /// No CPU may have a tracked space loaded that is detached; then none uses what was owed.
     fn abandon(&self, cpu: usize, space: u16) {
         let left = (0..self.cores.len()).find(|&other| self.uses(other, space, true));
         if let Some(other) = left {
@@ -962,7 +962,7 @@ impl Hardware {
         }
     }
 
-    /// Nobody remembers a frame that may be given back. By then the list of obligations says so; this looks.
+    /// No CPU remembers a frame that may be given back. By then the list of obligations says so; this looks.
     fn check_forgotten(&self, cpu: usize, pa: u64) {
         let page = 1u64 << self.memory.page_shift();
         for (other, core) in self.cores.iter().enumerate() {
@@ -1069,7 +1069,7 @@ impl Hardware {
         self.look_around();
     }
 
-    /// Two pages hold the same bytes, and nobody writes either: as when equal pages are merged.
+    /// Two pages hold the same bytes, and neither is written: as when equal pages are merged.
     pub(crate) fn declare_alike(&self, a: u64, b: u64) {
         self.alike.borrow_mut().push((a, b));
     }

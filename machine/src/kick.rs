@@ -4,21 +4,22 @@
 //! has left the guest and has invalidated before it enters again. Whether it is in the guest, and whether it has been asked
 //! to forget, are two words, each written by one side and read by the other:
 //!
-//! | who asks | the vCPU |
+//! | the CPU that asks | the vCPU |
 //! |---|---|
 //! | writes the request | says that it is in the guest |
 //! | full barrier | full barrier |
 //! | in the guest? then an interrupt, and waits until it is outside | a request? then out again, forgets, and anew |
 //!
-//! With both barriers at least one sees the other, so nobody is in the guest with an old translation when the wait is over,
-//! and who is outside is not waited for. He may be stopped for as long as he likes: he forgets before he enters.
+//! With both barriers at least one sees the other, so no vCPU is in the guest with an old translation when the wait is
+//! over, and one that is outside is not waited for. It may be stopped for any time: it forgets before it enters.
 //!
 //! Interrupts are sent one after the other, [`Costs::interrupt`](crate::Costs::interrupt) each. One is taken between two
 //! instructions of the guest, and costs the vCPU an exit and an entry ([`Costs::exit`](crate::Costs::exit)) and the
 //! invalidation.
 //!
 //! An obligation of the [rules](crate::Rule) is discharged when every CPU that has loaded the root has forgotten, outside of the guest
-//! or not. That is later than the wait ends: whoever gives frames back after a kick has a vCPU that stays outside reported.
+//! or not. That is later than the wait ends: a program that gives frames back after a kick has a vCPU that stays outside
+//! reported.
 
 use std::cell::{Cell, RefCell};
 
@@ -42,7 +43,7 @@ struct Vcpu {
 }
 
 impl Vcpu {
-    /// Whether somebody who has asked for the `number`th time has to wait for it.
+    /// Whether a CPU that has made the `number`th request has to wait for it.
     fn is_behind(&self, number: u64) -> bool {
         self.inside.get() && self.done.get() < number
     }
@@ -168,7 +169,7 @@ impl Machine {
         result
     }
 
-    /// The guest computes, in registers, until somebody [wakes](crate::Cpu::wake) this CPU or has kicked it.
+    /// The guest computes, in registers, until this CPU is [woken](crate::Cpu::wake) or kicked.
     pub fn guest_computes(&self) {
         self.go_on_in_guest();
         let cpu = self.cpu();

@@ -30,7 +30,7 @@
 //! # The invariant
 //!
 //! **Every access to shared state is done in the order of (virtual time, CPU), exactly.** A CPU that is not first waits
-//! until it is; then nobody can come before it any more, because clocks only go forward.
+//! until it is; then no other can come before it any more, because clocks only go forward.
 //!
 //! It is tempting to order only where CPUs synchronise, at locks and barriers, and to let each run freely in between. That
 //! is deterministic as well, and wrong. Whatever is shared is a queue: a cache line, a bus, a port. A CPU that runs ahead

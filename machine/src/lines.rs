@@ -1,9 +1,9 @@
-//! The cache lines of tables: who wrote each last, and who waits for it.
+//! The cache lines of tables: which CPU wrote each last, and until when it is on its way.
 //!
 //! A line that another CPU wrote last has to be fetched from there, one CPU at a time. A line that has been read since
 //! is in more than one cache: reading it is cheap for all, as if each had fetched it already, and writing it takes
 //! it away from them. The directory is of a fixed size; a line that finds its place taken by another is in memory, where
-//! nobody has to wait for it.
+//! no CPU has to wait for it.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ const SHARED: u16 = u16::MAX;
 struct Place {
     line: Cell<u64>,
     owner: Cell<u16>,
-    /// Until when it is on its way to somebody.
+    /// Until when it is on its way to a CPU.
     busy: Cell<Time>,
 }
 

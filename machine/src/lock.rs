@@ -1,13 +1,13 @@
 //! A lock that is handed over in the order in which CPUs asked for it.
 //!
-//! The holder does not set the lock free while somebody waits: it makes the first of the queue the owner, who goes on
+//! The holder does not set the lock free while a CPU waits: it makes the first of the queue the owner, which goes on
 //! after the cost of the hand-over. That cost, the line of the lock travelling to the next CPU, is what a contended lock
 //! is made of. CPUs wait parked, in a queue that runs through the scheduler's record of each of them: a CPU is in one
 //! queue at most, so no queue needs memory.
 
 use std::cell::Cell;
 
-use crate::resource::{Counter, NOBODY, Usage};
+use crate::resource::{Counter, NO_CPU, Usage};
 use crate::sched::Cpu;
 use crate::time::Time;
 
@@ -43,7 +43,7 @@ pub struct LockCosts {
 #[derive(Debug)]
 pub struct Lock {
     owner: Cell<u16>,
-    /// The queue, empty if `head` is [`NOBODY`].
+    /// The queue, empty if `head` is [`NO_CPU`].
     head: Cell<u16>,
     tail: Cell<u16>,
     /// When the owner has it, once it was handed over.
@@ -56,16 +56,16 @@ impl Lock {
     /// A lock that is free.
     pub fn new(costs: LockCosts) -> Self {
         Self {
-            owner: Cell::new(NOBODY),
-            head: Cell::new(NOBODY),
-            tail: Cell::new(NOBODY),
+            owner: Cell::new(NO_CPU),
+            head: Cell::new(NO_CPU),
+            tail: Cell::new(NO_CPU),
             granted: Cell::new(Time::ZERO),
             costs,
             counter: Counter::default(),
         }
     }
 
-    /// Takes the lock, after those who asked before. An ordered access.
+    /// Takes the lock, after those that asked before. An ordered access.
     ///
     /// # Panics
     /// If this CPU has it already.
@@ -77,18 +77,18 @@ impl Lock {
             self.owner.get() != id,
             "CPU {id} asks for a lock that it holds"
         );
-        if self.owner.get() == NOBODY {
+        if self.owner.get() == NO_CPU {
             self.owner.set(id);
             self.counter.count(Time::ZERO);
             cpu.wait_until(asked + self.costs.take);
         } else {
-            if self.head.get() == NOBODY {
+            if self.head.get() == NO_CPU {
                 self.head.set(id);
             } else {
                 cpu.link(usize::from(self.tail.get())).set(id);
             }
             self.tail.set(id);
-            // Somebody else may wake a CPU that waits here: an interrupt. It keeps its place.
+            // An interrupt may wake a CPU that waits here. It keeps its place.
             while self.owner.get() != id {
                 cpu.park();
             }
@@ -103,12 +103,12 @@ impl Lock {
         cpu.order();
         let next = self.head.get();
         self.owner.set(next);
-        if next == NOBODY {
+        if next == NO_CPU {
             return;
         }
         let last = next == self.tail.get();
         self.head.set(if last {
-            NOBODY
+            NO_CPU
         } else {
             cpu.link(usize::from(next)).get()
         });

@@ -432,7 +432,7 @@ impl Machine {
         self.hardware.load_guest(cpu.id(), root);
     }
 
-    /// The running CPU loads the tables of a kernel that are nobody's space: there is no root.
+    /// The running CPU loads the tables of a kernel that are no space: there is no root.
     pub fn unload(&self) {
         let cpu = self.cpu();
         cpu.order();
@@ -500,7 +500,7 @@ impl Machine {
         self.hardware.give_frame(cpu.id(), page.get());
     }
 
-    /// From now on nobody may map any of these addresses, used or not.
+    /// From now on none of these addresses may be mapped, used or not.
     pub fn forbid(&self, first: Pa, last: Pa) {
         self.hardware.forbid(first.get(), last.get());
     }
@@ -737,7 +737,7 @@ pub struct MachineLock<'m> {
 }
 
 impl MachineLock<'_> {
-    /// Takes it, after those who asked before.
+    /// Takes it, after those that asked before.
     pub fn acquire(&self) -> MachineHeld<'_> {
         MachineHeld {
             machine: self.machine,
@@ -792,9 +792,9 @@ impl<'m> Mapper<'m> {
         self.machine.hardware.detach(cpu.id(), self.space);
     }
 
-    /// The same for a space whose program knows who has it loaded, and under which identifier, which is said by
-    /// [`load_as`](Mapper::load_as). Who has loaded another and has [left](Mapper::leave) it need not be told what has changed: he forgets it
-    /// before he loads the space again, or breaks a rule when he uses it.
+    /// The same for a space whose program knows which CPUs have it loaded, and under which identifier, which is said by
+    /// [`load_as`](Mapper::load_as). A CPU that has loaded another and has [left](Mapper::leave) it need not be told what has
+    /// changed: it forgets that before it loads the space again, or breaks a rule when it uses it.
     pub fn track(&self, root: Pa, half: tablewright::Half) {
         self.machine.hardware.track(self.space);
         self.attach(root, half, 0);

@@ -2,12 +2,12 @@
 //!
 //! Invariants:
 //!
-//! * A frame is in one [`State`]. It is handed out [`Private`](State::Private): only who asked for it knows it. It
-//!   becomes [`Live`](State::Live) when an entry that walkers can reach points to it, and [`Detached`](State::Detached)
-//!   when no entry does any more but a walker may still remember the way. It is [`Free`](State::Free) again only from
-//!   the first and the last.
+//! * A frame is in one [`State`]. It is handed out [`Private`](State::Private): only the CPU that asked for it knows
+//!   it. It becomes [`Live`](State::Live) when an entry that walkers can reach points to it, and
+//!   [`Detached`](State::Detached) when no entry does any more but a walker may still remember the way. It is
+//!   [`Free`](State::Free) again only from the first and the last.
 //! * A frame that is handed out holds [`POISON`] in every entry. It is a valid descriptor that leads out of memory, so
-//!   that a walker that follows an entry which nobody wrote is noticed, whatever the format.
+//!   that a walker that follows an entry which was not written is noticed, whatever the format.
 //! * A frame that was freed is the next to be handed out. What still uses it then uses something else.
 //!
 //! The bytes are those of the host, so that a table of the machine is a table of the engine.
@@ -17,13 +17,13 @@ use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::slice;
 
-/// What a frame holds before anybody has written it: valid in every format, and leading nowhere.
+/// What a frame holds before it is written: valid in every format, and leading nowhere.
 pub(crate) const POISON: u64 = 0x0000_dead_dead_d003;
 
 /// What has become of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Nobody's.
+    /// Not handed out.
     Free,
     /// Its owner's, and out of the reach of walkers.
     Private,
@@ -42,7 +42,7 @@ pub(crate) struct Meta {
     pub depth: Cell<u8>,
     /// The space it is reachable in.
     pub space: Cell<u16>,
-    /// Who wrote it last while it was private, and at which publication of theirs.
+    /// The CPU that wrote it last while it was private, and at which of its publications.
     pub writer: Cell<u16>,
     pub epoch: Cell<u32>,
     /// How often it was handed out.
@@ -51,7 +51,7 @@ pub(crate) struct Meta {
     pub first: Cell<u64>,
     /// The number of the obligation under which it was cut off.
     pub cut: Cell<u64>,
-    /// The entry that links it, or [`ROOT`]. Others are kept by those who look at links.
+    /// The entry that links it, or [`ROOT`]. Others are kept by what looks at links.
     pub parent: Cell<u64>,
 }
 
@@ -159,7 +159,7 @@ impl Memory {
         self.most.get()
     }
 
-    /// Makes every frame free again, whoever has it.
+    /// Makes every frame free again, whatever its state.
     pub fn clear(&mut self) {
         for meta in &self.meta[..self.next.get()] {
             meta.state.set(State::Free);
@@ -172,7 +172,7 @@ impl Memory {
 
     /// Has the host provide all of it now.
     pub fn touch(&mut self) {
-        // SAFETY: the allocation, of which nobody has a reference: `self` is borrowed exclusively.
+        // SAFETY: the allocation, to which there is no reference: `self` is borrowed exclusively.
         unsafe { self.base.as_ptr().write_bytes(0, self.layout.size()) };
     }
 
@@ -195,7 +195,7 @@ impl Memory {
         meta.generation
             .update(|generation| generation.wrapping_add(1));
         let fill = if state == State::Data { 0 } else { POISON };
-        // SAFETY: the entries of a frame, which was nobody's; there is one thread, and the reference ends here.
+        // SAFETY: the entries of a frame, which was free; there is one thread, and the reference ends here.
         unsafe { slice::from_raw_parts_mut(self.entry(frame, 0), self.entries()) }.fill(fill);
         self.used.update(|used| used + 1);
         self.most.set(self.most.get().max(self.used.get()));
@@ -286,7 +286,7 @@ impl Memory {
     /// The 8 bytes at a physical address; poison where there is no memory.
     #[inline(always)]
     pub(crate) fn read(&self, pa: u64) -> u64 {
-        // SAFETY: `at` gives a valid and aligned pointer; there is one thread and nobody has a reference.
+        // SAFETY: `at` gives a valid and aligned pointer; there is one thread and no reference.
         self.at(pa).map_or(POISON, |at| unsafe { at.read() })
     }
 
@@ -310,7 +310,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and nobody else has it.
+        // SAFETY: allocated with this layout, and not used any more.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }

@@ -164,7 +164,7 @@ pub enum Source {
     Published,
     /// Said by the maker's manual, or demanded by the architecture.
     Documented,
-    /// Nobody says so; chosen.
+    /// No source says so; chosen.
     Assumed,
 }
 
@@ -349,7 +349,7 @@ impl Profile {
         };
         match read() {
             Ok(text) => Self::parse(&text, name_or_path),
-            // Somebody who names no directory and no file type meant a name.
+            // Without a directory and a file type it was meant as a name.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && !name_or_path.contains(['/', '.', '\\']) =>

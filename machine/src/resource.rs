@@ -1,4 +1,4 @@
-//! Things that serve one CPU at a time: whoever comes while they are busy waits its turn, in virtual time.
+//! Things that serve one CPU at a time: one that comes while they are busy waits its turn, in virtual time.
 //!
 //! A bus, a port, the right to write a cache line: all of them are a moment at which they are free again. A CPU that
 //! comes in order reserves the next stretch of time and moves that moment on; since all come in order, one moment is
@@ -85,7 +85,7 @@ impl Resource {
         Self::default()
     }
 
-    /// Uses it for so long, after those who came before. Returns how long the CPU waited for them. An ordered access.
+    /// Uses it for so long, after those that came before. Returns how long the CPU waited for them. An ordered access.
     #[inline(always)]
     pub fn acquire(&self, cpu: Cpu<'_>, service: Time) -> Time {
         cpu.order();
@@ -173,22 +173,22 @@ pub struct Line {
     resource: Resource,
 }
 
-/// Owner of a line that nobody has, or of a lock.
-pub(crate) const NOBODY: u16 = u16::MAX;
+/// Owner of a line that no CPU has, or of a lock.
+pub(crate) const NO_CPU: u16 = u16::MAX;
 
 impl Line {
-    /// A line in nobody's cache.
+    /// A line in no cache.
     pub fn new(costs: LineCosts) -> Self {
         Self {
-            owner: Cell::new(NOBODY),
+            owner: Cell::new(NO_CPU),
             transfers: Cell::new(0),
             costs,
             resource: Resource::new(),
         }
     }
 
-    /// Writes to the line. Returns how long the CPU waited for others who were at it. An ordered access; what the line
-    /// holds is touched directly after it.
+    /// Writes to the line. Returns how long the CPU waited for others that were at it. An ordered access; what the
+    /// line holds is touched directly after it.
     #[inline(always)]
     pub fn access(&self, cpu: Cpu<'_>) -> Time {
         cpu.order();

@@ -2,7 +2,7 @@
 //!
 //! # Obligations
 //!
-//! A processor may remember what a descriptor said for as long as nobody tells it to forget. So whoever changes a
+//! A processor may remember what a descriptor said for as long as it is not told to forget. So a CPU that changes a
 //! descriptor that may be remembered takes on an **obligation**: to have what it said invalidated. An obligation is
 //! *discharged* when an invalidation that the architecture says covers it, made after the change was visible to
 //! walkers, is complete on every CPU that may remember. Until then
@@ -11,9 +11,9 @@
 //! * where a break is demanded, the new descriptor must not be made;
 //! * the identifier of a space that was taken away must not be given to another.
 //!
-//! Whoever says that an invalidation is complete that does not discharge what it claims to is wrong there and then, and
-//! no luck is needed to see it: not the processor that happens to use the old translation, but the fact that one may,
-//! is the fault. What processors in fact remember is simulated as well; the two have to agree, and each use of a stale
+//! To say that an invalidation is complete that does not discharge what it claims to is wrong there and then, and no
+//! luck is needed to see it: not the processor that happens to use the old translation, but the fact that one may, is
+//! the fault. What processors in fact remember is simulated as well; the two have to agree, and each use of a stale
 //! translation is checked against the list.
 //!
 //! Above a stage 2, a guest has a stage 1. What processors remember of both, combined, has the guest's virtual address, and an
@@ -193,9 +193,9 @@ pub(crate) struct Obligation {
     pub pa: u64,
     /// The old descriptor, the first if several are one obligation.
     pub raw: u64,
-    /// Who changed it.
+    /// The CPU that changed it.
     pub writer: u16,
-    /// Who cut off a table above it before the change was visible, and at what depth.
+    /// The CPU that cut off a table above it before the change was visible, and at what depth.
     pub cutter: Option<(u16, u8)>,
     /// The change is visible to walkers.
     pub published: bool,
@@ -299,7 +299,7 @@ impl Obligation {
 
     /// An invalidation of what was combined: the second step, if the first is done wherever this one reaches.
     fn issue_combined(&mut self, cpu: usize, tlbi: &Tlbi) {
-        // Nobody knows all the virtual addresses under which a guest has combined a page: less than all is no step.
+        // The virtual addresses under which a guest has combined a page are not all known: less than all is no step.
         if !self.published || !tlbi.is_all_combined(self.id) || self.issued.contains(cpu) {
             return;
         }
@@ -367,7 +367,7 @@ impl Obligations {
         self.0.retain(|o| o.space != space || o.global);
     }
 
-    /// The space is loaded under another identifier, and nobody has it loaded under the one before: what was changed visibly is
+    /// The space is loaded under another identifier, and no CPU has it loaded under the one before: what was changed visibly is
     /// remembered under none that is used.
     pub fn rename(&mut self, space: u16, id: u16, is_visible: impl Fn(&Obligation) -> bool) {
         self.0.retain_mut(|o| {
@@ -515,7 +515,7 @@ impl Obligations {
         self.0.append(&mut more);
     }
 
-    /// Somebody says that what `tlbi` names of this space is invalidated once it is complete.
+    /// A CPU says that what `tlbi` names of this space is invalidated once it is complete.
     pub fn claim(&mut self, cpu: usize, space: u16, range: (u64, u64), tlbi: &Tlbi) {
         for o in &mut self.0 {
             // What others have changed they invalidate themselves, each with what covers it.

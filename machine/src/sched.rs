@@ -98,7 +98,7 @@ pub struct Outcome {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunError {
-    /// These CPUs are parked and nobody is left to wake them.
+    /// These CPUs are parked and none is left to wake them.
     Deadlock {
         /// The clock of the CPU that ran last.
         time: Time,
@@ -136,7 +136,7 @@ impl fmt::Display for RunError {
             Self::Deadlock { time, cpus } => {
                 write!(
                     f,
-                    "deadlock at {time}: CPUs {cpus:?} wait for each other or for nobody"
+                    "deadlock at {time}: CPUs {cpus:?} wait for each other or for nothing"
                 )
             }
             Self::TimeLimit { cpus } => {
@@ -218,7 +218,7 @@ pub struct Scheduler {
     /// The key at which the run ends.
     limit: u64,
     running: Cell<bool>,
-    /// The run has come to its end, and the stacks of those who did not are being unwound.
+    /// The run has come to its end, and the stacks of CPUs that did not are being unwound.
     stopping: Cell<bool>,
     /// There have been as many accesses as were allowed.
     exhausted: Cell<bool>,
@@ -581,7 +581,7 @@ impl<'s> Cpu<'s> {
         time_of(self.0.now.get())
     }
 
-    /// Spends time on something private. Nobody else can tell when it happens, so nobody is asked.
+    /// Spends time on something private. No other CPU can tell when it happens, so none is asked.
     #[inline(always)]
     pub fn spend(self, cost: Time) {
         self.pay(cost.price());
@@ -631,12 +631,11 @@ impl<'s> Cpu<'s> {
 
     /// Stops until another CPU [wakes](Cpu::wake) this one.
     ///
-    /// A wake-up that comes before finds nobody and is forgotten. A CPU that looks at shared state and then parks
-    /// misses none, as long as it does nothing between the two: parking is an ordered access as well, at the same
-    /// moment.
+    /// A wake-up that comes before is forgotten. A CPU that looks at shared state and then parks misses none, as long
+    /// as it does nothing between the two: parking is an ordered access as well, at the same moment.
     ///
     /// # Panics
-    /// Outside of a run, where nobody could wake it.
+    /// Outside of a run, where no CPU could wake it.
     pub fn park(self) {
         self.0.park(None);
     }

@@ -37,7 +37,7 @@ impl Drop for MachineWalk<'_> {
         let cpu = machine.cpu();
         cpu.order();
         if !self.inner {
-            // Who finds the walk to be over sees what it has stored: the announcement is a release.
+            // A CPU that finds the walk to be over sees what it has stored: the announcement is a release.
             machine.hardware.hand_over(cpu.id());
             machine.software_walks.since[cpu.id()].set(None);
         }

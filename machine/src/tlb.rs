@@ -4,7 +4,7 @@
 //!
 //! An invalidation that reaches 416 CPUs would have to search 416 TLBs. Instead it is written down once, with the next
 //! number of one sequence, and every remembered entry carries the number up to which it has been held against the
-//! record. Whoever wants to use an entry first holds it against what came since. The last [`KEPT`] invalidations are
+//! record. Before an entry is used, it is held against what came since. The last [`KEPT`] invalidations are
 //! kept; an entry that was not looked at for longer is given up, which a TLB may do with any entry at any time.
 //!
 //! # What an invalidation covers

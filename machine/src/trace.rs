@@ -171,12 +171,12 @@ impl fmt::Display for Event {
 /// Where a trace goes: called with each line, without its end.
 pub type Sink = Box<dyn FnMut(&str)>;
 
-/// Writes the trace, if somebody wants one.
+/// Writes the trace, if one is wanted.
 #[derive(Default)]
 pub(crate) struct Tracer {
     on: Cell<bool>,
     sink: RefCell<Option<Sink>>,
-    /// Who called the operation that is under way.
+    /// The caller of the operation that is under way.
     place: Cell<Option<&'static Location<'static>>>,
 }
 

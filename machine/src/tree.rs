@@ -1,8 +1,8 @@
-//! A tournament tree of the CPUs that wait for their turn: who is first is read in one load.
+//! A tournament tree of the CPUs that wait for their turn: the first is read in one load.
 //!
 //! The leaves are the keys of the CPUs, [`NEVER`] for one that does not wait for a turn; each inner node is the smaller
 //! of its two children, so the root is the first of all. **The CPU that runs is not in the tree.** The root is then at
-//! once the next CPU to resume and the bound up to which the running one may go on without asking anybody.
+//! once the next CPU to resume and the bound up to which the running one may go on without asking.
 //!
 //! Both changes touch one path and nothing else. A CPU enters with [`lower`](Tree::lower), which stops at the first
 //! node that is smaller already: a CPU that comes back usually goes far behind the first, and its path is short. It

@@ -129,7 +129,7 @@ fn two_locks_in_the_wrong_order_are_a_deadlock() {
     let message = stopped.unwrap_err().to_string();
     assert_eq!(
         message,
-        "deadlock at 1.02 µs: CPUs [0, 1] wait for each other or for nobody"
+        "deadlock at 1.02 µs: CPUs [0, 1] wait for each other or for nothing"
     );
 }
 

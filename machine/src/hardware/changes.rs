@@ -150,8 +150,8 @@ impl Hardware {
         if harmless && self.says_the_same(was, is) {
             return;
         }
-        // Whoever uses the old copy may do no more than the new one allows, which the comparison of the two says without a
-        // list, and what becomes of the new one concerns both.
+        // A CPU that uses the old copy may do no more than the new one allows, which the comparison of the two says
+        // without a list, and what becomes of the new one concerns both.
         let rights_grow = |was: &Leaf, is: &Leaf| !was.contiguous && is_harmless(was, is);
         if let (Descriptor::Leaf(was), Descriptor::Leaf(is_leaf)) = (was, is)
             && rights_grow(was, is_leaf)
@@ -200,7 +200,7 @@ impl Hardware {
         obligations.add(owed);
     }
 
-    /// What the tables above an entry take away, and nobody remembers otherwise.
+    /// What the tables above an entry take away, and no CPU remembers otherwise.
     fn denied_above(&self, space: u16, va: u64, depth: u8) -> Denied {
         let mut above = Denied::default();
         let Some((mut table, _)) = self.spaces.borrow()[usize::from(space)].root else {

@@ -36,7 +36,7 @@ pub(super) struct Guest {
     root: Cell<Option<(u64, u16)>>,
     tlb: RefCell<Vec<Combined>>,
     tables: RefCell<Vec<Known>>,
-    /// Who makes room next, in both.
+    /// The entry that makes room next, in both.
     next: Cell<usize>,
     /// A speculative walk that has been left half-way.
     speculative: Cell<Option<GuestWalk>>,

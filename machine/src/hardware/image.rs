@@ -3,7 +3,7 @@
 //!
 //! An image is *normal*: two states that behave alike from here on have equal images. What an invalidation has covered
 //! is left out, and everything that is left counts as remembered now: the number of the last invalidation does not
-//! matter to anybody. Stores are numbered by the order of their groups alone.
+//! matter. Stores are numbered by the order of their groups alone.
 
 use std::hash::{Hash, Hasher};
 

@@ -9,7 +9,7 @@ use tablewright_walker::{Denied, Leaf};
 
 use super::{CLEAN, Early, Hardware};
 
-/// So much may happen between two invalidations of guests that nobody orders.
+/// So much may happen between two invalidations of guests that are not ordered.
 const MOST_BETWEEN: u32 = 12;
 
 impl Hardware {
@@ -133,7 +133,7 @@ impl Hardware {
                     let mut using = holders().filter(uses);
                     return o.is_claimed_by(cpu) && using.all(|c| told.contains(&(c, true)));
                 }
-                // Nobody is told twice. With many CPUs, each of which completes for itself, most are not told yet.
+                // No CPU is told twice. With many CPUs, each of which completes for itself, most are not told yet.
                 !told.is_empty()
                     && told.len() >= holders().count()
                     && holders().all(|c| told.contains(&(c, true)))

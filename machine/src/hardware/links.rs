@@ -149,7 +149,7 @@ impl Hardware {
         } else {
             self.memory.entries()
         };
-        // SAFETY: the entries of a frame; there is one thread, and nobody writes them while this slice lives.
+        // SAFETY: the entries of a frame; there is one thread, and they are not written while this slice lives.
         let all = unsafe { std::slice::from_raw_parts(self.memory.entry(frame, 0), entries) };
         // Most tables are empty when they are linked: there is nothing to look at.
         if all.iter().fold(0, |any, &entry| any | entry) == 0 {
@@ -240,7 +240,7 @@ impl Hardware {
         let mut entries = self.aliases.entries.borrow_mut();
         let others = entries.get_mut(&table);
         if meta.parent.get() != parent {
-            // Two CPUs have cut it off there, of whom one is late.
+            // Two CPUs have cut it off there, one of them late.
             if let Some(others) = others {
                 others.retain(|&other| other != parent);
             }
@@ -385,7 +385,7 @@ impl Hardware {
                 return;
             }
             State::Live => {}
-            // One that nobody had yet is linked in a table that was cut off.
+            // One that was out of reach is linked in a table that was cut off.
             State::Private => meta.depth.set(depth),
             State::Free | State::Detached | State::Data => return,
         }

@@ -138,7 +138,7 @@ impl Hardware {
         self.look_around();
     }
 
-    /// What an entry links is reached by those who reach its table: by everybody, or, if that was cut off, by walkers who still
+    /// What an entry links is reached by the walkers that reach its table: by all, or, if that was cut off, by those that still
     /// know the way.
     fn linked(&self, cpu: usize, pa: u64, frame: usize, value: u64) {
         let meta = self.memory.meta(frame);
@@ -164,7 +164,7 @@ impl Hardware {
         }
     }
 
-    /// Software overwrites an entry: flags that hardware has set there are lost if nobody has seen them.
+    /// Software overwrites an entry: flags that hardware has set there are lost if they were not seen.
     pub(super) fn check_flags(&self, cpu: usize, pa: u64, value: u64) {
         if self.unseen.borrow().is_empty() {
             return;
@@ -225,7 +225,7 @@ impl Hardware {
         value
     }
 
-    /// Software looks into a table: it has to be somebody's.
+    /// Software looks into a table: it has to be handed out.
     pub(super) fn check_taken(&self, cpu: usize, pa: u64) {
         let given_back = self
             .memory
@@ -445,7 +445,7 @@ impl Hardware {
         }
     }
 
-    /// What this CPU stored is seen by whoever takes over from it: the release of a lock.
+    /// What this CPU stored is seen by the CPU that takes over from it: the release of a lock.
     pub(crate) fn hand_over(&self, cpu: usize) {
         if self.wary.get() {
             self.drain(cpu);

@@ -291,7 +291,7 @@ impl Hardware {
                 State::Free => "which was given back".to_owned(),
                 State::Private => "which was given back and taken again".to_owned(),
                 State::Data => "which holds data".to_owned(),
-                _ => format!("in which nobody wrote the entry ({descriptor:#x})"),
+                _ => format!("in which the entry was not written ({descriptor:#x})"),
             },
         };
         self.violate(

@@ -4,10 +4,9 @@
 //!
 //! A CPU executes out of order. Each instruction of a test takes one or a few steps; an access to a virtual address takes
 //! two: it is **translated** (a look into the TLB, or a walk, one descriptor that may change at a time) and it is
-//! **performed** (a load reads, a store enters the buffer). Between any two steps of anybody, anything may happen that
-//! the hardware is free to do. The explorer tries every order of all steps, depth first, and goes on
-//! from each state once. The rules, with the sections of DDI 0487 and SDM that they are from, are in `docs/litmus.md`;
-//! in short:
+//! **performed** (a load reads, a store enters the buffer). Between any two steps, anything may happen that the
+//! hardware is free to do. The explorer tries every order of all steps, depth first, and goes on from each state once.
+//! The rules, with the sections of DDI 0487 and SDM that they are from, are in `docs/litmus.md`; in short:
 //!
 //! * A translation may be made at any time after the last context synchronisation event. No barrier holds it back; with
 //!   FEAT_ETS2 a DSB does.
@@ -29,7 +28,7 @@
 //! * *Translations that are thrown away.* One that a context synchronisation event or a fault discards has left nothing
 //!   but what a speculative fill leaves, and those are tried. So a translation waits for such an event, and a fault is
 //!   found only where nothing after it has begun.
-//! * *Fills that nobody uses*: of an address that the CPU does not access any more, unless they set an access flag.
+//! * *Fills that are not used*: of an address that the CPU does not access any more, unless they set an access flag.
 //! * *Waiting for nothing*: a step that only its own CPU sees, and after which that CPU may do all that it might before,
 //!   is taken at once.
 
@@ -185,7 +184,7 @@ struct State {
     /// Which stores are in each buffer.
     stores: Vec<Vec<u8>>,
     words: Vec<u64>,
-    /// Who wrote each word last.
+    /// The store that wrote each word last.
     writers: Vec<u8>,
 }
 
@@ -356,7 +355,7 @@ impl Explorer<'_> {
         let mut steps = Vec::new();
         for thread in 0..self.test.threads() {
             if self.instructions(state, thread, &mut steps) {
-                // The last is one that nobody else sees.
+                // The last is one that no other CPU sees.
                 return steps.split_off(steps.len() - 1);
             }
         }
@@ -378,7 +377,7 @@ impl Explorer<'_> {
     }
 
     fn fills(&self, state: &State, cpu: usize, steps: &mut Vec<Step>) {
-        // The flags that walks set are seen by everybody, whatever is remembered.
+        // The flags that walks set are seen by every CPU, whatever is remembered.
         let sets_flags = cpu == 0 && self.hardware.architecture.hardware_access;
         for address in 0..self.test.addresses.len() {
             let va = self.test.addresses[address].va;
@@ -828,7 +827,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Whether the way to a table is through descriptors that nobody writes, so that remembering it adds nothing.
+    /// Whether the way to a table is through descriptors that are not written, so that remembering it adds nothing.
     fn is_derivable(
         &self,
         root: Option<(u64, u16)>,
@@ -1005,7 +1004,7 @@ impl Explorer<'_> {
     /// first.
     ///
     /// A load that was performed before an earlier one of the same address has been translated goes with that one: of
-    /// one address nobody reads something new and then something old (the catalogue's `coRR-pte9`).
+    /// one address no CPU reads something new and then something old (the catalogue's `coRR-pte9`).
     fn wait_for_others(&self, next: &mut State, thread: usize, pending: &[Tlbi]) -> Option<()> {
         for cpu in (0..next.cores.len()).filter(|&cpu| cpu != thread) {
             let id = next.cores[cpu].id();
@@ -1181,7 +1180,7 @@ impl Explorer<'_> {
 
     // ---- Memory ----
 
-    /// A load reads: what the thread has stored there and nobody sees yet, or what is in memory.
+    /// A load reads: what the thread has stored there and no other sees yet, or what is in memory.
     fn read(&self, next: &mut State, thread: usize, at: usize) -> Option<()> {
         let pa = self.place_of(thread, at, &next.phases[thread][at])?;
         let code = &self.test.code[thread].code;
@@ -1216,7 +1215,7 @@ impl Explorer<'_> {
         Some(())
     }
 
-    /// What a load of this thread finds, and who wrote it.
+    /// What a load of this thread finds, and the store that wrote it.
     fn current(&self, next: &State, thread: usize, pa: u64) -> (u64, u8) {
         let value = self.hardware.visible_to(thread, pa);
         let mine = next.cores[thread].buffered().zip(&next.stores[thread]);
@@ -1582,7 +1581,7 @@ impl Outcome {
     }
 }
 
-/// 128 bits that two states share by chance once in so many runs that nobody will see it.
+/// 128 bits, which two states share by chance too seldom to be seen.
 fn fingerprint(state: &State) -> u128 {
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();

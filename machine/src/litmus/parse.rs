@@ -33,7 +33,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-// A test that is larger has more executions than anybody waits for.
+// A test that is larger has more executions than can be waited for.
 const MOST_THREADS: usize = 4;
 const MOST_INSTRUCTIONS: usize = 16;
 const MOST_NAMES: usize = 16;

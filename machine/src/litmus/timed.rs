@@ -158,7 +158,7 @@ struct Run<'r> {
     machine: &'r Machine,
     layout: &'r Layout,
     results: RefCell<Vec<Vec<End>>>,
-    /// A shootdown under way, by whom, and who has answered it.
+    /// A shootdown under way, the CPU that asks, and those that have answered.
     asked: Cell<Option<(usize, Scope)>>,
     answered: Cell<u64>,
     /// CPUs that have come to their end.
@@ -256,7 +256,7 @@ impl Run<'_> {
             cpu.order();
             self.pass_fence(thread);
             if op.address().is_some() {
-                // Nobody could translate before the address was known.
+                // It could not be translated before the address was known.
                 hardware.synchronise(thread);
             }
         }
