@@ -31,7 +31,7 @@ fn hooks<'h>(mapper: &'h Mapper<'_>) -> impl Hooks + 'h {
 fn table(mapper: &Mapper<'_>, height: u8) -> Pa {
     let level = Level::new(height);
     let frame = mapper.alloc_table(level).unwrap();
-    // SAFETY: the entries of a frame that nobody else has.
+    // SAFETY: the entries of a frame without another owner.
     unsafe { hooks(mapper).fill(mapper.table(frame, level), 512, 0, 0) };
     frame
 }
@@ -368,7 +368,7 @@ fn a_table_with_two_links_may_go_when_both_are_forgotten() {
         put(&mapper, directory, 4, 0);
         machine.tlbi(below(4));
         machine.dsb();
-        // SAFETY: nobody reads it as a table any more; whether a walker may is the question.
+        // SAFETY: software does not read it as a table any more; whether a walker may is the question.
         unsafe { mapper.free_table(pages, Level::PAGE) };
         let broken = machine.violations();
         assert_eq!(!broken.is_empty(), early, "{broken:?}");

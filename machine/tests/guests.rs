@@ -417,7 +417,7 @@ fn a_local_invalidation_leaves_other_cpus_alone_and_each_may_do_its_own() {
                 guest.tlbi(here(COMBINED));
                 assert!(guest.read(VA).is_err());
                 turn(cpu, 5);
-                // Nobody remembers it: everybody has been told, each by itself.
+                // No CPU remembers it: each has been told, by itself.
                 guest.machine.give_page(guest.data.get());
             });
         }

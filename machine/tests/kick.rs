@@ -1,4 +1,4 @@
-//! Kicks: nobody is in the guest with an old translation when the wait is over.
+//! Kicks: no vCPU is in the guest with an old translation when the wait is over.
 
 use std::cell::Cell;
 
@@ -40,7 +40,7 @@ fn map(mapper: Mapper<'_>) -> AddressSpace<Ept<4>, Mapper<'_>> {
     space
 }
 
-/// Write-protects the page and has everybody forget that it could be written, or not.
+/// Write-protects the page and has every vCPU forget that it could be written, or not.
 fn protect(space: &mut AddressSpace<Ept<4>, Mapper<'_>>, tell: bool) {
     let page = Span::new(Ipa::new(PAGE), 0x1000).unwrap();
     let mut gather = space.gather();
@@ -53,7 +53,7 @@ fn protect(space: &mut AddressSpace<Ept<4>, Mapper<'_>>, tell: bool) {
 }
 
 #[test]
-fn after_a_kick_nobody_writes() {
+fn after_a_kick_no_vcpu_writes() {
     for seed in 0..50 {
         let machine = machine(4, seed);
         let mut space = map(machine.new_space());
@@ -93,7 +93,8 @@ fn after_a_kick_nobody_writes() {
     }
 }
 
-/// Interrupts go out one after the other; who computes is woken by his; who is outside gets none, and is not waited for.
+/// Interrupts go out one after the other; a vCPU that computes is woken by its own; one that is outside gets none, and
+/// is not waited for.
 #[test]
 fn it_takes_an_interrupt_for_each_that_is_inside() {
     for inside in 0..=5 {
@@ -149,7 +150,7 @@ fn it_takes_an_interrupt_for_each_that_is_inside() {
 
 /// Without the invalidation the guest goes on writing, and the machine says that something was never invalidated.
 #[test]
-fn who_is_not_told_writes_on() {
+fn a_vcpu_that_is_not_told_writes_on() {
     let machine = machine(2, 0);
     let mut space = map(machine.new_space());
     let mapper = *space.platform();

@@ -180,7 +180,7 @@ fn in_the_model(programs: &[Vec<Op>], limit: u64) -> Run {
     };
 
     loop {
-        // What is private is done by whoever has it, now.
+        // What is private each CPU does now.
         for (cpu, state) in cpus.iter_mut().enumerate() {
             while let Next::Op = state.next {
                 // At the limit nothing happens any more.
@@ -270,7 +270,7 @@ fn in_the_model(programs: &[Vec<Op>], limit: u64) -> Run {
             // At its end a program releases what it holds.
             (Next::Op, Some(Op::Unlock) | None) => {
                 if let Some(which) = lock_owner.iter().position(|owner| *owner == Some(cpu)) {
-                    // Of all who wait for this lock, the one who asked first.
+                    // Of all that wait for this lock, the one that asked first.
                     lock_owner[which] = (0..cpus.len())
                         .filter_map(|cpu| {
                             match (cpus[cpu].next, &programs[cpu].get(cpus[cpu].place)) {
@@ -385,7 +385,7 @@ proptest! {
         compare(&programs, u64::MAX)?;
     }
 
-    /// With CPUs that nobody wakes, and an end of time in the middle.
+    /// With CPUs that are never woken, and an end of time in the middle.
     #[test]
     fn deadlocks_and_limits_are_those_of_the_model(
         programs in prop::collection::vec(program(1, 20), 1..6),

@@ -260,7 +260,7 @@ const STORIES: &[(Workload, &[u64], &str)] = &[
     (
         Log,
         &[9652, 29172, 88154],
-        "a block was put back in place, and changed before everybody had forgotten the table",
+        "a block was put back in place, and changed before every CPU had forgotten the table",
     ),
 ];
 

@@ -326,7 +326,7 @@ impl Editor<'_, '_> {
         if !self.is(Bug::TableFreedUnforgotten) {
             self.forget(first, first + (self.at.block - 1), None, true);
         }
-        // SAFETY: nobody can reach it any more, unless that is the bug.
+        // SAFETY: it is out of reach, unless that is the bug.
         unsafe { self.platform.free_table(frame, Level::PAGE) };
         self.stale.set(Some(frame));
     }
@@ -457,7 +457,7 @@ impl Editor<'_, '_> {
             }
             Kind::Leaf => self.split::<F>(place, va, last),
             Kind::Table if self.is(Bug::MappedOverTable) => {
-                // Nobody looks whether something is there.
+                // Without a look whether something is there.
                 let other = Pa::new(2 * FAR);
                 if let Ok(bits) = F::encode(&attrs, level) {
                     place.store(&self.platform, bits | F::put_address(other));
@@ -479,7 +479,7 @@ impl Editor<'_, '_> {
                 self.oracle
                     .inside(va, last)
                     .for_each(super::oracle::Spot::end);
-                // SAFETY: nobody can reach it any more, unless that is the bug.
+                // SAFETY: it is out of reach, unless that is the bug.
                 unsafe { self.platform.free_table(frame, Level::PAGE) };
             }
         }

@@ -11,11 +11,11 @@ pub enum Bug {
     NoBarrierBeforeInvalidation,
     /// None after a new mapping is stored.
     NoBarrierAfterMap,
-    /// Nobody waits for invalidations.
+    /// Invalidations are not waited for.
     NoWait,
-    /// Nobody waits between break and make.
+    /// No wait between break and make.
     NoWaitInBreak,
-    /// Nobody waits before what was cut off is reused.
+    /// No wait before what was cut off is reused.
     NoWaitInFlush,
     /// Nothing is invalidated.
     NoInvalidation,
@@ -49,7 +49,7 @@ pub enum Bug {
     NotZeroed,
     /// An exchange is a load and a store.
     ExchangeInTwoSteps,
-    /// A store that nobody is told about.
+    /// A store that the machine is not told about.
     HiddenStore,
 
     // The same where guests have a stage 1.
@@ -57,7 +57,7 @@ pub enum Bug {
     CombinedForgotten,
     /// It is invalidated first, and what stage 2 says alone after that.
     CombinedFirst,
-    /// It is invalidated second, and nobody waits for the first.
+    /// It is invalidated second, without a wait for the first.
     CombinedInOneStep,
     /// Nothing else is invalidated.
     CombinedAlone,
@@ -149,7 +149,7 @@ pub enum Bug {
     OtherRootsForgotten,
 
     // Tables by hand, on all CPUs at once.
-    /// Nobody claims an entry before writing it.
+    /// An entry is not claimed before it is written.
     NotClaimed,
     /// An entry is left to others before it is forgotten.
     EntryLeftToOthersEarly,
@@ -171,11 +171,11 @@ pub enum Bug {
     DeviceUnmarked,
     /// The host marks, and then writes.
     DeviceMarkedBefore,
-    /// A leaf goes that hardware has marked, and nobody looks.
+    /// A leaf goes that hardware has marked, and that is not looked at.
     FlagOfLeafIgnored,
 
-    // The same: who harvests.
-    /// Pages are copied before everybody has forgotten that they could be written.
+    // The same: the harvest.
+    /// Pages are copied before every CPU has forgotten that they could be written.
     CopiedBeforeFlush,
     /// Pages are protected, and then their marks are taken away.
     HarvestedAfterProtection,

@@ -1,8 +1,8 @@
 //! All CPUs map and unmap the same few pages at once, in tables that come and go.
 //!
-//! Who changes an entry has *frozen* it before: a mark that is not valid, which nobody but its owner replaces. To map:
+//! A CPU that changes an entry has *frozen* it before: a mark that is not valid, which its owner alone replaces. To map:
 //! claim an empty entry, fill the page, store the leaf. To unmap: freeze the leaf, have it forgotten, only then leave the
-//! entry to others, and give the page back. A table is taken away in the same way; those who are still in it go first.
+//! entry to others, and give the page back. A table is taken away in the same way; CPUs still in it leave first.
 
 use std::cell::{Cell, RefCell};
 
@@ -37,7 +37,7 @@ struct Shared<'a, 'm> {
     inside: Vec<Cell<Option<Time>>>,
     /// How often each table was taken away.
     taken: [Cell<u32>; TABLES as usize],
-    /// Tables that nobody can find any more, since when.
+    /// Tables that cannot be found any more, since when.
     old: RefCell<Vec<(Pa, Time)>>,
 }
 
@@ -135,7 +135,7 @@ impl Shared<'_, '_> {
         mine.set(None);
     }
 
-    /// Frees the tables that nobody is in any more.
+    /// Frees the tables that no CPU is in any more.
     fn free_old(&self, cpu: Cpu<'_>) {
         loop {
             cpu.order();
@@ -146,7 +146,7 @@ impl Shared<'_, '_> {
                 return;
             };
             let (frame, _) = self.old.borrow_mut().swap_remove(at);
-            // SAFETY: it is forgotten, and nobody is in it, unless that is the bug.
+            // SAFETY: it is forgotten, and no CPU is in it, unless that is the bug.
             unsafe { self.platform.free_table(frame, Level::PAGE) };
         }
     }
@@ -169,7 +169,7 @@ impl Shared<'_, '_> {
         raw::find::<F>(&self.platform, self.root, va, Level::PAGE.up())
     }
 
-    /// The table, made if it is missing and nobody is at it, and how often it had been taken away then.
+    /// The table, made if it is missing and no CPU is at it, and how often it had been taken away then.
     fn table<F: Format<Input = Va>>(&self, table: u64, make: bool) -> Option<(Pa, u32)> {
         let platform = &self.platform;
         let link = self.link_of::<F>(table)?;
@@ -345,7 +345,7 @@ impl Shared<'_, '_> {
         for (number, _) in (0..PAGES).zip(before) {
             let va = self.va(table, number);
             let place = raw::entry::<F>(platform, frame, Level::PAGE, va);
-            // Whoever has an entry frozen finishes first.
+            // A CPU that has an entry frozen finishes first.
             let mut bits = place.exchange(platform, FROZEN);
             let mut tries = 0;
             while bits == FROZEN && tries < 10_000 {
@@ -362,7 +362,7 @@ impl Shared<'_, '_> {
                 self.oracle.settle(va, last, attrs);
                 self.machine.give_page(F::address(bits, Level::PAGE));
             } else {
-                // Who unmapped it has settled.
+                // The CPU that unmapped it has settled.
                 let unused = Attrs {
                     accessed: false,
                     dirty: false,

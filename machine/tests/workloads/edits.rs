@@ -439,7 +439,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
 
     fn protect_pages(&mut self) {
         let (first, last) = self.some_pages();
-        // What is code is taken away from those who execute it before anybody may write it.
+        // What is code is taken away from CPUs that execute it before it may be written.
         let executable = self
             .oracle
             .inside(first, last)
@@ -733,7 +733,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     }
 }
 
-/// A leaf that nobody uses any more.
+/// A leaf that is not used any more.
 fn give_back<F: Format<Input = Va>>(machine: &Machine, oracle: &Oracle<'_>, leaf: &Leaf<F>) {
     oracle.account(leaf);
     if (machine.memory().first()..machine.memory().end()).contains(&leaf.frame().get()) {

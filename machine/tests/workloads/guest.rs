@@ -185,7 +185,7 @@ impl Kind {
                     invalidate_twice: dice.once_in(4),
                     permission_fault_drops_entry: dice.once_in(2),
                     forced_write_back: forced,
-                    // With forced write-back nobody cleans for the sake of fetches.
+                    // With forced write-back nothing is cleaned for the sake of fetches.
                     idc: forced || dice.once_in(2),
                     dic: dice.once_in(3),
                     icache_aliasing: dice.once_in(4),
@@ -263,7 +263,7 @@ struct Page {
     past: Vec<Pa>,
     /// Changes so far.
     version: u32,
-    /// Somebody is at it.
+    /// A CPU is at it.
     busy: bool,
     /// It was written since the host has last looked, and a leaf has said so.
     written: bool,
@@ -291,7 +291,7 @@ struct Host<'m> {
     simulated: bool,
     pages: RefCell<Vec<Page>>,
     second: Cell<Block>,
-    /// Somebody is changing the second block.
+    /// A CPU is changing the second block.
     busy: Cell<bool>,
     /// Pages of it that were given back one by one.
     lost: RefCell<HashSet<u64>>,
@@ -371,13 +371,13 @@ impl Host<'_> {
         }
     }
 
-    /// Nobody is at a page.
+    /// No CPU is at a page.
     fn is_steady(&self, page: usize) -> bool {
         let page = &self.pages.borrow()[page];
         !page.busy && page.now != Now::Moving
     }
 
-    /// Has a page to oneself, if nobody else has. Gives its frame.
+    /// Takes a page, if no other CPU has it. Gives its frame.
     fn lock(&self, number: usize) -> Option<Pa> {
         if !self.is_steady(number) || (number >= SMALL && self.busy.get()) {
             return None;
@@ -519,7 +519,7 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
     slots: RefCell<Vec<(Slot, Phase)>>,
     /// Changes of that so far.
     version: Cell<u32>,
-    /// Somebody is changing it.
+    /// A CPU is changing it.
     changing: [Cell<bool>; SLOTS as usize],
     logs: RefCell<Vec<Marks>>,
     /// What is complete and not quiet.
@@ -810,7 +810,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             _ => self.protect(self.guest.sweep(slot.guest), gather),
         }
         let log = &mut self.logs.borrow_mut()[usize::from(slot.id)];
-        // Who was at it when the marks were taken has marked by now.
+        // A CPU that was at it when the marks were taken has marked by now.
         marks.extend(&log.marks);
         for page in written.difference(&marks) {
             self.machine.report(
@@ -840,7 +840,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         let protected = gather.protect(&slot, 0..pages);
         let moment = self.guest.space().moment();
         self.put_off(gather);
-        // Who has made a page writable before that marks it in his walk.
+        // A CPU that has made a page writable before that marks it in its walk.
         while !self.guest.space().is_quiet(moment) {
             self.wait();
         }
@@ -1010,7 +1010,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// Nobody reaches a page any more: if it was written, a leaf has said so.
+    /// No CPU reaches a page any more: if it was written, a leaf has said so.
     fn check_dirty(&self, number: usize, all_seen: bool) {
         let page = &mut self.host.pages.borrow_mut()[number];
         if all_seen && page.written && !page.reported {
@@ -1167,7 +1167,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// A leaf is taken apart before anybody asks for it; perhaps one that nobody has used for a while.
+    /// A leaf is taken apart unasked; perhaps one that was not used for a while.
     fn split(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let (mut at, _) = self.spot(dice);
         let block = self.host.block;
@@ -1186,7 +1186,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.put_off(gather);
     }
 
-    /// A block, in the place of a table, before anybody faults.
+    /// A block, in the place of a table, before a fault.
     fn recover(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let (mut at, _) = self.spot(dice);
         if let (true, Some(slot)) = (dice.once_in(2), self.known(0)) {
@@ -1480,7 +1480,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 self.cpu().spend(dice.time());
             }
             for _ in 0..3 {
-                // What is mapped is marked before anybody who sweeps can go on.
+                // What is mapped is marked before a sweep can go on.
                 let walk = request.slot().log.is_on().then(|| self.mapper.enter());
                 let mapped = gather.map(&request, &page);
                 if mapped.is_ok() && request.is_logged_write() {

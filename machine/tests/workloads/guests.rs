@@ -255,7 +255,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                 Ok(value) => return Some(value),
                 Err(fault) => {
                     last = fault;
-                    // Who has claimed an entry may have a whole block to clean first.
+                    // A CPU that has claimed an entry may have a whole block to clean first.
                     cpu.spend(Time::ns(400) * tries);
                     self.serve(fault, gather, dice);
                     // The return.

@@ -20,7 +20,7 @@ struct Process<'m, F: Format> {
     pages: Vec<Pa>,
 }
 
-/// What everybody knows of the two spaces in use.
+/// What all CPUs know of the two spaces in use.
 struct Known<'m> {
     platform: Cell<Option<Faulty<'m>>>,
     number: Cell<u64>,
@@ -198,7 +198,7 @@ impl<F: Format<Input = Va>> Kernel<'_, '_, F> {
         self.processes[slot] = Some(process);
     }
 
-    /// Nobody uses the space any more; what is remembered of it stays.
+    /// No CPU uses the space any more; what is remembered of it stays.
     fn retire(&mut self, slot: usize) {
         let Some(process) = self.processes[slot].take() else {
             return;

@@ -7,8 +7,8 @@
 //!
 //! A page is *stale* from a write to it until it is copied. So long, the log has to know of it:
 //!
-//! * when a harvest begins, what is stale is found by it, or still marked after it; a page of which somebody makes a mark
-//!   just then is let off;
+//! * when a harvest begins, what is stale is found by it, or still marked after it; a page of which a mark is made just
+//!   then is let off;
 //! * when the guest was stopped and what was found then is copied, nothing is stale, and the copy equals the original in
 //!   every word.
 
@@ -43,7 +43,7 @@ const SLOT: u64 = 1 << 33;
 const FAR: u64 = 1 << 41;
 /// Entries of a ring.
 const ENTRIES: usize = 4;
-/// So many times somebody waits for others, for some microseconds: where memory is cleaned it may take milliseconds.
+/// So many times a CPU waits for others, for some microseconds: where memory is cleaned it may take milliseconds.
 const MOST_WAITS: u32 = 4000;
 /// The first word of a page that the host writes; those before it are the virtual CPUs'.
 const HOST_WORDS: usize = 16;
@@ -127,7 +127,7 @@ struct Page {
     frame: Cell<Pa>,
     /// Its place in the block, or where it was at first.
     home: Pa,
-    /// Somebody copies it, or gives it another frame.
+    /// A CPU copies it, or gives it another frame.
     busy: Cell<bool>,
     /// The guest has to wait for it.
     moving: Cell<bool>,
@@ -423,7 +423,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 Some(value) => (Want::Write, self.machine.write(va, value)),
             };
             let Err(trap) = result else {
-                // At the moment of the access: nobody was asked since.
+                // At the moment of the access: no other CPU has run since.
                 if value.is_some() {
                     self.pages[page].stale.set(true);
                 }
@@ -639,7 +639,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             Some(to) => self.machine.copy_page(page.frame.get(), to),
             None => self.cpu().order(),
         }
-        // At the moment of the copy: nobody was asked since.
+        // At the moment of the copy: no other CPU has run since.
         page.stale.set(false);
         self.unlock(number);
     }
@@ -745,7 +745,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.unlock(number);
     }
 
-    /// Leaves are split before anybody writes.
+    /// Leaves are split before they are written.
     fn split(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let slot = dice.pick(&self.slots);
         let _few = gather.top_up(1 + dice.below(2) as u8);
@@ -907,7 +907,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     }
 
     fn start<'g>(&'g self, plan: Plan, gather: &mut Edits<'g, 'a, 'm, F>) {
-        // Whoever sees the slot logged sees where to mark.
+        // A CPU that sees the slot logged sees where to mark.
         self.plan.set(Some(plan));
         if plan.start == Start::Marked {
             for record in &self.records {
@@ -930,7 +930,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         match plan.start {
             Start::Sweep => {}
             Start::Step => self.protect_all(),
-            // Who has looked the slot up before, when nothing was logged, may be mapping.
+            // A CPU that has looked the slot up before, when nothing was logged, may be mapping.
             Start::Marked | Start::Hardware if !self.is(Bug::StartNotAwaited) => {
                 self.wait_for_walks()
             }
@@ -963,7 +963,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             self.pages[page].stale.get() && !pending()
         });
         let quiet = self.active.get() == 0 && self.later.is_empty();
-        // Where hardware marks in leaves, those that somebody is editing are out of reach.
+        // Where hardware marks in leaves, those that are being edited are out of reach.
         let must = match plan.log() {
             Log::ByHardware if !quiet => Vec::new(),
             _ => must.collect(),
@@ -1198,7 +1198,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         while self.stopped.get() != self.pending.len() - 1 {
             self.wait();
         }
-        // Nobody walks: all of it is quiet, and what hardware has marked in what was cut off comes out.
+        // No walk is under way: all of it is quiet, and what hardware has marked in what was cut off comes out.
         while !self.later.is_empty() {
             self.settle_one();
         }

@@ -428,7 +428,7 @@ fn until_done(cpu: Cpu<'_>, done: &Cell<bool>, seed: u64, step: impl Fn(&Dice)) 
 }
 
 /// What is said from now on is said after the stores before it. On x86 an edit of what was not mapped leaves them in the
-/// store buffer, and whoever tells others of it orders them: here, by a lock.
+/// store buffer, and a program that tells others of it orders them: here, by a lock.
 fn announce(machine: &Machine) {
     if machine.architecture().is_x86() {
         drop(machine.new_lock().acquire());

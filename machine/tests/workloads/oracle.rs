@@ -4,7 +4,7 @@
 //! An access that begins and ends between two announcements has one right outcome; one that an announcement falls
 //! into, or that begins while a change is under way, may see the old or the new.
 //!
-//! It also knows which pages were accessed and written: whoever gets the leaf in the end has to say so.
+//! It also knows which pages were accessed and written: the leaf that comes out in the end has to say so.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -262,7 +262,7 @@ impl<'m> Oracle<'m> {
     pub fn try_spot(&self, cpu: Cpu<'_>, spot: &Spot, want: Want, user: bool, value: u64) {
         cpu.order();
         let (before, version) = (spot.state.get(), spot.version.get());
-        // A word for each CPU: nobody else writes it.
+        // A word for each CPU: no other CPU writes it.
         let va = spot.va + 8 * cpu.id() as u64;
         let request = Request { va, want, user };
         let (mut reached, mut loaded) = (None, None);
@@ -385,7 +385,7 @@ impl<'m> Oracle<'m> {
         }
     }
 
-    /// A leaf was unmapped, and nobody uses it any more: it has to say what was done to its pages.
+    /// A leaf was unmapped, and is not used any more: it has to say what was done to its pages.
     pub fn account<F: Format<Input = Va>>(&self, leaf: &Leaf<F>) {
         let first = leaf.input().get();
         self.settle(first, first + (leaf.size() - 1), leaf.attrs());

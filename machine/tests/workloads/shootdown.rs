@@ -1,7 +1,7 @@
 //! Remote flushes: CPUs go from space to space, are lazy, are taken off by a hypervisor, and edit spaces that others have
-//! loaded. Hardware tells nobody, or everybody, and a program tells the rest, in every way there is.
+//! loaded. Hardware tells no CPU, or all, and a program tells the rest, in every way there is.
 //!
-//! Each page holds the number of its space, so that who finds another has come to where he must not.
+//! Each page holds the number of its space, so that a CPU that finds another has come to where it must not.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::ControlFlow;
@@ -677,7 +677,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         let cpu = self.kernel.machine.cpu();
         cpu.order();
         while link.locked.replace(true) {
-            // Who waits for a lock has interrupts on.
+            // A CPU that waits for a lock has interrupts on.
             self.kernel.poll();
             cpu.spend(Time::ns(300));
             cpu.order();
@@ -697,7 +697,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         match dice.below(12) {
             0..=5 => {
                 self.map(process, first);
-                // Only who has it loaded, and uses it, can write to it.
+                // Only a CPU that has it loaded, and uses it, can write to it.
                 let own = at.process.as_ref();
                 let own = own.is_some_and(|own| own.link.number == process.link.number);
                 if own && at.state == CpuState::Active {
@@ -807,7 +807,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         announce(machine);
         machine.cpu().order();
         if self.slots[slot].borrow().is_some() {
-            // Somebody was faster.
+            // Another CPU was faster.
             return self.take_down(Process {
                 link,
                 tables: RefCell::new(tables),
@@ -829,7 +829,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         process.add_user(-1);
     }
 
-    /// A space that nobody uses goes. False if somebody does.
+    /// A space that no CPU uses goes. False if one does.
     fn retire(&self, slot: usize) -> bool {
         self.kernel.machine.cpu().order();
         let unused = |process: &mut Shared<'a, 'm, F>| process.link.users.get() == 0;
@@ -851,7 +851,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
             format!("space {} is loaded somewhere", process.link.number)
         });
         if self.kernel.way == Way::Arm64 {
-            // Walks that nobody has waited for may be on their way.
+            // Walks that were not waited for may be on their way.
             let everything = Invalidation {
                 root: process.space().root(),
                 id: 0,
@@ -862,7 +862,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         }
         process.link.mapper.detach();
         let mut tables = process.tables.into_inner();
-        // SAFETY: nobody has the root loaded; what is remembered of it is under an identifier that nobody uses before it is
+        // SAFETY: no CPU has the root loaded; what is remembered of it is under an identifier that none uses before it is
         // forgotten.
         unsafe { tables.make_dead() };
         let mut frames = Vec::new();

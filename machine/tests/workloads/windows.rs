@@ -83,7 +83,7 @@ pub fn run<F: Format<Input = Va>>(
     let shown = platform.mapper.slots(slots_at);
     let (at, attrs) = (Va::new(slots_at), Attrs::KERNEL_DATA);
     let of = (boot.root(), 1);
-    // SAFETY: the entries are zero, used by nobody else, and stay as long as the machine.
+    // SAFETY: the entries are zero, without another user, and stay as long as the machine.
     let slots =
         unsafe { Slots::<F, _, _, SLOTS>::new(&platform, shown, at, first.entry, &attrs, of) };
     let Ok(slots) = slots else {
