@@ -32,7 +32,7 @@ const HUGE: usize = 2 << 20;
 
 /// The end of the chain of free frames.
 const END: u32 = u32::MAX;
-/// The link of a frame that somebody holds.
+/// The link of a frame that is held.
 const HELD: u32 = u32::MAX - 1;
 
 /// A handle to an arena. It can be copied freely because an arena lasts as long as the program.
@@ -91,7 +91,7 @@ impl Arena {
     ///
     /// # Safety
     ///
-    /// 1. Nobody uses a frame taken before.
+    /// 1. No frame taken before is in use.
     pub unsafe fn start_round(self) -> Result<(), Error> {
         let inner = self.0;
         assert_eq!(inner.owner, this_thread(), "an arena belongs to one thread");
@@ -145,7 +145,7 @@ impl Arena {
     /// Takes a frame and zeroes it.
     ///
     /// Piece by piece: for a whole table `memset` may choose string instructions, which on some processors leave the
-    /// lines outside the first cache, and whoever fills the table next would pay for that.
+    /// lines outside the first cache, and filling the table next would pay for that.
     #[inline]
     pub fn take_zeroed(self) -> Option<NonNull<u8>> {
         const PIECE: usize = 512;
@@ -207,7 +207,7 @@ impl Arena {
     /// # Safety
     ///
     /// 1. `frame` was taken from this arena and not given back.
-    /// 2. Nobody has a mutable reference into it while the slice is in use.
+    /// 2. There is no mutable reference into it while the slice is in use.
     #[inline]
     pub unsafe fn entries(self, frame: NonNull<u8>) -> &'static [AtomicU64] {
         // SAFETY: by 1 the frame is mapped, aligned and of this size, as long as the program runs or until cold memory
@@ -269,8 +269,8 @@ impl Arena {
             Memory::Cold => libc::MADV_NOHUGEPAGE,
         };
         // SAFETY: `reserve` reserved these bytes for this arena alone; when they were mapped before, the caller of
-        // `start_round` promised that nobody uses them. The advice changes no contents, and a host without huge pages
-        // may refuse it.
+        // `start_round` promised that they are not in use. The advice changes no contents, and a host without huge
+        // pages may refuse it.
         unsafe {
             let at = ptr::with_exposed_provenance_mut(self.0.base);
             let mapped = libc::mmap(
@@ -298,7 +298,7 @@ impl Arena {
             if offset % STEP == 0 {
                 progress.step("preparing memory");
             }
-            // SAFETY: the byte is within the arena, which is mapped; nobody has taken a frame yet.
+            // SAFETY: the byte is within the arena, which is mapped; no frame is taken yet.
             unsafe { base.add(offset).write_volatile(0) };
         }
     }
@@ -310,7 +310,7 @@ fn reserve(bytes: usize) -> io::Result<usize> {
         .checked_next_multiple_of(HUGE)
         .and_then(|length| length.checked_add(HUGE))
         .ok_or(io::ErrorKind::OutOfMemory)?;
-    // SAFETY: a new mapping at an address of the host's choice disturbs nobody.
+    // SAFETY: a new mapping at an address of the host's choice disturbs nothing.
     let mapped = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -420,7 +420,7 @@ mod tests {
         let arena = arena(1, Memory::Cold);
         for _ in 0..2 {
             let frame = arena.take().unwrap();
-            // SAFETY: the frame was just taken, and nobody else knows it.
+            // SAFETY: the frame was just taken, and has no other user.
             let entries = unsafe { arena.entries(frame) };
             assert_eq!(entries[511].load(Relaxed), 0);
             entries[511].store(7, Relaxed);

@@ -7,7 +7,7 @@
 //!
 //! Two spaces of indentation are one level of nesting; addresses are hexadecimal and *both* inclusive. RAM is what is
 //! named `System RAM`, with whatever the driver that plugged it adds in brackets, at any depth: hot-plugged memory sits
-//! below the device that brought it. What is `reserved` inside RAM is RAM that somebody uses; what is `Reserved`
+//! below the device that brought it. What is `reserved` inside RAM is RAM that is in use; what is `Reserved`
 //! outside is not RAM.
 
 use std::fmt;
@@ -53,7 +53,7 @@ pub enum IomemError {
     /// Lines, but no memory.
     #[error("no 'System RAM' in {0} lines")]
     NoRam(usize),
-    /// The kernel hides addresses from those who may not see them.
+    /// The kernel hides addresses from this user.
     #[error("every address is zero: the kernel shows them to root only; use sudo, or --ram SIZE")]
     Hidden,
     /// One line is wrong.

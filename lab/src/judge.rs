@@ -1,5 +1,5 @@
 //! Whether tables hold what they should, and nothing else: read as a processor reads them, by code that shares nothing
-//! with whoever wrote them.
+//! with what wrote them.
 //!
 //! Never within the timed part.
 
@@ -35,7 +35,7 @@ pub struct Expected {
     pub writable: bool,
     /// Whether the kernel may execute.
     pub executable: bool,
-    /// The number of the memory type, if it matters: what the numbers mean is up to whoever sets the registers.
+    /// The number of the memory type, if it matters: what the numbers mean is up to the code that sets the registers.
     pub memory: Option<u8>,
 }
 

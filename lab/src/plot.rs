@@ -1,7 +1,7 @@
 //! Pictures: bars in groups, each group with its limit if it has one, as one SVG file.
 //!
 //! White behind everything, because a page may be dark; one colour for our own bars and one for the limit, which people
-//! who see few colours can tell apart. Text stays text: no fonts are read, and whoever shows the file brings theirs.
+//! who see few colours can tell apart. Text stays text: no fonts are read, and what shows the file brings its own.
 
 use std::fmt::Display;
 use std::io;

@@ -46,7 +46,7 @@ pub struct Row {
     pub after: Option<f64>,
     /// What both count.
     pub unit: String,
-    /// The improvement, in the words of whoever published it.
+    /// The improvement, in the words of the publication.
     #[serde(rename = "published improvement", default)]
     pub improvement: String,
 }

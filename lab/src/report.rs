@@ -41,7 +41,7 @@ pub fn print_json(result: &impl Serialize) -> Result<(), Error> {
     print(&(json + "\n"))
 }
 
-/// Writes to stdout. Nobody listening any more is not an error: whoever pipes into `head` has what they want.
+/// Writes to stdout. A closed pipe is not an error: `head` has what it wants.
 pub fn print(text: &str) -> Result<(), Error> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -60,7 +60,7 @@ pub fn complain(kind: &str, message: &impl Display) {
             line.push(character);
         }
     }
-    // There is nobody left to tell if this fails.
+    // There is nowhere left to report it if this fails.
     let _ = writeln!(io::stderr(), "{kind}: {line}");
 }
 

@@ -503,7 +503,7 @@ fn a_failed_comparison_leaves_the_old_picture() {
 }
 
 #[test]
-fn nobody_listening_is_not_an_error() {
+fn a_closed_pipe_is_not_an_error() {
     // `head` may be gone before the first byte or after; neither may show.
     for arguments in [
         "completions bash",

@@ -139,11 +139,11 @@ fn every_page_that_is_written_is_in_the_log() {
 }
 
 #[test]
-fn nobody_waits_for_what_is_recovered_in_place() {
+fn no_vcpu_waits_for_what_is_recovered_in_place() {
     let report = json(&["-s", "anonymous_hugetlb_2mb", "-v", "96", "-b", "2M", "-e"]);
     let of = |how| row(&report, how);
     let stall = |how| number(of(how), "stall_longest_us");
-    // Who is in the way before the change waits for all of it, and after it for the flush alone.
+    // A vCPU in the way before the change waits for all of it, and after it for the flush alone.
     for frozen in ["before", "flush-first"] {
         assert!(stall(frozen) > 3.0 * stall("after"), "{frozen}");
         assert!(number(of(frozen), "retries") > 10.0 * number(of("after"), "retries"));

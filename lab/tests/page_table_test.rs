@@ -83,10 +83,10 @@ fn bad_input_is_one_line() {
     );
 }
 
-/// The published change that leaves the cleaning out shows a guest what nobody has cleaned, if not every page was mapped
+/// The published change that leaves the cleaning out shows a guest what was not cleaned, if not every page was mapped
 /// before: the machine sees it. The same order with the cleaning, and the engine, show nothing.
 #[test]
-fn a_block_that_nobody_cleaned_is_caught() {
+fn a_block_that_was_not_cleaned_is_caught() {
     for backing in [
         &["-s", "anonymous_hugetlb_2mb", "-b", "4M"][..],
         &["-s", "anonymous_hugetlb_1gb", "-b", "1G", "-v", "2"],

@@ -178,7 +178,7 @@ fn processes_that_cannot_be_recorded_leave_no_file() {
 }
 
 #[test]
-fn a_process_of_somebody_else_is_refused() {
+fn a_process_of_another_user_is_refused() {
     use std::os::unix::process::CommandExt;
     let sleeper = sleeper();
     let directory = Directory::new("else");
@@ -200,7 +200,7 @@ fn a_process_of_somebody_else_is_refused() {
         .gid(65534)
         .output();
     let Ok(output) = output else {
-        return eprintln!("skipped: only root can be somebody else");
+        return eprintln!("skipped: only root can be another user");
     };
     let message = stderr(&output);
     if message.contains("this computer has no way") || message.contains("--output") {

@@ -53,13 +53,13 @@ fn with_too_few_physical_cpus_interrupts_wait_for_time_slices() {
         assert!(of(&few, how, "longest_wait") < slice / 100.0, "{how}");
     }
     assert!(of(&few, "kvm", "waiting") < of(&few, "interrupt", "waiting") / 4.0);
-    // Who waits burns the time of a physical CPU.
+    // A vCPU that waits burns the time of a physical CPU.
     let burnt = of(&few, "interrupt", "cpu_time") - of(&few, "list", "cpu_time");
     assert!(burnt > of(&few, "interrupt", "waiting") / 2.0, "{burnt}");
 }
 
 #[test]
-fn nobody_is_told_twice_and_nobody_is_left_out() {
+fn no_vcpu_is_told_twice_and_none_is_left_out() {
     for row in rows(&["-r", "2"]) {
         let how = row["how"].as_str().expect("a name");
         let told = number(&row, "interrupts") + number(&row, "told_later");

@@ -106,7 +106,7 @@ fn every_page_is_written_by_one_fault_and_logged() {
         let pages = f64::from((48u32 << 20) / 4096);
         for row in report["rows"].as_array().expect("rows") {
             let faults = number(row, "faults_of_writes") - number(row, "retries");
-            // Who faults where another is waking a table faults again.
+            // A vCPU that faults where another is waking a table faults again.
             assert!(
                 (faults - pages).abs() <= 64.0,
                 "{format}: {faults} faults: {row}"

@@ -54,17 +54,17 @@ impl Subject for Aarch64Paging {
     fn courses(&self) -> &'static [Course] {
         &[
             Course {
-                users: Users::Nobody,
+                users: Users::None,
                 operation: Operation::Unmap,
                 method: "modify_range, compact_subtables",
             },
             Course {
-                users: Users::Nobody,
+                users: Users::None,
                 operation: Operation::Unmap,
                 method: "modify_range, map_range",
             },
             Course {
-                users: Users::Nobody,
+                users: Users::None,
                 operation: Operation::Detach,
                 method: "map_range",
             },

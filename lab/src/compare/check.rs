@@ -96,7 +96,7 @@ mod tests {
             .map(|candidate| {
                 let mut subject = (candidate.subject)();
                 let arena = Arena::new(WORK.tables(), 12, Memory::Warm).unwrap();
-                subject.begin(arena, WORK, Users::Nobody).unwrap();
+                subject.begin(arena, WORK, Users::None).unwrap();
                 subject.map().unwrap();
                 let root = subject.root().unwrap();
                 let last = root + (WORK.tables() - 1) * 4096;

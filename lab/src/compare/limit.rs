@@ -22,12 +22,12 @@ impl Subject for Limit {
     fn courses(&self) -> &'static [Course] {
         &[
             Course {
-                users: Users::Nobody,
+                users: Users::None,
                 operation: Operation::Unmap,
                 method: "load, store 0",
             },
             Course {
-                users: Users::Nobody,
+                users: Users::None,
                 operation: Operation::Exchange,
                 method: "xchg 0",
             },

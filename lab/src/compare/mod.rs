@@ -42,7 +42,7 @@ const SPARE: u64 = 16;
 Operations:
   map       map the range in an empty space; or two threads half of it each, in
             one space (2 threads), beside two threads that fill an array each
-  protect   make it read-only, in tables that nobody uses; that processors use
+  protect   make it read-only, in tables not in use; that processors use
             (live); or whose entries processors may write meanwhile, so that
             each needs an atomic operation (hw writes)
   unmap     visit every leaf and give every table back
@@ -132,7 +132,7 @@ struct Row {
     ns_per_entry: f64,
     ratio_to_limit: Option<f64>,
     ratio_to_best_other: Option<f64>,
-    /// Of an edit of live tables: to the same edit of tables that nobody uses.
+    /// Of an edit of live tables: to the same edit of tables that are not in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_dead: Option<f64>,
     spread: f64,
@@ -338,7 +338,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
             .filter(|row| row.memory == memory)
             .collect();
         // By operation; within one the fastest first. The limit comes first or nearly so: of `map` it zeroes each table
-        // before it fills it, as most crates do, and who does not can be faster.
+        // before it fills it, as most crates do, and one that does not can be faster.
         rows.sort_by(|a, b| {
             (a.operation as u8)
                 .cmp(&(b.operation as u8))

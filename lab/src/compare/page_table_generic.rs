@@ -122,7 +122,7 @@ impl Subject for PageTableGeneric {
 
     fn courses(&self) -> &'static [Course] {
         &[Course {
-            users: Users::Nobody,
+            users: Users::None,
             operation: Operation::Unmap,
             method: "unmap_with_config",
         }]

@@ -51,7 +51,7 @@ impl Subject for PageTableMultiarch {
 
     fn courses(&self) -> &'static [Course] {
         &[Course {
-            users: Users::Nobody,
+            users: Users::None,
             operation: Operation::Unmap,
             method: "unmap_region, drop",
         }]

@@ -57,11 +57,11 @@ impl Operation {
     }
 }
 
-/// Who else uses the tables while they are edited.
+/// What else uses the tables while they are edited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// Nobody: they are being made, or being taken down.
-    Nobody,
+    /// Nothing: they are being made, or being taken down.
+    None,
     /// Walkers that only read entries.
     Walkers,
     /// Walkers that may set accessed and dirty bits in every entry.
@@ -72,17 +72,17 @@ impl Users {
     /// What making the range read-only is called.
     pub const fn protect(self) -> Operation {
         match self {
-            Self::Nobody => Operation::Protect,
+            Self::None => Operation::Protect,
             Self::Walkers => Operation::ProtectLive,
             Self::WritingWalkers => Operation::ProtectHardware,
         }
     }
 }
 
-/// The course of a cycle: for whom the range is made read-only, and how it is taken down.
+/// The course of a cycle: for which users the range is made read-only, and how it is taken down.
 #[derive(Clone, Copy, Debug)]
 pub struct Course {
-    /// Who else uses the tables.
+    /// What else uses the tables.
     pub users: Users,
     /// What it amounts to: unmap, detach or exchange.
     pub operation: Operation,

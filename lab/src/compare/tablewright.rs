@@ -1,4 +1,4 @@
-//! Our own engine: one call for the whole range, whoever uses the tables.
+//! Our own engine: one call for the whole range, whatever uses the tables.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
@@ -52,7 +52,7 @@ impl Subject for Tablewright {
 
     fn courses(&self) -> &'static [Course] {
         const UNMAP: Course = Course {
-            users: Users::Nobody,
+            users: Users::None,
             operation: Operation::Unmap,
             method: "unmap, finish",
         };
@@ -79,7 +79,7 @@ impl Subject for Tablewright {
             self.links = (0..arena.frames()).map(|_| TableLink::new()).collect();
         }
         let caps = match users {
-            Users::Nobody | Users::Walkers => Lean::QUIET,
+            Users::None | Users::Walkers => Lean::QUIET,
             Users::WritingWalkers => Lean::WRITING,
         };
         // What is neither accessed nor dirty may be written by a walker at any moment, before and after the change.
@@ -108,7 +108,7 @@ impl Subject for Tablewright {
             .space
             .map(edited.span, Pa::new(Work::PHYSICAL), mapping)
             .map_err(|error| error.to_string())?;
-        if edited.users != Users::Nobody {
+        if edited.users != Users::None {
             edited.space.make_live();
         }
         Ok(())

@@ -44,7 +44,7 @@ std::thread_local! {
 
 static SLOTS: [Slot; 2] = [const { Slot::new() }; 2];
 
-/// The frames of an arena, half of them for each thread: the next one of an array, as for everybody else here.
+/// The frames of an arena, half of them for each thread: the next one of an array, as for all others here.
 struct Halves {
     arena: Arena,
     taken: [Taken; 2],
@@ -61,9 +61,9 @@ struct Taken {
 
 impl Halves {
     /// # Safety
-    /// 1. Nobody uses a frame of the arena.
+    /// 1. No frame of the arena is in use.
     unsafe fn new(arena: Arena) -> Result<Self, String> {
-        // SAFETY: nobody uses a frame (1.).
+        // SAFETY: no frame is in use (1.).
         unsafe { arena.start_round() }.map_err(|error| error.to_string())?;
         let take = || arena.take().map(|frame| frame.addr().get() as u64);
         let first = take().ok_or("out of tables")?;
@@ -157,7 +157,7 @@ unsafe impl SharedPlatform for Halves {
 }
 
 /// Runs `rounds` rounds after one that does not count, on an arena whose memory has been touched before and whose frames
-/// nobody holds.
+/// are free.
 pub fn run(
     work: Work,
     rounds: u32,

@@ -71,7 +71,7 @@ impl Subject for X8664 {
 
     fn courses(&self) -> &'static [Course] {
         &[Course {
-            users: Users::Nobody,
+            users: Users::None,
             operation: Operation::Unmap,
             method: "unmap, clean_up",
         }]

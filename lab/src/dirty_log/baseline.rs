@@ -14,7 +14,7 @@
 //! | after | freeze, flush, unfreeze, process |
 //!
 //! Unfreezing before the flush is right only because the same memory comes back. A page that is merely protected is made
-//! writable by a fault without the lock. Tables are freed later, by nobody who is measured.
+//! writable by a fault without the lock. Tables are freed later, and not measured.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -41,7 +41,7 @@ pub enum Order {
 pub struct Baseline<'w, 'm, F> {
     world: &'w World<'m>,
     order: Order,
-    /// Who had the line of the lock and the counts last.
+    /// The CPU that had the line of the lock and the counts last.
     owner: Cell<usize>,
     format: PhantomData<F>,
 }

@@ -18,7 +18,7 @@ use crate::write_protect::simulate::Handled;
 
 /// So many leaves are recovered before all vCPUs have to forget what was below them.
 const BATCH: usize = 64;
-/// How long whoever waits for walks of others looks away.
+/// How long a CPU that waits for walks of others looks away.
 const LOOK_AWAY: Time = Time::ns(50);
 
 pub struct Engine<'w, 'm, 'g, 's, F: Format<Input = Ipa>> {

@@ -400,7 +400,7 @@ impl Test<'_, '_, '_, '_> {
                     .map_err(|it| it.to_string())?,
             );
         }
-        // Who looked a slot up before may still map by that.
+        // A fault that looked a slot up before may still map by that.
         let moment = self.engine.guest.space().moment();
         while !self.engine.guest.space().is_quiet(moment) {
             self.engine.look_away();
@@ -526,7 +526,7 @@ impl Test<'_, '_, '_, '_> {
                 Phase::Rest | Phase::Over => self.machine.enter_guest(),
             }
             self.machine.leave_guest();
-            // Nobody waits for the end of what goes on until the next phase.
+            // No CPU waits for the end of what goes on until the next phase.
             if self.phase.get().0 == number {
                 self.ready.set(self.ready.get() + 1);
             }
@@ -609,8 +609,8 @@ impl Test<'_, '_, '_, '_> {
         }
     }
 
-    /// Who waited for an entry waited for work on tables, of which there is more than was done. What happens to a page happens
-    /// to all that it stands for.
+    /// A vCPU that waited for an entry waited for work on tables, of which there is more than was done. What happens to a page
+    /// happens to all that it stands for.
     fn stall(&self, took: Time, waited: Time, page: bool) {
         let Scale { smaller, fewer } = self.job.scale;
         let took = took.saturating_sub(waited) + waited * smaller;

@@ -8,10 +8,10 @@
 //!
 //! * A vCPU whose memory is in small leaves has one line of a table to fetch for each page that it writes. With large leaves it has
 //!   none. So contention goes away as memory is recovered.
-//! * Who takes a small leaf away tells the host's record of its page, which is a line of its own.
+//! * Taking a small leaf away tells the host's record of its page, which is a line of its own.
 //! * The lines of a table come one behind the other once the first is there, as hardware has them come that is read in order.
-//! * A line of the guest's host, with the lock that faults take for reading and the counts of leaves, is fetched by whoever was
-//!   not the last to have it.
+//! * A line of the guest's host, with the lock that faults take for reading and the counts of leaves, is fetched by a CPU that
+//!   was not the last to have it.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;

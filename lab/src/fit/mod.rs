@@ -1,6 +1,6 @@
 //! `fit`: finds the costs with which a machine takes as long as was published, and says how it does on the rest.
 //!
-//! The time of a run is the sum of what its operations cost: a linear function of the costs, as long as nobody queues. How
+//! The time of a run is the sum of what its operations cost: a linear function of the costs, as long as no CPU queues. How
 //! often each cost counts in a row is not worked out but seen: the step is run with the cost as it is, and with a little
 //! more. So a fit knows nothing of the steps, and a machine that does something else is fitted to what it does. The fit
 //! minimises the sum of squares of *relative* errors: otherwise the longest row is the only one that matters.

@@ -213,7 +213,7 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
             // SAFETY: the frame was just allocated.
             let table = unsafe { mapper.table(frame, level) };
             let entries = F::entries(level);
-            // SAFETY: all entries of the table, which nobody else knows.
+            // SAFETY: all entries of the table, which has no other user.
             unsafe { mapper.fill(table, entries, 0, 0) };
             Ok((frame, table))
         };
@@ -256,7 +256,7 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         match way {
             Way::Published(techniques) => self.timed(&counted, || {
                 // SAFETY: the root is that of this space; it and all frames of the machine can be shown in the
-                // fixmap, and nobody else edits.
+                // fixmap, and there is no other editor.
                 unsafe {
                     tablewright_linear::build::<F, _, _>(techniques, &counted, &fixmap, &goal)
                 }
@@ -349,7 +349,7 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         let goal = Goal { memory, ..*goal };
         self.timed(counted, || {
             let all = Technique::ALL.into_iter().collect();
-            // SAFETY: the root is that of this space, whose tables are all in the linear map; nobody else edits.
+            // SAFETY: the root is that of this space, whose tables are all in the linear map; there is no other editor.
             let mapped = unsafe {
                 match way {
                     Way::Late => {
@@ -543,7 +543,7 @@ mod tests {
         let plan = small(&profile);
         let mut boots = Boots::default();
         for step in Choice::All.steps() {
-            // Unless somebody queues: the bus works while the CPU waits for completion.
+            // Unless a CPU queues: the bus works while the CPU waits for completion.
             profile.costs.bus = Time::ZERO;
             let all = profile.costs.clone();
             let mut time = |costs: Costs| {

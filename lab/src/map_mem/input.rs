@@ -28,7 +28,7 @@ pub fn read(
     Ok((path.display().to_string(), map))
 }
 
-/// This computer's memory map, from `path`. Nobody asked for that file by name, so whoever cannot have it is told what
+/// This computer's memory map, from `path`. It was not asked for by name, so if it cannot be read, the error says what
 /// to ask for instead.
 fn own(path: &Path) -> Result<MemoryMap, Error> {
     read_map(path).map_err(|error| match error {

@@ -71,7 +71,7 @@ impl Threads {
 
 impl Threads {
     /// Does each job, on as many threads, with a state of the thread's own, and gives what each came to, in their order; of
-    /// several that failed, the first. `name` is for whoever waits.
+    /// several that failed, the first. `name` is shown meanwhile.
     pub fn each<J: Sync, S: Default, T: Send>(
         self,
         jobs: &[J],

@@ -14,7 +14,7 @@ use crate::stats::{self, Samples};
 
 /// What the rounds showed; samples are nanoseconds for the whole map.
 pub struct Outcome {
-    /// Who built.
+    /// The builder.
     pub name: &'static str,
     /// Which version.
     pub version: &'static str,
@@ -61,7 +61,7 @@ pub fn run(plan: &Plan, builder: &mut dyn Builder, rounds: u32) -> Result<Outcom
 
 /// The address of the root, and how long it took.
 fn build_once(builder: &mut dyn Builder, arena: Arena) -> Result<(u64, f64), Error> {
-    // SAFETY: whoever built before keeps nothing but the address of a root, and the limit gave everything back.
+    // SAFETY: the builder before keeps nothing but the address of a root, and the limit gave everything back.
     unsafe { arena.start_round() }?;
     let started = Instant::now();
     let root = builder.build(arena);

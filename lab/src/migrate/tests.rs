@@ -97,7 +97,7 @@ fn x86_kicks_vcpus_and_loses_nothing() {
 /// A write is lost if nothing later makes up for it: few pages, seldom written, or by several vCPUs.
 fn careless(logging: Logging, order: Order) -> Job {
     let (vcpus, rate) = match order {
-        // Only who has written a page before knows it by its TLB.
+        // Only a vCPU that has written a page before knows it by its TLB.
         Order::SentEarly => (1, Some(20_000)),
         _ => (3, None),
     };
@@ -150,8 +150,8 @@ fn with_a_fixed_rate_a_fast_start_takes_no_longer_than_a_slow_one() {
     }
 }
 
-/// Looking at the log takes 128 us, in which more is written than a step of sending takes away: who looks as soon as the
-/// rest is small enough looks for ever.
+/// Looking at the log takes 128 us, in which more is written than a step of sending takes away: a host that looks as
+/// soon as the rest is small enough looks for ever.
 #[test]
 fn a_guest_that_always_writes_is_migrated_over_a_link_that_is_faster() {
     let mut job = job(Logging::Manual, Model::Greedy, None);

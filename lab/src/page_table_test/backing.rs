@@ -2,14 +2,14 @@
 //!
 //! The published figures depend on it more than on page tables, so it is as the host of the published kernel has it:
 //!
-//! * Memory of one size, from files or huge pages, is zeroed when it is first used, by whoever comes first; the others
-//!   wait for him.
+//! * Memory of one size, from files or huge pages, is zeroed when it is first used, by the vCPU that comes first; the
+//!   others wait for it.
 //! * Anonymous memory that is read first is one page of zeros, the same for all addresses, and read-only. The first write
 //!   has it replaced: a page is zeroed, whatever a guest's tables say of the old one is taken back ([`Owner`]), and the
 //!   guest faults again. Of several writers each zeroes a page and takes the old one back; the first of them is kept.
 //! * A huge page of zeros is not replaced whole. The host splits it, and replaces the page that is written; the rest
-//!   stays as it is, in small pages (Linux since 5.8). So whether a guest ever gets huge pages depends on who is first:
-//!   somebody who reads, and needs no memory, or somebody who writes, and zeroes 2 MiB.
+//!   stays as it is, in small pages (Linux since 5.8). So whether a guest ever gets huge pages depends on which is
+//!   first: a read, which needs no memory, or a write, which zeroes 2 MiB.
 
 use std::cell::{Cell, RefCell};
 
@@ -24,7 +24,7 @@ const PHYSICAL: u64 = 1 << 41;
 const ZERO: u64 = 1 << 42;
 const HUGE_ZERO: u64 = (1 << 42) + BLOCK;
 
-/// Who has given the memory to a guest, and has to take it back.
+/// What has given the memory to a guest, and has to take it back.
 pub trait Owner {
     /// From now until [`give`](Owner::give) nothing of this range, in bytes of the guest's memory, may be mapped; what is
     /// mapped is taken away.
@@ -228,7 +228,7 @@ impl<'m> Backing<'m> {
             }
             State::Split => self.anonymous(&self.small, offset, PAGE, write, owner),
             State::Nothing if write => {
-                // As memory of small pages; but somebody who reads may be quicker, and then it is split.
+                // As memory of small pages; but a reader may be quicker, and then it is split.
                 cpu.spend(self.price(BLOCK));
                 cpu.order();
                 if self.large.borrow()[number] == State::Nothing {

@@ -7,7 +7,7 @@
 //!
 //! * **cmo-in-handler**: the walk cleans, and only where it is about to install something.
 //! * **install-first**: the block is installed before what was below is visited. As published, it is not cleaned any more,
-//!   on the ground that its pages were; but nobody knows that all of them were mapped.
+//!   on the ground that its pages were; but it is not known that all of them were mapped.
 //! * **memcache**: tables are topped up only if the fault was found above the level that will be mapped. The guess can be
 //!   wrong; then the fault is tried again.
 
@@ -30,7 +30,7 @@ use super::watch::Watch;
 /// Which of the changes are made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Cleaned by who installs.
+    /// Cleaned by the vCPU that installs.
     pub cmo_in_handler: bool,
     /// Blocks are installed before what was below is visited.
     pub install_first: bool,
@@ -250,7 +250,7 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
         }
     }
 
-    /// Visits every entry below, as whoever counts references has to, and frees the tables.
+    /// Visits every entry below, as code that counts references has to, and frees the tables.
     fn visit_and_free(&self, table: Pa, level: Level) {
         for index in 0..1usize << F::INDEX_BITS {
             let bits = self.load(self.entry_at(table, level, index));

@@ -220,10 +220,10 @@ fn run_native(arguments: &Arguments) -> Result<(), Error> {
 }
 
 /// The guest's addresses have to be such that tables can translate them.
-fn addressable(mode: Mode, who: &str) -> Result<(), Error> {
+fn addressable(mode: Mode, what: &str) -> Result<(), Error> {
     if mode.bits > 48 {
         return Err(Error::Usage(format!(
-            "-m {}: {who} has 48 bits of address",
+            "-m {}: {what} has 48 bits of address",
             mode.name
         )));
     }
@@ -242,7 +242,7 @@ pub fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
             profile.name
         )));
     }
-    // One CPU is for whoever starts the phases.
+    // One CPU starts the phases.
     let most = profile
         .system
         .cpus

@@ -4,9 +4,9 @@
 //! whether the host has taken it back meanwhile; it tops tables up when it is told that some are needed; it chooses the
 //! size of a leaf; and when logging is over, it grows leaves again.
 //!
-//! Where memory has to be cleaned, a fault maps 2 MiB at most, so that nobody waits for more to be cleaned than that. While
-//! writes are logged, memory that is read is mapped as large as ever, read-only: the first write splits it, by a table that
-//! is full before it is linked, so that nobody faults on the rest.
+//! Where memory has to be cleaned, a fault maps 2 MiB at most, so that no fault waits for more to be cleaned than that.
+//! While writes are logged, memory that is read is mapped as large as ever, read-only: the first write splits it, by a
+//! table that is full before it is linked, so that no vCPU faults on the rest.
 
 use std::cell::{Cell, RefCell, RefMut};
 

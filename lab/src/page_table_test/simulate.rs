@@ -124,12 +124,12 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
         // Nothing is executed.
         idc: true,
         dic: true,
-        // What nobody has cleaned is seen by a guest whose caches are off.
+        // What was not cleaned is seen by a guest whose caches are off.
         guest_caches_off: job.logging_first,
         ..job.profile.architecture.clone()
     };
     let mut setup = Setup::new(architecture, memory);
-    // One more: whoever starts the phases.
+    // One more, to start the phases.
     setup.scheduler.cpus = vcpus + 1;
     setup.costs = job.profile.costs.clone();
     let machine = Machine::new(setup);

@@ -71,7 +71,7 @@ impl<'m> Watch<'m> {
         }
     }
 
-    /// What an entry holds. Costs nothing and asks nobody: for whoever watches.
+    /// What an entry holds. Costs nothing and orders nothing: for the watch.
     ///
     /// # Safety
     /// 1. The entry is valid for reads.
@@ -159,7 +159,7 @@ unsafe impl Hooks for Watch<'_> {
         unsafe { self.mapper.follow(entry) }
     }
 
-    // A plain store is into a table that nobody sees yet, or makes a hole of what was invalid before.
+    // A plain store is into a table that is not linked yet, or makes a hole of what was invalid before.
     #[inline(always)]
     unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
         // SAFETY: passed on.

@@ -10,7 +10,7 @@ use super::simulate::Way;
 pub enum How {
     /// As it was before the published changes
     Before,
-    /// Caches are maintained by who installs, in the walk
+    /// Caches are maintained by the vCPU that installs, in the walk
     CmoInHandler,
     /// And a block is installed before what was below is visited, without being cleaned, as published: unsafe
     InstallFirst,

@@ -1,7 +1,7 @@
 //! A process that is recorded, as `/proc` shows it.
 //!
 //! The files are opened once. They belong to an address space, not to a number: when the process ends, or becomes another
-//! program, its old map is empty from then on, whoever has its number next.
+//! program, its old map is empty from then on, whatever has its number next.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -30,7 +30,7 @@ pub struct Process {
 /// Why a process cannot be recorded.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// Nobody has this number.
+    /// No process has this number.
     #[error("there is no such process")]
     None,
     /// The number of a thread.
@@ -39,9 +39,9 @@ pub enum ProcessError {
     /// It ends, or has no memory of its own.
     #[error("it has no memory: it has ended, or is part of the kernel")]
     NoMemory,
-    /// Somebody else's.
+    /// Another user's.
     #[error(
-        "not permitted: whoever records a process must be allowed to trace it, as its user or as root"
+        "not permitted: recording a process takes the right to trace it, as its user or as root"
     )]
     NotPermitted,
     /// A debugger has it.

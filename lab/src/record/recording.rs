@@ -22,7 +22,7 @@
 //! The pages of a recording are numbered as a guest would see them, without the holes of an address space: `R` records
 //! hand out the numbers from 0 on, in the order in which they come, and only a number that was handed out is used. A part
 //! that is unmapped keeps its numbers: what is mapped there later has them again, as memory of a guest that its kernel
-//! gives to somebody else.
+//! gives to another process.
 //!
 //! # What a reader may rely on
 //!

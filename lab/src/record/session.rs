@@ -47,7 +47,7 @@ pub fn record(arguments: &Arguments) -> Result<(), Error> {
             Err(error)
         }
         (Ok(Outcome::Complete), Some(mut command)) => {
-            // The recording may be over and the command is not: whoever started both waits for both.
+            // The recording may be over and the command is not: what started both waits for both.
             while !stop.load(Ordering::Relaxed) && matches!(command.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(20));
             }

@@ -120,7 +120,7 @@ impl SoftDirty {
         let mut seen = Vec::new();
         let mut written = Vec::new();
         for mapping in &map {
-            // What nobody can access is not written, and may be terabytes.
+            // What cannot be accessed is not written, and may be terabytes.
             if !mapping.readable && !mapping.writable || mapping.name.starts_with("[v") {
                 continue;
             }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use libc::{c_int, c_long, c_uint, c_ulong, pid_t};
 
-/// For userfaultfd: faults of user mode only, which needs no rights. With asynchronous write protection nobody
+/// For userfaultfd: faults of user mode only, which needs no rights. With asynchronous write protection no thread
 /// handles faults, and writes by the kernel are seen all the same.
 const UFFD_USER_MODE_ONLY: c_int = 1;
 /// What userfaultfd is called with, by ourselves and in a process that is watched.
@@ -183,7 +183,7 @@ impl Userfault {
     }
 }
 
-/// A process, whoever else may get its number when it is gone.
+/// A process, whatever else may get its number when it is gone.
 pub struct Pidfd(OwnedFd);
 
 impl Pidfd {
@@ -352,13 +352,13 @@ pub fn restartable_sequence(tid: pid_t) -> Option<u64> {
 
 /// Gives a process a signal.
 pub fn send(pid: pid_t, signal: c_int) {
-    // SAFETY: takes numbers. There is nobody to tell if the process is gone.
+    // SAFETY: takes numbers. There is nothing to do if the process is gone.
     let _ = unsafe { libc::kill(pid, signal) };
 }
 
 fn ptrace(request: c_uint, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: the callers above are all there are: each passes what its request wants, and buffers that outlive the
-    // call and are as long as they say. What happens in the traced process is for those who call them.
+    // call and are as long as they say. What happens in the traced process is up to those callers.
     let done = unsafe { libc::ptrace(request as _, tid, address, data) };
     check(done).map(drop)
 }
@@ -434,7 +434,7 @@ impl Trial {
     /// Writes to one of them.
     pub fn write(&self, page: usize) {
         assert!(page < self.pages);
-        // SAFETY: inside the mapping, as asserted. Volatile, because nobody reads it.
+        // SAFETY: inside the mapping, as asserted. Volatile, because it is not read.
         unsafe { self.start.add(page * self.page).write_volatile(1) };
     }
 }

@@ -100,14 +100,14 @@ fn subject() {
             // SAFETY: ends the process.
             unsafe { libc::_exit(0) }
         }
-        // SAFETY: our own child, whose state nobody wants.
+        // SAFETY: our own child, whose state is not wanted.
         child => unsafe {
             libc::waitpid(child, ptr::null_mut(), 0);
         },
     }
 }
 
-/// Does what it is told until there is nobody to tell it.
+/// Does what it is told until its input ends.
 fn obey() {
     println!("{MARK}{}", std::process::id());
     const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -290,7 +290,7 @@ fn obey() {
     }
 }
 
-/// Lets an io_uring write to the memory at any time. Not everybody may.
+/// Lets an io_uring write to the memory at any time. Not every user may.
 fn register_with_io_uring(memory: &Memory) -> bool {
     const REGISTER_BUFFERS: u32 = 0;
     let mut parameters = [0u8; 120];
@@ -312,7 +312,7 @@ fn register_with_io_uring(memory: &Memory) -> bool {
     }
 }
 
-/// From now on whoever calls userfaultfd is killed.
+/// From now on a process that calls userfaultfd is killed.
 fn filter_userfaultfd() {
     let load = libc::sock_filter {
         code: 0x20,

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_that_nobody_describes_is_listed_and_not_run() {
+    fn a_system_without_a_profile_is_listed_and_not_run() {
         let mut published = published::built_in("map-mem").unwrap();
         published.truncate(1);
         published[0].system = "Toaster, 4G".into();

@@ -1,12 +1,12 @@
-//! vCPUs on physical CPUs, of which there may be fewer: who runs, who waits for his turn, who has nothing to do.
+//! vCPUs on physical CPUs, of which there may be fewer: which run, which wait for their turn, which have nothing to do.
 //!
-//! A physical CPU takes the vCPU that has waited longest, for a time slice, and for longer if nobody waits. A vCPU without work
+//! A physical CPU takes the vCPU that has waited longest, for a time slice, and for longer if none waits. A vCPU without work
 //! is *halted* and takes no time. What runs on a vCPU is a thread of the guest, or its idle loop, each a CPU of the scheduler of
 //! the [software machine](tablewright_machine::Scheduler), so that everything is in one order and in virtual time.
 //!
 //! An **interrupt** is handled when its target runs: at once if it does, after its wake-up if it is halted and a physical CPU is
-//! free, and otherwise when its turn has come. That may be many time slices later, and whoever waits for the answer waits on
-//! a physical CPU.
+//! free, and otherwise when its turn has come. That may be many time slices later, and a vCPU that waits for the answer does
+//! so on a physical CPU.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -27,9 +27,9 @@ pub enum State {
 /// What has to be done before a vCPU goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interrupt {
-    /// Somebody waits for the answer: this thread.
+    /// This thread waits for the answer.
     Asked(usize),
-    /// The hypervisor has invalidated, and nobody in the guest knows.
+    /// The hypervisor has invalidated, and the guest does not know.
     Stolen,
 }
 
@@ -56,7 +56,7 @@ struct Vcpu {
 pub struct Tally {
     /// Time on physical CPUs.
     pub cpu_time: Time,
-    /// Interrupts that had somebody forget.
+    /// Interrupts that had a vCPU forget.
     pub interrupts: u64,
     /// Halted vCPUs that such an interrupt had start.
     pub wake_ups: u64,
@@ -223,10 +223,10 @@ impl<'c> Host<'c> {
         takes
     }
 
-    /// On a physical CPU until the time has come or somebody interrupts; gives it away at the end of the slice. How long it ran.
+    /// On a physical CPU until the time has come or an interrupt comes; gives it away at the end of the slice. How long it ran.
     fn run(&self, cpu: Cpu<'_>, vcpu: usize, most: Time) -> Time {
         let this = &self.vcpus[vcpu];
-        // Who interrupts now finds nobody to wake.
+        // An interrupt that comes now finds none to wake.
         cpu.order();
         if !this.pending.borrow().is_empty() {
             return Time::ZERO;
@@ -293,7 +293,7 @@ impl<'c> Host<'c> {
             Some(next) => {
                 cpu.wake(next, cpu.now());
             }
-            // Whoever has asked something meanwhile wants an answer.
+            // A thread that has asked something meanwhile wants an answer.
             None if this.pending.borrow().is_empty() => self.stop(cpu, vcpu, State::Halted),
             None => {
                 cpu.wake(this.runner.get(), cpu.now());
@@ -301,7 +301,7 @@ impl<'c> Host<'c> {
         }
     }
 
-    /// A thread has something to do again. What that costs the caller is for him to spend.
+    /// A thread has something to do again. What that costs the caller is for it to spend.
     pub fn wake(&self, cpu: Cpu<'_>, thread: usize) -> Time {
         cpu.order();
         let vcpu = self.vcpu_of(thread);
@@ -319,12 +319,12 @@ impl<'c> Host<'c> {
             );
             return self.costs.interrupt;
         }
-        // It is answering somebody.
+        // It is answering a request.
         this.ready.borrow_mut().push_back(thread);
         Time::ZERO
     }
 
-    /// The idle loop of a vCPU: answers, and lets threads go on. Until nobody is left.
+    /// The idle loop of a vCPU: answers, and lets threads go on. Until no thread is left.
     pub fn idle(&self, cpu: Cpu<'_>, is_over: impl Fn() -> bool) {
         let vcpu = self.vcpu_of(cpu.id());
         let this = &self.vcpus[vcpu];
@@ -344,7 +344,7 @@ impl<'c> Host<'c> {
         }
     }
 
-    /// The thread is over: everybody who is idle looks whether it was the last.
+    /// The thread is over: every idle loop looks whether it was the last.
     pub fn leave(&self, cpu: Cpu<'_>, was_last: bool) {
         self.give_up(cpu, self.vcpu_of(cpu.id()));
         if was_last {

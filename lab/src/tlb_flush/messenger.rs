@@ -90,7 +90,7 @@ impl<'j> Messenger<'j> {
         self.problem.borrow().clone()
     }
 
-    /// Everybody has forgotten so many pages when this returns, or will before he can use them.
+    /// Every vCPU has forgotten so many pages when this returns, or will before it can use them.
     pub fn flush(&self, cpu: Cpu<'_>, host: &Host<'_>, pages: u64) {
         let costs = host.costs;
         let one_by_one = |most: u64| if pages > most { 1 } else { pages };
@@ -161,7 +161,7 @@ impl<'j> Messenger<'j> {
         let input = encoder
             .encode(&mut page, Targets::Set(&set), &flush)
             .map_err(|refusal| refusal.to_string())?
-            .ok_or("nobody is told")?;
+            .ok_or("no vCPU is told")?;
         let hypervisor = HostCaps {
             processors: first + u32::from(self.job.vcpus),
             xmm_input: false,

@@ -3,7 +3,7 @@
 //! The published program is `pthread_mmap`: each round of a thread maps one part of a file after the other, reads the first
 //! byte, and unmaps it. Mapping and unmapping hold the lock of the address space alone, the fault of the first touch holds it together
 //! with others. Unmapping ends when every CPU that may remember has forgotten, still under the lock: so there is one flush at a
-//! time, and it keeps everybody waiting.
+//! time, and it keeps all others waiting.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -67,8 +67,8 @@ pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> 
     }
 }
 
-/// A lock that is held alone or together. Who waits sleeps, and the first is woken; he does not have it by that: whoever comes
-/// meanwhile, and runs, may be before him.
+/// A lock that is held alone or together. A thread that waits sleeps, and the first is woken; it does not have it by that: one
+/// that comes meanwhile, and runs, may be before it.
 #[derive(Default)]
 struct SpaceLock {
     alone: Cell<bool>,
@@ -177,7 +177,7 @@ impl Program<'_> {
         host.work(cpu, self.wake_first(cpu));
     }
 
-    /// Wakes the first that wait: one who will be alone, or all before him.
+    /// Wakes the first that wait: one that will hold it alone, or all before that.
     fn wake_first(&self, cpu: Cpu<'_>) -> Time {
         let first: Vec<_> = {
             let queue = self.lock.queue.borrow();
@@ -186,7 +186,7 @@ impl Program<'_> {
         };
         let mut takes = Time::ZERO;
         for (thread, _) in first {
-            // Not those who are on their way.
+            // Not those that are on their way.
             if self.asleep[thread].replace(false) {
                 takes += self.host.wake(cpu, thread);
             }

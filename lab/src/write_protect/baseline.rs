@@ -5,8 +5,8 @@
 //!
 //! *Fast*, as in the change: the entries of the root lose the permission, whatever they point to, and all vCPUs forget. A write
 //! that faults takes the lock and goes down from the root: before an entry is made writable again, all those of the table below
-//! it are made read-only. In the change the first vCPU that loads the root anew does it to the root's entries; here it is who starts
-//! the log, before the vCPUs are kicked.
+//! it are made read-only. In the change the first vCPU that loads the root anew does it to the root's entries; here the CPU
+//! that starts the log does, before the vCPUs are kicked.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -72,7 +72,7 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
         self.mapper.barrier(Barrier::Complete);
     }
 
-    /// They forget a leaf, or whoever remembers that it is read-only would fault for ever.
+    /// They forget a leaf, or a vCPU that remembers it as read-only would fault for ever.
     fn forget_leaf(&self, at: u64, level: Level) {
         let low = (1u64 << F::shift(level)) - 1;
         self.flush(What::Ranges(&[Stale {

@@ -7,7 +7,7 @@ use tablewright_machine::{Mapper, Rule, Time};
 
 use super::simulate::{Handled, Logger};
 
-/// How long whoever waits for walks of others looks away.
+/// How long a CPU that waits for walks of others looks away.
 const LOOK_AWAY: Time = Time::ns(50);
 
 /// The log of one guest.

@@ -131,7 +131,7 @@ fn check(profile: &Profile, format: Stage2, vcpus: u16) -> Result<(), Error> {
         "its hardware marks what is written: protecting everything cannot be combined with that"
             .to_owned()
     } else {
-        // One CPU is for whoever starts the log.
+        // One CPU starts the log.
         let most = profile
             .system
             .cpus

@@ -205,7 +205,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
         architecture(job),
         Memory::new(tables as usize, PAGE_SHIFT, 1 << 30),
     );
-    // One more: who starts the log.
+    // One more, to start the log.
     setup.scheduler.cpus = vcpus + 1;
     setup.costs = job.profile.costs.clone();
     setup.kicks = job.format.is_x86();
@@ -355,7 +355,7 @@ impl<'t, L: Logger> Test<'t, L> {
         });
     }
 
-    /// A vCPU tells who waits for all.
+    /// A vCPU tells the CPU that waits for all.
     fn tell(&self, cpu: Cpu<'_>) {
         cpu.order();
         self.ready.set(self.ready.get() + 1);

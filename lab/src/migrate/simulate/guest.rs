@@ -42,7 +42,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
                     self.write(cpu, own, page);
                     stream.advance();
                 }
-                // Whoever stops the guest wakes it.
+                // What stops the guest wakes it.
                 Some(at) => {
                     cpu.park_until(at);
                 }

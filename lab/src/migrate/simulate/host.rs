@@ -68,7 +68,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         if let Err(problem) = self.prepare(cpu).and_then(|()| self.migrate(cpu)) {
             self.fail(problem);
         }
-        // Whoever still waits goes home.
+        // CPUs that still wait come to their end.
         self.stop.set(true);
         self.start_guest(cpu);
         for gather in &self.gathers {

@@ -1,4 +1,4 @@
-//! What the guest's memory holds: a version for each page, and what is known of who may write it.
+//! What the guest's memory holds: a version for each page, and which pages are known to be writable.
 
 use std::cell::Cell;
 
@@ -7,7 +7,7 @@ pub struct Image {
     pub source: Box<[Cell<u32>]>,
     /// What was found writable: the chunk's epoch at that moment.
     pub opened: Box<[Cell<u32>]>,
-    /// Even: the permission to write is being taken from nobody in the chunk.
+    /// Even: the permission to write is not being taken in the chunk.
     pub epochs: Box<[Cell<u32>]>,
     pub chunk: u64,
     pub writes: Cell<u64>,
@@ -54,7 +54,7 @@ impl Image {
         }
     }
 
-    /// The permission will be taken from pages of this chunk, or everybody has forgotten it.
+    /// The permission will be taken from pages of this chunk, or every CPU has forgotten it.
     pub fn turn(&self, chunk: u64) {
         let epoch = &self.epochs[chunk as usize];
         epoch.set(epoch.get() + 1);

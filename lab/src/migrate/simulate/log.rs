@@ -30,7 +30,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         }
         // Nothing is taken back for good, so nothing is swept.
         drop(self.guest.replace(slot).map_err(|it| it.to_string())?);
-        // Who looked the slot up without a log may still map by that.
+        // A fault that looked the slot up without a log may still map by that.
         self.wait(cpu);
         match self.job.logging {
             Logging::AllSet => {}
