@@ -3,7 +3,7 @@
 //! The walk goes down from the root, region by region. A table that is missing is allocated, zeroed, and linked while it
 //! is still empty; then it is filled where walkers can see it. So there are two things to publish: the zeroes before the
 //! link, for a walker that follows the link reads what the frame held before; and each entry, or all of a table
-//! together, before anybody relies on it.
+//! together, before it is relied on.
 //!
 //! What the techniques mean where they meet:
 //!
@@ -45,7 +45,7 @@ use super::{Goal, Region};
 /// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames that the fixmap can
 ///    show.
 /// 2. So are the frames that the platform allocates.
-/// 3. Nobody else edits the tree meanwhile.
+/// 3. The tree has no other editor meanwhile.
 pub unsafe fn build<F, P, M>(
     techniques: Techniques,
     platform: &P,
@@ -74,7 +74,7 @@ where
 /// # Safety
 /// 1. `goal.root` holds the first table of a tree of this format, and all its tables can be reached through `window`.
 /// 2. So can the frames that the platform allocates.
-/// 3. Nobody else edits the tree meanwhile.
+/// 3. The tree has no other editor meanwhile.
 pub unsafe fn add<F, P, W>(
     techniques: Techniques,
     platform: &P,

@@ -1,4 +1,4 @@
-//! What a platform is asked to do, counted from outside of whoever asks.
+//! What a platform is asked to do, counted from outside of what asks.
 
 use core::cell::Cell;
 use core::ops::Range;

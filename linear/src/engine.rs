@@ -21,7 +21,7 @@ pub const COARSE_ID: u16 = 1;
 /// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames that the fixmap and,
 ///    while it is loaded, the coarse map can show.
 /// 2. So are the frames that the platform allocates.
-/// 3. Nobody else edits the tree meanwhile.
+/// 3. The tree has no other editor meanwhile.
 /// 4. When `switch` returns from unloading, no processor has the root loaded any more.
 pub unsafe fn coarse<F, P, M, I>(
     platform: &P,
@@ -70,7 +70,7 @@ where
 /// 1. `goal.root` holds the first table of a tree of this format, and all its tables are frames that the fixmap can
 ///    show.
 /// 2. So are the frames that the platform allocates.
-/// 3. Nobody else edits the tree meanwhile.
+/// 3. The tree has no other editor meanwhile.
 pub unsafe fn through_slots<F, P, M>(
     platform: &P,
     fixmap: &Fixmap<M>,
@@ -132,7 +132,7 @@ where
 /// # Safety
 /// 1. `goal.root` holds the first table of a tree of this format, and the window can show all its tables.
 /// 2. It can show the frames that the platform allocates.
-/// 3. Nobody else edits the tree meanwhile.
+/// 3. The tree has no other editor meanwhile.
 unsafe fn edit<F, P, W>(
     platform: &P,
     window: &W,

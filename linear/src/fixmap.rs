@@ -24,8 +24,8 @@ impl<M> Fixmap<M> {
     ///
     /// # Safety
     /// 1. `entries` points to as many consecutive entries of a table at the level of pages, which translate these
-    ///    pages; they are 0, nobody else uses them, and they stay valid for the platform's accessors through this
-    ///    pointer for as long as the fixmap exists.
+    ///    pages; they are 0, have no other user, and stay valid for the platform's accessors through this pointer for
+    ///    as long as the fixmap exists.
     pub const unsafe fn new(base: Va, entries: NonNull<Entry>, memory: M) -> Self {
         Self {
             base,

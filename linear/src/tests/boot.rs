@@ -82,7 +82,7 @@ pub struct Boot<F> {
     unpublished: RefCell<HashSet<Pa>>,
     /// A table may be linked only when what was stored to it is published. The engine's links are releases, and need not.
     pub links_need_barrier: Cell<bool>,
-    /// Frames may be reached without a slot, by who shows that they are mapped.
+    /// Frames may be reached without a slot, by code that shows that they are mapped.
     mapped: Cell<bool>,
     format: PhantomData<F>,
 }

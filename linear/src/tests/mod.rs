@@ -71,7 +71,7 @@ fn by_the_engine<F: Judged>(memory: &MemoryMap<'_>, frames: usize) -> (Vec<(u64,
 fn run<F: Judged>(boot: &Boot<F>, techniques: Techniques, goal: &Goal<'_>) -> Counts {
     let fixmap = boot.fixmap();
     let counted = Counted::new(boot, &fixmap);
-    // SAFETY: the root and its tables are frames of this computer, and nobody else edits them.
+    // SAFETY: the root and its tables are frames of this computer, without another editor.
     unsafe { build::<F, _, _>(techniques, &counted, &fixmap, goal) }.unwrap();
     boot.assert_clean();
     counted.counts()
@@ -302,7 +302,7 @@ fn memory_that_is_added_late_moves_and_invalidates_nothing<F: Judged>() {
         let counted = Counted::new(&boot, &fixmap);
         let goal = goal::<F>(root, after);
         let nothing = pages::<F>(200 * table, 1);
-        // SAFETY: all tables are mapped by the linear map, and nobody else edits them.
+        // SAFETY: all tables are mapped by the linear map, without another editor.
         let refused = unsafe { add::<F, _, _>(techniques, &counted, &window, &goal, nothing) };
         assert_eq!(refused, Err(LinearError::NotRam(nothing)));
         // SAFETY: as above.
@@ -349,7 +349,7 @@ fn the_engine_maps_the_same_and_waits_as_often_for_any_size<F: Judged>() {
         let counted = Counted::new(&boot, &fixmap);
         let map = Loaded::new(&boot, None, 0);
         let mut switched = Vec::new();
-        // SAFETY: the root and its tables are frames of this computer, nobody else edits them, and `switch` unloads.
+        // SAFETY: the root and its tables are frames of this computer, without another editor, and `switch` unloads.
         unsafe {
             coarse::<F, _, _, _>(&counted, &fixmap, &goal::<F>(root, memory), &map, |to| {
                 match to {
@@ -640,7 +640,7 @@ fn everything_is_passed_on_and_counted() {
         spy.hosted.link_of(frame).unwrap()
     ));
     let root = counted.alloc_root(Level::PAGE, 2).unwrap();
-    // SAFETY: nobody uses the frames.
+    // SAFETY: the frames are not in use.
     unsafe {
         counted.free_root(root, Level::PAGE, 2);
         counted.free_table(frame, Level::PAGE);
