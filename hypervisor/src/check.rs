@@ -242,7 +242,7 @@ pub fn run(machine: &Machine, own: Span<Pa>, questions: u64) -> Result<(), &'sta
             }
         }
     }
-    // SAFETY: EL1 has no stage 1 and no stage 2 any more, and nobody remembers them; the guest's is loaded before it runs.
+    // SAFETY: EL1 has no stage 1 and no stage 2 any more, and no TLB holds them; the guest's is loaded before it runs.
     unsafe {
         asm!(
             "msr sctlr_el1, {sctlr}", "msr ttbr0_el1, xzr", "msr vttbr_el2, xzr", "isb",

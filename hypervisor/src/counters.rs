@@ -1,5 +1,5 @@
-//! What the hypervisor counts. Whoever watches it finds the numbers in memory under the symbol `COUNTERS`, in this order, so
-//! that looking costs the guest nothing. The file is part of two programs: the hypervisor and `xtask`.
+//! What the hypervisor counts. The numbers are in memory under the symbol `COUNTERS`, in this order, so that looking costs
+//! the guest nothing. The file is part of two programs: the hypervisor and `xtask`.
 
 macro_rules! counters {
     ($($name:ident $text:literal,)*) => {

@@ -64,7 +64,7 @@ pub fn become_number(cpu: usize) {
 ///
 /// QEMU counts them where their number is its clock: `-icount` with a shift that is fixed.
 pub fn count_instructions() {
-    // SAFETY: registers of the performance monitors, which nobody else uses on this processor.
+    // SAFETY: registers of the performance monitors, which have no other user on this processor.
     unsafe {
         asm!(
             "msr pmevtyper0_el0, {event}",
@@ -146,7 +146,7 @@ pub unsafe fn confine(root: Pa) {
             | 1 << 31,
     );
     let hcr = HcrEl2::VM // stage 2
-        | HcrEl2::SWIO // who invalidates by set and way also cleans: it may be another's line
+        | HcrEl2::SWIO // an invalidation by set and way also cleans: it may be another's line
         | HcrEl2::PTW // a walk of stage 1 through a device register faults
         | HcrEl2::TSC // firmware calls come here
         | HcrEl2::RW // EL1 is AArch64
@@ -223,7 +223,7 @@ pub unsafe fn enter(root: Pa, entry: u64, argument: u64) -> ! {
         write_spsr_el2(
             SpsrEl2::D | SpsrEl2::A | SpsrEl2::I | SpsrEl2::F | SpsrEl2::from_bits_retain(0b0101),
         );
-        // What an earlier guest, or nobody, has left.
+        // What an earlier guest, or the reset, has left.
         asm!("tlbi vmalls12e1", "dsb nsh", "isb", options(nostack));
         leave(argument)
     }

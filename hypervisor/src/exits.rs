@@ -288,7 +288,7 @@ fn call(registers: &[u64; 19]) -> u64 {
     }
 }
 
-/// One processor is started at a time: who starts it writes to its stack.
+/// One processor is started at a time: starting it writes to its stack.
 static STARTING: Mutex<()> = spin::mutex::SpinMutex::new(());
 
 fn start(affinity: u64, entry: u64, argument: u64) -> Result<(), ErrorCode> {
@@ -325,7 +325,7 @@ pub fn launch(
     number: usize,
     run: impl FnOnce() + Send + 'static,
 ) -> Result<(), ErrorCode> {
-    // SAFETY: the processor is off, so nobody uses its stack, which is static, and is in both maps at one place.
+    // SAFETY: the processor is off, so its stack is not in use; it is static, and is in both maps at one place.
     unsafe { aarch64_rt::start_core::<Smc, _, 16>(affinity, cpu::stack(number), run) }
         .map_err(|_| ErrorCode::InternalFailure)
 }

@@ -58,7 +58,7 @@ pub fn counted(what: Count) -> u64 {
     COUNTERS[what as usize].load(Ordering::Relaxed)
 }
 
-/// Waits without getting in anybody's way: where processors take turns, as they may in an emulator, this is the next one's.
+/// Waits out of the way of others: where processors take turns, as they may in an emulator, this is the next one's.
 pub struct Patience;
 
 impl spin::RelaxStrategy for Patience {
@@ -110,7 +110,7 @@ pub struct Machine {
     silent: AtomicUsize,
 }
 
-/// Frames that nobody uses: those that never were used, and a chain of those that were, through their first words.
+/// Frames that are not in use: those that never were used, and a chain of those that were, through their first words.
 struct Free {
     fresh: u64,
     chain: u64,
@@ -122,7 +122,7 @@ impl Machine {
     /// A machine whose tables lie in `memory`, with or without a planted bug.
     ///
     /// # Safety
-    /// 1. Nobody else uses the memory, which lies where the hypervisor maps it one to one.
+    /// 1. The memory has no other user, and lies where the hypervisor maps it one to one.
     pub unsafe fn new(memory: Span<Pa>, omit: Option<Omit>) -> Option<Self> {
         // A link for each frame, at the start.
         let count = memory.size() / (PAGE + size_of::<TableLink>() as u64);
@@ -136,7 +136,7 @@ impl Machine {
         }
         Some(Self {
             frames,
-            // SAFETY: just written, and left to nobody else (1.).
+            // SAFETY: just written, and without another user (1.).
             links: unsafe { core::slice::from_raw_parts(base, count as usize) },
             free: SpinMutex::new(Free {
                 fresh: first.get(),
@@ -192,7 +192,7 @@ impl Machine {
 
     fn give(&self, frame: Pa) {
         let mut free = self.free.lock();
-        // SAFETY: the caller gives a frame of this machine's back that nobody uses.
+        // SAFETY: the caller gives a frame of this machine's back that is not in use.
         unsafe { ptr::with_exposed_provenance_mut::<u64>(frame.get() as usize).write(free.chain) };
         free.chain = frame.get();
     }

@@ -58,7 +58,7 @@ use vm::{CONTROL_SLOT, Evictions, Leaves, Memory, Stage2, Vm};
 
 const PAGE: u64 = 4096;
 
-/// Where the device tree is if nobody says: at the start of memory.
+/// Where the device tree is by default: at the start of memory.
 const DEVICE_TREE: u64 = 0x4000_0000;
 
 entry!(main);
@@ -79,7 +79,7 @@ initial_pagetable!(BOOT_MAP, format::MAIR);
 #[global_allocator]
 static HEAP: LockedHeap<32> = LockedHeap::empty();
 
-/// Where the UART is, if nobody says: where the machine has it.
+/// Where the UART is by default: where the machine has it.
 static UART: AtomicU64 = AtomicU64::new(0x900_0000);
 
 /// Everything, once it is there.
@@ -135,7 +135,7 @@ impl Rest {
     ///
     /// # Safety
     /// 1. All zeroes is a `T`.
-    /// 2. What lies between `next` and `end` is nobody's, and is mapped one to one.
+    /// 2. What lies between `next` and `end` is free, and is mapped one to one.
     unsafe fn take<T>(&mut self, count: u64) -> &'static [T] {
         let first = self.next.next_multiple_of(PAGE);
         self.next = first + (count * size_of::<T>() as u64).next_multiple_of(PAGE);
@@ -144,7 +144,7 @@ impl Rest {
             "the hypervisor's memory is too small"
         );
         let first = ptr::with_exposed_provenance_mut::<T>(first as usize);
-        // SAFETY: in the memory that is nobody's (2.), and given out only here.
+        // SAFETY: in the memory that is free (2.), and given out only here.
         unsafe {
             first.write_bytes(0, count as usize);
             core::slice::from_raw_parts(first, count as usize)
@@ -155,7 +155,7 @@ impl Rest {
 /// The map that the hypervisor runs on: all memory one to one, its code executable and not writable, its constants neither.
 ///
 /// In the translation regime of EL2 there is one privilege level, which goes by the bits of the user: `AP[1]` is one, and
-/// `UXN` says whether anybody may execute (DDI 0487 D8.4). So everything that is allowed, is to the user as well.
+/// `UXN` says whether code may be executed (DDI 0487 D8.4). So everything that is allowed, is to the user as well.
 fn own_map(machine: &'static Machine, tree: &Tree) -> Result<Pa, Reason> {
     let of_el2 = |attrs: Attrs| attrs.with_perms(attrs.perms.and_user());
     let span = |from: *const u8, to: *const u8| {
@@ -284,7 +284,7 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
     const HEAP_SIZE: u64 = 4 << 20;
 
     let image_end = address(&raw const dma_region);
-    // SAFETY: behind the image, where nobody has anything; `Rest` begins behind it.
+    // SAFETY: behind the image, where nothing else is; `Rest` begins behind it.
     unsafe { HEAP.lock().init(image_end as usize, HEAP_SIZE as usize) };
     // SAFETY: where the loader has put it, in the blocks that the startup code maps.
     let fdt = unsafe { Fdt::from_raw(ptr::with_exposed_provenance(device_tree as usize)) };
@@ -315,7 +315,7 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
     } else {
         0
     };
-    // SAFETY: zero is an atomic (1.); behind the image and the heap, below the guest, nobody has anything (2.).
+    // SAFETY: zero is an atomic (1.); behind the image and the heap, below the guest, is nothing else (2.).
     let (frames, scattered, words): (&[AtomicU32], &[AtomicBool], &[AtomicU64]) = unsafe {
         (
             rest.take(pages),

@@ -4,7 +4,7 @@
 //!
 //! 1. A log starts: nothing can be written that is not marked first.
 //! 2. All memory is copied; then, in rounds, what was written meanwhile. Each round takes the marks, protects those pages,
-//!    waits until everybody has forgotten that they could be written, and copies. The guest runs all the time.
+//!    waits until every processor has forgotten that they could be written, and copies. The guest runs all the time.
 //! 3. The guest stops ([`Gate`]). What was written since the last round is copied.
 //! 4. **Every page is compared** with the one that the guest has.
 //! 5. As a second proof the guest goes on *on the copy*: its frames are put behind its pages, and those it had until now are
@@ -84,7 +84,7 @@ impl Gate {
             return;
         };
         loop {
-            // One of the two, this one and who closes it, sees what the other has stored.
+            // One of the two, this one and the one that closes it, sees what the other has stored.
             inside.store(true, Ordering::SeqCst);
             if !self.closed.load(Ordering::SeqCst) {
                 return;
@@ -103,7 +103,7 @@ impl Gate {
         }
     }
 
-    /// Lets nobody in, and waits until nobody is inside.
+    /// Lets no processor in, and waits until none is inside.
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         for inside in &self.inside {
@@ -384,7 +384,7 @@ pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, aft
     count(Count::Rounds, 1);
     copy_to_do();
     for page in 0..driver.pages {
-        // SAFETY: two frames that are mapped one to one; nobody writes them now.
+        // SAFETY: two frames that are mapped one to one; they are not written now.
         let is_equal = unsafe { is_equal(frame_of(page), copy_of(page)) };
         count(Count::Compared, 1);
         count(Count::Different, u64::from(!is_equal));
@@ -419,7 +419,7 @@ unsafe fn copy_page(from: u64, to: u64) {
 }
 
 /// # Safety
-/// 1. Both are frames, mapped at their addresses, and nobody writes them.
+/// 1. Both are frames, mapped at their addresses, and not written.
 unsafe fn is_equal(one: u64, other: u64) -> bool {
     // SAFETY: passed on (1.).
     let [one, other] = [one, other].map(|frame| unsafe {

@@ -2,16 +2,16 @@
 //!
 //! The guest sees all of its memory from the beginning, at the addresses at which the machine has it. Which frame is behind
 //! a page is this file's to say ([`Memory`]), and not always the one of the same address: a frame that is taken away is
-//! copied to another one, and **poisoned**, so that whoever still reaches it through a translation that should have been
-//! forgotten reads nonsense, and what he writes is lost. If he executes it, he calls the hypervisor; if he has written it,
-//! that is seen when it is used again, behind some other page.
+//! copied to another one, and **poisoned**, so that a processor that still reaches it through a translation that should
+//! have been forgotten reads nonsense, and what it writes is lost. Executed, the frame calls the hypervisor; if it was
+//! written, that is seen when it is used again, behind some other page.
 //!
 //! # Taking a page away
 //!
 //! 1. The look-up says that the page is on the move. Faults on it go back to the guest and come again.
 //! 2. A [sweep](tablewright::guest::Sweep): what was looked up before is out of date, walks of others come to an end, the
 //!    leaf is unmapped, every processor forgets it.
-//! 3. Nobody reaches the frame now. It is copied and poisoned.
+//! 3. No processor reaches the frame now. It is copied and poisoned.
 //! 4. The look-up says where the page is.
 //!
 //! A page of a block takes the block down, and from then on the block is mapped by pages: their frames are not in a row
@@ -163,7 +163,7 @@ impl Memory {
             let Some(frame) = machine.take_frame() else {
                 break;
             };
-            // SAFETY: just taken: nobody else has it.
+            // SAFETY: just taken: it has no other owner.
             unsafe { poison(frame.get()) };
             spare.push((frame.get() / PAGE) as u32);
         }
@@ -248,7 +248,7 @@ pub struct Vm {
     pub guest: Guest,
     /// Its memory.
     pub memory: Memory,
-    /// What it has written, if somebody wants to know.
+    /// What it has written, if that is asked for.
     pub log: Option<Log>,
     /// Where it can be stopped.
     pub gate: Gate,
@@ -382,7 +382,7 @@ impl Vm {
         }
     }
 
-    /// Somebody is at it: the guest tries again, when that one has had a turn.
+    /// Another processor is at it: the guest tries again, when that one has had a turn.
     fn busy(&self) {
         count(Count::Busy, 1);
         Patience::relax();
@@ -440,7 +440,7 @@ impl Vm {
         let (from, to) = (u64::from(now) * PAGE, u64::from(spare) * PAGE);
         // The guest may have written past the caches.
         self.machine().clean(Pa::new(from), PAGE);
-        // SAFETY: two frames, mapped here one to one; no processor reaches the first any more, and nobody the second yet.
+        // SAFETY: two frames, mapped here one to one; no processor reaches the first any more, and none the second yet.
         unsafe {
             count(Count::Spoiled, u64::from(!is_poisoned(to)));
             ptr::copy_nonoverlapping(
@@ -452,7 +452,7 @@ impl Vm {
         }
         page.store(spare | AWAY, Ordering::Release);
         if let Some(log) = &self.log {
-            // Who was copying it just now has copied the poison.
+            // A copy that was made just now may be of the poison.
             log.mark(index as u64);
         }
         memory.spare.lock().push(now);
@@ -467,16 +467,16 @@ impl Vm {
 
 /// The operand of the call that is [`POISON`].
 pub const POISONED: u64 = 0xdead;
-/// What a frame holds that is nobody's: as an instruction a call of the hypervisor, as an address nowhere.
+/// What a free frame holds: as an instruction a call of the hypervisor, as an address nowhere.
 const POISON: u64 = {
     let hvc = 0xd400_0002 | POISONED << 5;
     hvc << 32 | hvc
 };
 
-/// Makes a frame useless to whoever still reaches it.
+/// Makes a frame useless to what still reaches it.
 ///
 /// # Safety
-/// 1. It is a frame, mapped at its address, and nobody needs what it holds.
+/// 1. It is a frame, mapped at its address, and what it holds is not needed.
 pub unsafe fn poison(frame: u64) {
     let words = ptr::with_exposed_provenance_mut::<u64>(frame as usize);
     for word in 0..(PAGE / 8) as usize {
@@ -485,13 +485,13 @@ pub unsafe fn poison(frame: u64) {
     }
 }
 
-/// Whether nobody has reached a frame since it was [poisoned](poison).
+/// Whether a frame was not written since it was [poisoned](poison).
 ///
 /// # Safety
-/// 1. It is a frame, mapped at its address, and nobody should be writing it.
+/// 1. It is a frame, mapped at its address, and should not be written.
 unsafe fn is_poisoned(frame: u64) -> bool {
     let words = ptr::with_exposed_provenance::<u64>(frame as usize);
-    // SAFETY: inside of the frame (1.). Volatile, because somebody may write it all the same.
+    // SAFETY: inside of the frame (1.). Volatile, because it may be written all the same.
     (0..(PAGE / 8) as usize).all(|word| unsafe { words.add(word).read_volatile() } == POISON)
 }
 

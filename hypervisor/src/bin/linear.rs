@@ -291,7 +291,7 @@ unsafe fn load_upper(root: Pa) {
 /// Where the processor says that an address of the kernel's is, for a write.
 fn translate(at: u64) -> Option<u64> {
     let result: u64;
-    // SAFETY: asks, and writes a register that nobody else uses.
+    // SAFETY: asks, and writes a register that has no other user.
     unsafe {
         asm!("at s1e1w, {}", "isb", "mrs {}, par_el1", in(reg) at, out(reg) result, options(nostack))
     };
@@ -372,7 +372,7 @@ impl Kernel {
         let level = Arm64K4::root_level();
         let root = machine.alloc_table(level).ok_or("no memory for the root")?;
         let (at, data) = (Va::new(FIXMAP), &Attrs::KERNEL_DATA);
-        // SAFETY: the slots of the fixmap: all zero, and used by nobody else, one user after the other.
+        // SAFETY: the slots of the fixmap: all zero, and for these users alone, one after the other.
         let (slots, fixmap) = unsafe {
             let entries = NonNull::from(&fixmap_0[0]);
             let slots: Result<Slots<'_, Arm64K4, _, _, LAST_LEVEL>, _> =
@@ -416,7 +416,7 @@ fn published(techniques: Techniques) -> Done {
     let kernel = Kernel::boot()?;
     let ram = [span(&RAM)?];
     let goal = kernel.goal(&ram);
-    // SAFETY: the root is that which is in use; the fixmap shows any frame, and nobody else edits.
+    // SAFETY: the root is that which is in use; the fixmap shows any frame, and there is no other editor.
     counted(|| unsafe {
         tablewright_linear::build::<Arm64K4, _, _>(
             techniques,

@@ -101,7 +101,7 @@ impl From<&'static str> for Failed {
 
 /// Writes a token.
 fn poke(at: u64, value: u64) {
-    // SAFETY: memory that nobody uses for anything else, mapped one to one.
+    // SAFETY: memory that has no other use, mapped one to one.
     unsafe { ptr::with_exposed_provenance_mut::<u64>(at as usize).write_volatile(value) }
 }
 
@@ -318,14 +318,14 @@ fn map<F: Format>(
 /// The processor and the judge disagree, or there is no telling.
 ///
 /// # Safety
-/// 1. It is called once. Nobody uses the memory from [`HOST`] to the end of [`BLOCK`], nor that from [`PHYSICAL`] on.
+/// 1. It is called once. The memory from [`HOST`] to the end of [`BLOCK`] is not in use, nor that from [`PHYSICAL`] on.
 /// 2. The processor has `LEVELS` levels, nested paging, and leaves up to `largest`.
 pub unsafe fn run<const LEVELS: u8>(
     questions: u32,
     largest: Level,
     omit: Option<Omit>,
 ) -> Result<(), Failed> {
-    // SAFETY: nobody else uses it (1.).
+    // SAFETY: it has no other user (1.).
     let tables = unsafe { Tables::new(HOST..HOST + POOL, 0, Walker::Host(omit)) };
     let space = AddressSpace::<X86_64<LEVELS>, _>::new(&tables);
     let mut space = space.ok_or(NO_MEMORY)?;
@@ -368,7 +368,7 @@ fn one_stage<const LEVELS: u8>(
         }
         window.edit(&mut space, &mut ask.random);
         for _ in 0..QUESTIONS {
-            // SAFETY: the window leads to memory that nobody uses, and what is executed there is the token.
+            // SAFETY: the window leads to memory that is not in use, and what is executed there is the token.
             let processor = |probe: &_, user| unsafe { cpu::access(probe, user) };
             ask.ask((regime, space.root()), None, processor)?;
         }
@@ -382,9 +382,9 @@ fn one_stage<const LEVELS: u8>(
 /// # Safety
 /// As for [`run`], whose map is loaded.
 unsafe fn two_stages<const LEVELS: u8>(questions: u32, largest: Level) -> Result<(), Failed> {
-    // SAFETY: nobody else uses it (1.), and it is mapped so far away below (2.).
+    // SAFETY: it has no other user (1.), and it is mapped so far away below (2.).
     let guest_tables = unsafe { Tables::new(GUEST..GUEST + POOL, DISTANCE, Walker::Guest) };
-    // SAFETY: nobody else uses it (1.).
+    // SAFETY: it has no other user (1.).
     let nested_tables = unsafe { Tables::new(NESTED..NESTED + POOL, 0, Walker::Guest) };
     let guest = AddressSpace::<X86_64<LEVELS>, _>::new(&guest_tables);
     let nested = AddressSpace::<Npt<LEVELS>, _>::new(&nested_tables);
@@ -397,7 +397,7 @@ unsafe fn two_stages<const LEVELS: u8>(questions: u32, largest: Level) -> Result
     map(&mut nested, GUEST + DISTANCE, tables, Attrs::GUEST_MEMORY)?;
     guest.make_live();
     nested.make_live();
-    // SAFETY: the frames are nobody else's (1.), and the tables map what is for the guest (2.).
+    // SAFETY: the frames have no other user (1.), and the tables map what is for the guest (2.).
     let mut machine = unsafe { Guest::new(BLOCK, guest.root(), nested.root()) };
 
     let of_guest = Regime::X86_64 { levels: LEVELS };

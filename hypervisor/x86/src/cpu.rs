@@ -2,8 +2,8 @@
 //!
 //! An access is made by an instruction in a page of probes, which the user may execute, too; the processor is sent there as what
 //! it is to be, by IRET. It comes back by an interrupt, with what was read, or by a page fault, with the error code: either
-//! abandons what was going on and returns to who [sent](access) it. In a guest the same instructions run, and come back by an
-//! exit ([`svm`](crate::svm)).
+//! abandons what was going on and returns to the caller that [sent](access) it. In a guest the same instructions run, and
+//! come back by an exit ([`svm`](crate::svm)).
 
 use core::arch::{global_asm, naked_asm};
 use core::cell::UnsafeCell;
@@ -32,7 +32,7 @@ pub enum Kind {
     Fetch,
 }
 
-/// What is done, and by whom.
+/// What is done, and at which privilege.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// By a user, or by the supervisor.
@@ -143,7 +143,7 @@ static VECTORS: Static<InterruptDescriptorTable> =
     Static(UnsafeCell::new(InterruptDescriptorTable::new()));
 static STACK: Static<[u128; 256]> = Static(UnsafeCell::new([0; 256]));
 
-/// The stack of who waits for an access to come back; 0 if nobody does.
+/// The stack of the caller that waits for an access to come back; 0 if none does.
 static WAITING: Static<u64> = Static(UnsafeCell::new(0));
 
 /// Selectors of code and stack, as [`init`] makes them.
@@ -155,7 +155,7 @@ const USER: (u64, u64) = (0x23, 0x1b);
 /// # Safety
 /// 1. It is called once, before anything else of this file.
 pub unsafe fn init() {
-    // SAFETY: nobody else uses them (1.), and they stay where they are.
+    // SAFETY: they have no other user (1.), and they stay where they are.
     unsafe {
         let task = &mut *TASK.0.get();
         task.interrupt_stack_table[0] = VirtAddr::from_ptr(STACK.0.get().add(1));
@@ -198,7 +198,7 @@ pub unsafe fn load(root: Pa) {
 /// The page fault that it ended in.
 ///
 /// # Safety
-/// 1. What is mapped at the address, if anything, is nobody's, and a [token] if it is executed.
+/// 1. What is mapped at the address, if anything, is not in use, and a [token] if it is executed.
 pub unsafe fn access(probe: &Probe, is_user: bool) -> Result<u64, Fault> {
     let (code, stack) = if is_user { USER } else { SUPERVISOR };
     // SAFETY: the instructions make the access, which is allowed (1.), and come back.
@@ -281,7 +281,7 @@ unsafe extern "C" fn back() {
 /// Returns from [`send`], with RAX and RDX.
 ///
 /// # Safety
-/// 1. Somebody waits.
+/// 1. A caller waits.
 #[unsafe(naked)]
 unsafe extern "C" fn leave() {
     naked_asm!(

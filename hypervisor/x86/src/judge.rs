@@ -58,7 +58,7 @@ impl Judge {
         self.passed.iter().copied()
     }
 
-    /// Where in memory lies what the tables speak of. To nested ones, everybody is a user (15.25.5).
+    /// Where in memory lies what the tables speak of. To nested ones, every access is a user's (15.25.5).
     fn below(&mut self, at: u64, access: Access, of: u64) -> Result<u64, Fault> {
         let Some(tables) = self.nested else {
             return Ok(at);

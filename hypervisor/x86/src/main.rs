@@ -47,7 +47,7 @@ struct Console;
 impl fmt::Write for Console {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for byte in text.bytes() {
-            // SAFETY: the port of the console, or nobody's.
+            // SAFETY: the port of the console, or of no device.
             unsafe { Port::new(0xe9).write(byte) };
         }
         Ok(())
@@ -56,7 +56,7 @@ impl fmt::Write for Console {
 
 /// Ends the machine.
 fn exit(status: Status) -> ! {
-    // SAFETY: the port of the device that ends QEMU, or nobody's.
+    // SAFETY: the port of the device that ends QEMU, or of no device.
     unsafe { Port::new(0xf4).write(status as u32) };
     loop {
         hlt();

@@ -40,7 +40,7 @@ impl Omit {
     }
 }
 
-/// Who walks a tree.
+/// What walks a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walker {
     /// This processor, as it is.
@@ -64,7 +64,7 @@ impl Tables {
     /// Frames of `memory`.
     ///
     /// # Safety
-    /// 1. Nobody else uses the memory, which is mapped one to one.
+    /// 1. The memory has no other user, and is mapped one to one.
     /// 2. To the walker it lies `distance` higher.
     pub unsafe fn new(memory: Range<u64>, distance: u64, walker: Walker) -> Self {
         Self {
@@ -84,7 +84,7 @@ impl Tables {
     /// The walker forgets everything.
     pub fn forget_everything(&self) {
         match self.walker {
-            // SAFETY: nobody relies on translations that are kept.
+            // SAFETY: no code relies on translations that are kept.
             Walker::Host(_) => unsafe {
                 Cr4::update(|cr4| cr4.remove(Cr4Flags::PAGE_GLOBAL));
                 Cr4::update(|cr4| cr4.insert(Cr4Flags::PAGE_GLOBAL));
@@ -99,9 +99,9 @@ impl Tables {
     }
 }
 
-// SAFETY: a frame is handed out once until it is freed (1.), and lies where `place` says (2.), where nobody else has
-// anything. There are no links (3.). The compiler keeps stores in order (4.), an invalidation is complete when it was issued (5.,
-// 6.), and a reference is the same platform (7.).
+// SAFETY: a frame is handed out once until it is freed (1.), and lies where `place` says (2.), where there is nothing else.
+// There are no links (3.). The compiler keeps stores in order (4.), an invalidation is complete when it was issued (5., 6.),
+// and a reference is the same platform (7.).
 unsafe impl Platform for Tables {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         let chained = self.chain.get();
@@ -121,7 +121,7 @@ unsafe impl Platform for Tables {
     }
 
     unsafe fn free_table(&self, frame: Pa, _: Level) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: it is not used any more.
         unsafe { self.place(frame.get()).write(self.chain.get()) };
         self.chain.set(frame.get());
     }

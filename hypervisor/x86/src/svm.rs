@@ -111,7 +111,7 @@ impl Guest {
     /// A guest with tables of its own at `root`, on nested tables at `nested`. `frames` are two of memory.
     ///
     /// # Safety
-    /// 1. The frames are nobody else's, and mapped one to one.
+    /// 1. The frames have no other user, and are mapped one to one.
     /// 2. The tables map nothing that is not meant for the guest, and the processor has nested paging.
     pub unsafe fn new(frames: u64, root: Pa, nested: Pa) -> Self {
         let block = core::ptr::with_exposed_provenance_mut::<Block>(frames as usize);
