@@ -12,7 +12,7 @@ const LINES: u32 = 30_000;
 const SAYS: &str = "load: hash ";
 /// What the guest says when all workers are done.
 const DONE: &str = "load: done";
-/// What nobody may say.
+/// What must not be said.
 const FORBIDDEN: [&str; 5] = [
     "PANIC",
     "Kernel panic",

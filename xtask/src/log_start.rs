@@ -1,7 +1,7 @@
 //! What it takes to start a log, in instructions: everything in one step, and leaf by leaf.
 //!
 //! No guest is run. All memory of one is mapped with pages, as its faults would map it, and one log is started. The emulator
-//! counts the instructions of the hypervisor meanwhile, exactly: its clock goes by them, and nobody else has a turn.
+//! counts the instructions of the hypervisor meanwhile, exactly: its clock goes by them, and no other CPU has a turn.
 
 use crate::counters::Count;
 use crate::fetch::{self, Files};

@@ -241,7 +241,7 @@ fn temporary(what: &str) -> PathBuf {
     std::env::temp_dir().join(format!("tablewright-{what}-{}", std::process::id()))
 }
 
-/// The sections of a program that nobody writes: where they are in memory, and what is in them.
+/// The sections of a program that are not written: where they are in memory, and what is in them.
 fn constants(data: &[u8]) -> object::Result<Vec<(u64, &[u8])>> {
     let file = object::File::parse(data)?;
     let is_constant = |section: &object::Section<'_, '_>| {
@@ -284,7 +284,7 @@ fn kernel_size(kernel: &Path) -> Result<u64> {
     }
 }
 
-/// Who has the guest's console.
+/// What has the guest's console.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Console {
     /// The terminal, Ctrl-C included.
