@@ -44,7 +44,7 @@
 //! is never executable at EL1**, PXN or not.
 //!
 //! A table descriptor restricts all under it: PXNTable (59), UXNTable (60), APTable\[0\] (61: EL0 neither reads nor
-//! writes), APTable\[1\] (62: nobody writes). Restrictions unite on the way down, and the rule about pages that EL0
+//! writes), APTable\[1\] (62: no EL writes). Restrictions unite on the way down, and the rule about pages that EL0
 //! can write looks at the outcome. Bits 58:51 and 11:2 of a table descriptor are ignored (9:8 are address with LPA2),
 //! bit 63 is NSTable.
 //!

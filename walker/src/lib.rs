@@ -35,7 +35,7 @@
 //!
 //! A [`Leaf`] carries the final permissions, that is, with the restrictions of all tables on the way applied. A
 //! descriptor that the architecture reserves is a [`Fault::Reserved`], even where processors ignore the bit today:
-//! a bit which must be zero and is not is a mistake of whoever wrote it.
+//! a bit which must be zero and is not is a mistake of the code that wrote it.
 //!
 //! Which bit means what, and where the manuals say so, stands at the head of the decoders, `arm64.rs`, `stage2.rs`,
 //! `x86_64.rs`, `ept.rs` and `npt.rs`. "DDI 0487" is the Arm Architecture Reference Manual for A-profile (section numbers of issue K),
@@ -44,7 +44,7 @@
 //!
 //! # The machine that is assumed
 //!
-//! Controls outside the tables stand as follows; a caller who models them otherwise starts from [`Leaf::raw`].
+//! Controls outside the tables stand as follows; a caller that models them otherwise starts from [`Leaf::raw`].
 //!
 //! * arm64: no tagged addresses (TBI), no PAN, no WXN, hierarchical permissions on (HPD clear), hardware management of
 //!   the access flag and dirty state off (how to have it on: [`with_dirty`]), no permission indirection or overlays

@@ -15,7 +15,7 @@
 //! | 50 | RES0 | D8.3.1 |
 //! | 51 | DBM: a write sets S2AP\[1\] | D8.5.2 |
 //! | 52 | Contiguous | D8.7.1 |
-//! | 54:53 | XN: 00 all execute, 01 EL0 alone, 10 nobody, 11 EL1 alone (FEAT_XNX) | D8.4.3 |
+//! | 54:53 | XN: 00 both ELs execute, 01 EL0 alone, 10 neither, 11 EL1 alone (FEAT_XNX) | D8.4.3 |
 //! | 58:55 | software | D8.3.1 |
 //! | 62:59 | PBHA, or ignored | D8.7 |
 //! | 63 | ignored | D8.3.1 |
