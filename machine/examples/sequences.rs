@@ -1,16 +1,15 @@
 //! Random sequences of calls of every safe function of the engine, by the million: none may go wrong.
 //!
 //! ```text
-//! cargo run --release -p tablewright-machine --example sequences -- [COUNT] [--from N] [--threads T] [--bug NAME]
-//! cargo run --release -p tablewright-machine --example sequences -- --seed N [--only N,N,..] [--trace FILE] [--bug NAME]
+//! cargo run --release -p tablewright-machine --example sequences -- [COUNT] [--seed S] [--threads T] [--bug NAME]
+//! cargo run --release -p tablewright-machine --example sequences -- --seed S [--only N,N,..] [--trace FILE] [--bug NAME]
 //! ```
 //!
-//! Each seed is a sequence of 5 to 40 operations on two CPUs (see `sequences/`). What is printed is the same for any number of
-//! threads. If sequences go wrong, the one with the smallest seed is made short: operations are taken out as long as it goes
-//! wrong in the same way. A single seed prints its operations; `--only`
-//! runs those of them that it names, and `--trace` writes every step to a file, in the format of
-//! `tablewright_machine::trace`. `--bug` plants one into the embedder's part, to see that it is
-//! found.
+//! Each seed is a sequence of 5 to 40 operations on two CPUs (see `sequences/`). With a count, `--seed` is where it starts.
+//! What is printed is the same for any number of threads. If sequences go wrong, the one with the smallest seed is made
+//! short: operations are taken out as long as it goes wrong in the same way. Without a count, the one sequence of the seed
+//! prints its operations; `--only` runs those of them that it names, and `--trace` writes every step to a file, in the
+//! format of `tablewright_machine::trace`. `--bug` plants one into the embedder's part, to see that it is found.
 //!
 //! Exit status: 0 if all were clean, 1 if one went wrong, 2 if the arguments are no good.
 
@@ -28,80 +27,55 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use clap::{Parser, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use sequences::{Bug, Failure, Sequence, silence};
 use tablewright_machine::trace::Sink;
 
-/// What is asked for.
+/// Runs random sequences of calls of every safe function of the engine, and makes the first that goes wrong short.
+#[derive(Parser)]
 struct Arguments {
-    count: u64,
-    from: u64,
-    threads: usize,
+    /// How many sequences [default: 20000, or the one that --seed names]
+    #[arg(conflicts_with_all = ["only", "trace"])]
+    count: Option<u64>,
+    /// The first of them, from 1 on; without COUNT no other is run
+    #[arg(long, value_name = "S")]
     seed: Option<u64>,
+    /// Of one sequence only these operations
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', requires = "seed")]
     only: Option<Vec<usize>>,
+    /// Write every step of one sequence to this file
+    #[arg(long, value_name = "FILE", requires = "seed")]
     trace: Option<PathBuf>,
+    /// Threads of the host [default: one for each of its processors]
+    #[arg(long, value_name = "T", value_parser = value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// A promise of the embedder that is not kept, to see that it is found
+    #[arg(long, value_name = "NAME", value_parser = bug)]
     bug: Option<Bug>,
 }
 
-impl Arguments {
-    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut arguments = Self {
-            count: 20_000,
-            from: 1,
-            threads: thread::available_parallelism().map_or(1, usize::from),
-            seed: None,
-            only: None,
-            trace: None,
-            bug: None,
-        };
-        let mut counted = false;
-        while let Some(word) = words.next() {
-            let mut value = || words.next().ok_or(format!("{word} takes a value"));
-            let number = |text: String| {
-                let parsed = text.parse::<u64>();
-                parsed.map_err(|_| format!("{text} is not a number"))
-            };
-            match word.as_str() {
-                "--from" => arguments.from = number(value()?)?,
-                "--seed" => arguments.seed = Some(number(value()?)?),
-                "--only" => {
-                    let numbers = value()?;
-                    let number = |text: &str| number(text.to_owned()).map(|it| it as usize);
-                    let numbers = numbers.split(',').map(number);
-                    arguments.only = Some(numbers.collect::<Result<_, _>>()?);
-                }
-                "--trace" => arguments.trace = Some(value()?.into()),
-                "--threads" => {
-                    arguments.threads = match number(value()?)? {
-                        threads @ 1..=1024 => threads as usize,
-                        other => return Err(format!("{other} threads: there are 1 to 1024")),
-                    }
-                }
-                "--bug" => {
-                    let name = value()?;
-                    let known = Bug::ALL.iter().find(|(known, _)| *known == name);
-                    let names = Bug::ALL.map(|(name, _)| name).join(", ");
-                    let (_, bug) = known.ok_or(format!("no bug {name}: there is {names}"))?;
-                    arguments.bug = Some(*bug);
-                }
-                _ if counted || word.starts_with('-') => {
-                    return Err(format!("{word} is not understood"));
-                }
-                _ => {
-                    arguments.count = number(word)?;
-                    counted = true;
-                }
-            }
+fn bug(name: &str) -> Result<Bug, String> {
+    let known = Bug::ALL.iter().find(|(known, _)| *known == name);
+    known.map(|&(_, bug)| bug).ok_or_else(|| {
+        let names = Bug::ALL.map(|(name, _)| name).join(", ");
+        format!("there is {names}")
+    })
+}
+
+/// The arguments, or how to end without them: what is wrong is said in one line.
+fn arguments() -> Result<Arguments, ExitCode> {
+    Arguments::try_parse().map_err(|error| {
+        if !error.use_stderr() {
+            print!("{error}");
+            return ExitCode::SUCCESS;
         }
-        let single = arguments.only.is_some() || arguments.trace.is_some();
-        if single && arguments.seed.is_none() {
-            return Err("--only and --trace are for one --seed".to_owned());
-        }
-        if counted && arguments.seed.is_some() {
-            return Err("one seed is run, or so many".to_owned());
-        }
-        Ok(arguments)
-    }
+        let said = error.to_string();
+        let lines: Vec<_> = said.lines().map(str::trim).collect();
+        let first = lines.split(|line| line.is_empty()).next();
+        eprintln!("{}", first.unwrap_or_default().join(" "));
+        ExitCode::from(2)
+    })
 }
 
 /// Seeds that a thread takes at a time.
@@ -109,21 +83,29 @@ const CHUNK: u64 = 64;
 
 /// The first sequence that goes wrong, and how many were run before that was known.
 fn all(arguments: &Arguments) -> (Option<(u64, Failure)>, u64) {
-    let end = arguments.from.saturating_add(arguments.count);
+    let (from, count) = (
+        arguments.seed.unwrap_or(1),
+        arguments.count.unwrap_or(20_000),
+    );
+    let threads = arguments.threads.map_or_else(
+        || thread::available_parallelism().map_or(1, usize::from),
+        usize::from,
+    );
+    let end = from.saturating_add(count);
     let bar = match std::io::stderr().is_terminal() {
-        true => ProgressBar::new(arguments.count),
+        true => ProgressBar::new(count),
         false => ProgressBar::hidden(),
     };
     if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} sequences {eta}") {
         bar.set_style(style);
     }
-    let next = AtomicU64::new(arguments.from);
+    let next = AtomicU64::new(from);
     let run = AtomicU64::new(0);
     let worst: Mutex<Option<(u64, Failure)>> = Mutex::new(None);
     // Seeds from here on are not looked at any more.
     let limit = AtomicU64::new(end);
     thread::scope(|scope| {
-        for _ in 0..arguments.threads {
+        for _ in 0..threads {
             scope.spawn(|| {
                 loop {
                     let first = next.fetch_add(CHUNK, Ordering::Relaxed);
@@ -181,15 +163,12 @@ fn print(sequence: &Sequence) {
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::parse(std::env::args().skip(1)) {
+    let arguments = match arguments() {
         Ok(arguments) => arguments,
-        Err(why) => {
-            eprintln!("error: {why}");
-            return ExitCode::from(2);
-        }
+        Err(code) => return code,
     };
     silence();
-    if let Some(seed) = arguments.seed {
+    if let (Some(seed), None) = (arguments.seed, arguments.count) {
         let mut sequence = Sequence::new(seed);
         if let Some(only) = &arguments.only {
             sequence.only(only);

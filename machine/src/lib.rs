@@ -70,6 +70,7 @@
 
 mod architecture;
 mod cache;
+mod coroutine;
 mod costs;
 mod dice;
 mod hardware;
@@ -86,6 +87,7 @@ mod resource;
 mod rules;
 mod sched;
 mod shared;
+#[cfg(not(miri))]
 mod stack;
 mod time;
 mod tlb;

@@ -590,6 +590,7 @@ impl Machine {
     /// From now on hardware does nothing unasked and frames are not refused: what was begun must come to its end.
     pub fn calm(&self) {
         self.hardware.calm();
+        self.scheduler.calm();
         self.refuse_once_in.set(0);
     }
 
@@ -823,16 +824,30 @@ impl<'m> Mapper<'m> {
 
     /// A range of an invalidation as the hardware is told; without one, all of the space. With guests that have a stage 1 it
     /// may be the first of two steps: see [`then`](Mapper::then).
+    ///
+    /// What is global is forgotten if the invalidation means it. On arm64 an address takes it in any case.
     pub fn tlbi_of(&self, what: &Invalidation<'_>, range: Option<&Stale>) -> Tlbi {
         let x86 = self.machine.architecture().is_x86();
         let nested = self.machine.hardware.is_nested();
+        let globals = match (x86, what.global) {
+            (false, _) => Globals::ByAddress,
+            (true, true) => Globals::Included,
+            (true, false) => Globals::Spared,
+        };
         match range {
             // INVEPT, an ASID in TLB_CONTROL; TLBI VMALLS12E1IS.
             _ if nested && (x86 || range.is_none()) => Tlbi {
                 id: Some(what.id),
                 ..Tlbi::ALL
             },
-            None => Tlbi::ALL,
+            // VMALLE1IS, or INVPCID type 2 on every CPU.
+            None if what.global => Tlbi::ALL,
+            // ASIDE1IS, or INVPCID type 1, or INVLPGB with the PCID alone.
+            None => Tlbi {
+                id: Some(what.id),
+                globals,
+                ..Tlbi::ALL
+            },
             Some(&Stale {
                 first,
                 last,
@@ -846,7 +861,7 @@ impl<'m> Mapper<'m> {
                 depth: level.filter(|_| !x86).map(Level::height),
                 leaves_only: !tables,
                 all_tables: false,
-                globals: Globals::ByAddress,
+                globals,
                 broadcast: true,
                 // TLBI IPAS2E1IS.
                 stages: if nested { Stages::Second } else { Stages::Both },

@@ -19,14 +19,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::thread;
 
-use corosensei::{Coroutine, CoroutineResult};
-
+use crate::coroutine::{ColouredStack, Coroutine, CoroutineResult, Yielder};
 use crate::perturb::Perturbation;
-use crate::stack::ColouredStack;
 use crate::time::{MAX_CPUS, Price, Time, cpu_of, time_of};
 use crate::tree::{NEVER, Tree};
-
-type Yielder = corosensei::Yielder<(), ()>;
 
 /// What a run depends on, besides its program.
 ///
@@ -290,6 +286,13 @@ impl Scheduler {
             0
         });
         self.accesses_left.set(u64::MAX);
+    }
+
+    /// Outside of a run costs are what they are, until the next run.
+    pub(crate) fn calm(&self) {
+        if !self.running.get() {
+            self.plain.set(self.limit);
+        }
     }
 
     /// Runs the program on every CPU from time zero until all have finished.

@@ -295,7 +295,8 @@ impl Sequence {
             walk: Time::ns(6),
             access: Time::ns(10),
             exception: Time::ns(400),
-            transfer: Time::ns(60),
+            // A directory of lines would have to be made for each machine.
+            transfer: Time::ZERO,
             lock_take: Time::ns(15),
             lock_hand_over: Time::ns(60),
             clean: Time::ns(200),

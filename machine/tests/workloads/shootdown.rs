@@ -188,11 +188,16 @@ unsafe impl Actions for Running<'_, '_, '_> {
             Forget::All => Tlbi::invpcid(None, None),
             Forget::Space(_) if !self.0.identified => Tlbi::invpcid(None, None),
             Forget::Space(id) => Tlbi::invpcid(Some(id), None),
-            // INVLPG, an address for each leaf; what is global goes under any identifier.
-            Forget::Range { id, range, .. } => Tlbi {
-                stride: range.level.map(|level| 12 + 9 * level.height()),
-                ..Tlbi::invlpg(id, (range.first, range.last))
-            },
+            // An address for each leaf.
+            Forget::Range { id, range, global } => {
+                let addresses = (range.first, range.last);
+                let stride = range.level.map(|level| 12 + 9 * level.height());
+                let tlbi = match global {
+                    true => Tlbi::invlpg(id, addresses),
+                    false => Tlbi::invpcid(Some(id), Some(addresses)),
+                };
+                Tlbi { stride, ..tlbi }
+            }
         };
         self.0.forget_here(tlbi);
     }
