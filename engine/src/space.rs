@@ -8,13 +8,13 @@ use core::marker::PhantomData;
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
-use crate::edit::Mapping;
+use crate::edit::{Mapping, Recent};
 use crate::entry::Table;
 use crate::flush::{Leaf, Ranges, Target, free_tree};
 use crate::format::{Format, Inexpressible, Kind};
 use crate::gather::Gather;
 use crate::platform::{Barrier, Caps, Platform};
-use crate::walk::{Slice, walk};
+use crate::walk::{Place, Slice, descend, walk};
 
 /// Whether table walkers use a space while it is edited.
 ///
@@ -162,6 +162,8 @@ pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) runs: bool,
     /// Some leaves may be global.
     pub(crate) globals: bool,
+    /// The change that was made last, and what it makes of the leaf that was met last.
+    pub(crate) recent: Recent,
     format: PhantomData<F>,
 }
 
@@ -245,6 +247,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             tables_deny: true,
             runs: true,
             globals: F::GLOBALS,
+            recent: Recent::NONE,
             format: PhantomData,
         }
     }
@@ -297,7 +300,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if self.liveness == Liveness::Dead {
             self.platform.barrier(Barrier::Publish);
         }
+        self.become_(liveness);
+    }
+
+    fn become_(&mut self, liveness: Liveness) {
         self.liveness = liveness;
+        // How a leaf is changed depends on it.
+        self.recent = Recent::NONE;
     }
 
     /// Walkers no longer use the space.
@@ -305,7 +314,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// # Safety
     /// 1. No processor has the root loaded, and everything cached of it has been invalidated.
     pub unsafe fn make_dead(&mut self) {
-        self.liveness = Liveness::Dead;
+        self.become_(Liveness::Dead);
     }
 
     /// Takes the space apart.
@@ -461,6 +470,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ) -> core::ops::ControlFlow<V::Stop> {
         // SAFETY: the root of a space holds a tree of its format: `new` made it so, or the caller of `adopt` vouched.
         unsafe { walk::<F, P, V>(&self.platform, self.root, F::root_level(), slice, visitor) }
+    }
+
+    /// Goes straight down to where `slice`, which has been checked, is or would be mapped, if one table of pages covers it.
+    #[inline(always)]
+    pub(crate) fn place(&self, slice: Slice) -> Option<Place<'_, P>> {
+        // SAFETY: as above.
+        unsafe { descend::<F, P>(&self.platform, self.root, slice) }
     }
 
     /// Invalidates at once and waits: the middle of a break-before-make.

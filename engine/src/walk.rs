@@ -33,6 +33,12 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
+    /// Whether one table of pages covers all of it.
+    #[inline(always)]
+    pub fn is_in_one_table<F: Format>(self) -> bool {
+        (self.first ^ self.last) >> (F::PAGE_SHIFT + F::INDEX_BITS) == 0
+    }
+
     /// Whether the slice is all that one entry at `level` covers.
     #[inline(always)]
     pub fn is_whole<F: Format>(self, level: Level) -> bool {
@@ -52,6 +58,7 @@ pub(crate) struct Denied([Perms; MAX_LEVELS]);
 
 impl Denied {
     /// Nothing yet, but `denied` at the level where the walk starts and below.
+    #[inline(always)]
     pub fn new(denied: Perms) -> Self {
         Self([denied; MAX_LEVELS])
     }
@@ -104,6 +111,70 @@ pub(crate) trait Visit<F: Format, P: Platform> {
     fn leave(&mut self, level: Level, child: Pa) {
         let _ = (level, child);
     }
+}
+
+/// Where a walk has gone straight down to.
+pub(crate) struct Place<'p, P: Platform> {
+    pub table: Table<'p, P>,
+    pub level: Level,
+    /// Entries of pages; above that level the one entry that covers all, which is no table.
+    pub range: Range<usize>,
+    /// What the tables above take away.
+    pub denied: Perms,
+}
+
+impl<P: Platform> Place<'_, P> {
+    /// Whether it is among pages, of which those at the two ends are in no run: no leaf reaches over an end.
+    #[inline(always)]
+    pub fn is_of_pages<F: Format>(&self, runs: bool) -> bool {
+        let Range { start, end } = self.range;
+        let in_run = |index| self.table.load(index) & F::CONTIGUOUS != 0;
+        let over = F::CONTIGUOUS != 0 && runs && (in_run(start) || in_run(end - 1));
+        self.level == Level::PAGE && !over
+    }
+}
+
+/// Goes straight down from the root in `frame`, as far as there are tables, if one table of pages covers all of `slice`.
+///
+/// It is the walk of what is small, and of most edits: a load and a test for each level.
+///
+/// # Safety
+/// 1. `frame` holds the root of a tree of this format on `platform`.
+#[inline(always)]
+pub(crate) unsafe fn descend<F: Format, P: Platform>(
+    platform: &P,
+    mut frame: Pa,
+    slice: Slice,
+) -> Option<Place<'_, P>> {
+    if !slice.is_in_one_table::<F>() {
+        return None;
+    }
+    // Of all tables on the way at once, so that a level costs two operations.
+    let mut limits = 0;
+    // One level after the other and no loop: the level is a constant in each, and so are shifts, masks and what may be there.
+    for height in [4, 3, 2, 1, 0] {
+        let level = Level::new(height);
+        if level > F::root_level() {
+            continue;
+        }
+        // SAFETY: the root (1.), or what a table descriptor of the tree points to.
+        let table = unsafe { Table::open(platform, frame, level) };
+        if level != Level::PAGE {
+            let entry = table.load(F::index(slice.first, level));
+            if F::kind(entry, level) == Kind::Table {
+                limits |= entry ^ F::GRANTS;
+                frame = F::address(entry, level);
+                continue;
+            }
+        }
+        return Some(Place {
+            table,
+            level,
+            range: F::index(slice.first, level)..F::index(slice.last, level) + 1,
+            denied: F::denied(limits ^ F::GRANTS),
+        });
+    }
+    None
 }
 
 /// Walks the table in `frame` at `level` over `slice`.

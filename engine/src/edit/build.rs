@@ -25,12 +25,13 @@ pub(crate) struct Piece {
 }
 
 /// Where the memory of a mapping lies.
-pub(crate) trait Source {
+pub(crate) trait Source: Clone {
     /// The piece that `input` is in.
     fn at(&self, input: u64) -> Piece;
 }
 
 /// All of it consecutive.
+#[derive(Clone)]
 pub(crate) struct Consecutive {
     delta: u64,
 }
@@ -57,6 +58,7 @@ impl Source for Consecutive {
 }
 
 /// Runs of frames, one after the other. They are asked for upwards, more than once; the place is kept.
+#[derive(Clone)]
 pub(crate) struct Scattered<'f> {
     frames: &'f [Span<Pa>],
     first: u64,
@@ -129,6 +131,20 @@ impl<F: Format, S: Source> Leaves<F, S> {
             level = level.up();
         }
         Ok(leaves)
+    }
+
+    /// The same of pages alone.
+    #[inline(always)]
+    pub fn of_pages(source: S, attrs: &Attrs, runs: bool) -> Result<Self, Inexpressible> {
+        let mut bits = [0; MAX_LEVELS];
+        bits[0] = F::encode(attrs, Level::PAGE)?;
+        Ok(Self {
+            bits,
+            source,
+            top: Level::PAGE,
+            runs,
+            format: PhantomData,
+        })
     }
 
     /// Whether one leaf at `level` can translate all of `slice`.

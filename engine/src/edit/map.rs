@@ -190,6 +190,54 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         source: S,
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
+        let small = if let Some(place) = self.space.place(slice)
+            && place.level == Level::PAGE
+            && !(self.space.tables_deny && place.denied.intersects(mapping.attrs.perms))
+        {
+            let leaves = Leaves::<F, S>::of_pages(source.clone(), &mapping.attrs, mapping.runs)?;
+            self.space.check_global(mapping.attrs.global)?;
+            if let Some(index) = (place.range.clone())
+                .find(|&index| F::kind(place.table.load(index), Level::PAGE) != Kind::Invalid)
+            {
+                let pages = (index - place.range.start) as u64;
+                let at = slice.first + (pages << F::PAGE_SHIFT);
+                return Err(EditError::AlreadyMapped(F::Input::from_bits(at)));
+            }
+            leaves.fill(&place.table, Level::PAGE, place.range.clone(), slice.first);
+            true
+        } else {
+            false
+        };
+        if !small {
+            self.map_tree(slice, source, mapping)?;
+        }
+        self.mapped(slice, mapping);
+        Ok(())
+    }
+
+    /// Notes what is mapped now.
+    #[inline(always)]
+    fn mapped(&mut self, slice: Slice, mapping: &Mapping) {
+        let space = &mut *self.space;
+        space.runs |= mapping.runs;
+        space.globals |= mapping.attrs.global;
+        if space.liveness() != Liveness::Dead {
+            self.left.news = true;
+            if space.platform.caps().invalid_entries_cached {
+                space.owed = true;
+                self.left.ranges.add(slice, None, true);
+            }
+        }
+    }
+
+    /// The same where tables may be missing, or there are several.
+    #[inline(never)]
+    fn map_tree<S: Source>(
+        &mut self,
+        slice: Slice,
+        source: S,
+        mapping: &Mapping,
+    ) -> Result<(), EditError<F::Input>> {
         let leaves =
             Leaves::<F, S>::new(slice, source, &mapping.attrs, mapping.largest, mapping.runs)?;
         let deny = if mapping.tables_deny {
@@ -200,8 +248,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let space = &mut *self.space;
         space.check_global(mapping.attrs.global)?;
         space.tables_deny |= !deny.is_empty();
-        space.runs |= mapping.runs;
-        space.globals |= mapping.attrs.global;
 
         let mut prepare = Prepare {
             platform: &space.platform,
@@ -219,13 +265,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             let _: ControlFlow<Infallible> = space.visit(slice, &mut prepare.commit);
         }
 
-        if space.liveness() != Liveness::Dead {
-            self.left.news = true;
-            if space.platform.caps().invalid_entries_cached {
-                space.owed = true;
-                self.left.ranges.add(slice, None, true);
-            }
-        }
         Ok(())
     }
 }

@@ -18,6 +18,7 @@ mod unmap;
 pub(crate) use build::{Consecutive, Frames, Fresh, Leaves, build};
 pub use map::Mapping;
 pub use protect::Change;
+pub(crate) use protect::Recent;
 
 use crate::addr::Level;
 use crate::format::{Attrs, Format, Perms};

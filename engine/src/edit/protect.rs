@@ -190,10 +190,49 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check(span)?;
+        if self.change_pages(slice, &change) {
+            return Ok(());
+        }
         let mut plans = self.prepare_change(slice, change)?;
         self.space.cleave(slice)?;
         self.change(slice, &mut plans);
         Ok(())
+    }
+
+    /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it was.
+    #[inline]
+    fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
+        let conditions = self.space.conditions();
+        let recent = self.space.recent;
+        let mut plans = Plans::<F> {
+            conditions,
+            recent,
+            format: PhantomData,
+        };
+        let done = if let Some(place) = self.space.place(slice)
+            && place.is_of_pages::<F>(self.space.runs)
+            && !(self.space.tables_deny
+                && (change.perms).is_some_and(|perms| place.denied.intersects(perms)))
+            && !self.space.may_refuse(change)
+            && self
+                .space
+                .check_global(change.global != Some(false))
+                .is_ok()
+            && plans.take_up(change)
+        {
+            let mut recode = Recode::new(&mut plans);
+            let range = place.range.clone();
+            let _: ControlFlow<Infallible> = recode.pages(&place.table, range, slice.first);
+            Some((recode.cut, recode.broken))
+        } else {
+            None
+        };
+        let Some((cut, broken)) = done else {
+            return false;
+        };
+        self.changed(slice, &plans, cut, &broken);
+        self.space.recent = plans.recent;
+        true
     }
 
     /// Checks that a change of a range may be made, but for the tables that it takes.
@@ -241,20 +280,27 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Makes a change that was prepared, of leaves that are whole in `slice`.
     #[inline]
     pub(super) fn change(&mut self, slice: Slice, plans: &mut Plans<F>) {
-        let conditions = plans.conditions;
-        self.space.globals |= plans.change.turns_global();
-        self.space.owed |= conditions.live;
+        // Before the first store: it may be all that comes of this.
+        self.space.owed |= plans.conditions.live;
         let mut recode = Recode::new(plans);
         let _: ControlFlow<Infallible> = self.space.visit(slice, &mut recode);
-        let cut = recode.cut;
-        self.space.resume(slice, &recode.broken);
-        cut.add_to(conditions, &mut self.left);
+        let (cut, broken) = (recode.cut, recode.broken);
+        self.changed(slice, plans, cut, &broken);
+    }
+
+    /// What was changed in `slice` is made valid where it was broken, and left to be invalidated.
+    #[inline(always)]
+    fn changed(&mut self, slice: Slice, plans: &Plans<F>, cut: Cut, broken: &Ranges) {
+        self.space.globals |= plans.recent.change.turns_global();
+        self.space.owed |= plans.conditions.live;
+        self.space.resume(slice, broken);
+        cut.add_to(plans.conditions, &mut self.left);
     }
 }
 
 /// How to change an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum How {
+pub(crate) enum How {
     /// It is not a leaf, or nothing changes.
     Keep,
     /// In place, with a store.
@@ -267,7 +313,7 @@ pub(super) enum How {
 
 /// What to do with all leaves of one pattern.
 #[derive(Clone, Copy)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// The level, and the entry without its address: what the plan is for.
     level: Level,
     key: u64,
@@ -280,22 +326,22 @@ pub(super) struct Plan {
     news: bool,
 }
 
-/// What a change makes of leaves, pattern by pattern.
-pub(super) struct Plans<F: Format> {
-    conditions: Conditions,
+/// A change, and what it makes of leaves of the pattern that was met last.
+#[derive(Clone, Copy)]
+pub(crate) struct Recent {
     change: Change,
-    /// For the pattern that was asked for last.
-    last: Plan,
-    format: PhantomData<F>,
+    plan: Plan,
 }
 
-impl<F: Format> Plans<F> {
-    pub fn new(conditions: Conditions, change: Change) -> Self {
+impl Recent {
+    pub const NONE: Self = Self::new(Change::new());
+
+    #[inline(always)]
+    const fn new(change: Change) -> Self {
         Self {
-            conditions,
             change,
             // The plan for holes.
-            last: Plan {
+            plan: Plan {
                 level: Level::PAGE,
                 key: 0,
                 flip: 0,
@@ -303,18 +349,46 @@ impl<F: Format> Plans<F> {
                 invalidate: false,
                 news: false,
             },
+        }
+    }
+}
+
+/// What a change makes of leaves, pattern by pattern.
+pub(super) struct Plans<F: Format> {
+    conditions: Conditions,
+    recent: Recent,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Plans<F> {
+    pub fn new(conditions: Conditions, change: Change) -> Self {
+        Self {
+            conditions,
+            recent: Recent::new(change),
             format: PhantomData,
         }
+    }
+
+    /// Makes it those of a change of pages, if that can be encoded; what was changed in the same way before can.
+    #[inline(always)]
+    fn take_up(&mut self, change: &Change) -> bool {
+        if self.recent.change != *change {
+            if F::encode(&change.apply(Attrs::USER_RODATA), Level::PAGE).is_err() {
+                return false;
+            }
+            self.recent = Recent::new(*change);
+        }
+        true
     }
 
     /// What to do with `entry`, from memory if it is like the one before.
     #[inline(always)]
     pub fn plan(&mut self, entry: u64, level: Level) -> Plan {
         let key = entry & !F::address_mask(level);
-        if self.last.key != key || self.last.level != level {
-            self.last = self.work_out(entry, level);
+        if self.recent.plan.key != key || self.recent.plan.level != level {
+            self.recent.plan = self.work_out(entry, level);
         }
-        self.last
+        self.recent.plan
     }
 
     #[cold]
@@ -332,7 +406,7 @@ impl<F: Format> Plans<F> {
         if F::kind(entry, level) != Kind::Leaf {
             return plan;
         }
-        let attrs = self.change.apply(F::decode(entry, level));
+        let attrs = self.recent.change.apply(F::decode(entry, level));
         let Ok(bits) = F::encode(&attrs, level) else {
             // `protect` has made sure that the change can be encoded.
             debug_assert!(false, "a change that cannot be encoded");
@@ -436,7 +510,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
             Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
             Kind::Leaf => {
                 let how = self.rewrite(table, index, level, entry);
-                self.leave(self.plans.last, how, slice);
+                self.leave(self.plans.recent.plan, how, slice);
             }
             Kind::Invalid => {}
         }
@@ -449,6 +523,13 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
         range: Range<usize>,
         first: u64,
     ) -> ControlFlow<Infallible> {
+        if range.len() == 1 {
+            let entry = table.load(range.start);
+            let how = self.rewrite(table, range.start, Level::PAGE, entry);
+            let last = first | ((1 << F::PAGE_SHIFT) - 1);
+            self.leave(self.plans.recent.plan, how, Slice { first, last });
+            return ControlFlow::Continue(());
+        }
         let mask = F::address_mask(Level::PAGE);
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         let mut index = range.start;

@@ -28,6 +28,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// assert!(leaf.is_contiguous());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {
         match self.translates(input.bits()) {
             true => self.leaf_at(input.bits()),
@@ -36,20 +37,22 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// The leaf that translates an address which the root translates.
-    #[inline]
+    #[inline(always)]
     pub(super) fn leaf_at(&self, input: u64) -> Option<Leaf<F>> {
         let page = input & !((1 << F::PAGE_SHIFT) - 1);
         let slice = Slice {
             first: page,
             last: page | ((1 << F::PAGE_SHIFT) - 1),
         };
-        let mut found = None;
-        let mut find = Find::new(|leaf| {
-            found = Some(leaf);
-            ControlFlow::Continue(())
-        });
-        let _: ControlFlow<()> = self.visit(slice, &mut find);
-        found
+        // One page is in one table.
+        let place = self.place(slice)?;
+        let (index, level) = (place.range.start, place.level);
+        let entry = place.table.load(index);
+        if F::kind(entry, level) != Kind::Leaf {
+            return None;
+        }
+        let (first, entry) = whole::<F, P>(&place.table, index, level, input, entry);
+        Some(Leaf::new(first, entry, level, place.denied))
     }
 
     /// Visits the leaves that translate any part of `span`, upwards, until the visitor breaks off.
@@ -62,7 +65,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.check(span)?;
-        let _: ControlFlow<()> = self.visit(slice, &mut Find::new(visit));
+        let mut find = Find::new(visit);
+        let _: ControlFlow<()> = match self.place(slice) {
+            Some(place) if place.level == Level::PAGE => {
+                find.denied = Denied::new(place.denied);
+                find.pages(&place.table, place.range.clone(), slice.first)
+            }
+            _ => self.visit(slice, &mut find),
+        };
         Ok(())
     }
 
@@ -97,6 +107,7 @@ struct Find<F, V> {
 }
 
 impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
+    #[inline(always)]
     fn new(visit: V) -> Self {
         Self {
             visit,
@@ -114,19 +125,15 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
         index: usize,
         level: Level,
         input: u64,
-        mut entry: u64,
+        entry: u64,
     ) -> ControlFlow<()> {
-        let mut first = input & !((1 << F::shift(level)) - 1);
         if entry & F::CONTIGUOUS != 0 {
-            if self.run_last.is_some_and(|last| first <= last) {
+            if self.run_last.is_some_and(|last| input <= last) {
                 return ControlFlow::Continue(());
             }
-            let extent = run::extent::<F>(input, level);
-            first = extent.first;
-            self.run_last = Some(extent.last);
-            let members = run::members::<F>(index, level);
-            entry = run::gather::<F>(members, level, |member| table.load(member));
+            self.run_last = Some(run::extent::<F>(input, level).last);
         }
+        let (first, entry) = whole::<F, P>(table, index, level, input, entry);
         (self.visit)(Leaf::new(first, entry, level, self.denied.at(level)))
     }
 }
@@ -166,6 +173,24 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
         }
         ControlFlow::Continue(())
     }
+}
+
+/// The first address and the descriptor of the leaf at one entry, which translates `input`; of a run, those of all of it.
+#[inline(always)]
+fn whole<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    index: usize,
+    level: Level,
+    input: u64,
+    entry: u64,
+) -> (u64, u64) {
+    if entry & F::CONTIGUOUS == 0 {
+        return (input & !((1 << F::shift(level)) - 1), entry);
+    }
+    let members = run::members::<F>(index, level);
+    let first = run::extent::<F>(input, level).first;
+    let load = |member| table.load(member);
+    (first, run::gather::<F>(members, level, load))
 }
 
 struct CountTables(u64);

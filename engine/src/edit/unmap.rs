@@ -15,8 +15,8 @@ use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::Platform;
-use crate::space::{Conditions, EditError};
-use crate::walk::{Denied, Slice, Step, Visit};
+use crate::space::{AddressSpace, Conditions, EditError, Liveness};
+use crate::walk::{Denied, Slice, Step, Visit, descend};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
@@ -54,31 +54,62 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         let slice = self.space.check(span)?;
-        self.space.cleave(slice)?;
-        self.owe();
         let serial = self.serial();
-        let conditions = self.space.conditions();
-        // If the visitor unwinds, what was cut off until then is not named: everything is, until it has come to its end.
-        let everything = core::mem::replace(&mut self.left.ranges.everything, conditions.live);
-        let mut unmap = Unmap {
-            platform: &self.space.platform,
-            conditions,
-            pinned: self.space.pinned,
-            cut: Cut::default(),
-            denied: Denied::new(Perms::empty()),
-            flush: &mut self.left,
-            serial,
-            held,
-            stop: false,
+        // SAFETY: the root of the space.
+        let end = if let Some(place) =
+            unsafe { descend::<F, P>(&self.space.platform, self.space.root, slice) }
+            && place.is_of_pages::<F>(self.space.runs)
+            // A table that is left with nothing is cut off instead.
+            && !slice.is_whole::<F>(Level::PAGE.up())
+        {
+            self.space.owed |= self.space.liveness() != Liveness::Dead;
+            let (denied, range) = (place.denied, place.range.clone());
+            self.left.cut_off(self.space, serial, held, |unmap| {
+                unmap.denied = Denied::new(denied);
+                unmap.pages(&place.table, range, slice.first)
+            })
+        } else {
+            self.space.cleave(slice)?;
+            self.owe();
+            let space = &*self.space;
+            (self.left).cut_off(space, serial, held, |unmap| space.visit(slice, unmap))
         };
-        let end = self.space.visit(slice, &mut unmap);
-        let cut = unmap.cut;
-        self.left.ranges.everything = everything;
-        cut.add_to(conditions, &mut self.left);
         Ok(match end {
             ControlFlow::Continue(()) => Progress::Done,
             ControlFlow::Break(at) => Progress::Stopped(F::Input::from_bits(at)),
         })
+    }
+}
+
+impl Flush {
+    /// Has `cut` cut leaves and tables of the space off, and takes what is left of it to do.
+    #[inline(always)]
+    fn cut_off<F: Format, P: Platform + Clone, V>(
+        &mut self,
+        space: &AddressSpace<F, P>,
+        serial: u64,
+        held: V,
+        cut: impl FnOnce(&mut Unmap<'_, P, V>) -> ControlFlow<u64>,
+    ) -> ControlFlow<u64> {
+        let conditions = space.conditions();
+        // If the visitor unwinds, what was cut off until then is not named: everything is, until it has come to its end.
+        let everything = core::mem::replace(&mut self.ranges.everything, conditions.live);
+        let mut unmap = Unmap {
+            platform: &space.platform,
+            conditions,
+            pinned: space.pinned,
+            cut: Cut::default(),
+            denied: Denied::new(Perms::empty()),
+            flush: self,
+            serial,
+            held,
+            stop: false,
+        };
+        let end = cut(&mut unmap);
+        let cut = unmap.cut;
+        self.ranges.everything = everything;
+        cut.add_to(conditions, self);
+        end
     }
 }
 

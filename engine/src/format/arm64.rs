@@ -139,6 +139,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
     };
     const CONTIGUOUS: u64 = CONTIGUOUS;
     const TABLES_RESTRICT: bool = true;
+    const GRANTS: u64 = 0;
     const SUSPENDED: u64 = SUSPENDED;
     const AWAKE: u64 = 0;
     const ASLEEP: u64 = AP_TABLE_READ_ONLY;

@@ -50,6 +50,7 @@ unsafe impl<const LEVELS: u8> Format for Npt<LEVELS> {
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
+    const GRANTS: u64 = X86_64::<LEVELS>::GRANTS;
     const SUSPENDED: u64 = X86_64::<LEVELS>::SUSPENDED;
     const AWAKE: u64 = X86_64::<LEVELS>::AWAKE;
     const ASLEEP: u64 = X86_64::<LEVELS>::ASLEEP;
