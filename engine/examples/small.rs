@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use tablewright::format::{Arm64K4, X86_64};
 use tablewright::hosted::Hosted;
-use tablewright::{AddressSpace, Attrs, Change, EditError, Format, Gather, Mapping, Pa, Span, Va};
+use tablewright::{
+    AddressSpace, Attrs, Change, EditError, Encoded, Format, Gather, Mapping, Pa, Span, Va,
+};
 
 const PAGES: u64 = 1 << 18;
 
@@ -36,7 +38,7 @@ type Space<'p, F> = AddressSpace<F, &'p Hosted>;
 fn measure<F: Format<Input = Va>>(rounds: usize) -> Result<(), Box<dyn Error>> {
     let platform = Hosted::new(1024, 12);
     let mut space = Space::<F>::new(&platform).ok_or("no frame for the root")?;
-    let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+    let mapping = Encoded::<F>::new(Mapping::new(Attrs::KERNEL_DATA).pages_only())?;
     let all = Span::new(Va::new(0), PAGES << 12)?;
     space.map(all, Pa::new(0), mapping)?;
     space.make_live();

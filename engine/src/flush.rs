@@ -207,6 +207,20 @@ impl Ranges {
     #[inline]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
         let Slice { first, last } = slice;
+        // Most edits go upwards, and begin where the last one ended.
+        if let Some(item) = self.as_mut_slice().last_mut()
+            && item.last.checked_add(1) == Some(first)
+            && (item.level, item.tables) == (level, tables)
+        {
+            item.last = last;
+            return;
+        }
+        self.insert(slice, level, tables);
+    }
+
+    #[inline(never)]
+    fn insert(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
+        let Slice { first, last } = slice;
         if self.len == MAX_RANGES && self.overflowed {
             return self.stretch(slice);
         }

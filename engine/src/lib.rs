@@ -42,7 +42,7 @@ mod space;
 mod walk;
 
 pub use addr::{Address, AddressError, Ipa, Level, MIN_PAGE_SHIFT, Pa, Page, Span, Va};
-pub use edit::{Change, Mapping};
+pub use edit::{Change, Encoded, Mapping, Template};
 pub use entry::{Entry, TableLink, fill, prefetch};
 pub use flush::{Invalidation, Leaf, Progress, Stale, What};
 pub use format::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};

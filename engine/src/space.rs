@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
-use crate::edit::{Mapping, Recent};
+use crate::edit::{Recent, Template};
 use crate::entry::Table;
 use crate::flush::{Leaf, Ranges, Target, free_tree};
 use crate::format::{Format, Inexpressible, Kind};
@@ -365,7 +365,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         &mut self,
         span: Span<F::Input>,
         frame: Pa,
-        mapping: impl Into<Mapping>,
+        mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
         let mut gather = self.gather();
         gather.map(span, frame, mapping)?;
@@ -472,9 +472,12 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { walk::<F, P, V>(&self.platform, self.root, F::root_level(), slice, visitor) }
     }
 
-    /// Goes straight down to where `slice`, which has been checked, is or would be mapped, if one table of pages covers it.
+    /// Goes straight down to the table of pages that covers `slice`, which has been checked; otherwise as [`descend`].
     #[inline(always)]
-    pub(crate) fn place(&self, slice: Slice) -> Option<Place<'_, P>> {
+    pub(crate) fn place(
+        &self,
+        slice: Slice,
+    ) -> Result<Place<'_, P>, Option<(Place<'_, P>, Level)>> {
         // SAFETY: as above.
         unsafe { descend::<F, P>(&self.platform, self.root, slice) }
     }

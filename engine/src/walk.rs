@@ -116,27 +116,33 @@ pub(crate) trait Visit<F: Format, P: Platform> {
 /// Where a walk has gone straight down to.
 pub(crate) struct Place<'p, P: Platform> {
     pub table: Table<'p, P>,
-    pub level: Level,
     /// Entries of pages; above that level the one entry that covers all, which is no table.
     pub range: Range<usize>,
-    /// What the tables above take away.
-    pub denied: Perms,
+    /// What tables above limit, those that there are as one.
+    limits: u64,
 }
 
 impl<P: Platform> Place<'_, P> {
-    /// Whether it is among pages, of which those at the two ends are in no run: no leaf reaches over an end.
+    /// What the tables above take away.
     #[inline(always)]
-    pub fn is_of_pages<F: Format>(&self, runs: bool) -> bool {
-        let Range { start, end } = self.range;
+    pub fn denied<F: Format>(&self) -> Perms {
+        F::denied(self.limits ^ F::GRANTS)
+    }
+
+    /// Whether, of pages, those at the two ends are in no run, so that no leaf reaches over an end.
+    #[inline(always)]
+    pub fn is_whole<F: Format>(&self, runs: bool) -> bool {
         let in_run = |index| self.table.load(index) & F::CONTIGUOUS != 0;
-        let over = F::CONTIGUOUS != 0 && runs && (in_run(start) || in_run(end - 1));
-        self.level == Level::PAGE && !over
+        F::CONTIGUOUS == 0 || !runs || !in_run(self.range.start) && !in_run(self.range.end - 1)
     }
 }
 
-/// Goes straight down from the root in `frame`, as far as there are tables, if one table of pages covers all of `slice`.
+/// Goes straight down from the root in `frame` to the table of pages that covers all of `slice`.
 ///
 /// It is the walk of what is small, and of most edits: a load and a test for each level.
+///
+/// # Errors
+/// Where the tables end above it, and at which level; nothing if no table of pages covers all.
 ///
 /// # Safety
 /// 1. `frame` holds the root of a tree of this format on `platform`.
@@ -145,36 +151,40 @@ pub(crate) unsafe fn descend<F: Format, P: Platform>(
     platform: &P,
     mut frame: Pa,
     slice: Slice,
-) -> Option<Place<'_, P>> {
+) -> Result<Place<'_, P>, Option<(Place<'_, P>, Level)>> {
     if !slice.is_in_one_table::<F>() {
-        return None;
+        return Err(None);
     }
     // Of all tables on the way at once, so that a level costs two operations.
     let mut limits = 0;
-    // One level after the other and no loop: the level is a constant in each, and so are shifts, masks and what may be there.
-    for height in [4, 3, 2, 1, 0] {
-        let level = Level::new(height);
-        if level > F::root_level() {
-            continue;
-        }
-        // SAFETY: the root (1.), or what a table descriptor of the tree points to.
-        let table = unsafe { Table::open(platform, frame, level) };
-        if level != Level::PAGE {
-            let entry = table.load(F::index(slice.first, level));
-            if F::kind(entry, level) == Kind::Table {
+    // Written out, so that the level is a constant in each step, and with it shifts, masks and what may be there.
+    macro_rules! step {
+        ($($height:literal),*) => { $(
+            let level = Level::new($height);
+            if level <= F::root_level() {
+                // SAFETY: the root (1.), or what a table descriptor of the tree points to.
+                let table = unsafe { Table::open(platform, frame, level) };
+                let index = F::index(slice.first, level);
+                let entry = table.load(index);
+                if F::kind(entry, level) != Kind::Table {
+                    let range = index..index + 1;
+                    return Err(Some((Place { table, range, limits }, level)));
+                }
                 limits |= entry ^ F::GRANTS;
                 frame = F::address(entry, level);
-                continue;
             }
-        }
-        return Some(Place {
-            table,
-            level,
-            range: F::index(slice.first, level)..F::index(slice.last, level) + 1,
-            denied: F::denied(limits ^ F::GRANTS),
-        });
+        )* };
     }
-    None
+    step!(4, 3, 2, 1);
+    let level = Level::PAGE;
+    // SAFETY: as above.
+    let table = unsafe { Table::open(platform, frame, level) };
+    let range = F::index(slice.first, level)..F::index(slice.last, level) + 1;
+    Ok(Place {
+        table,
+        range,
+        limits,
+    })
 }
 
 /// Walks the table in `frame` at `level` over `slice`.

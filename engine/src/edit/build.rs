@@ -133,18 +133,16 @@ impl<F: Format, S: Source> Leaves<F, S> {
         Ok(leaves)
     }
 
-    /// The same of pages alone.
+    /// The same of pages alone, by the descriptor of one without its address.
     #[inline(always)]
-    pub fn of_pages(source: S, attrs: &Attrs, runs: bool) -> Result<Self, Inexpressible> {
-        let mut bits = [0; MAX_LEVELS];
-        bits[0] = F::encode(attrs, Level::PAGE)?;
-        Ok(Self {
-            bits,
+    pub fn of_pages(source: S, page: u64, runs: bool) -> Self {
+        Self {
+            bits: [page, 0, 0, 0, 0],
             source,
             top: Level::PAGE,
             runs,
             format: PhantomData,
-        })
+        }
     }
 
     /// Whether one leaf at `level` can translate all of `slice`.

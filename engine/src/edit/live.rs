@@ -100,10 +100,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// The second half of a break-before-make: makes every walker forget what was broken in `slice`, and makes what
     /// was left suspended in the entries valid.
+    #[inline(always)]
     pub(super) fn resume(&self, slice: Slice, broken: &Ranges) {
-        if broken.is_empty() {
-            return;
+        if !broken.is_empty() {
+            self.resume_broken(slice, broken);
         }
+    }
+
+    #[inline(never)]
+    fn resume_broken(&self, slice: Slice, broken: &Ranges) {
         self.invalidate_now(broken);
         let _: ControlFlow<Infallible> = self.visit(slice, &mut Resume);
         self.platform.barrier(Barrier::Publish);

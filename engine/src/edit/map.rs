@@ -7,13 +7,14 @@
 //! exist and makes the suspended entries valid.
 
 use core::convert::Infallible;
+use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::build::{Consecutive, Fresh, Leaves, Scattered, Source, build};
 use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::entry::Table;
 use crate::flush::free_tree;
-use crate::format::{Attrs, Format, Kind, Perms};
+use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::Platform;
 use crate::space::{EditError, Liveness};
@@ -103,6 +104,98 @@ impl From<Attrs> for Mapping {
     }
 }
 
+/// What leaves are made by: [`Attrs`], a [`Mapping`], or one that is [`Encoded`].
+///
+/// ```
+/// use tablewright::{Attrs, Mapping, Template, format::X86_64};
+/// fn is_global(template: impl Template<X86_64<4>>) -> bool {
+///     template.mapping().attrs().global
+/// }
+/// assert!(is_global(Attrs::KERNEL_DATA) && !is_global(Mapping::new(Attrs::USER_DATA)));
+/// ```
+pub trait Template<F: Format>: sealed::Sealed {
+    /// The attributes, and which leaves may be used.
+    fn mapping(&self) -> Mapping;
+
+    /// The descriptor of a page, without its address.
+    ///
+    /// # Errors
+    /// [`Inexpressible`] says what the format cannot hold.
+    #[inline(always)]
+    fn page(&self) -> Result<u64, Inexpressible> {
+        F::encode(&self.mapping().attrs, Level::PAGE)
+    }
+}
+
+impl<F: Format> Template<F> for Attrs {
+    #[inline(always)]
+    fn mapping(&self) -> Mapping {
+        Mapping::new(*self)
+    }
+}
+
+impl<F: Format> Template<F> for Mapping {
+    #[inline(always)]
+    fn mapping(&self) -> Mapping {
+        *self
+    }
+}
+
+/// A mapping whose attributes a format has encoded: what a kernel keeps that maps pages of a few kinds, one at a time.
+///
+/// ```
+/// use tablewright::{AddressSpace, Attrs, Encoded, Mapping, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// let anonymous = Encoded::<X86_64<4>>::new(Mapping::new(Attrs::USER_DATA).pages_only())?;
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// for page in 0..16 {
+///     space.map(Span::new(Va::new(page << 12), 4096)?, Pa::new(page << 16), anonymous)?;
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encoded<F> {
+    mapping: Mapping,
+    page: u64,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Encoded<F> {
+    /// Encodes the attributes.
+    ///
+    /// # Errors
+    /// [`Inexpressible`] says what the format cannot hold.
+    pub fn new(mapping: impl Into<Mapping>) -> Result<Self, Inexpressible> {
+        let mapping = mapping.into();
+        let page = F::encode(&mapping.attrs, Level::PAGE)?;
+        let format = PhantomData;
+        Ok(Self {
+            mapping,
+            page,
+            format,
+        })
+    }
+}
+
+impl<F: Format> Template<F> for Encoded<F> {
+    #[inline(always)]
+    fn mapping(&self) -> Mapping {
+        self.mapping
+    }
+
+    #[inline(always)]
+    fn page(&self) -> Result<u64, Inexpressible> {
+        Ok(self.page)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Attrs {}
+    impl Sealed for super::Mapping {}
+    impl<F> Sealed for super::Encoded<F> {}
+}
+
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Maps `span` to the memory from `frame` on.
     ///
@@ -130,11 +223,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         &mut self,
         span: Span<F::Input>,
         frame: Pa,
-        mapping: impl Into<Mapping>,
+        mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check(span)?;
         check_memory::<F>(frame, span.size())?;
-        self.map_leaves(slice, Consecutive::new(slice.first, frame), &mapping.into())
+        self.map_leaves(slice, Consecutive::new(slice.first, frame), &mapping)
     }
 
     /// Maps runs of frames, one after the other, to the addresses from `first` on: what a kernel has when memory was not
@@ -158,7 +251,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         &mut self,
         first: F::Input,
         frames: &[Span<Pa>],
-        mapping: impl Into<Mapping>,
+        mapping: impl Template<F>,
     ) -> Result<u64, EditError<F::Input>> {
         let mut size = 0u64;
         for run in frames {
@@ -178,40 +271,44 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             AddressError::Empty | AddressError::Wraps => EditError::InputOutOfRange,
         })?;
         let slice = self.space.check(span)?;
-        self.map_leaves(slice, Scattered::new(slice.first, frames), &mapping.into())?;
+        self.map_leaves(slice, Scattered::new(slice.first, frames), &mapping)?;
         Ok(size)
     }
 
     /// Maps `slice` to the memory of `source`, both of which have been checked.
-    #[inline]
+    #[inline(always)]
     fn map_leaves<S: Source>(
         &mut self,
         slice: Slice,
         source: S,
-        mapping: &Mapping,
+        template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let small = if let Some(place) = self.space.place(slice)
-            && place.level == Level::PAGE
-            && !(self.space.tables_deny && place.denied.intersects(mapping.attrs.perms))
+        let mapping = template.mapping();
+        let small = if let Ok(place) = self.space.place(slice)
+            && !(self.space.tables_deny && place.denied::<F>().intersects(mapping.attrs.perms))
         {
-            let leaves = Leaves::<F, S>::of_pages(source.clone(), &mapping.attrs, mapping.runs)?;
+            let page = template.page()?;
             self.space.check_global(mapping.attrs.global)?;
-            if let Some(index) = (place.range.clone())
-                .find(|&index| F::kind(place.table.load(index), Level::PAGE) != Kind::Invalid)
+            let range = place.range.clone();
+            if range.len() == 1
+                && F::kind(place.table.load(range.start), Level::PAGE) == Kind::Invalid
             {
-                let pages = (index - place.range.start) as u64;
-                let at = slice.first + (pages << F::PAGE_SHIFT);
-                return Err(EditError::AlreadyMapped(F::Input::from_bits(at)));
+                // One page is in no run.
+                let memory = slice.first.wrapping_add(source.at(slice.first).delta);
+                let leaf = page | F::put_address(Pa::new(memory));
+                place.table.store(range.start, leaf);
+            } else {
+                let leaves = Leaves::<F, S>::of_pages(source.clone(), page, mapping.runs);
+                fill_holes(&place.table, range, slice.first, &leaves)?;
             }
-            leaves.fill(&place.table, Level::PAGE, place.range.clone(), slice.first);
             true
         } else {
             false
         };
         if !small {
-            self.map_tree(slice, source, mapping)?;
+            self.map_tree(slice, source, &mapping)?;
         }
-        self.mapped(slice, mapping);
+        self.mapped(slice, &mapping);
         Ok(())
     }
 
@@ -267,6 +364,25 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 
         Ok(())
     }
+}
+
+/// Writes leaves into entries of pages, if all of them are holes.
+#[inline(never)]
+fn fill_holes<F: Format, P: Platform, S: Source>(
+    table: &Table<'_, P>,
+    range: Range<usize>,
+    first: u64,
+    leaves: &Leaves<F, S>,
+) -> Result<(), EditError<F::Input>> {
+    let mut input = first;
+    for index in range.clone() {
+        if F::kind(table.load(index), Level::PAGE) != Kind::Invalid {
+            return Err(EditError::AlreadyMapped(F::Input::from_bits(input)));
+        }
+        input = input.wrapping_add(1 << F::PAGE_SHIFT);
+    }
+    leaves.fill(table, Level::PAGE, range, first);
+    Ok(())
 }
 
 /// Checks memory that is to be mapped.

@@ -16,7 +16,7 @@ mod split;
 mod unmap;
 
 pub(crate) use build::{Consecutive, Frames, Fresh, Leaves, build};
-pub use map::Mapping;
+pub use map::{Encoded, Mapping, Template};
 pub use protect::Change;
 pub(crate) use protect::Recent;
 

@@ -202,37 +202,34 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it was.
     #[inline]
     fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
-        let conditions = self.space.conditions();
-        let recent = self.space.recent;
         let mut plans = Plans::<F> {
-            conditions,
-            recent,
+            conditions: self.space.conditions(),
+            recent: self.space.recent,
             format: PhantomData,
         };
-        let done = if let Some(place) = self.space.place(slice)
-            && place.is_of_pages::<F>(self.space.runs)
+        let mut recode = Recode::new(&mut plans);
+        let done = if let Ok(place) = self.space.place(slice)
+            && place.is_whole::<F>(self.space.runs)
             && !(self.space.tables_deny
-                && (change.perms).is_some_and(|perms| place.denied.intersects(perms)))
+                && (change.perms).is_some_and(|perms| place.denied::<F>().intersects(perms)))
             && !self.space.may_refuse(change)
             && self
                 .space
                 .check_global(change.global != Some(false))
                 .is_ok()
-            && plans.take_up(change)
+            && recode.plans.take_up(change)
         {
-            let mut recode = Recode::new(&mut plans);
             let range = place.range.clone();
             let _: ControlFlow<Infallible> = recode.pages(&place.table, range, slice.first);
-            Some((recode.cut, recode.broken))
+            true
         } else {
-            None
+            false
         };
-        let Some((cut, broken)) = done else {
-            return false;
-        };
-        self.changed(slice, &plans, cut, &broken);
-        self.space.recent = plans.recent;
-        true
+        if done {
+            self.changed(slice, &recode);
+            self.space.recent = plans.recent;
+        }
+        done
     }
 
     /// Checks that a change of a range may be made, but for the tables that it takes.
@@ -280,21 +277,19 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Makes a change that was prepared, of leaves that are whole in `slice`.
     #[inline]
     pub(super) fn change(&mut self, slice: Slice, plans: &mut Plans<F>) {
-        // Before the first store: it may be all that comes of this.
-        self.space.owed |= plans.conditions.live;
         let mut recode = Recode::new(plans);
         let _: ControlFlow<Infallible> = self.space.visit(slice, &mut recode);
-        let (cut, broken) = (recode.cut, recode.broken);
-        self.changed(slice, plans, cut, &broken);
+        self.changed(slice, &recode);
     }
 
     /// What was changed in `slice` is made valid where it was broken, and left to be invalidated.
     #[inline(always)]
-    fn changed(&mut self, slice: Slice, plans: &Plans<F>, cut: Cut, broken: &Ranges) {
+    fn changed(&mut self, slice: Slice, recode: &Recode<'_, F>) {
+        let plans = &*recode.plans;
         self.space.globals |= plans.recent.change.turns_global();
         self.space.owed |= plans.conditions.live;
-        self.space.resume(slice, broken);
-        cut.add_to(plans.conditions, &mut self.left);
+        self.space.resume(slice, &recode.broken);
+        recode.cut.add_to(plans.conditions, &mut self.left);
     }
 }
 

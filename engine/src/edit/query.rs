@@ -11,7 +11,7 @@ use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, EditError};
-use crate::walk::{Denied, Slice, Step, Visit};
+use crate::walk::{Denied, Place, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates `input`, if any.
@@ -45,14 +45,19 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             last: page | ((1 << F::PAGE_SHIFT) - 1),
         };
         // One page is in one table.
-        let place = self.place(slice)?;
-        let (index, level) = (place.range.start, place.level);
-        let entry = place.table.load(index);
-        if F::kind(entry, level) != Kind::Leaf {
-            return None;
+        let leaf = |place: Place<'_, P>, level| {
+            let index = place.range.start;
+            let entry = place.table.load(index);
+            if F::kind(entry, level) != Kind::Leaf {
+                return None;
+            }
+            let (first, entry) = whole::<F, P>(&place.table, index, level, input, entry);
+            Some(Leaf::new(first, entry, level, place.denied::<F>()))
+        };
+        match self.place(slice) {
+            Ok(place) => leaf(place, Level::PAGE),
+            Err(place) => place.and_then(|(place, level)| leaf(place, level)),
         }
-        let (first, entry) = whole::<F, P>(&place.table, index, level, input, entry);
-        Some(Leaf::new(first, entry, level, place.denied))
     }
 
     /// Visits the leaves that translate any part of `span`, upwards, until the visitor breaks off.
@@ -67,11 +72,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let slice = self.check(span)?;
         let mut find = Find::new(visit);
         let _: ControlFlow<()> = match self.place(slice) {
-            Some(place) if place.level == Level::PAGE => {
-                find.denied = Denied::new(place.denied);
+            Ok(place) => {
+                find.denied = Denied::new(place.denied::<F>());
                 find.pages(&place.table, place.range.clone(), slice.first)
             }
-            _ => self.visit(slice, &mut find),
+            Err(_) => self.visit(slice, &mut find),
         };
         Ok(())
     }

@@ -56,14 +56,14 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let slice = self.space.check(span)?;
         let serial = self.serial();
         // SAFETY: the root of the space.
-        let end = if let Some(place) =
+        let end = if let Ok(place) =
             unsafe { descend::<F, P>(&self.space.platform, self.space.root, slice) }
-            && place.is_of_pages::<F>(self.space.runs)
+            && place.is_whole::<F>(self.space.runs)
             // A table that is left with nothing is cut off instead.
             && !slice.is_whole::<F>(Level::PAGE.up())
         {
             self.space.owed |= self.space.liveness() != Liveness::Dead;
-            let (denied, range) = (place.denied, place.range.clone());
+            let (denied, range) = (place.denied::<F>(), place.range.clone());
             self.left.cut_off(self.space, serial, held, |unmap| {
                 unmap.denied = Denied::new(denied);
                 unmap.pages(&place.table, range, slice.first)
