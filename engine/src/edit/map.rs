@@ -387,7 +387,7 @@ fn fill_holes<F: Format, P: Platform, S: Source>(
 
 /// Checks memory that is to be mapped.
 #[inline]
-fn check_memory<F: Format>(frame: Pa, size: u64) -> Result<(), EditError<F::Input>> {
+pub(super) fn check_memory<F: Format>(frame: Pa, size: u64) -> Result<(), EditError<F::Input>> {
     if !frame.is_aligned(F::PAGE_SHIFT) {
         return Err(EditError::Misaligned);
     }

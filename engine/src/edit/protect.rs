@@ -284,7 +284,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 
     /// What was changed in `slice` is made valid where it was broken, and left to be invalidated.
     #[inline(always)]
-    fn changed(&mut self, slice: Slice, recode: &Recode<'_, F>) {
+    pub(super) fn changed(&mut self, slice: Slice, recode: &Recode<'_, F>) {
         let plans = &*recode.plans;
         self.space.globals |= plans.recent.change.turns_global();
         self.space.owed |= plans.conditions.live;
@@ -321,11 +321,30 @@ pub(crate) struct Plan {
     news: bool,
 }
 
+impl Plan {
+    /// The entry without its address that it is for.
+    #[inline(always)]
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
+    #[inline(always)]
+    pub fn how(&self) -> How {
+        self.how
+    }
+
+    /// Whether a store does it, or nothing has to be done.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        matches!(self.how, How::Keep | How::Store)
+    }
+}
+
 /// A change, and what it makes of leaves of the pattern that was met last.
 #[derive(Clone, Copy)]
 pub(crate) struct Recent {
     change: Change,
-    plan: Plan,
+    pub plan: Plan,
 }
 
 impl Recent {
@@ -350,8 +369,8 @@ impl Recent {
 
 /// What a change makes of leaves, pattern by pattern.
 pub(super) struct Plans<F: Format> {
-    conditions: Conditions,
-    recent: Recent,
+    pub conditions: Conditions,
+    pub recent: Recent,
     format: PhantomData<F>,
 }
 
@@ -430,7 +449,7 @@ impl<F: Format> Plans<F> {
 
 /// Rewrites leaves: other attributes.
 pub(super) struct Recode<'a, F: Format> {
-    plans: &'a mut Plans<F>,
+    pub plans: &'a mut Plans<F>,
     cut: Cut,
     /// What was left suspended, to be [resumed](super::live::Resume).
     broken: Ranges,
@@ -447,7 +466,7 @@ impl<'a, F: Format> Recode<'a, F> {
 
     /// Notes what the leaves in `slice`, rewritten by `plan`, leave to be done.
     #[inline(always)]
-    fn leave(&mut self, plan: Plan, how: How, slice: Slice) {
+    pub fn leave(&mut self, plan: Plan, how: How, slice: Slice) {
         if how == How::Break {
             self.broken.add(slice, Some(plan.level), false);
         } else if plan.invalidate {
@@ -457,15 +476,16 @@ impl<'a, F: Format> Recode<'a, F> {
         }
     }
 
-    /// Rewrites one entry, by its plan or, if a walker has changed it meanwhile, by the plan for what it is now.
+    /// Rewrites one entry, by its plan or, if a walker has changed it meanwhile, by the plan for what it is now. Returns what
+    /// it is then, or will be when what was broken is made valid.
     #[inline(always)]
-    fn rewrite<P: Platform>(
+    pub fn rewrite<P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         index: usize,
         level: Level,
         mut entry: u64,
-    ) -> How {
+    ) -> (How, u64) {
         loop {
             let plan = self.plans.plan(entry, level);
             match plan.how {
@@ -482,10 +502,10 @@ impl<'a, F: Format> Recode<'a, F> {
                     let last = table.exchange(index, F::suspend(entry));
                     let plan = self.plans.plan(last, level);
                     table.store(index, F::suspend(last ^ plan.flip));
-                    return How::Break;
+                    return (How::Break, last ^ plan.flip);
                 }
             }
-            return plan.how;
+            return (plan.how, entry ^ plan.flip);
         }
     }
 }
@@ -504,7 +524,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
         match F::kind(entry, level) {
             Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
             Kind::Leaf => {
-                let how = self.rewrite(table, index, level, entry);
+                let (how, _) = self.rewrite(table, index, level, entry);
                 self.leave(self.plans.recent.plan, how, slice);
             }
             Kind::Invalid => {}
@@ -520,7 +540,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
     ) -> ControlFlow<Infallible> {
         if range.len() == 1 {
             let entry = table.load(range.start);
-            let how = self.rewrite(table, range.start, Level::PAGE, entry);
+            let (how, _) = self.rewrite(table, range.start, Level::PAGE, entry);
             let last = first | ((1 << F::PAGE_SHIFT) - 1);
             self.leave(self.plans.recent.plan, how, Slice { first, last });
             return ControlFlow::Continue(());
@@ -549,7 +569,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
                     index = table.flip_contended(index..range.end, plan.key, !mask, plan.flip);
                 }
                 How::Break => {
-                    how = self.rewrite(table, index, Level::PAGE, entry);
+                    (how, _) = self.rewrite(table, index, Level::PAGE, entry);
                     index += 1;
                 }
             }
