@@ -1,7 +1,8 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query|fork|fault PAGES`; without arguments, all of them over a few pages. With `-each` behind
-//! its name an edit is made for one page at a time, in tables that exist, in a live space with one gather.
+//! `loops map|protect|contended|unmap|query|fork|fault|nothing PAGES`; without arguments, all of them over a few pages. With `-each` behind
+//! its name an edit is made for one page at a time, in tables that exist, in a live space with one gather; `fault` has a gather
+//! for each page.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
@@ -10,7 +11,7 @@ use tablewright::format::X86_64;
 use tablewright::hosted::Hosted;
 use tablewright::{AddressSpace, Attrs, Change, EditError, Encoded, Mapping, Pa, Perms, Span, Va};
 
-const EDITS: [&str; 7] = [
+const EDITS: [&str; 8] = [
     "map",
     "protect",
     "contended",
@@ -18,6 +19,7 @@ const EDITS: [&str; 7] = [
     "query",
     "fork",
     "fault",
+    "nothing",
 ];
 
 fn main() {
@@ -44,7 +46,9 @@ fn main() {
 }
 
 fn usage() {
-    eprintln!("error: usage: loops [map|protect|contended|unmap|query|fork|fault][-each] PAGES");
+    eprintln!(
+        "error: usage: loops [map|protect|contended|unmap|query|fork|fault|nothing][-each] PAGES"
+    );
     std::process::exit(2);
 }
 
@@ -104,6 +108,8 @@ fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
         let part = span(first, at_a_time)?;
         match edit {
             "map" => gather.map(part, Pa::new(first << 12), mapping)?,
+            // What the loop itself takes.
+            "nothing" => sum = sum.wrapping_add(black_box(part.start().get())),
             "fork" => {
                 let mut into = child.gather();
                 let change = Change::new().write_protect();

@@ -162,7 +162,7 @@ fn replace<F: Judged>(pieces: &[Piece], pages: &[u64], bbm: u8, flags: bool) {
     space.make_live();
     let size = 1u64 << F::PAGE_SHIFT;
     for &page in pages {
-        let (at, to) = (Va::new(page * size), Pa::new(1 << 41 | page * size));
+        let (at, to) = (Va::new(page * size), Pa::new((1 << 41) + page * size));
         let found = model.lookup(at.get());
         platform.record();
         let mut gather = space.gather();
