@@ -726,6 +726,7 @@ impl Hardware {
             claimed: None,
             combined: self.architecture.guest.is_some(),
             second: None,
+            looks: 0,
         };
         if let Some(global) = below.owed(&owed) {
             self.obligations.borrow_mut().add(global);

@@ -30,7 +30,19 @@ fn unwinds(what: impl FnOnce()) {
     }
 }
 
+/// Why a shared edit was refused, if by itself.
+fn refusal<T, A: Copy>(result: &Result<T, Refused<A>>) -> Option<Refused<A>> {
+    result.as_ref().err().copied()
+}
+
 impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
+    /// A shared edit of an address was refused for where that is, if and only if the root does not translate it.
+    fn judge_address(&self, slot: usize, at: u64, refused: Option<Refused<F::Input>>) {
+        let outside = refused == Some(Refused::Edit(EditError::InputOutOfRange));
+        let right = outside != self.translates_at(&self.slots[slot], at);
+        self.check(right, || format!("a shared edit at {at:#x}: {refused:?}"));
+    }
+
     pub fn operate(&self, cpu: usize, kind: Kind, dice: &Dice) {
         match kind {
             Kind::Create => self.create(cpu, dice),
@@ -98,37 +110,46 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::UnwindShared => self.shared_unmap(cpu, dice, true),
             Kind::SharedProtect => self.with_gather(cpu, dice, |world, it| {
                 if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
-                    let _refused = it.gather.protect(span, world.change(dice));
+                    let change = world.change(dice);
+                    let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
+                        it.gather.protect(span, change)
+                    });
                 }
             }),
             Kind::Age => self.with_gather(cpu, dice, |world, it| {
                 if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
-                    let _refused = it.gather.age(span, |leaf| {
-                        world.check(leaf.attrs().accessed, || "an old leaf is young".into());
+                    let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
+                        it.gather.age(span, |leaf| {
+                            world.check(leaf.attrs().accessed, || "an old leaf is young".into());
+                        })
                     });
                 }
             }),
             Kind::Wash => self.with_gather(cpu, dice, |world, it| {
                 if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
-                    let _refused = it.gather.wash(span, |leaf| {
-                        world.check(leaf.attrs().dirty, || "a clean leaf is dirty".into());
+                    let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
+                        it.gather.wash(span, |leaf| {
+                            world.check(leaf.attrs().dirty, || "a clean leaf is dirty".into());
+                        })
                     });
                 }
             }),
             Kind::SharedSplit => self.with_gather(cpu, dice, |world, it| {
                 let (at, _) = world.addresses(world.slots[it.slot].base, dice);
                 let level = world.level(dice);
-                if let Err(Refused::NeedsTables(count)) =
-                    it.gather.split(F::Input::from_bits(at), level)
+                let mut split = it.gather.split(F::Input::from_bits(at), level);
+                if let Err(Refused::NeedsTables(count)) = split
                     && it.gather.top_up(count)
                 {
-                    let _refused = it.gather.split(F::Input::from_bits(at), level);
+                    split = it.gather.split(F::Input::from_bits(at), level);
                 }
+                world.judge_address(it.slot, at, refusal(&split));
             }),
             Kind::SharedQuery => self.with_shared(dice, |index, space| {
                 let (at, _) = self.addresses(self.slots[index].base, dice);
                 if let Some(leaf) = space.query(F::Input::from_bits(at)) {
-                    let inside = at.wrapping_sub(leaf.input().bits()) < leaf.size();
+                    let inside = at.wrapping_sub(leaf.input().bits()) < leaf.size()
+                        && self.translates_at(&self.slots[index], at);
                     self.check(inside, || format!("{at:#x} is not in {leaf:?}"));
                 }
             }),
@@ -140,12 +161,14 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     // Fetches of what was not mapped for that are the embedder's own.
                     _ => self.attrs(dice).perms - Perms::ANY_EXEC,
                 };
-                let _refused = space.relax(F::Input::from_bits(at), perms, dice.once_in(2));
+                let relaxed = space.relax(F::Input::from_bits(at), perms, dice.once_in(2));
+                self.judge_address(index, at, refusal(&relaxed));
             }),
             Kind::Wake => self.with_shared(dice, |index, space| {
                 let (at, _) = self.addresses(self.slots[index].base, dice);
                 let generation = space.generation();
-                let _refused = space.wake(F::Input::from_bits(at), dice.once_in(2));
+                let woken = space.wake(F::Input::from_bits(at), dice.once_in(2));
+                self.judge_address(index, at, refusal(&woken));
                 self.check(space.generation() >= generation, || {
                     "a generation is back".into()
                 });
@@ -153,7 +176,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::SharedIssue => self.shared_issue(cpu, dice),
             Kind::SharedFinish => self.with_gather(cpu, dice, |world, it| {
                 let batch = it.batch;
-                if let Err(cut) = it.gather.finish(|leaf| world.out(batch, &leaf)) {
+                let finished = it.gather.finish(|leaf| world.out(batch, &leaf));
+                world.settled(cpu, batch);
+                if let Err(cut) = finished {
                     world.release_all(cpu, it.batch, |held| cut.release(held));
                     world.local(cpu).cuts.borrow_mut().push((it.batch, cut));
                 }
@@ -181,6 +206,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::ProtectStep => self.protect_step(cpu, dice),
             Kind::Bitmaps => logs::bitmaps(self, dice),
             Kind::Rings => logs::rings(self, dice),
+            Kind::Walks => logs::walks(self, dice),
             other => G::operate(self, cpu, other, dice),
         }
     }
@@ -479,7 +505,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             .checked_add(last - first)
             .is_none_or(|end| end >> F::OUTPUT_BITS != 0);
         let right = match mapped {
-            Ok(()) => !taken && aligned && !beyond,
+            Ok(()) => !taken && aligned && !beyond && self.translates(slot, span),
             Err(EditError::Misaligned) => !aligned,
             Err(EditError::AlreadyMapped(at)) => model.at(at.bits()).is_some(),
             Err(EditError::OutputOutOfRange) => beyond,
@@ -834,6 +860,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
         } else if let Some((batch, slot, issued)) = take_any(dice, &local.issued_beside) {
             let cut = issued.complete();
+            self.settled(cpu, batch);
             self.slots[slot].users.update(|users| users - 1);
             local.cuts.borrow_mut().push((batch, cut));
         }
@@ -941,9 +968,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             }
             2 => {
-                if let Some((_, slot, issued)) = take_any(dice, &local.issued_beside) {
+                if let Some((batch, slot, issued)) = take_any(dice, &local.issued_beside) {
                     self.leaked.set(true);
                     lose!(issued);
+                    if !forget {
+                        self.settled(cpu, batch);
+                    }
                     self.slots[slot].users.update(|users| users - 1);
                 }
             }
@@ -975,6 +1005,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     // What is not quiet when it is dropped leaks as well.
                     self.leaked.set(true);
                     lose!(it.gather);
+                    if !forget {
+                        self.settled(cpu, it.batch);
+                    }
                     self.slots[it.slot].users.update(|users| users - 1);
                 } else {
                     G::lose(self, cpu, dice, forget);
@@ -1068,6 +1101,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     }
                 };
             }
+            world.judge_address(it.slot, leaf.input().bits(), refusal(&mapped));
             let mut used = true;
             match &mapped {
                 Ok(Mapped::Replaced(leaf)) => world.out(it.batch, leaf),
@@ -1100,6 +1134,14 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let frame = self.far(base, span.start().bits(), dice);
             let mapping = self.mapping(self.attrs(dice), dice);
             let mapped = space.map_range(span, frame, mapping);
+            let outside = matches!(
+                mapped,
+                Err(Refused::Edit(
+                    EditError::InputOutOfRange | EditError::Misaligned
+                ))
+            );
+            let right = outside || self.translates(&self.slots[index], span);
+            self.check(right, || format!("{span} is mapped: {mapped:?}"));
             if let Ok(bytes) = mapped {
                 self.check(bytes <= span.size(), || {
                     format!("{bytes:#x} of {span} were mapped")
@@ -1146,7 +1188,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             }
             let (first, last) = (span.start().bits(), span.last().bits());
-            if let Ok(taken) = it.gather.unmap(span, held)
+            let taken = world.watch(cpu, (it.slot, batch), span, || it.gather.unmap(span, held));
+            if let Ok(taken) = taken
                 && let Progress::Stopped(at) = taken.progress
             {
                 let inside = (first..=last).contains(&at.bits()) && !taken.progress.is_done();

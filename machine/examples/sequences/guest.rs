@@ -9,6 +9,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
@@ -117,8 +118,8 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
     type Local = Local<'m, F>;
 
     fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
-        let cells: Box<[SlotCell]> = (0..SLOTS).map(|_| SlotCell::new()).collect();
-        // SAFETY: the world keeps the box for as long as there are guests.
+        let cells: Rc<[SlotCell]> = (0..SLOTS).map(|_| SlotCell::new()).collect();
+        // SAFETY: the world keeps them for as long as there are guests.
         let shared: &'m [SlotCell] = unsafe { &*std::ptr::from_ref(&*cells) };
         world.cells.borrow_mut().push(cells);
         Ok(Self {
@@ -201,6 +202,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
         for mut it in gathers {
             let cut = it.gather.issue().complete();
+            world.settled(cpu, it.batch);
             world.release_all(cpu, it.batch, |held| cut.release(held));
             world.local(cpu).cuts.borrow_mut().push((it.batch, cut));
             drop(it.gather);
@@ -290,11 +292,15 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         let local = self.world.local(self.cpu);
         if self.dice.once_in(2) {
             let cut = it.gather.issue().complete();
+            self.world.settled(self.cpu, it.batch);
             self.world
                 .release_all(self.cpu, it.batch, |held| cut.release(held));
             local.cuts.borrow_mut().push((it.batch, cut));
-        } else if let Err(cut) = it.gather.finish(|_| ()) {
-            local.cuts.borrow_mut().push((it.batch, cut));
+        } else {
+            let finished = it.gather.finish(|_| ());
+            self.world.settled(self.cpu, it.batch);
+            let mut cuts = local.cuts.borrow_mut();
+            cuts.extend(finished.err().map(|cut| (it.batch, cut)));
         }
         it.batch = self.world.silent_number();
     }
@@ -702,6 +708,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 let batch = gathering.batch;
                 let mut room = host.dice.below(12);
                 let unmaps = !it.pages.is_empty() || host.dice.below(3) > 0;
+                let (span, begun) = (it.sweep.span(), host.world.begin(gathering.slot));
                 let pass = if unmaps {
                     it.sweep.unmap(&mut gathering.gather, |held| {
                         let local = host.world.local(host.cpu);
@@ -720,6 +727,9 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 let _ = guest;
                 host.world
                     .check(right, || format!("with a gather of a guest: {pass:?}"));
+                if matches!(pass, Ok(Pass::Went)) {
+                    host.world.note(host.cpu, batch, span, begun);
+                }
                 match pass {
                     Ok(Pass::Waiting) => host.world.machine.cpu().spend(Time::ns(300)),
                     // What was taken away is forgotten before anything relies on it.

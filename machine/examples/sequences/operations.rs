@@ -142,6 +142,18 @@ operations! {
         "dirty::Ring::collect" "dirty::Ring::release" "dirty::Collected::len" "dirty::Collected::is_empty"
     ];
 
+    // ---- Walks of software by themselves ----
+    Walks 1 [
+        "shared::Slot::new" "shared::Epochs::new" "shared::Epochs::advance" "shared::Epochs::is_past"
+        "shared::Quiescence::new" "shared::Quiescence::advance" "shared::Quiescence::is_past"
+    ];
+
+    // ---- A half that all roots share ----
+    Kernel 1 [
+        "kernel_half::KernelHalf::new" "kernel_half::KernelHalf::gather" "kernel_half::KernelHalf::user"
+        "kernel_half::KernelHalf::make_live"
+    ];
+
     // ---- The CPU ----
     /// Accesses through what is mapped.
     Access 14 [];

@@ -9,15 +9,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use tablewright::flush::{Alone, Completed, Held, Issued};
 use tablewright::guest::{Backing, Request, SlotCell};
 use tablewright::shared::{self, Beside, Cut, Protecting, SharedSpace};
 use tablewright::{
-    Address, AddressError, AddressSpace, Attrs, Change, Format, Gather, Half, Leaf, Level,
-    Liveness, Memory, Pa, Perms, Span,
+    Address, AddressError, AddressSpace, Attrs, Change, EditError, Format, Gather, Half, Leaf,
+    Level, Liveness, Memory, Pa, Perms, Span,
 };
-use tablewright_machine::{Cpu, Fault, Machine, Request as Access, Rule, Time, Tlbi, Want};
+use tablewright_machine::{Cpu, Fault, Machine, Mapper, Request as Access, Rule, Time, Tlbi, Want};
 
 use super::guest::Guests;
 use super::model::Map;
@@ -147,6 +148,15 @@ pub struct Gathering<'m, F: Format> {
     pub gather: SharedGather<'m, F>,
 }
 
+/// A shared edit that has come to its end, and relies on what it has found.
+pub struct Edited<'m> {
+    batch: u64,
+    mapper: Mapper<'m>,
+    range: (u64, u64),
+    /// When it began.
+    look: u64,
+}
+
 type IssuedBeside<'m, F> = Issued<F, Plat<'m>, Beside<'m, F, Plat<'m>>>;
 
 /// What one CPU has.
@@ -158,6 +168,7 @@ pub struct Local<'m, F: Format, L> {
     pub completed: RefCell<Vec<(u64, Completed<F, Plat<'m>>)>>,
     pub cuts: RefCell<Vec<(u64, Cut<F, Plat<'m>>)>>,
     pub held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
+    edited: RefCell<Vec<Edited<'m>>>,
     pub protecting: RefCell<Vec<(usize, Protecting<'m, F, Plat<'m>>)>>,
     /// The place of the guest that it was made of, and what the host has found for it.
     pub requests: RefCell<Vec<(u64, Request, Option<Backing>)>>,
@@ -174,6 +185,7 @@ impl<F: Format, L: Default> Default for Local<'_, F, L> {
             completed: RefCell::default(),
             cuts: RefCell::default(),
             held: RefCell::default(),
+            edited: RefCell::default(),
             protecting: RefCell::default(),
             requests: RefCell::default(),
             guest: L::default(),
@@ -193,7 +205,7 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     /// Pages of the hosts of guests, dead or alive.
     pub host_frames: RefCell<HashSet<u64>>,
     /// Where guests keep their slots.
-    pub cells: RefCell<Vec<Box<[SlotCell]>>>,
+    pub cells: RefCell<Vec<Rc<[SlotCell]>>>,
     /// Tables may have been leaked, by contract.
     pub leaked: Cell<bool>,
     numbers: Cell<u64>,
@@ -536,6 +548,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             && exclusive.touched.is_empty()
             && !exclusive.murky
             && exclusive.look().liveness() != Liveness::Dead;
+        if let (true, Some(plat)) = (steady, slot.plat.get()) {
+            let look = plat.mapper.look();
+            plat.mapper.rely((0, u64::MAX), look);
+        }
         if steady && !self.is_arm() {
             // Stores wait in the CPU's buffer.
             self.hand_over();
@@ -835,7 +851,15 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     /// Whether the space in a place translates these addresses, said in another way than the engine does.
     pub fn translates(&self, slot: &Slot<'m, F, G>, span: Span<F::Input>) -> bool {
-        let (first, last) = (span.start().bits(), span.last().bits());
+        self.translates_all(slot, span.start().bits(), span.last().bits())
+    }
+
+    /// The same of an address.
+    pub fn translates_at(&self, slot: &Slot<'m, F, G>, at: u64) -> bool {
+        self.translates_all(slot, at, at)
+    }
+
+    fn translates_all(&self, slot: &Slot<'m, F, G>, first: u64, last: u64) -> bool {
         let bits = F::INPUT_BITS - u32::from(F::Input::SIGNED && !F::HALVES);
         let lower = last >> bits == 0;
         let upper = F::Input::SIGNED && first >= u64::MAX << bits;
@@ -1023,6 +1047,69 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         exclusive.murky = false;
     }
 
+    /// A shared edit of a range, which is refused where it has to be. When it is complete, it may rely on what it has found.
+    pub fn watch<T: std::fmt::Debug>(
+        &self,
+        cpu: usize,
+        (slot, batch): (usize, u64),
+        span: Span<F::Input>,
+        edit: impl FnOnce() -> Result<T, EditError<F::Input>>,
+    ) -> Result<T, EditError<F::Input>> {
+        let begun = self.begin(slot);
+        let result = edit();
+        let slot = &self.slots[slot];
+        let (translates, aligned) = (self.translates(slot, span), span.is_aligned(F::PAGE_SHIFT));
+        let right = match &result {
+            Ok(_) => translates && aligned,
+            Err(EditError::InputOutOfRange) => !translates,
+            Err(EditError::Misaligned) => !aligned,
+            Err(_) => true,
+        };
+        self.check(right, || {
+            format!("a shared edit of {span} comes to {result:?}")
+        });
+        if result.is_ok() {
+            self.note(cpu, batch, span, begun);
+        }
+        result
+    }
+
+    /// A shared edit begins.
+    pub fn begin(&self, slot: usize) -> Option<(Mapper<'m>, u64)> {
+        let mapper = self.slots[slot].plat.get()?.mapper;
+        Some((mapper, mapper.look()))
+    }
+
+    /// It has come to its end.
+    pub fn note(
+        &self,
+        cpu: usize,
+        batch: u64,
+        span: Span<F::Input>,
+        begun: Option<(Mapper<'m>, u64)>,
+    ) {
+        let range = (span.start().bits(), span.last().bits());
+        let edited = begun.map(|(mapper, look)| Edited {
+            batch,
+            mapper,
+            range,
+            look,
+        });
+        self.locals[cpu].edited.borrow_mut().extend(edited);
+    }
+
+    /// What was gathered under a number is complete.
+    pub fn settled(&self, cpu: usize, batch: u64) {
+        let edited = &self.locals[cpu].edited;
+        let done: Vec<_> = edited
+            .borrow_mut()
+            .extract_if(.., |it| it.batch == batch)
+            .collect();
+        for it in done {
+            it.mapper.rely(it.range, it.look);
+        }
+    }
+
     /// Releases all that is held of a batch.
     pub fn release_all(
         &self,
@@ -1112,6 +1199,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
         for mut it in gathers {
             let cut = it.gather.issue().complete();
+            self.settled(cpu, it.batch);
             self.release_all(cpu, it.batch, |held| cut.release(held));
             local.cuts.borrow_mut().push((it.batch, cut));
             drop(it.gather);
@@ -1119,7 +1207,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
         let issued = std::mem::take(&mut *local.issued_beside.borrow_mut());
         for (batch, slot, issued) in issued {
-            local.cuts.borrow_mut().push((batch, issued.complete()));
+            let cut = issued.complete();
+            self.settled(cpu, batch);
+            local.cuts.borrow_mut().push((batch, cut));
             self.slots[slot].users.update(|users| users - 1);
         }
         // A start goes on when the other CPU's walks are over, and nothing at the root is claimed; one that cannot is left.

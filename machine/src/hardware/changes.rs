@@ -192,6 +192,7 @@ impl Hardware {
             claimed: None,
             combined: self.architecture.guest.is_some(),
             second: None,
+            looks: 0,
         };
         let mut obligations = self.obligations.borrow_mut();
         if let Some(global) = below.owed(&owed) {
