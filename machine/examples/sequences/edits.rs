@@ -19,7 +19,7 @@ use super::guest::Guests;
 use super::logs;
 use super::operations::Kind;
 use super::platform::{Bug, Plat};
-use super::world::{Dice, Exclusive, Gathering, Planned, SPACES, Slot, World, take_any};
+use super::world::{Dice, Exclusive, Gathering, Place, Planned, SPACES, Slot, World, take_any};
 
 /// Whether something unwinds as it is meant to.
 fn unwinds(what: impl FnOnce()) {
@@ -46,12 +46,22 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     pub fn operate(&self, cpu: usize, kind: Kind, dice: &Dice) {
         match kind {
             Kind::Create => self.create(cpu, dice),
-            Kind::MakeLive => self.make_live(cpu, dice.index(SPACES), dice),
+            Kind::MakeLive => {
+                let is_dead =
+                    |it: &Exclusive<'m, F>| it.is_of(cpu) && it.look().liveness() == Liveness::Dead;
+                let index = self.place(
+                    dice,
+                    |place| matches!(place, Place::Exclusive(it) if is_dead(it)),
+                );
+                self.make_live(cpu, index, dice);
+            }
             Kind::Describe => self.describe(cpu, dice),
             Kind::Destroy => self.destroy(cpu, dice.index(SPACES), dice.below(3) > 0),
             Kind::Share => self.share(cpu, dice),
             Kind::Unshare => self.unshare(cpu, dice.index(SPACES)),
-            Kind::MakeGuest => self.make_guest(dice.index(SPACES)),
+            Kind::MakeGuest => {
+                self.make_guest(self.place(dice, |place| matches!(place, Place::Shared(_))));
+            }
             Kind::IntoSpace => self.unguest(dice.index(SPACES)),
             Kind::MapOnce => self.map(cpu, dice, true),
             Kind::Map => self.map(cpu, dice, false),
@@ -204,6 +214,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             }),
             Kind::ProtectStep => self.protect_step(cpu, dice),
+            Kind::Lull if self.is_arm() && F::Input::SIGNED => {}
+            Kind::Lull => self.lull(cpu, dice),
             Kind::Bitmaps => logs::bitmaps(self, dice),
             Kind::Rings => logs::rings(self, dice),
             Kind::Walks => logs::walks(self, dice),
@@ -273,8 +285,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             // It is finished when it is dropped. What is held leaks.
             2 => {
                 exclusive.gather = None;
-                exclusive.touched.clear();
-                exclusive.murky = false;
+                exclusive.dropped();
             }
             _ => {}
         }
@@ -361,8 +372,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     self.complete(cpu, slot, exclusive);
                 }
                 let mapped = exclusive.space().map(span, frame, mapping);
-                // Its gather was finished.
-                exclusive.touched.clear();
+                // Its gather was finished, or dropped.
+                match mapped {
+                    Ok(()) => exclusive.touched.clear(),
+                    Err(_) => exclusive.dropped(),
+                }
                 exclusive.murky = false;
                 mapped
             } else {
@@ -564,8 +578,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     unwinds(move || {
                         let _refused = gather.unmap(span, held);
                     });
-                    exclusive.touched.clear();
-                    exclusive.murky = false;
+                    exclusive.dropped();
                 }
                 self.look_anew(slot, exclusive);
                 return;
@@ -840,7 +853,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     fn complete_one(&self, cpu: usize, dice: &Dice) {
         let local = self.local(cpu);
-        if dice.once_in(2) {
+        if local.issued_beside.borrow().is_empty() || dice.once_in(2) {
             let Some((batch, root, issued)) = take_any(dice, &local.issued) else {
                 return;
             };
@@ -850,7 +863,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let Ok(mut place) = slot.place.try_borrow_mut() else {
                     continue;
                 };
-                if let super::world::Place::Exclusive(exclusive) = &mut *place
+                if let Place::Exclusive(exclusive) = &mut *place
                     && exclusive.look().root().get() == root
                     && exclusive.is_of(cpu)
                 {
@@ -870,26 +883,26 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let local = self.local(cpu);
         if let Some((batch, completed)) = take_any(dice, &local.completed) {
             self.release_all(cpu, batch, |held| completed.release(held));
-            self.refuse(cpu, dice, batch, |held| completed.release(held));
+            self.refuse(cpu, batch, |held| completed.release(held));
             local.completed.borrow_mut().push((batch, completed));
         }
         if let Some((batch, cut)) = take_any(dice, &local.cuts) {
             self.release_all(cpu, batch, |held| cut.release(held));
-            self.refuse(cpu, dice, batch, |held| cut.release(held));
+            self.refuse(cpu, batch, |held| cut.release(held));
             local.cuts.borrow_mut().push((batch, cut));
         }
     }
 
-    /// What is held of another flush is not released.
-    fn refuse(
+    /// What is held of other flushes is not released.
+    pub fn refuse(
         &self,
         cpu: usize,
-        dice: &Dice,
         batch: u64,
         release: impl Fn(Held<Leaf<F>>) -> Result<Leaf<F>, Held<Leaf<F>>>,
     ) {
         let held = &self.local(cpu).held;
-        if let Some((of, leaf)) = take_any(dice, held) {
+        let all = std::mem::take(&mut *held.borrow_mut());
+        for (of, leaf) in all {
             match release(leaf) {
                 Ok(_) => self.check(of == batch, || "a leaf of another flush is released".into()),
                 Err(leaf) => held.borrow_mut().push((of, leaf)),
@@ -938,6 +951,14 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     /// Drops something, or forgets it.
     fn lose(&self, cpu: usize, dice: &Dice, forget: bool) {
+        const KINDS: u64 = 9;
+        let first = dice.below(KINDS);
+        let mut kinds = (0..KINDS).map(|n| (first + n) % KINDS);
+        let _nothing = kinds.any(|kind| self.lose_one(cpu, dice, forget, kind));
+    }
+
+    /// Whether there was one of this kind.
+    fn lose_one(&self, cpu: usize, dice: &Dice, forget: bool, kind: u64) -> bool {
         let local = self.local(cpu);
         macro_rules! lose {
             ($value:expr) => {
@@ -947,28 +968,33 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             };
         }
-        match dice.below(8) {
-            0 => self.with_exclusive(cpu, dice, |_, exclusive| {
-                let Some((_, gather)) = exclusive.gather.take() else {
-                    return;
-                };
-                lose!(gather);
-                if forget {
-                    self.leaked.set(true);
-                    exclusive.murky = true;
-                } else {
-                    exclusive.touched.clear();
-                    exclusive.murky = false;
-                }
-            }),
-            1 => {
-                if let Some((_, _, issued)) = take_any(dice, &local.issued) {
+        let mut lost = true;
+        match kind {
+            0 => {
+                lost = false;
+                self.with_exclusive(cpu, dice, |_, exclusive| {
+                    let Some((_, gather)) = exclusive.gather.take() else {
+                        return;
+                    };
+                    lost = true;
+                    lose!(gather);
+                    if forget {
+                        self.leaked.set(true);
+                        exclusive.murky = true;
+                    } else {
+                        exclusive.dropped();
+                    }
+                });
+            }
+            1 => match take_any(dice, &local.issued) {
+                Some((_, _, issued)) => {
                     self.leaked.set(true);
                     lose!(issued);
                 }
-            }
-            2 => {
-                if let Some((batch, slot, issued)) = take_any(dice, &local.issued_beside) {
+                None => lost = false,
+            },
+            2 => match take_any(dice, &local.issued_beside) {
+                Some((batch, slot, issued)) => {
                     self.leaked.set(true);
                     lose!(issued);
                     if !forget {
@@ -976,32 +1002,35 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     }
                     self.slots[slot].users.update(|users| users - 1);
                 }
-            }
-            3 => {
-                if let Some((_, completed)) = take_any(dice, &local.completed) {
+                None => lost = false,
+            },
+            3 => match take_any(dice, &local.completed) {
+                Some((_, completed)) => {
                     self.leaked.set(true);
                     lose!(completed);
                 }
-            }
-            4 => {
-                if let Some((_, cut)) = take_any(dice, &local.cuts) {
+                None => lost = false,
+            },
+            4 => match take_any(dice, &local.cuts) {
+                Some((_, cut)) => {
                     self.leaked.set(true);
                     lose!(cut);
                 }
-            }
-            5 => {
-                if let Some((_, held)) = take_any(dice, &local.held) {
-                    lose!(held);
-                }
-            }
-            6 => {
-                if let Some((slot, start)) = take_any(dice, &local.protecting) {
+                None => lost = false,
+            },
+            5 => match take_any(dice, &local.held) {
+                Some((_, held)) => lose!(held),
+                None => lost = false,
+            },
+            6 => match take_any(dice, &local.protecting) {
+                Some((slot, start)) => {
                     lose!(start);
                     self.slots[slot].users.update(|users| users - 1);
                 }
-            }
-            _ => {
-                if let Some(it) = take_any(dice, &local.gathers) {
+                None => lost = false,
+            },
+            7 => match take_any(dice, &local.gathers) {
+                Some(it) => {
                     // What is not quiet when it is dropped leaks as well.
                     self.leaked.set(true);
                     lose!(it.gather);
@@ -1009,11 +1038,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                         self.settled(cpu, it.batch);
                     }
                     self.slots[it.slot].users.update(|users| users - 1);
-                } else {
-                    G::lose(self, cpu, dice, forget);
                 }
-            }
+                None => lost = false,
+            },
+            _ => lost = G::lose(self, cpu, dice, forget),
         }
+        lost
     }
 
     // ---- Shared edits ----
@@ -1078,7 +1108,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let Ok(leaf) = leaf else {
                 return world.check(page.is_none(), || format!("a page is refused: {leaf:?}"));
             };
-            let _ = leaf.input();
+            let mapping = &world.slots[it.slot].mapping;
+            if mapping.replace(true) {
+                page.into_iter().for_each(|page| world.give_back(page));
+                return;
+            }
             let mut mapped = it.gather.map(&leaf);
             for _ in 0..4 {
                 mapped = match mapped {
@@ -1101,6 +1135,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     }
                 };
             }
+            mapping.set(false);
             world.judge_address(it.slot, leaf.input().bits(), refusal(&mapped));
             let mut used = true;
             match &mapped {
@@ -1133,7 +1168,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             };
             let frame = self.far(base, span.start().bits(), dice);
             let mapping = self.mapping(self.attrs(dice), dice);
+            if self.slots[index].mapping.replace(true) {
+                return;
+            }
             let mapped = space.map_range(span, frame, mapping);
+            self.slots[index].mapping.set(false);
             let outside = matches!(
                 mapped,
                 Err(Refused::Edit(
@@ -1175,6 +1214,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 ControlFlow::Continue(())
             };
             if unwind {
+                // This CPU is alone, and in one edit.
+                world.control.interrupt[cpu].set(0);
                 unwinds(|| match dice.once_in(3) {
                     true => {
                         let _refused = it
@@ -1185,6 +1226,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                         let _refused = it.gather.unmap(span, &mut held);
                     }
                 });
+                // What was changed until then is forgotten with the rest.
+                world.note(cpu, batch, span, world.begin(it.slot));
                 return;
             }
             let (first, last) = (span.start().bits(), span.last().bits());
@@ -1205,6 +1248,66 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             world.slots[it.slot].users.update(|users| users + 1);
             let mut local = world.local(cpu).issued_beside.borrow_mut();
             local.push((batch, it.slot, issued));
+        });
+    }
+
+    /// All memory is protected, and a block is taken apart in the midst of which its table is woken. Nothing of that lets a
+    /// guest write.
+    fn lull(&self, cpu: usize, dice: &Dice) {
+        self.with_shared(dice, |index, space| {
+            let (slot, page, block) = (&self.slots[index], Self::PAGE, Self::BLOCK);
+            let first = slot.base + (4 + dice.below(2)) * block;
+            let attrs = Attrs {
+                accessed: true,
+                ..self.attrs(dice)
+            };
+            if let (Ok(span), true) = (
+                Span::new(F::Input::from_bits(first), block),
+                dice.below(4) > 0,
+            ) {
+                let frame = Pa::new(super::world::FAR + (first - slot.base));
+                let _mapped = space.map_range(span, frame, Mapping::new(attrs));
+            }
+            let alone = self.is_alone_in_writing(cpu);
+            let begun = self.begun_to_let.get();
+            let Ok(mut start) = space.protect_all() else {
+                return;
+            };
+            // A claim at the root that was forgotten is waited for in vain.
+            let mut over = false;
+            for _ in 0..40 {
+                over = start.step() == Step::Over;
+                if over {
+                    break;
+                }
+                self.machine.cpu().spend(Time::ns(200));
+            }
+            drop(start);
+            if !over || !alone || begun != self.begun_to_let.get() {
+                return;
+            }
+            slot.lulled.set(true);
+            let mut gather = space.gather();
+            let _few = gather.top_up(3);
+            for _ in 0..2 + dice.below(4) {
+                let at = first + dice.below(block / page) * page;
+                if dice.once_in(2) {
+                    slot.recent.set((at, page));
+                    self.plan(cpu, Kind::Wake, 1 + dice.below(12) as u32);
+                }
+                match dice.below(4) {
+                    0..=1 => {
+                        let _refused = gather.split(F::Input::from_bits(at), Level::PAGE);
+                    }
+                    2 => {
+                        let _refused = space.wake(F::Input::from_bits(at), true);
+                    }
+                    _ => {}
+                }
+                self.load_at(cpu, index);
+                self.write_lulled(slot, at);
+            }
+            let _finished = gather.finish(|_| ());
         });
     }
 

@@ -42,7 +42,9 @@ impl<'m, const LEVELS: u8> Guests<'m, X86_64<LEVELS>> for Halves {
             kernel(world, cpu, dice);
         }
     }
-    fn lose(_: &World<'m, X86_64<LEVELS>, Self>, _: usize, _: &Dice, _: bool) {}
+    fn lose(_: &World<'m, X86_64<LEVELS>, Self>, _: usize, _: &Dice, _: bool) -> bool {
+        false
+    }
     fn retire(_: &World<'m, X86_64<LEVELS>, Self>, _: usize) {}
     fn forget((): &()) {}
 }

@@ -162,6 +162,8 @@ impl Sequence {
             2 => translates_guests || !kind.is_of_guest(),
             _ => !kind.is_exclusive(),
         };
+        // Two guests, to take one for the other.
+        let two = focus > 2 && dice.once_in(3);
         let operation = |number: u64| {
             let drawn = || {
                 let kinds = (0..4).map(|_| draw(&dice));
@@ -173,10 +175,15 @@ impl Sequence {
                 (1, 0 | 1) => Kind::Create,
                 (2, 1) | (1, 3..) => Kind::Share,
                 (2, 3..) => Kind::MakeGuest,
+                (3, 3..) if two => Kind::Create,
+                (4, 3..) if two => Kind::Share,
+                (5, 3..) if two => Kind::MakeGuest,
+                (6..=7, 3..) if two => Kind::Insert,
                 (3..=4, 3..) => Kind::Insert,
                 _ => drawn().unwrap_or(Kind::Pause),
             };
             let cpu = match kind {
+                _ if number < 8 && two => 0,
                 _ if number < 5 && focus > 0 => 0,
                 // Most spaces that one CPU edits are of CPU 0, and the other uses them.
                 Kind::Create => usize::from(dice.once_in(4)),

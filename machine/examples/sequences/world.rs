@@ -100,6 +100,12 @@ impl<'m, F: Format> Exclusive<'m, F> {
         }
     }
 
+    /// A gather was dropped. If it had edited nothing, it has not waited for what was issued before.
+    pub fn dropped(&mut self) {
+        self.touched.retain(|it| it.2);
+        self.murky = false;
+    }
+
     /// Whether this CPU edits it.
     pub fn is_of(&self, cpu: usize) -> bool {
         self.home == cpu
@@ -126,6 +132,8 @@ pub enum Place<'m, F: Format, G> {
 pub struct Slot<'m, F: Format, G> {
     pub base: u64,
     half: Half,
+    /// Addresses that were used last, and their size.
+    pub recent: Cell<(u64, u64)>,
     pub place: RefCell<Place<'m, F, G>>,
     plat: Cell<Option<Plat<'m>>>,
     /// CPUs may load it.
@@ -139,6 +147,11 @@ pub struct Slot<'m, F: Format, G> {
     pub model: RefCell<Map>,
     /// Its pages are those of a host.
     pub silent: Cell<bool>,
+    /// A CPU is mapping. What is where is for one host to say: no other memory comes to be in a table while a leaf takes its
+    /// place.
+    pub mapping: Cell<bool>,
+    /// All of it was protected, and nothing lets a guest write since.
+    pub lulled: Cell<bool>,
 }
 
 /// A gather of a shared space.
@@ -146,6 +159,17 @@ pub struct Gathering<'m, F: Format> {
     pub slot: usize,
     pub batch: u64,
     pub gather: SharedGather<'m, F>,
+}
+
+/// A request that is kept.
+pub struct Asked {
+    /// The number of the guest that it was made of.
+    pub guest: u64,
+    /// How often the guest had changed.
+    pub changes: u64,
+    pub request: Request,
+    /// What the host has found for it.
+    pub page: Option<Backing>,
 }
 
 /// A shared edit that has come to its end, and relies on what it has found.
@@ -170,8 +194,7 @@ pub struct Local<'m, F: Format, L> {
     pub held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
     edited: RefCell<Vec<Edited<'m>>>,
     pub protecting: RefCell<Vec<(usize, Protecting<'m, F, Plat<'m>>)>>,
-    /// The place of the guest that it was made of, and what the host has found for it.
-    pub requests: RefCell<Vec<(u64, Request, Option<Backing>)>>,
+    pub requests: RefCell<Vec<Asked>>,
     pub guest: L,
 }
 
@@ -212,6 +235,12 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     /// A CPU that has to be alone.
     solo: Cell<Option<usize>>,
     parked: [Cell<bool>; 2],
+    /// Operations of each CPU that are under way and may let a guest write.
+    lets_write: [Cell<u32>; 2],
+    /// So many have begun.
+    pub begun_to_let: Cell<u64>,
+    /// What the next interrupt of each CPU is, if not anything.
+    planned: [Cell<Option<Kind>>; 2],
     done: [Cell<bool>; 2],
     /// What was not quiet when its CPU was done.
     later: RefCell<Vec<(u64, Cut<F, Plat<'m>>)>>,
@@ -253,6 +282,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     true => Half::Upper,
                     false => Half::Lower,
                 },
+                recent: Cell::new((0, 0)),
                 place: RefCell::new(Place::Empty),
                 plat: Cell::new(None),
                 attached: Cell::new(false),
@@ -261,6 +291,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 steady: Cell::new(false),
                 model: RefCell::default(),
                 silent: Cell::new(false),
+                mapping: Cell::new(false),
+                lulled: Cell::new(false),
             }
         };
         Self {
@@ -276,6 +308,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             numbers: Cell::new(0),
             solo: Cell::new(None),
             parked: Default::default(),
+            lets_write: Default::default(),
+            begun_to_let: Cell::new(0),
+            planned: Default::default(),
             done: Default::default(),
             later: RefCell::default(),
             later_held: RefCell::default(),
@@ -340,7 +375,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// An interrupt: an operation in the midst of another.
     pub fn interrupt(&self) {
         let id = self.machine.cpu().id();
-        let kind = super::draw(&self.dice);
+        let kind = self.planned[id]
+            .take()
+            .unwrap_or_else(|| super::draw(&self.dice));
         let seed = self.dice.next();
         let operation = Operation {
             number: 0,
@@ -364,8 +401,14 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 | Kind::UnwindSettle
                 | Kind::UnwindShared
         );
-        if nested && (alone || operation.kind == Kind::ProtectStep) {
+        if nested && (alone || matches!(operation.kind, Kind::ProtectStep | Kind::Lull)) {
             return;
+        }
+        let lets_write = &self.lets_write[cpu];
+        if operation.kind.lets_write() {
+            self.slots.iter().for_each(|slot| slot.lulled.set(false));
+            lets_write.update(|count| count + 1);
+            self.begun_to_let.update(|count| count + 1);
         }
         if !nested {
             self.control.tables.set(match dice.below(6) {
@@ -388,6 +431,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
         if alone {
             self.leave_solo();
+        }
+        if operation.kind.lets_write() {
+            lets_write.update(|count| count - 1);
         }
         if !nested {
             self.control.interrupt[cpu].set(0);
@@ -500,7 +546,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// The CPU loads a space, if it can be loaded.
-    fn load_at(&self, cpu: usize, index: usize) {
+    pub fn load_at(&self, cpu: usize, index: usize) {
         let slot = &self.slots[index];
         if let (Some(plat), true) = (slot.plat.get(), slot.attached.get()) {
             plat.mapper.load();
@@ -609,8 +655,19 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
+    /// A place with something of a kind in it, or any.
+    pub fn place(&self, dice: &Dice, is: impl Fn(&Place<'m, F, G>) -> bool) -> usize {
+        let start = dice.index(SPACES);
+        let mut places = (0..SPACES).map(|n| (start + n) % SPACES);
+        let found = places.find(|&index| is(&self.slots[index].place.borrow()));
+        found.unwrap_or(start)
+    }
+
     pub fn share(&self, cpu: usize, dice: &Dice) {
-        let index = dice.index(SPACES);
+        let index = self.place(
+            dice,
+            |place| matches!(place, Place::Exclusive(it) if it.is_of(cpu)),
+        );
         let slot = &self.slots[index];
         let place = slot.place.replace(Place::Taken);
         let exclusive = match place {
@@ -870,8 +927,32 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    /// Some addresses of a window, or near it, or nowhere: the first and the size.
+    /// Some addresses of a window, or near it, or nowhere: the first and the size. Often those of an edit before, all of
+    /// them or a part, or the blocks around them: what goes wrong, goes wrong where edits meet.
     pub fn addresses(&self, base: u64, dice: &Dice) -> (u64, u64) {
+        let (page, block) = (Self::PAGE, Self::BLOCK);
+        let slot = self.slots.iter().find(|slot| slot.base == base);
+        let (first, size) = slot.map_or((0, 0), |slot| slot.recent.get());
+        if size != 0 && dice.once_in(2) {
+            return match dice.below(6) {
+                0..=2 => (first, size),
+                3 => (first + dice.below(size / page) * page, page),
+                4 => (first & !(block - 1), block),
+                _ => {
+                    let (start, end) = (first & !(block - 1), first + size);
+                    (start, (end - start).next_multiple_of(block))
+                }
+            };
+        }
+        let (first, size) = self.new_addresses(base, dice);
+        let inside = first.wrapping_sub(base) < 16 * block && size <= 16 * block;
+        if let (true, true, Some(slot)) = (inside, (first | size) % page == 0, slot) {
+            slot.recent.set((first, size));
+        }
+        (first, size)
+    }
+
+    fn new_addresses(&self, base: u64, dice: &Dice) -> (u64, u64) {
         let (page, block) = (Self::PAGE, Self::BLOCK);
         let run = page << F::contiguous(Level::PAGE).max(2);
         let bits = F::INPUT_BITS;
@@ -928,6 +1009,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 (1 << 63, 1 << 63),
                 (1 << (bits - 1), page),
                 (u64::MAX - 0xfff, 0x2000),
+                // Over the hole between the halves.
+                (
+                    (1 << (bits - 1)) - page,
+                    (u64::MAX << (bits - 1)).wrapping_sub(1 << (bits - 1)) + 2 * page,
+                ),
             ]),
         }
     }
@@ -946,6 +1032,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// One of the pages of a window.
     pub fn page(&self, base: u64, dice: &Dice) -> Span<F::Input> {
         let first = base + Self::BLOCK + dice.below(PAGES) * Self::PAGE;
+        if let Some(slot) = self.slots.iter().find(|slot| slot.base == base) {
+            slot.recent.set((first, Self::PAGE));
+        }
         match Span::new(F::Input::from_bits(first), Self::PAGE) {
             Ok(span) => span,
             Err(error) => unreachable!("a page of a window: {error}"),
@@ -1166,6 +1255,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             true => slot.model.borrow().at(va),
             false => None,
         };
+        if want == Want::Write && !user && slot.lulled.get() {
+            self.write_lulled(slot, va);
+        }
         let result = self.machine.touch(request);
         if !steady || version != slot.version.get() {
             return;
@@ -1187,6 +1279,31 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         self.check(!wrong, || {
             format!("{want:?} of {va:#x}, which is {expected:x?}, comes to {result:x?}")
+        });
+    }
+
+    /// Whether nothing is under way on the other CPU that may let a guest write.
+    pub fn is_alone_in_writing(&self, cpu: usize) -> bool {
+        self.lets_write[1 - cpu].get() == 0
+    }
+
+    /// After so many calls an interrupt comes, which does this.
+    pub fn plan(&self, cpu: usize, kind: Kind, after: u32) {
+        self.planned[cpu].set(Some(kind));
+        self.control.interrupt[cpu].set(after);
+    }
+
+    /// A guest writes where nothing lets it.
+    pub fn write_lulled(&self, slot: &Slot<'m, F, G>, at: u64) {
+        let request = Access {
+            va: at,
+            want: Want::Write,
+            user: false,
+        };
+        let before = slot.lulled.get();
+        let written = self.machine.touch(request).is_ok();
+        self.check(!(written && before && slot.lulled.get()), || {
+            format!("{at:#x} was protected, and is written")
         });
     }
 
@@ -1234,6 +1351,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let completed = std::mem::take(&mut *local.completed.borrow_mut());
         for (batch, completed) in completed {
             self.release_all(cpu, batch, |held| completed.release(held));
+            self.refuse(cpu, batch, |held| completed.release(held));
             completed.finish(|leaf| self.out(batch, &leaf));
         }
         for index in 0..SPACES {
