@@ -135,28 +135,12 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ),
     // What platforms are made of.
     (
-        "shared::Slot::",
-        "the machine knows walks by itself; epochs are explored by loom",
-    ),
-    (
-        "shared::Epochs::",
-        "the machine knows walks by itself; epochs are explored by loom",
-    ),
-    (
-        "shared::Quiescence::",
-        "the machine knows walks by itself; states are explored by loom",
-    ),
-    (
         "linear::Slots::",
         "windows have their own workload, `windows`",
     ),
     (
         "linear::Coarse::",
         "windows have their own workload, `windows`",
-    ),
-    (
-        "kernel_half::KernelHalf::",
-        "the machine has each table in one space",
     ),
 ];
 

@@ -100,6 +100,8 @@ operations! {
     SharedFinish 5 ["shared::Gather::finish"];
     Moment 1 ["shared::SharedSpace::moment" "shared::SharedSpace::is_quiet" "shared::Moment::new" "shared::Moment::get"];
     ProtectAll 2 ["shared::SharedSpace::protect_all"];
+    /// All memory is protected, and written where nothing allows it.
+    Lull 3 ["shared::SharedSpace::protect_all" "shared::Gather::split" "shared::SharedSpace::wake"];
     ProtectStep 3 ["shared::Protecting::step" "shared::Protecting::drive"];
 
     // ---- Guests ----
@@ -142,6 +144,18 @@ operations! {
         "dirty::Ring::collect" "dirty::Ring::release" "dirty::Collected::len" "dirty::Collected::is_empty"
     ];
 
+    // ---- Walks of software by themselves ----
+    Walks 1 [
+        "shared::Slot::new" "shared::Epochs::new" "shared::Epochs::advance" "shared::Epochs::is_past"
+        "shared::Quiescence::new" "shared::Quiescence::advance" "shared::Quiescence::is_past"
+    ];
+
+    // ---- A half that all roots share ----
+    Kernel 1 [
+        "kernel_half::KernelHalf::new" "kernel_half::KernelHalf::gather" "kernel_half::KernelHalf::user"
+        "kernel_half::KernelHalf::make_live"
+    ];
+
     // ---- The CPU ----
     /// Accesses through what is mapped.
     Access 14 [];
@@ -160,6 +174,44 @@ impl Kind {
     /// Whether it is about spaces that are shared.
     pub fn is_shared(self) -> bool {
         (Self::SharedGather as u8..=Self::ProtectStep as u8).contains(&(self as u8))
+    }
+
+    /// Whether a guest may write after it what it could not write before.
+    pub fn lets_write(self) -> bool {
+        !matches!(
+            self,
+            Self::Describe
+                | Self::Walk
+                | Self::Query
+                | Self::Complete
+                | Self::Release
+                | Self::Settle
+                | Self::FinishCompleted
+                | Self::Quiet
+                | Self::SharedGather
+                | Self::Tables
+                | Self::SharedUnmap
+                | Self::UnwindShared
+                | Self::Age
+                | Self::Wash
+                | Self::SharedSplit
+                | Self::SharedQuery
+                | Self::Wake
+                | Self::SharedIssue
+                | Self::SharedFinish
+                | Self::Moment
+                | Self::SlotAt
+                | Self::Request
+                | Self::Mark
+                | Self::Harvest
+                | Self::SplitRange
+                | Self::Bitmaps
+                | Self::Rings
+                | Self::Walks
+                | Self::Access
+                | Self::Load
+                | Self::Pause
+        )
     }
 
     /// Whether it is about guests.

@@ -129,9 +129,9 @@ impl Hardware {
         }
         // A leaf that was aged, and not invalidated since, is remembered though its flag is clear.
         let still = |o: &Obligation| o.depth == depth && !o.table;
-        if !may_be_remembered(&self.architecture, was, run)
-            && !self.obligations.borrow().about(space, span).any(still)
-        {
+        let aged =
+            || leaf_of(was).is_some() && self.obligations.borrow().about(space, span).any(still);
+        if !may_be_remembered(&self.architecture, was, run) && !aged() {
             return;
         }
         let harmless = match is {
@@ -192,6 +192,7 @@ impl Hardware {
             claimed: None,
             combined: self.architecture.guest.is_some(),
             second: None,
+            looks: 0,
         };
         let mut obligations = self.obligations.borrow_mut();
         if let Some(global) = below.owed(&owed) {
