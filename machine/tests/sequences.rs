@@ -1,17 +1,13 @@
 //! Random sequences of calls of every safe function of the engine (see `examples/sequences.rs`): a slice of them, what they
 //! find when the embedder breaks a promise, and that no public function is left out.
 
-#[allow(dead_code)] // What only the example uses.
-#[path = "../examples/sequences/mod.rs"]
-mod sequences;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use sequences::operations::OPERATIONS;
-use sequences::{Bug, Sequence, silence};
 use syn::visit::Visit;
+use tablewright_workloads::sequences::operations::OPERATIONS;
+use tablewright_workloads::sequences::{Bug, Sequence, silence};
 
 /// Sequences of the slice.
 const SLICE: u64 = if cfg!(miri) { 12 } else { 400 };

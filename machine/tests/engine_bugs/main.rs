@@ -184,6 +184,7 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
         "machine/src",
         "machine/tests",
         "machine/examples",
+        "machine/workloads/src",
     ] {
         let _none = fs::remove_dir_all(to.join(part));
     }
@@ -194,7 +195,11 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
     let manifest = fs::read_to_string(from.join("Cargo.toml")).map_err(io)?;
     // Only what was copied.
     let line = |line: &str| match line.split_once("members = ") {
-        Some((which, _)) => format!("{which}members = [\"engine\", \"walker\", \"machine\"]\n"),
+        Some((which, _)) => {
+            format!(
+                "{which}members = [\"engine\", \"walker\", \"machine\", \"machine/workloads\"]\n"
+            )
+        }
         None => format!("{line}\n"),
     };
     let manifest: String = manifest.lines().map(line).collect();

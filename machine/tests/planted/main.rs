@@ -3,15 +3,12 @@
 //!
 //! The list is also the answer to whether a rule can fire at all: each does, and is the first to do so, for some bug.
 
-#[path = "../workloads/mod.rs"]
-mod workloads;
-
 use std::collections::BTreeSet;
 
 use tablewright_machine::Rule::{self, *};
-use workloads::Bug::{self, *};
-use workloads::Workload::{self, *};
-use workloads::{Run, run};
+use tablewright_workloads::random::Bug::{self, *};
+use tablewright_workloads::random::Workload::{self, *};
+use tablewright_workloads::random::{Run, run};
 
 /// So many seeds are tried.
 const SEEDS: u64 = 2000;

@@ -137,6 +137,7 @@ pub struct Sequence {
     seed: u64,
     tables: Tables,
     architecture: Architecture,
+    /// In the order in which each CPU does its own.
     pub operations: Vec<Operation>,
 }
 

@@ -34,6 +34,7 @@ use tablewright_machine::{
 };
 
 pub use bug::Bug;
+pub use later::Later;
 
 /// What is done on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use tablewright::flush::Held;
 use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, Step};
 use tablewright::{
-    Address, Attrs, EditError, Format, Gather, Half, Leaf, Level, Liveness, Mapping, Pa, Perms,
-    Progress, Span,
+    Address, Attrs, EditError, Encoded, Format, Gather, Half, Leaf, Level, Liveness, Mapping, Pa,
+    Perms, Progress, Span,
 };
 use tablewright_machine::Time;
 
@@ -74,6 +74,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::Fork => self.fork(cpu, dice),
             Kind::Unmap => self.unmap(cpu, dice, false),
             Kind::UnwindUnmap => self.unmap(cpu, dice, true),
+            Kind::ReplacePage => self.replace_page(cpu, dice),
             Kind::Protect => self.protect(cpu, dice),
             Kind::Split => self.split(cpu, dice),
             Kind::Collapse => self.collapse(cpu, dice),
@@ -380,7 +381,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 exclusive.murky = false;
                 mapped
             } else {
-                self.edit(slot, exclusive, |gather| gather.map(span, frame, mapping))
+                let encoded = Encoded::<F>::new(mapping);
+                self.edit(slot, exclusive, |gather| match encoded {
+                    Ok(encoded) if dice.once_in(2) => gather.map(span, frame, encoded),
+                    _ => gather.map(span, frame, mapping),
+                })
             };
             self.judge_map(slot, span, frame, attrs, mapped);
             if mapped.is_err() && tracked {
@@ -623,6 +628,53 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             _ => false,
         };
         self.check(right, || format!("an edit of {span} is refused: {error}"));
+    }
+
+    /// A page is in another frame from now on; the old one comes out when it is forgotten.
+    fn replace_page(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            if slot.silent.get() {
+                return;
+            }
+            let (page, Some(frame)) = (self.page(slot.base, dice), self.take_page()) else {
+                return;
+            };
+            if !F::Input::SIGNED {
+                self.machine.clean(frame);
+            }
+            let mut attrs = self.attrs(dice);
+            attrs.perms -= Perms::ANY_EXEC;
+            self.forget_before(cpu, slot, exclusive, page, false);
+            let (batch, mut gather) = match exclusive.gather.take() {
+                Some(it) => it,
+                None => (self.number_for(slot), exclusive.space().gather()),
+            };
+            let replaced = gather.replace(page.start(), frame, attrs);
+            exclusive.gather = Some((batch, gather));
+            let (first, last) = (page.start().bits(), page.last().bits());
+            let was = slot.model.borrow().at(first);
+            match replaced {
+                Ok(leaf) => {
+                    self.check(was.is_some(), || {
+                        format!("{page} was not mapped, and is replaced")
+                    });
+                    self.local(cpu).held.borrow_mut().push((batch, leaf));
+                    let mut model = slot.model.borrow_mut();
+                    model.remove(first, last);
+                    model.insert(first, last, frame.get(), attrs.perms);
+                }
+                Err(error) => {
+                    self.give_back(frame);
+                    match error {
+                        EditError::NotMapped(_) => self.check(was.is_none(), || {
+                            format!("{page} is mapped, and is said not to be")
+                        }),
+                        error => self.judge_refusal(slot, exclusive, page, error),
+                    }
+                }
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+        });
     }
 
     fn protect(&self, cpu: usize, dice: &Dice) {

@@ -8,6 +8,7 @@ macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident $weight:literal [$($item:literal)*];)*) => {
         /// One kind of operation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)] // Each is what it calls.
         pub enum Kind {
             $($(#[$doc])* $name,)*
         }
@@ -42,10 +43,11 @@ operations! {
     MapOnce 4 ["space::AddressSpace::map"];
     /// A gather that is kept.
     Gather 3 ["space::AddressSpace::gather"];
-    Map 9 ["edit::Gather::map"];
+    Map 9 ["edit::Gather::map" "edit::Encoded::new"];
     /// Pages that do not adjoin, in one map.
     MapFrames 3 ["edit::Gather::map_frames"];
     Unmap 7 ["edit::Gather::unmap"];
+    ReplacePage 4 ["edit::Gather::replace"];
     Protect 6 ["edit::Gather::protect" "edit::Change::apply"];
     Split 4 ["edit::Gather::split"];
     Collapse 4 ["edit::Gather::collapse"];
@@ -225,8 +227,11 @@ impl Kind {
 pub struct Operation {
     /// Which it is of its sequence.
     pub number: usize,
+    /// The CPU that it runs on.
     pub cpu: usize,
+    /// What is called.
     pub kind: Kind,
+    /// Where its arguments come from.
     pub seed: u64,
 }
 
