@@ -328,7 +328,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         };
         let guest = span.ok()?;
         let host = match dice.once_in(2) {
-            true => FIXED + guest.start().get().wrapping_sub(base),
+            true => FIXED.wrapping_add(guest.start().get().wrapping_sub(base)),
             false => world.number() << 44,
         };
         let perms = Perms::READ | Perms::WRITE | Perms::EXEC;
