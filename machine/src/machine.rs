@@ -931,11 +931,19 @@ impl<'m> Mapper<'m> {
     /// remembers what was there. What is not true of that is reported, whichever CPU has changed it and has yet to have
     /// it forgotten.
     pub fn rely(&self, range: (u64, u64), look: u64) {
+        self.rely_on(range, look, false);
+    }
+
+    /// The same of what the running CPU has changed itself.
+    pub fn rely_on_own(&self, range: (u64, u64), look: u64) {
+        self.rely_on(range, look, true);
+    }
+
+    fn rely_on(&self, range: (u64, u64), look: u64, own: bool) {
         let cpu = self.machine.cpu();
         cpu.order();
-        self.machine
-            .hardware
-            .rely(cpu.id(), self.space, range, look);
+        let hardware = &self.machine.hardware;
+        hardware.rely(cpu.id(), self.space, range, look, own);
     }
 
     /// Where a window shows frames: slots of one page each from `first` on, which this space translates.

@@ -407,17 +407,18 @@ impl Obligations {
         self.2
     }
 
-    /// What arose in a range of a space before a look and is owed, though this CPU has seen the change. Of a table that
-    /// reaches out of the range the part that is in it may have been forgotten.
+    /// What arose in a range of a space before a look and is owed, though this CPU has seen the change; if it says so only what
+    /// it has changed itself. Of a table that reaches out of the range the part that is in it may have been forgotten.
     pub fn owed_before(
         &self,
         cpu: usize,
         space: u16,
         range: (u64, u64),
         look: u64,
+        own: bool,
     ) -> Option<&Obligation> {
         self.0.iter().find(|o| {
-            let seen = o.published || usize::from(o.writer) == cpu;
+            let seen = !own && o.published || usize::from(o.writer) == cpu;
             let inside = range.0 <= o.span.0 && o.span.1 <= range.1;
             let meant = inside || !o.table && o.overlaps(range);
             seen && meant && o.space == space && o.looks < look && !o.harmless

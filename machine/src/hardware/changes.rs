@@ -327,7 +327,8 @@ impl Hardware {
         }
     }
 
-    /// Whether a table and a leaf translate alike.
+    /// Whether a table and a leaf translate alike. Of a hole in a table nothing is remembered: a leaf in its place may
+    /// translate it.
     pub(super) fn translate_alike(
         &self,
         cpu: usize,
@@ -336,6 +337,7 @@ impl Hardware {
         a: &Descriptor,
         b: &Descriptor,
     ) -> bool {
+        let grows = matches!(a, Descriptor::Table { .. });
         let (table, leaf) = match (a, b) {
             (Descriptor::Table { pa, .. }, Descriptor::Leaf(leaf))
             | (Descriptor::Leaf(leaf), Descriptor::Table { pa, .. }) => (*pa, leaf),
@@ -364,8 +366,12 @@ impl Hardware {
                 }
                 other @ Descriptor::Table { .. } => {
                     let part = Descriptor::Leaf(part);
-                    self.translate_alike(cpu, below, va, &other, &part)
+                    match grows {
+                        true => self.translate_alike(cpu, below, va, &other, &part),
+                        false => self.translate_alike(cpu, below, va, &part, &other),
+                    }
                 }
+                Descriptor::Invalid => grows,
                 _ => false,
             }
         })

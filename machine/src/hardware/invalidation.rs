@@ -47,10 +47,11 @@ impl Hardware {
     }
 
     /// The program relies on what was changed in a range of a space before a look to be forgotten.
-    pub(crate) fn rely(&self, cpu: usize, space: u16, range: (u64, u64), look: u64) {
+    pub(crate) fn rely(&self, cpu: usize, space: u16, range: (u64, u64), look: u64, own: bool) {
         let owed = {
             let obligations = self.obligations.borrow();
-            obligations.owed_before(cpu, space, range, look).cloned()
+            let owed = obligations.owed_before(cpu, space, range, look, own);
+            owed.cloned()
         };
         if let Some(owed) = owed {
             self.violate(

@@ -197,7 +197,7 @@ pub const BUGS: &[Bug] = &[
         file: SPACE,
         find: "|| «(slice.first ^ slice.last) >> 63 != 0»",
         with: "false",
-        rules: SAID,
+        rules: &["program", "no end", "panic"],
     },
     Bug {
         name: "a split does not look where it is",
@@ -281,6 +281,13 @@ pub const BUGS: &[Bug] = &[
         name: "a shared map does not say that it maps what is global",
         file: FAULT,
         find: "space.map_global(«leaf.attrs.global»);",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a shared change does not say that it makes leaves global",
+        file: RANGE,
+        find: "space.map_global(«change.turns_global()»);",
         with: "false",
         rules: FORGOTTEN,
     },

@@ -58,7 +58,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::Describe => self.describe(cpu, dice),
             Kind::Destroy => self.destroy(cpu, dice.index(SPACES), dice.below(3) > 0),
             Kind::Share => self.share(cpu, dice),
-            Kind::Unshare => self.unshare(cpu, dice.index(SPACES)),
+            Kind::Unshare => {
+                self.unshare(
+                    cpu,
+                    self.place(dice, |place| matches!(place, Place::Shared(_))),
+                );
+            }
             Kind::MakeGuest => {
                 self.make_guest(self.place(dice, |place| matches!(place, Place::Shared(_))));
             }
@@ -116,6 +121,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             }),
             Kind::SharedMap => self.shared_map(cpu, dice),
+            Kind::Coalesce => self.coalesce(cpu, dice),
             Kind::MapRange => self.map_range(dice),
             Kind::SharedUnmap => self.shared_unmap(cpu, dice, false),
             Kind::UnwindShared => self.shared_unmap(cpu, dice, true),
@@ -281,7 +287,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         exclusive: &mut Exclusive<'m, F>,
         dice: &Dice,
     ) {
-        match dice.below(6) {
+        match dice.below(8) {
             0..=1 => self.complete(cpu, slot, exclusive),
             // It is finished when it is dropped. What is held leaks.
             2 => {
@@ -1212,6 +1218,39 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
     }
 
+    /// A block in the place of a table, of the same memory if that has not come from the machine.
+    fn coalesce(&self, cpu: usize, dice: &Dice) {
+        self.with_gather(cpu, dice, |world, it| {
+            let slot = &world.slots[it.slot];
+            let (page, block) = (Self::PAGE, Self::BLOCK);
+            let (at, _) = world.addresses(slot.base, dice);
+            let inside = at.wrapping_sub(slot.base) < 16 * block;
+            if !inside || slot.mapping.get() {
+                return;
+            }
+            let first = at & !(block - 1);
+            let frame = Pa::new(super::world::FAR + (first - slot.base));
+            let mapping = Mapping::new(world.attrs(dice)).pages_only();
+            slot.mapping.set(true);
+            if let (Ok(span), true) = (
+                Span::new(F::Input::from_bits(first), block),
+                dice.once_in(2) && page < 1 << 16,
+            ) {
+                let _mapped = it.gather.space().map_range(span, frame, mapping);
+            }
+            let attrs = world.attrs(dice);
+            let leaf = NewLeaf::<F>::new(F::Input::from_bits(first), frame, Level::new(1), attrs);
+            if let Ok(leaf) = leaf {
+                let mapped = it.gather.map(&leaf);
+                if let Ok(Mapped::Replaced(leaf)) = mapped {
+                    world.out(it.batch, &leaf);
+                }
+            }
+            slot.mapping.set(false);
+            slot.recent.set((first, block));
+        });
+    }
+
     fn map_range(&self, dice: &Dice) {
         self.with_shared(dice, |index, space| {
             let base = self.slots[index].base;
@@ -1248,7 +1287,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             let batch = it.batch;
-            let mut room = dice.below(12);
+            let mut room = dice.below(if unwind { 4 } else { 12 });
             let mut held = |leaf: Held<Leaf<F>>| {
                 if early {
                     // SAFETY: what it names is reused too early, which is the bug.

@@ -479,7 +479,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 && request.slot().guest.contains(fault.at)
                 && request.tables() < 5;
             self.world
-                .check(right, || format!("{fault:?} became {request:?}"));
+                .check(right, || format!("{fault:?} became another request"));
             let page = match self.dice.once_in(8) {
                 true => None,
                 false => self.look_up(guest, &request),
@@ -576,8 +576,8 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let outdated = guest.is_changed_since(&asked);
             let reopened = guest.guest.reopen(&asked.request);
             self.world.check(!outdated || reopened.is_err(), || {
-                let request = asked.request;
-                format!("{request:?} is out of date, or of another guest, and is reopened")
+                let at = asked.request.at();
+                format!("a request for {at} is out of date, or of another guest, and is reopened")
             });
             requests.borrow_mut().push(asked);
         });

@@ -87,6 +87,8 @@ operations! {
     SharedGather 3 ["shared::SharedSpace::gather" "guest::Guest::gather" "guest::Gather::guest" "guest::Guest::space"];
     Tables 4 ["shared::Gather::top_up" "shared::Gather::release_tables"];
     SharedMap 10 ["shared::Gather::map" "shared::NewLeaf::new" "shared::NewLeaf::input"];
+    /// A block in the place of a table.
+    Coalesce 3 ["shared::Gather::map" "shared::Gather::space"];
     MapRange 3 ["shared::SharedSpace::map_range"];
     SharedUnmap 6 ["shared::Gather::unmap" "flush::Progress::is_done"];
     SharedProtect 4 ["shared::Gather::protect"];

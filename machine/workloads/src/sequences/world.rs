@@ -172,6 +172,14 @@ pub struct Asked {
     pub page: Option<Backing>,
 }
 
+/// A shared edit that has begun.
+pub struct Begun<'m> {
+    mapper: Mapper<'m>,
+    look: u64,
+    /// So many interrupts had come before.
+    interrupts: u64,
+}
+
 /// A shared edit that has come to its end, and relies on what it has found.
 pub struct Edited<'m> {
     batch: u64,
@@ -179,6 +187,8 @@ pub struct Edited<'m> {
     range: (u64, u64),
     /// When it began.
     look: u64,
+    /// When it was over, if nothing came between.
+    end: Option<u64>,
 }
 
 type IssuedBeside<'m, F> = Issued<F, Plat<'m>, Beside<'m, F, Plat<'m>>>;
@@ -239,6 +249,7 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     lets_write: [Cell<u32>; 2],
     /// So many have begun.
     pub begun_to_let: Cell<u64>,
+    interrupts: [Cell<u64>; 2],
     /// What the next interrupt of each CPU is, if not anything.
     planned: [Cell<Option<Kind>>; 2],
     done: [Cell<bool>; 2],
@@ -310,6 +321,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             parked: Default::default(),
             lets_write: Default::default(),
             begun_to_let: Cell::new(0),
+            interrupts: Default::default(),
             planned: Default::default(),
             done: Default::default(),
             later: RefCell::default(),
@@ -1101,7 +1113,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             true => change.perms(perms),
             false => change.perms(perms.and_user()),
         };
-        match dice.below(16) {
+        match dice.below(18) {
             0..=2 => change.write_protect(),
             3..=4 => perms(user),
             5 => perms(data),
@@ -1117,6 +1129,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             ])),
             13 => change.native(dice.pick(&[0, 1, u64::MAX])),
             14 => change.perms(Perms::from_bits_truncate(dice.below(64) as u8)),
+            15..=16 => change.global(true),
             _ => change.software(dice.below(8) as u8),
         }
     }
@@ -1164,25 +1177,26 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// A shared edit begins.
-    pub fn begin(&self, slot: usize) -> Option<(Mapper<'m>, u64)> {
+    pub fn begin(&self, slot: usize) -> Option<Begun<'m>> {
         let mapper = self.slots[slot].plat.get()?.mapper;
-        Some((mapper, mapper.look()))
+        let interrupts = self.interrupts[self.machine.cpu().id()].get();
+        Some(Begun {
+            mapper,
+            look: mapper.look(),
+            interrupts,
+        })
     }
 
     /// It has come to its end.
-    pub fn note(
-        &self,
-        cpu: usize,
-        batch: u64,
-        span: Span<F::Input>,
-        begun: Option<(Mapper<'m>, u64)>,
-    ) {
+    pub fn note(&self, cpu: usize, batch: u64, span: Span<F::Input>, begun: Option<Begun<'m>>) {
         let range = (span.start().bits(), span.last().bits());
-        let edited = begun.map(|(mapper, look)| Edited {
+        let alone = |begun: &Begun<'m>| begun.interrupts == self.interrupts[cpu].get();
+        let edited = begun.map(|begun| Edited {
             batch,
-            mapper,
+            mapper: begun.mapper,
             range,
-            look,
+            look: begun.look,
+            end: alone(&begun).then(|| begun.mapper.look()),
         });
         self.locals[cpu].edited.borrow_mut().extend(edited);
     }
@@ -1196,6 +1210,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             .collect();
         for it in done {
             it.mapper.rely(it.range, it.look);
+            if let Some(end) = it.end {
+                it.mapper.rely_on_own(it.range, end);
+            }
         }
     }
 
