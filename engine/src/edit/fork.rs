@@ -93,6 +93,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let _: ControlFlow<Infallible> = self.space.visit(slice, &mut copy);
         self.left.ranges.everything = everything;
         self.changed(slice, &copy.recode);
+        self.space.globals |= change.turns_global();
         Ok(())
     }
 }

@@ -285,10 +285,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check(span)?;
-        if self.change_pages(slice, &change) {
-            return Ok(());
+        if !self.change_pages(slice, &change) {
+            self.change_tree(slice, change)?;
         }
-        self.change_tree(slice, change)
+        self.space.globals |= change.turns_global();
+        Ok(())
     }
 
     /// The same of any leaves.
@@ -336,7 +337,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let entry = table.load(range.start);
         let (how, _) =
             (space.recent).rewrite::<F, P>(&conditions, table, range.start, Level::PAGE, entry);
-        space.globals |= change.turns_global();
         space.owed |= conditions.live;
         let plan = space.recent.plan;
         drop(place);
@@ -407,7 +407,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     #[inline(always)]
     pub(super) fn changed(&mut self, slice: Slice, recode: &Recode<'_, F>) {
         let plans = &*recode.plans;
-        self.space.globals |= plans.recent.change.turns_global();
         self.space.owed |= plans.conditions.live;
         self.space.resume(slice, &recode.broken);
         recode.cut.add_to(plans.conditions, &mut self.left);

@@ -43,7 +43,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a gather that is dropped loses what it has gathered",
         file: GATHER,
-        find: "if «self.space.owed || *news || !detached.is_empty()» {",
+        find: "if «self.space.owed || !detached.is_empty()» {\n            self.flush_rest();",
         with: "{ self.space.owed = false; false }",
         rules: FORGOTTEN,
     },
@@ -244,7 +244,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "an unmap that unwinds is not forgotten",
         file: UNMAP,
-        find: "core::mem::replace(&mut self.left.ranges.everything, «conditions.live»)",
+        find: "core::mem::replace(&mut self.ranges.everything, «conditions.live»)",
         with: "false",
         rules: FORGOTTEN,
     },
@@ -294,7 +294,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a change does not say that it makes leaves global",
         file: "edit/protect.rs",
-        find: "self.space.globals |= «plans.change.turns_global()»;",
+        find: "self.change_tree(slice, change)?;\n        }\n        self.space.globals |= «change.turns_global()»;",
         with: "false",
         rules: FORGOTTEN,
     },
