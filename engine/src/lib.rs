@@ -61,6 +61,10 @@ struct Readme;
 struct Embedding;
 
 #[cfg(all(doctest, feature = "hosted"))]
+#[doc = include_str!("../../docs/process.md")]
+struct Processes;
+
+#[cfg(all(doctest, feature = "hosted"))]
 #[doc = include_str!("../../docs/guest.md")]
 struct GuestMemory;
 
