@@ -129,6 +129,7 @@ struct Prices {
 /// mapper.attach(space.root(), Half::Lower, 1);
 /// let page = Span::new(Va::new(0x1000), 0x1000)?;
 /// space.map(page, Pa::new(0x8000_0000), Attrs::KERNEL_DATA)?;
+/// space.make_live();
 ///
 /// // Both CPUs use it.
 /// machine.run(|cpu| {

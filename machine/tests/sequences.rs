@@ -36,11 +36,19 @@ const FORGOTTEN: &[&str] = &[
     "stale use",
 ];
 
+/// What comes of stores that are not visible yet.
+const UNSEEN: &[&str] = &[
+    "linked early",
+    "never invalidated",
+    "stale use",
+    "invalidation",
+];
+
 /// Bugs of the embedder, within how many sequences each is found, and the rules of which one is broken first.
 const PLANTED: [(Bug, u64, &[&str]); 6] = [
     (Bug::SkipsInvalidation, 4_000, FORGOTTEN),
     (Bug::SkipsCompletion, 2_000, FORGOTTEN),
-    (Bug::SkipsPublication, 2_000, FORGOTTEN),
+    (Bug::SkipsPublication, 2_000, UNSEEN),
     (Bug::ReusesEarly, 4_000, &["break-before-make"]),
     (Bug::FreesEarly, 1_000, &["freed early", "stale use"]),
     (Bug::FreesTwice, 1_000, &["freed early"]),

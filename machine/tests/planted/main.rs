@@ -17,7 +17,7 @@ const SEEDS: u64 = 2000;
 /// done next with what the bug has left behind.
 const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     // The platform under the engine.
-    (NoBarrier, Edits, &[Invalidation]),
+    (NoBarrier, Edits, &[LinkedEarly, Invalidation]),
     (NoBarrierBeforeInvalidation, Edits, &[Invalidation]),
     (NoBarrierAfterMap, Edits, &[NoProgress]),
     (NoWait, Edits, &[FreedEarly]),
@@ -39,7 +39,7 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (LinkedByPlainStore, Edits, &[LinkedEarly]),
     (NotZeroed, Edits, &[LinkedEarly]),
     (ExchangeInTwoSteps, Edits, &[FlagLost]),
-    (HiddenStore, Edits, &[StaleUse]),
+    (HiddenStore, Edits, &[StaleUse, FreedEarly]),
     // The program around it.
     (FreedBeforeCompletion, Edits, &[FreedEarly]),
     (FreedWhileMapped, Edits, &[FreedEarly]),
