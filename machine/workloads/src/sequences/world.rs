@@ -449,6 +449,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
         if !nested {
             self.control.interrupt[cpu].set(0);
+            self.planned[cpu].set(None);
             self.control.tables.set(u32::MAX);
         }
     }
