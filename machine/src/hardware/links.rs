@@ -133,17 +133,16 @@ impl Hardware {
                 return;
             }
         }
-        if meta.state.get() == State::Private {
-            if how == How::Plain && self.is_unordered(cpu, table) {
-                self.violate(
-                    Rule::LinkedEarly,
-                    cpu,
-                    format!(
-                        "the table at {table:#x} (for {first:#x}) is linked by a plain store, and no barrier orders the \
-                         stores to its entries before that"
-                    ),
-                );
-            }
+        if meta.state.get() == State::Private && how == How::Plain && self.is_unordered(cpu, table)
+        {
+            self.violate(
+                Rule::LinkedEarly,
+                cpu,
+                format!(
+                    "the table at {table:#x} (for {first:#x}) is linked by a plain store, and no barrier orders the \
+                     stores to its entries before that"
+                ),
+            );
         }
         meta.state.set(State::Live);
         meta.depth.set(depth);
