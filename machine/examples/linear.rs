@@ -126,6 +126,8 @@ fn map(machine: &Machine, count: u64, piece: u64, batched: bool) {
     let mapper = machine.new_space();
     let root = table(&mapper, F::root_level());
     mapper.attach(root, Half::Lower, 1);
+    // The root is zeroed before a walker reads it.
+    mapper.barrier(Barrier::Publish);
     mapper.load();
     let page = F::encode(&Attrs::KERNEL_DATA, Level::PAGE).expect("attributes of a page");
     let slot = {
