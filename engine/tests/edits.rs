@@ -57,7 +57,7 @@ fn map<F: Judged, P: Platform + Clone>(
     frame: u64,
     mapping: impl Into<Mapping>,
 ) -> Result<(), EditError<Va>> {
-    space.map(at, Pa::new(frame), mapping)
+    space.map(at, Pa::new(frame), mapping.into())
 }
 
 fn protect<F: Judged, P: Platform + Clone>(
