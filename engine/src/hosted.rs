@@ -22,6 +22,19 @@ use crate::entry::{Entry, TableLink, prefetch};
 use crate::flush::{Invalidation, Stale, What};
 use crate::platform::{Barrier, Caps, Platform};
 
+/// What the hosted platforms have unless a test says otherwise: [`Caps::CONSERVATIVE`], and every leaf that a format has,
+/// because no processor reads these tables.
+///
+/// ```
+/// use tablewright::{Caps, Level, hosted::{self, Hosted}};
+/// // As on a processor of x86-64 without pages of 1 GiB.
+/// let platform = Hosted::new(8, 12).with_caps(Caps { largest_leaf: Level::new(1), ..hosted::CAPS });
+/// ```
+pub const CAPS: Caps = Caps {
+    largest_leaf: Level::ANY,
+    ..Caps::CONSERVATIVE
+};
+
 /// What the platform was asked to do.
 ///
 /// ```
@@ -213,7 +226,7 @@ impl Hosted {
             free: RefCell::new(Vec::new()),
             used: RefCell::new(vec![0; frames.div_ceil(64)]),
             links: Some((0..frames).map(|_| TableLink::new()).collect()),
-            caps: Caps::CONSERVATIVE,
+            caps: CAPS,
             budget: Cell::new(None),
             counts: Cell::new(Counts::default()),
             log: RefCell::new(None),

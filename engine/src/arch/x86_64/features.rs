@@ -1,5 +1,6 @@
 //! What CPUID says (SDM vol. 2A, CPUID; APM vol. 3, appendix E).
 
+use crate::addr::Level;
 use crate::platform::Caps;
 
 /// What CPUID says of translation.
@@ -123,6 +124,7 @@ impl Features {
     /// (`tlb_single_page_flush_ceiling`, in its documentation of the TLB).
     pub const fn caps(self) -> Caps {
         Caps {
+            largest_leaf: Level::new(if self.gigabyte_pages { 2 } else { 1 }),
             hardware_access: true,
             hardware_dirty: true,
             invalidate_all_above: 33,
@@ -163,6 +165,11 @@ impl EptFeatures {
     /// What the engine has to know.
     pub const fn caps(self) -> Caps {
         Caps {
+            largest_leaf: Level::new(match (self.has(16), self.has(17)) {
+                (_, true) => 2,
+                (true, false) => 1,
+                (false, false) => 0,
+            }),
             hardware_access: self.has_flags(),
             hardware_dirty: self.has_flags(),
             ..Caps::CONSERVATIVE
@@ -281,7 +288,17 @@ mod tests {
     }
 
     #[test]
-    fn hardware_sets_flags_of_ept_where_it_says_so() {
+    fn the_engine_is_told_of_large_pages_and_of_flags() {
+        for (gigabyte_pages, height) in [(false, 1), (true, 2)] {
+            let features = Features {
+                gigabyte_pages,
+                ..Features::LEAST
+            };
+            assert_eq!(features.caps().largest_leaf, Level::new(height));
+        }
+        for (bits, height) in [(0, 0), (1 << 16, 1), (3 << 16, 2)] {
+            assert_eq!(EptFeatures(bits).caps().largest_leaf, Level::new(height));
+        }
         for (bits, flags) in [(0, false), (1 << 21, true)] {
             let caps = EptFeatures(bits).caps();
             assert_eq!((caps.hardware_access, caps.hardware_dirty), (flags, flags));
