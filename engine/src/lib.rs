@@ -53,7 +53,7 @@ pub use platform::{Barrier, Caps, Hooks, NoHooks, Platform};
 pub use space::{AddressSpace, EditError, Half, Liveness};
 
 /// The examples in the README and the book, compiled and run as tests.
-#[cfg(all(doctest, feature = "hosted"))]
+#[cfg(all(doctest, feature = "hosted", target_arch = "x86_64"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
