@@ -6,10 +6,10 @@
 //!
 //! Provenance is kept: a pointer to a frame is made from the pointer to the region, never from an integer.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod threads;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub use threads::{Event, Threads, Walk};
 
 use core::cell::{Cell, RefCell};
@@ -187,7 +187,7 @@ impl Hosted {
             handle_alloc_error(layout)
         };
         let region = region.cast::<Entry>();
-        #[cfg(loom)]
+        #[cfg(feature = "loom")]
         for index in 0..entries {
             // SAFETY: the entry lies inside the region. Loom's atomics are not valid when zeroed.
             unsafe { region.add(index).write(Entry::new(0)) };
@@ -303,7 +303,7 @@ impl Hosted {
 impl Drop for Hosted {
     fn drop(&mut self) {
         if let Some(layout) = self.layout {
-            #[cfg(loom)]
+            #[cfg(feature = "loom")]
             for index in 0..self.frames.max(1) << (self.page_shift - 3) {
                 // SAFETY: every entry was written when the region was made, and is dropped once.
                 unsafe { self.region.add(index).drop_in_place() };

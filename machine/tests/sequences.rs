@@ -155,6 +155,10 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "windows have their own workload, `windows`",
     ),
     (
+        "arch::",
+        "what a processor executes, and what its registers hold: the machine has its own",
+    ),
+    (
         "kernel_half::KernelHalf::",
         "the machine has each table in one space",
     ),
@@ -182,7 +186,10 @@ fn is_built(attributes: &[syn::Attribute]) -> bool {
         };
         let text = list.tokens.to_string();
         list.path.is_ident("cfg")
-            && matches!(text.as_str(), "test" | "loom" | "all (test , not (loom))")
+            && matches!(
+                text.as_str(),
+                "test" | "feature = \"loom\"" | "all (test , not (feature = \"loom\"))"
+            )
     })
 }
 
