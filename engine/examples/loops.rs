@@ -1,16 +1,26 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query PAGES`; without arguments, all of them over a few pages. With `-each` behind
-//! its name an edit is made for one page at a time, in tables that exist, in a live space with one gather.
+//! `loops map|protect|contended|unmap|query|fork|fault|nothing PAGES`; without arguments, all of them over a few pages. With `-each` behind
+//! its name an edit is made for one page at a time, in tables that exist, in a live space with one gather; `fault` has a gather
+//! for each page.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
 
 use tablewright::format::X86_64;
 use tablewright::hosted::Hosted;
-use tablewright::{AddressSpace, Attrs, Change, EditError, Mapping, Pa, Perms, Span, Va};
+use tablewright::{AddressSpace, Attrs, Change, EditError, Encoded, Mapping, Pa, Perms, Span, Va};
 
-const EDITS: [&str; 5] = ["map", "protect", "contended", "unmap", "query"];
+const EDITS: [&str; 8] = [
+    "map",
+    "protect",
+    "contended",
+    "unmap",
+    "query",
+    "fork",
+    "fault",
+    "nothing",
+];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -36,7 +46,9 @@ fn main() {
 }
 
 fn usage() {
-    eprintln!("error: usage: loops [map|protect|contended|unmap|query][-each] PAGES");
+    eprintln!(
+        "error: usage: loops [map|protect|contended|unmap|query|fork|fault|nothing][-each] PAGES"
+    );
     std::process::exit(2);
 }
 
@@ -53,7 +65,7 @@ fn span(first: u64, pages: u64) -> Result<Span<Va>, EditError<Va>> {
 
 fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> {
     // The same memory for each size, so that only the edit differs.
-    let platform = Hosted::new(2048, 12);
+    let platform = Hosted::new(4096, 12);
     let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;
     let untouched = Attrs {
         accessed: false,
@@ -66,13 +78,14 @@ fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
     } else {
         Attrs::KERNEL_DATA
     };
-    let mapping = Mapping::new(attrs).pages_only();
-    if edit != "map" || at_a_time == 1 {
+    let mapping = Encoded::<X86_64<4>>::new(Mapping::new(attrs).pages_only())?;
+    let maps = edit == "map" || edit == "fault";
+    if !maps || at_a_time == 1 {
         // What is measured finds its tables there. Their share is subtracted by mapping the larger size always.
         let most = pages.max(524_288);
         let mut gather = space.gather();
         gather.map(span(0, most)?, Pa::new(0), mapping)?;
-        if edit == "map" {
+        if maps {
             // Page by page, so that the tables stay.
             for page in 0..most {
                 let _ = gather.unmap(span(page, 1)?, |_| ControlFlow::Continue(()))?;
@@ -81,12 +94,30 @@ fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
         gather.finish(|_| ());
         space.make_live();
     }
-    let mut gather = space.gather();
     let mut sum = 0u64;
+    if edit == "fault" {
+        // One after the other, each with a gather of its own.
+        for first in (0..pages).step_by(at_a_time as usize) {
+            space.map(span(first, at_a_time)?, Pa::new(first << 12), mapping)?;
+        }
+        return Ok(());
+    }
+    let mut child = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;
+    let mut gather = space.gather();
     for first in (0..pages).step_by(at_a_time as usize) {
         let part = span(first, at_a_time)?;
         match edit {
             "map" => gather.map(part, Pa::new(first << 12), mapping)?,
+            // What the loop itself takes.
+            "nothing" => sum = sum.wrapping_add(black_box(part.start().get())),
+            "fork" => {
+                let mut into = child.gather();
+                let change = Change::new().write_protect();
+                gather.fork(part, change, &mut into, |leaf| {
+                    sum = sum.wrapping_add(leaf.frame().get());
+                })?;
+                into.finish(|_| ());
+            }
             "unmap" => {
                 let _ = gather.unmap(part, |_| ControlFlow::Continue(()))?;
             }

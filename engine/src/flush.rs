@@ -204,7 +204,7 @@ impl Ranges {
     }
 
     /// Adds a range. `level` is that of all its leaves, if known.
-    #[inline]
+    #[inline(always)]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
         let Slice { first, last } = slice;
         // Most edits go upwards, and begin where the last one ended.

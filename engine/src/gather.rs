@@ -99,6 +99,12 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         self.left.ranges.is_empty()
     }
 
+    /// What a gather that is dropped has left.
+    #[inline(never)]
+    fn flush_rest(&mut self) {
+        self.flush(|_| ());
+    }
+
     /// Makes the edits visible and issues the invalidations. Whether there is something to wait for.
     #[inline]
     fn send(&mut self) -> bool {
@@ -155,8 +161,10 @@ impl<F: Format, P: Platform + Clone> Drop for Gather<'_, F, P> {
     #[inline]
     fn drop(&mut self) {
         let Flush { news, detached, .. } = &self.left;
-        if self.space.owed || *news || !detached.is_empty() {
-            self.flush(|_| ());
+        if self.space.owed || !detached.is_empty() {
+            self.flush_rest();
+        } else if *news {
+            self.space.platform.barrier(Barrier::Publish);
         }
     }
 }

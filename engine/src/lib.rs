@@ -62,6 +62,10 @@ struct Readme;
 struct Embedding;
 
 #[cfg(all(doctest, feature = "hosted"))]
+#[doc = include_str!("../../docs/process.md")]
+struct Processes;
+
+#[cfg(all(doctest, feature = "hosted"))]
 #[doc = include_str!("../../docs/guest.md")]
 struct GuestMemory;
 

@@ -74,6 +74,8 @@ pub enum EditError<A> {
     OutputOutOfRange,
     /// Something is mapped at this address already.
     AlreadyMapped(A),
+    /// Nothing is mapped at this address.
+    NotMapped(A),
     /// A table above this address takes away a permission that the leaf would have.
     Denied(A),
     /// A table is needed at this address, and the edit was not to allocate any.
@@ -105,6 +107,7 @@ impl<A: Address> fmt::Display for EditError<A> {
                 write!(f, "the memory lies beyond the address size of the format")
             }
             Self::AlreadyMapped(at) => write!(f, "{} {at} is mapped already", A::KIND),
+            Self::NotMapped(at) => write!(f, "{} {at} is not mapped", A::KIND),
             Self::Denied(at) => write!(f, "a table above {at} denies a permission"),
             Self::NeedsTable(at) => write!(f, "a table is needed at {at}"),
             Self::OutOfTables => write!(f, "no frame is left for a table"),
@@ -367,10 +370,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let mut gather = self.gather();
-        gather.map(span, frame, mapping)?;
-        gather.finish(|_| ());
-        Ok(())
+        // Dropped, it is finished: there is no leaf to give out.
+        self.gather().map(span, frame, mapping)
     }
 
     /// Frees every table, visiting the leaves. The space has to be [dead](Liveness::Dead).

@@ -12,10 +12,6 @@
 //!
 //! Exit status: 0 if no rule was broken, 1 if one was, 2 if the arguments or the file are no good.
 
-#[allow(dead_code)] // What only the tests of planted bugs use.
-#[path = "../tests/workloads/mod.rs"]
-mod workloads;
-
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -31,7 +27,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use tablewright_machine::Counts;
 use tablewright_machine::trace::Sink;
-use workloads::{Run, Workload, run};
+use tablewright_workloads::random::{Run, Workload, run};
 
 /// Runs random programs on the machine and reports each rule that one breaks.
 #[derive(Parser)]

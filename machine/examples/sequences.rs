@@ -5,16 +5,13 @@
 //! cargo run --release -p tablewright-machine --example sequences -- --seed S [--only N,N,..] [--trace FILE] [--bug NAME]
 //! ```
 //!
-//! Each seed is a sequence of 5 to 40 operations on two CPUs (see `sequences/`). With a count, `--seed` is where it starts.
+//! Each seed is a sequence of 5 to 40 operations on two CPUs (see `workloads/src/sequences/`). With a count, `--seed` is where it starts.
 //! What is printed is the same for any number of threads. If sequences go wrong, the one with the smallest seed is made
 //! short: operations are taken out as long as it goes wrong in the same way. Without a count, the one sequence of the seed
 //! prints its operations; `--only` runs those of them that it names, and `--trace` writes every step to a file, in the
 //! format of `tablewright_machine::trace`. `--bug` plants one into the embedder's part, to see that it is found.
 //!
 //! Exit status: 0 if all were clean, 1 if one went wrong, 2 if the arguments are no good.
-
-#[path = "sequences/mod.rs"]
-mod sequences;
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -29,8 +26,8 @@ use std::time::Instant;
 
 use clap::{Parser, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
-use sequences::{Bug, Failure, Sequence, silence};
 use tablewright_machine::trace::Sink;
+use tablewright_workloads::sequences::{Bug, Failure, Sequence, silence};
 
 /// Runs random sequences of calls of every safe function of the engine, and makes the first that goes wrong short.
 #[derive(Parser)]

@@ -726,6 +726,7 @@ impl Hardware {
             claimed: None,
             combined: self.architecture.guest.is_some(),
             second: None,
+            looks: 0,
         };
         if let Some(global) = below.owed(&owed) {
             self.obligations.borrow_mut().add(global);
@@ -743,6 +744,7 @@ impl Hardware {
         let Some((table, upper)) = state.root else {
             return;
         };
+        let first = state.cpus.iter().all(|&word| word == 0);
         state.cpus[cpu / 64] |= 1 << (cpu % 64);
         self.loaded.borrow_mut()[cpu] = true;
         let root = Some(Root {
@@ -751,6 +753,15 @@ impl Hardware {
             space,
         });
         drop(spaces);
+        if first && self.is_unordered(cpu, table) {
+            self.violate(
+                Rule::LinkedEarly,
+                cpu,
+                format!(
+                    "the root at {table:#x} is loaded, and no barrier makes the stores to its entries visible before that"
+                ),
+            );
+        }
         let core = &self.cores[cpu];
         let half = if self.architecture.is_x86() {
             core.roots[0].set(root);

@@ -129,6 +129,7 @@ struct Prices {
 /// mapper.attach(space.root(), Half::Lower, 1);
 /// let page = Span::new(Va::new(0x1000), 0x1000)?;
 /// space.map(page, Pa::new(0x8000_0000), Attrs::KERNEL_DATA)?;
+/// space.make_live();
 ///
 /// // Both CPUs use it.
 /// machine.run(|cpu| {
@@ -854,7 +855,8 @@ impl<'m> Mapper<'m> {
                 level,
                 tables,
             }) => Tlbi {
-                id: Some(what.id),
+                // INVLPGB with its bit 3 and without a PCID: what is cached of tables that lead to what is global goes too.
+                id: (!x86 || !what.global).then_some(what.id),
                 range: Some((first, last)),
                 // The embedder of x86 that takes all that is said at its word: INVLPGB, an address for each leaf.
                 stride: level.filter(|_| x86).map(|level| self.leaf_bits(level)),
@@ -918,6 +920,31 @@ impl<'m> Mapper<'m> {
     pub fn claim_as(&self, range: (u64, u64), tlbi: &Tlbi) {
         let cpu = self.machine.cpu().id();
         self.machine.hardware.claim(cpu, self.space, range, tlbi);
+    }
+
+    /// The running CPU is about to look at the space: see [`rely`](Mapper::rely).
+    pub fn look(&self) -> u64 {
+        self.machine.cpu().order();
+        self.machine.hardware.look_at()
+    }
+
+    /// The running CPU relies on whatever was changed in a range, and visible, before a [look](Mapper::look): no CPU
+    /// remembers what was there. What is not true of that is reported, whichever CPU has changed it and has yet to have
+    /// it forgotten.
+    pub fn rely(&self, range: (u64, u64), look: u64) {
+        self.rely_on(range, look, false);
+    }
+
+    /// The same of what the running CPU has changed itself.
+    pub fn rely_on_own(&self, range: (u64, u64), look: u64) {
+        self.rely_on(range, look, true);
+    }
+
+    fn rely_on(&self, range: (u64, u64), look: u64, own: bool) {
+        let cpu = self.machine.cpu();
+        cpu.order();
+        let hardware = &self.machine.hardware;
+        hardware.rely(cpu.id(), self.space, range, look, own);
     }
 
     /// Where a window shows frames: slots of one page each from `first` on, which this space translates.

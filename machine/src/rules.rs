@@ -211,6 +211,8 @@ pub(crate) struct Obligation {
     pub combined: bool,
     /// Then: what became of the part that is of stage 2 alone, if anything.
     pub second: Option<Box<Second>>,
+    /// How often the program had looked when it arose.
+    pub looks: u64,
 }
 
 /// How far the first step has come, where there are two: what was found of stage 2 alone.
@@ -268,7 +270,10 @@ impl Obligation {
     /// Whether an invalidation is about all that it is made of, where it names the addresses.
     fn is_covered(&self, tlbi: &Tlbi) -> bool {
         let mut depths = (0..u8::BITS as u8).filter(|depth| self.leaves >> depth & 1 != 0);
-        tlbi.covers(self.id, self.global, self.span, self.depth, self.table)
+        // An address takes the leaf around it, of which a part may be done with already.
+        let within = (1u64 << self.unit) - 1;
+        let span = (self.span.0 & !within, self.span.1 | within);
+        tlbi.covers(self.id, self.global, span, self.depth, self.table)
             && depths.all(|depth| tlbi.suits(depth, false))
     }
 
@@ -342,9 +347,9 @@ impl Obligation {
     }
 }
 
-/// All obligations that are not discharged.
+/// All obligations that are not discharged; the number of the last; and how often the program has looked.
 #[derive(Default)]
-pub(crate) struct Obligations(Vec<Obligation>, u64);
+pub(crate) struct Obligations(Vec<Obligation>, u64, u64);
 
 /// So many of the last obligations may go on with a new one.
 const NEAR: usize = 64;
@@ -396,7 +401,32 @@ impl Obligations {
         self.0.append(&mut more);
     }
 
-    pub fn add(&mut self, new: Obligation) {
+    /// The program looks: what arises from here on is later.
+    pub fn look(&mut self) -> u64 {
+        self.2 += 1;
+        self.2
+    }
+
+    /// What arose in a range of a space before a look and is owed, though this CPU has seen the change; if it says so only what
+    /// it has changed itself. Of a table that reaches out of the range the part that is in it may have been forgotten.
+    pub fn owed_before(
+        &self,
+        cpu: usize,
+        space: u16,
+        range: (u64, u64),
+        look: u64,
+        own: bool,
+    ) -> Option<&Obligation> {
+        self.0.iter().find(|o| {
+            let seen = !own && o.published || usize::from(o.writer) == cpu;
+            let inside = range.0 <= o.span.0 && o.span.1 <= range.1;
+            let meant = inside || !o.table && o.overlaps(range);
+            seen && meant && o.space == space && o.looks < look && !o.harmless
+        })
+    }
+
+    pub fn add(&mut self, mut new: Obligation) {
+        new.looks = self.2;
         // CPUs that change entries in turn have one each.
         let alike = |o: &Obligation| {
             (o.space, o.id, o.global, o.depth, o.table, o.contiguous)
@@ -410,6 +440,7 @@ impl Obligations {
                 )
                 && (o.writer, o.published, o.harmless) == (new.writer, new.published, new.harmless)
                 && (o.combined, o.scattered) == (new.combined, new.scattered)
+                && o.looks == new.looks
                 && o.second.is_none()
                 && o.cutter.is_none()
                 && o.issued.is_empty()

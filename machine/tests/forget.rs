@@ -157,6 +157,7 @@ fn a_hint_of_another_level_leaves_what_is_below_a_table_that_went() {
         mapper.attach(tables[0], Half::Lower, 1);
         machine
             .run(|_| {
+                machine.dsb_stores();
                 mapper.load();
                 machine.read(0).unwrap();
                 put(&mapper, tables[2], 0, 0);

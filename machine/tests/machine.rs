@@ -221,6 +221,7 @@ fn what_a_cache_holds_of_memory_elsewhere_is_seen() {
         let attrs = Attrs::KERNEL_DATA.with_memory(tablewright::Memory::NonCacheable);
         let span = Span::new(Va::new(0x1000), 0x1000).unwrap();
         space.map(span, there, attrs).unwrap();
+        space.make_live();
         machine.write_page(there);
         machine
             .run(|_| {

@@ -3,9 +3,6 @@
 //! Every page that a guest has is one of the machine's own, so that a translation that outlives it is noticed, and so is
 //! a table that is freed while a walk, of hardware or software, may still come to it.
 
-#[path = "workloads/later.rs"]
-mod later;
-
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -20,7 +17,7 @@ use tablewright_machine::{
     Want,
 };
 
-use later::Later;
+use tablewright_workloads::random::Later;
 
 const fn arm(granule: Granule) -> Architecture {
     Architecture::arm64(Regime::Arm64Stage1 {

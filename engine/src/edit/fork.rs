@@ -1,22 +1,23 @@
 //! Fork: a range of one space becomes a range of another, table by table.
 //!
-//! Three walks. The first copies entries into tables of the other space, as they will be when they have been changed; it may
-//! run out of tables, and then takes back what it has put there. The second changes the entries of this space, as
-//! [`protect`](Gather::protect) does, and cannot fail. The third tells the embedder of each leaf that both have.
+//! Two walks. The first looks and makes the tables that the other space lacks; it may fail, and then nothing is mapped otherwise
+//! than before. The second cannot: it changes each leaf here, as [`protect`](Gather::protect) does, writes what it has become
+//! into the table of the other space, and tells the embedder of it.
 
 use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
-use super::protect::Plans;
-use crate::addr::{Address, Level, Pa, Span};
+use super::protect::Recode;
+use super::run;
+use crate::addr::{Address, Level, Span};
 use crate::edit::Change;
-use crate::entry::Table;
+use crate::entry::{LINE, Table};
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, EditError, Liveness};
-use crate::walk::{MAX_LEVELS, Slice, Step, Visit};
+use crate::walk::{Denied, MAX_LEVELS, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Maps in `child` whatever is mapped in `span` here, at the same addresses, changed by `change`; and changes it here, too.
@@ -29,7 +30,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// # Errors
     /// As [`protect`](Gather::protect), for this space; [`AlreadyMapped`](EditError::AlreadyMapped),
     /// [`InputOutOfRange`](EditError::InputOutOfRange) and [`OutOfTables`](EditError::OutOfTables) of the child. Nothing is
-    /// mapped otherwise than before then; the child may have empty tables.
+    /// mapped otherwise than before then; the child may have empty tables. If `each` unwinds, the child has the leaves that it
+    /// was told of.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
@@ -56,7 +58,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         span: Span<F::Input>,
         change: Change,
         child: &mut Gather<'_, F, P>,
-        mut each: impl FnMut(Leaf<F>),
+        each: impl FnMut(Leaf<F>),
     ) -> Result<(), EditError<F::Input>> {
         let slice = child.space.check(span)?;
         child.space.check_global(false)?;
@@ -66,35 +68,280 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         let parent = &mut *self.space;
         parent.cleave(slice)?;
-        let mut copy = Copy {
+        let mut tables = Tables {
             child: child.space,
-            plans: &mut plans,
             denied: [Perms::empty(); MAX_LEVELS],
         };
-        let copied = parent.visit(slice, &mut copy);
+        if let ControlFlow::Break(error) = parent.visit(slice, &mut tables) {
+            return Err(error);
+        }
         child.space.tables_deny |= parent.tables_deny;
         child.space.runs |= parent.runs;
         child.space.globals |= parent.globals || change.turns_global();
-        let live = child.space.liveness() != Liveness::Dead;
-        if let ControlFlow::Break(error) = copied {
-            let _: ControlFlow<Infallible> = child.space.visit(slice, &mut Clear);
-            child.owe();
-            if live {
-                child.left.ranges.add(slice, None, false);
-            }
-            return Err(error);
-        }
-        child.left.news |= live;
-        self.change(slice, &mut plans);
-        // It was checked above.
-        let _walked = child.space.walk(span, |leaf| {
-            each(leaf);
-            ControlFlow::Continue(())
-        });
+        child.left.news |= child.space.liveness() != Liveness::Dead;
+
+        // If the visitor unwinds, what was changed until then is not named: everything is, until it has come to its end.
+        let live = plans.conditions.live;
+        parent.owed |= live;
+        let everything = core::mem::replace(&mut self.left.ranges.everything, live);
+        let mut copy = Copy {
+            child: child.space,
+            recode: Recode::new(&mut plans),
+            denied: Denied::new(Perms::empty()),
+            each,
+        };
+        let _: ControlFlow<Infallible> = self.space.visit(slice, &mut copy);
+        self.left.ranges.everything = everything;
+        self.changed(slice, &copy.recode);
+        self.space.globals |= change.turns_global();
         Ok(())
     }
 }
 
+/// Checks that the child has room for what is here, and makes the tables that it lacks.
+struct Tables<'a, F: Format, P: Platform> {
+    child: &'a AddressSpace<F, P>,
+    /// What the table at each level takes away here.
+    denied: [Perms; MAX_LEVELS],
+}
+
+impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
+    /// Makes the child's table at `level` for `input`, with those above it, if there is none. Other tables than here may take
+    /// permissions away there.
+    fn make(&self, input: u64, level: Level) -> ControlFlow<EditError<F::Input>> {
+        let platform = &self.child.platform;
+        let (mut frame, mut at) = (self.child.root, F::root_level());
+        while let (Some(below), true) = (at.down(), at > level) {
+            // SAFETY: the root of the child, or a table of it.
+            let table = unsafe { Table::open(platform, frame, at) };
+            let index = F::index(input, at);
+            let entry = table.load(index);
+            let deny = self.denied[below.height() as usize];
+            frame = match F::kind(entry, at) {
+                Kind::Table if F::denied(entry) == deny => F::address(entry, at),
+                Kind::Table | Kind::Leaf => {
+                    return ControlFlow::Break(EditError::Denied(F::Input::from_bits(input)));
+                }
+                Kind::Invalid => {
+                    let Some(fresh) = platform.alloc_table(below) else {
+                        return ControlFlow::Break(EditError::OutOfTables);
+                    };
+                    // SAFETY: just allocated.
+                    let new = unsafe { Table::open(platform, fresh, below) };
+                    new.fill(0..1 << F::INDEX_BITS, 0, 0);
+                    drop(new);
+                    table.link(index, F::table(fresh, deny));
+                    fresh
+                }
+            };
+            at = below;
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl<F: Format, P: Platform + Clone> Visit<F, P> for Tables<'_, F, P> {
+    type Stop = EditError<F::Input>;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<Self::Stop, Step> {
+        let entry = table.load(index);
+        match (F::kind(entry, level), level.down()) {
+            (Kind::Table, Some(below)) => {
+                self.denied[below.height() as usize] = F::denied(entry);
+                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+            }
+            (Kind::Leaf, _) => self.make(slice.first, level)?,
+            _ => {}
+        }
+        ControlFlow::Continue(Step::Next)
+    }
+
+    fn pages(
+        &mut self,
+        table: &Table<'_, P>,
+        mut range: Range<usize>,
+        first: u64,
+    ) -> ControlFlow<Self::Stop> {
+        // A table is made for the first leaf that there is.
+        match range.any(|index| F::kind(table.load(index), Level::PAGE) == Kind::Leaf) {
+            true => self.make(first, Level::PAGE),
+            false => ControlFlow::Continue(()),
+        }
+    }
+}
+
+/// The table of a space at `level` for `input`.
+fn table_of<F: Format, P: Platform>(
+    space: &AddressSpace<F, P>,
+    input: u64,
+    level: Level,
+) -> Option<Table<'_, P>> {
+    let (mut frame, mut at) = (space.root, F::root_level());
+    loop {
+        // SAFETY: the root of the space, or a table of it.
+        let table = unsafe { Table::open(&space.platform, frame, at) };
+        if at == level {
+            return Some(table);
+        }
+        let entry = table.load(F::index(input, at));
+        if F::kind(entry, at) != Kind::Table {
+            return None;
+        }
+        (frame, at) = (F::address(entry, at), at.down()?);
+    }
+}
+
+/// Changes leaves, and copies them into the tables of another space, which are there.
+struct Copy<'a, F: Format, P: Platform, V> {
+    child: &'a AddressSpace<F, P>,
+    recode: Recode<'a, F>,
+    denied: Denied,
+    each: V,
+}
+
+impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
+    /// Tells of a leaf that was copied; of a run when all of it was.
+    #[inline(always)]
+    fn tell(&mut self, to: &Table<'_, P>, index: usize, level: Level, input: u64, mut entry: u64) {
+        let mut first = input & !((1 << F::shift(level)) - 1);
+        if entry & F::CONTIGUOUS != 0 {
+            let members = run::members::<F>(index, level);
+            if index + 1 != members.end {
+                return;
+            }
+            first = run::extent::<F>(input, level).first;
+            entry = run::gather::<F>(members, level, |member| to.load(member));
+        }
+        (self.each)(Leaf::new(first, entry, level, self.denied.at(level)));
+    }
+
+    /// Changes one leaf. Returns what it is now, or will be when what is broken is made valid.
+    #[inline(always)]
+    fn change(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+        entry: u64,
+    ) -> u64 {
+        let (how, now) = self.recode.rewrite(table, index, level, entry);
+        let plan = self.recode.plans.recent.plan;
+        self.recode.leave(plan, how, slice);
+        now
+    }
+}
+
+impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_, F, P, V> {
+    type Stop = Infallible;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<Infallible, Step> {
+        let entry = table.load(index);
+        match (F::kind(entry, level), level.down()) {
+            (Kind::Table, Some(below)) => {
+                self.denied.enter::<F>(entry, below);
+                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+            }
+            (Kind::Leaf, _) => {
+                let now = self.change(table, index, level, slice, entry);
+                let child = self.child;
+                if let Some(to) = table_of(child, slice.first, level) {
+                    to.store(index, now);
+                    self.tell(&to, index, level, slice.first, now);
+                }
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(Step::Next)
+    }
+
+    fn pages(
+        &mut self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+    ) -> ControlFlow<Infallible> {
+        let Some(to) = table_of(self.child, first, Level::PAGE) else {
+            return ControlFlow::Continue(());
+        };
+        let mask = !F::address_mask(Level::PAGE);
+        let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
+        let denied = self.denied.at(Level::PAGE);
+        let mut index = range.start;
+        while index < range.end {
+            let entry = table.load(index);
+            if F::kind(entry, Level::PAGE) != Kind::Leaf {
+                index += 1;
+                continue;
+            }
+            let plan = self.recode.plans.plan(entry, Level::PAGE);
+            let from = index;
+            if plan.is_plain() && entry & F::CONTIGUOUS == 0 {
+                // A stretch of leaves of one pattern that no walker writes: the inner loop.
+                let (key, flip) = (plan.key(), plan.flip);
+                let mut copy = |index: usize, entry: u64| {
+                    // A walker may set a flag in what is kept.
+                    if flip != 0 {
+                        table.store(index, entry ^ flip);
+                    }
+                    to.store(index, entry ^ flip);
+                    (self.each)(Leaf::new(at(index), entry ^ flip, Level::PAGE, denied));
+                };
+                // A line at a time, checked as one before any of it is written.
+                while range.end - index >= LINE {
+                    let mut line = [0; LINE];
+                    let mut differs = 0;
+                    for (offset, entry) in line.iter_mut().enumerate() {
+                        *entry = table.load(index + offset);
+                        differs |= *entry ^ key;
+                    }
+                    if differs & mask != 0 {
+                        break;
+                    }
+                    for (offset, entry) in line.into_iter().enumerate() {
+                        copy(index + offset, entry);
+                    }
+                    index += LINE;
+                }
+                while index < range.end {
+                    let entry = table.load(index);
+                    if (entry ^ key) & mask != 0 {
+                        break;
+                    }
+                    copy(index, entry);
+                    index += 1;
+                }
+                let slice = Slice {
+                    first: at(from),
+                    last: at(index).wrapping_sub(1),
+                };
+                self.recode.leave(plan, plan.how(), slice);
+            } else {
+                let slice = Slice {
+                    first: at(index),
+                    last: at(index + 1).wrapping_sub(1),
+                };
+                let now = self.change(table, index, Level::PAGE, slice, entry);
+                to.store(index, now);
+                self.tell(&to, index, Level::PAGE, slice.first, now);
+                index += 1;
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}
 /// Finds the first leaf.
 struct FirstLeaf;
 
@@ -123,131 +370,6 @@ impl<F: Format, P: Platform> Visit<F, P> for FirstLeaf {
                 let at = first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
                 return ControlFlow::Break(at);
             }
-        }
-        ControlFlow::Continue(())
-    }
-}
-
-/// Takes out what a copy has put into a range that was free.
-struct Clear;
-
-impl<F: Format, P: Platform> Visit<F, P> for Clear {
-    type Stop = Infallible;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        _: Slice,
-    ) -> ControlFlow<Infallible, Step> {
-        let entry = table.load(index);
-        match F::kind(entry, level) {
-            Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
-            Kind::Leaf => table.store(index, 0),
-            Kind::Invalid => {}
-        }
-        ControlFlow::Continue(Step::Next)
-    }
-
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        _: u64,
-    ) -> ControlFlow<Infallible> {
-        table.fill(range, 0, 0);
-        ControlFlow::Continue(())
-    }
-}
-
-/// Copies leaves into tables of another space.
-struct Copy<'a, F: Format, P: Platform> {
-    child: &'a AddressSpace<F, P>,
-    plans: &'a mut Plans<F>,
-    /// What the table at each level takes away here.
-    denied: [Perms; MAX_LEVELS],
-}
-
-impl<F: Format, P: Platform> Copy<'_, F, P> {
-    /// The child's table at `level` for `input`, with those above it. Other tables than here may take permissions away there.
-    fn table(&self, input: u64, level: Level) -> ControlFlow<EditError<F::Input>, Pa> {
-        let platform = &self.child.platform;
-        let (mut frame, mut at) = (self.child.root, F::root_level());
-        while let (Some(below), true) = (at.down(), at > level) {
-            // SAFETY: the root of the child, or a table of it.
-            let table = unsafe { Table::open(platform, frame, at) };
-            let index = F::index(input, at);
-            let entry = table.load(index);
-            let deny = self.denied[below.height() as usize];
-            frame = match F::kind(entry, at) {
-                Kind::Table if F::denied(entry) == deny => F::address(entry, at),
-                Kind::Table | Kind::Leaf => {
-                    return ControlFlow::Break(EditError::Denied(F::Input::from_bits(input)));
-                }
-                Kind::Invalid => {
-                    let Some(fresh) = platform.alloc_table(below) else {
-                        return ControlFlow::Break(EditError::OutOfTables);
-                    };
-                    // SAFETY: just allocated.
-                    let new = unsafe { Table::open(platform, fresh, below) };
-                    new.fill(0..1 << F::INDEX_BITS, 0, 0);
-                    drop(new);
-                    table.link(index, F::table(fresh, deny));
-                    fresh
-                }
-            };
-            at = below;
-        }
-        ControlFlow::Continue(frame)
-    }
-}
-
-impl<F: Format, P: Platform> Visit<F, P> for Copy<'_, F, P> {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
-        let entry = table.load(index);
-        match (F::kind(entry, level), level.down()) {
-            (Kind::Table, Some(below)) => {
-                self.denied[below.height() as usize] = F::denied(entry);
-                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
-            }
-            (Kind::Leaf, _) => {
-                let frame = self.table(slice.first, level)?;
-                // SAFETY: a table of the child.
-                let to = unsafe { Table::open(&self.child.platform, frame, level) };
-                to.store(index, entry ^ self.plans.plan(entry, level).flip);
-            }
-            _ => {}
-        }
-        ControlFlow::Continue(Step::Next)
-    }
-
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Self::Stop> {
-        // A table is made for the first leaf that there is.
-        let mut leaves =
-            range.filter(|&index| F::kind(table.load(index), Level::PAGE) == Kind::Leaf);
-        let Some(start) = leaves.next() else {
-            return ControlFlow::Continue(());
-        };
-        let frame = self.table(first, Level::PAGE)?;
-        // SAFETY: a table of the child.
-        let to = unsafe { Table::open(&self.child.platform, frame, Level::PAGE) };
-        for index in core::iter::once(start).chain(leaves) {
-            let entry = table.load(index);
-            to.store(index, entry ^ self.plans.plan(entry, Level::PAGE).flip);
         }
         ControlFlow::Continue(())
     }

@@ -290,7 +290,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             let page = template.page()?;
             self.space.check_global(mapping.attrs.global)?;
             let range = place.range.clone();
-            if range.len() == 1
+            if slice.is_whole::<F>(Level::PAGE)
                 && F::kind(place.table.load(range.start), Level::PAGE) == Kind::Invalid
             {
                 // One page is in no run.
@@ -387,7 +387,7 @@ fn fill_holes<F: Format, P: Platform, S: Source>(
 
 /// Checks memory that is to be mapped.
 #[inline]
-fn check_memory<F: Format>(frame: Pa, size: u64) -> Result<(), EditError<F::Input>> {
+pub(super) fn check_memory<F: Format>(frame: Pa, size: u64) -> Result<(), EditError<F::Input>> {
     if !frame.is_aligned(F::PAGE_SHIFT) {
         return Err(EditError::Misaligned);
     }

@@ -11,6 +11,7 @@ mod live;
 mod map;
 mod protect;
 mod query;
+mod replace;
 pub(crate) mod run;
 mod split;
 mod unmap;

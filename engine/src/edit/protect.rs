@@ -11,6 +11,7 @@
 //! [cleaved](super::split) first; inside the range runs are whole, their members change alike, and stay a run.
 
 use core::convert::Infallible;
+use core::fmt;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
@@ -24,7 +25,7 @@ use crate::format::{Attrs, Format, Kind, Memory, Perms, Shareability};
 use crate::gather::Gather;
 use crate::platform::Platform;
 use crate::space::{Conditions, EditError};
-use crate::walk::{Slice, Step, Visit};
+use crate::walk::{Slice, Step, Visit, descend};
 
 /// What to change about leaves; what is not named stays as it is.
 ///
@@ -33,130 +34,223 @@ use crate::walk::{Slice, Step, Visit};
 /// let seal = Change::new().perms(Perms::READ | Perms::EXEC);
 /// assert_eq!(seal.apply(Attrs::KERNEL_DATA).dirty, Attrs::KERNEL_DATA.dirty);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Change {
-    perms: Option<Perms>,
-    write_protect: bool,
-    memory: Option<Memory>,
-    shareability: Option<Shareability>,
-    global: Option<bool>,
-    accessed: Option<bool>,
-    dirty: Option<bool>,
-    software: Option<u8>,
-    native: Option<u64>,
+    /// What is changed, one bit or field for each: two words, so that two changes are compared at once.
+    set: u64,
+    native: u64,
 }
+
+// Of `set`: permissions, and that they are set.
+const PERMS: u64 = 0xff;
+const HAS_PERMS: u64 = 1 << 8;
+const WRITE_PROTECT: u64 = 1 << 9;
+// Flags: the value, and above it that it is set.
+const GLOBAL: u32 = 10;
+const ACCESSED: u32 = 12;
+const DIRTY: u32 = 14;
+// One more than the number of the variant; 0 if it is not set.
+const MEMORY: u32 = 16;
+const SHAREABILITY: u32 = 20;
+const SOFTWARE: u32 = 24;
+const HAS_SOFTWARE: u64 = 1 << 32;
+const HAS_NATIVE: u64 = 1 << 33;
+
+const MEMORIES: [Memory; 6] = [
+    Memory::Normal,
+    Memory::WriteThrough,
+    Memory::NonCacheable,
+    Memory::Device,
+    Memory::DeviceStrict,
+    Memory::Tagged,
+];
+const SHAREABILITIES: [Shareability; 3] =
+    [Shareability::Non, Shareability::Outer, Shareability::Inner];
+// Each is at its number.
+const _: () = {
+    let mut number = 0;
+    while number < MEMORIES.len() {
+        assert!(MEMORIES[number] as usize == number);
+        number += 1;
+    }
+    number = 0;
+    while number < SHAREABILITIES.len() {
+        assert!(SHAREABILITIES[number] as usize == number);
+        number += 1;
+    }
+};
 
 impl Change {
     /// No change.
     pub const fn new() -> Self {
-        Self {
-            perms: None,
-            write_protect: false,
-            memory: None,
-            shareability: None,
-            global: None,
-            accessed: None,
-            dirty: None,
-            software: None,
-            native: None,
+        Self { set: 0, native: 0 }
+    }
+
+    const fn field(mut self, shift: u32, mask: u64, value: u64) -> Self {
+        self.set = self.set & !(mask << shift) | value << shift;
+        self
+    }
+
+    const fn flag(self, shift: u32, value: bool) -> Self {
+        self.field(shift, 3, 2 | value as u64)
+    }
+
+    const fn get_flag(&self, shift: u32) -> Option<bool> {
+        match self.set >> shift & 3 {
+            0 | 1 => None,
+            value => Some(value & 1 != 0),
         }
     }
 
+    const fn has(&self, bit: u64) -> bool {
+        self.set & bit != 0
+    }
+
     /// Sets the permissions.
-    pub const fn perms(mut self, perms: Perms) -> Self {
-        self.perms = Some(perms);
-        self
+    pub const fn perms(self, perms: Perms) -> Self {
+        self.field(0, PERMS | HAS_PERMS, perms.bits() as u64 | HAS_PERMS)
     }
 
     /// Takes the permission to write away and leaves the others.
     pub const fn write_protect(mut self) -> Self {
-        self.write_protect = true;
+        self.set |= WRITE_PROTECT;
         self
     }
 
     /// Sets the memory type.
-    pub const fn memory(mut self, memory: Memory) -> Self {
-        self.memory = Some(memory);
-        self
+    pub const fn memory(self, memory: Memory) -> Self {
+        self.field(MEMORY, 0xf, memory as u64 + 1)
     }
 
     /// Sets the shareability.
-    pub const fn shareability(mut self, shareability: Shareability) -> Self {
-        self.shareability = Some(shareability);
-        self
+    pub const fn shareability(self, shareability: Shareability) -> Self {
+        self.field(SHAREABILITY, 0xf, shareability as u64 + 1)
     }
 
     /// Makes leaves global, or not.
-    pub const fn global(mut self, global: bool) -> Self {
-        self.global = Some(global);
-        self
+    pub const fn global(self, global: bool) -> Self {
+        self.flag(GLOBAL, global)
     }
 
     /// Sets or clears the accessed flag.
-    pub const fn accessed(mut self, accessed: bool) -> Self {
-        self.accessed = Some(accessed);
-        self
+    pub const fn accessed(self, accessed: bool) -> Self {
+        self.flag(ACCESSED, accessed)
     }
 
     /// Sets or clears the dirty state.
-    pub const fn dirty(mut self, dirty: bool) -> Self {
-        self.dirty = Some(dirty);
-        self
+    pub const fn dirty(self, dirty: bool) -> Self {
+        self.flag(DIRTY, dirty)
     }
 
     /// Sets the software bits.
     pub const fn software(mut self, bits: u8) -> Self {
-        self.software = Some(bits);
-        self
+        self.set |= HAS_SOFTWARE;
+        self.field(SOFTWARE, 0xff, bits as u64)
     }
 
     /// Sets the bits that are the format's own.
     pub const fn native(mut self, bits: u64) -> Self {
-        self.native = Some(bits);
+        self.set |= HAS_NATIVE;
+        self.native = bits;
         self
     }
 
+    /// The permissions that it sets.
+    #[inline(always)]
+    pub(super) fn new_perms(&self) -> Option<Perms> {
+        let perms = Perms::from_bits_truncate((self.set & PERMS) as u8);
+        self.has(HAS_PERMS).then_some(perms)
+    }
+
+    fn new_memory(&self) -> Option<Memory> {
+        let number = (self.set >> MEMORY & 0xf).checked_sub(1)?;
+        MEMORIES.get(number as usize).copied()
+    }
+
+    fn new_shareability(&self) -> Option<Shareability> {
+        let number = (self.set >> SHAREABILITY & 0xf).checked_sub(1)?;
+        SHAREABILITIES.get(number as usize).copied()
+    }
+
     /// Whether it may change how memory is cached or shared, or where it is.
+    #[inline(always)]
     pub(super) fn changes_type(&self) -> bool {
-        self.memory.is_some() || self.shareability.is_some() || self.native.is_some()
+        self.set & (0xf << MEMORY | 0xf << SHAREABILITY | HAS_NATIVE) != 0
     }
 
     /// Whether it may make a leaf global that was not.
+    #[inline(always)]
     pub(crate) fn turns_global(&self) -> bool {
-        self.global == Some(true)
+        self.get_flag(GLOBAL) == Some(true)
+    }
+
+    /// Whether it makes leaves local.
+    #[inline(always)]
+    pub(super) fn turns_local(&self) -> bool {
+        self.get_flag(GLOBAL) == Some(false)
     }
 
     /// Sets the flags that are true, and leaves the others.
     pub(super) fn marks(accessed: bool, dirty: bool) -> Self {
-        Self {
-            accessed: accessed.then_some(true),
-            dirty: dirty.then_some(true),
-            ..Self::new()
+        let mut change = Self::new();
+        if accessed {
+            change = change.accessed(true);
         }
+        if dirty {
+            change = change.dirty(true);
+        }
+        change
     }
 
     /// Whether what can be written cannot be any more.
     pub(crate) fn takes_writing_away(&self) -> bool {
         let gives = |perms: Perms| perms.intersects(Perms::ANY_WRITE);
-        self.write_protect || self.perms.is_some_and(|perms| !gives(perms))
+        self.has(WRITE_PROTECT) || self.new_perms().is_some_and(|perms| !gives(perms))
     }
 
     /// The attributes after the change.
     pub fn apply(&self, attrs: Attrs) -> Attrs {
-        let mut perms = self.perms.unwrap_or(attrs.perms);
-        if self.write_protect {
+        let mut perms = self.new_perms().unwrap_or(attrs.perms);
+        if self.has(WRITE_PROTECT) {
             perms -= Perms::ANY_WRITE;
         }
+        let software = self.has(HAS_SOFTWARE);
+        let software = software.then_some((self.set >> SOFTWARE) as u8);
         Attrs {
             perms,
-            memory: self.memory.unwrap_or(attrs.memory),
-            shareability: self.shareability.unwrap_or(attrs.shareability),
-            global: self.global.unwrap_or(attrs.global),
-            accessed: self.accessed.unwrap_or(attrs.accessed),
-            dirty: self.dirty.unwrap_or(attrs.dirty),
-            software: self.software.unwrap_or(attrs.software),
-            native: self.native.unwrap_or(attrs.native),
+            memory: self.new_memory().unwrap_or(attrs.memory),
+            shareability: self.new_shareability().unwrap_or(attrs.shareability),
+            global: self.get_flag(GLOBAL).unwrap_or(attrs.global),
+            accessed: self.get_flag(ACCESSED).unwrap_or(attrs.accessed),
+            dirty: self.get_flag(DIRTY).unwrap_or(attrs.dirty),
+            software: software.unwrap_or(attrs.software),
+            native: if self.has(HAS_NATIVE) {
+                self.native
+            } else {
+                attrs.native
+            },
         }
+    }
+}
+
+impl fmt::Debug for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Change")
+            .field("perms", &self.new_perms())
+            .field("write_protect", &self.has(WRITE_PROTECT))
+            .field("memory", &self.new_memory())
+            .field("shareability", &self.new_shareability())
+            .field("global", &self.get_flag(GLOBAL))
+            .field("accessed", &self.get_flag(ACCESSED))
+            .field("dirty", &self.get_flag(DIRTY))
+            .field(
+                "software",
+                &self
+                    .has(HAS_SOFTWARE)
+                    .then_some((self.set >> SOFTWARE) as u8),
+            )
+            .field("native", &self.has(HAS_NATIVE).then_some(self.native))
+            .finish()
     }
 }
 
@@ -184,15 +278,23 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// assert_eq!(space.query(Va::new(4096)).unwrap().attrs(), Attrs::KERNEL_DATA);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn protect(
         &mut self,
         span: Span<F::Input>,
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check(span)?;
-        if self.change_pages(slice, &change) {
-            return Ok(());
+        if !self.change_pages(slice, &change) {
+            self.change_tree(slice, change)?;
         }
+        self.space.globals |= change.turns_global();
+        Ok(())
+    }
+
+    /// The same of any leaves.
+    #[inline(never)]
+    fn change_tree(&mut self, slice: Slice, change: Change) -> Result<(), EditError<F::Input>> {
         let mut plans = self.prepare_change(slice, change)?;
         self.space.cleave(slice)?;
         self.change(slice, &mut plans);
@@ -200,36 +302,55 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it was.
-    #[inline]
+    #[inline(always)]
     fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
-        let mut plans = Plans::<F> {
-            conditions: self.space.conditions(),
-            recent: self.space.recent,
-            format: PhantomData,
+        let space = &mut *self.space;
+        let conditions = space.conditions();
+        // SAFETY: the root of the space.
+        let place = match unsafe { descend::<F, P>(&space.platform, space.root, slice) } {
+            Ok(place) => place,
+            Err(_) => return false,
         };
-        let mut recode = Recode::new(&mut plans);
-        let done = if let Ok(place) = self.space.place(slice)
-            && place.is_whole::<F>(self.space.runs)
-            && !(self.space.tables_deny
-                && (change.perms).is_some_and(|perms| place.denied::<F>().intersects(perms)))
-            && !self.space.may_refuse(change)
-            && self
-                .space
-                .check_global(change.global != Some(false))
-                .is_ok()
-            && recode.plans.take_up(change)
+        let denied = |perms| place.denied::<F>().intersects(perms);
+        if !place.is_whole::<F>(space.runs)
+            || space.tables_deny && change.new_perms().is_some_and(denied)
+            || conditions.may_refuse::<F>(change, space.runs)
+            || space.pinned && change.turns_local()
+            || !space.recent.take_up::<F>(change)
         {
-            let range = place.range.clone();
-            let _: ControlFlow<Infallible> = recode.pages(&place.table, range, slice.first);
-            true
-        } else {
-            false
-        };
-        if done {
+            return false;
+        }
+        let (table, range) = (&place.table, place.range.clone());
+        if !slice.is_whole::<F>(Level::PAGE) {
+            let mut plans = Plans::<F> {
+                conditions,
+                recent: space.recent,
+                format: PhantomData,
+            };
+            let mut recode = Recode::new(&mut plans);
+            let _: ControlFlow<Infallible> = recode.pages(table, range, slice.first);
+            drop(place);
             self.changed(slice, &recode);
             self.space.recent = plans.recent;
+            return true;
         }
-        done
+        let entry = table.load(range.start);
+        let (how, _) =
+            (space.recent).rewrite::<F, P>(&conditions, table, range.start, Level::PAGE, entry);
+        space.owed |= conditions.live;
+        let plan = space.recent.plan;
+        drop(place);
+        if how == How::Break {
+            let mut broken = Ranges::new();
+            broken.add(slice, Some(Level::PAGE), false);
+            self.space.resume(slice, &broken);
+        } else if conditions.live {
+            if plan.invalidate {
+                self.left.ranges.add(slice, Some(Level::PAGE), false);
+            }
+            self.left.news |= plan.news;
+        }
+        true
     }
 
     /// Checks that a change of a range may be made, but for the tables that it takes.
@@ -247,11 +368,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             level = level.up();
         }
         let space = &*self.space;
-        space.check_global(change.global != Some(false))?;
+        space.check_global(!change.turns_local())?;
         let conditions = space.conditions();
         let mut plans = Plans::<F>::new(conditions, change);
         // A look before the edit, only where something might be found.
-        let grants = space.tables_deny && change.perms.is_some();
+        let grants = space.tables_deny && change.new_perms().is_some();
         let refusable = space.may_refuse(&change);
         if grants || refusable {
             let mut breaks = |entry, level| plans.plan(entry, level).how == How::Break;
@@ -264,7 +385,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             };
             let mut look = Look::<F, _> {
                 refuse,
-                perms: change.perms.filter(|_| grants),
+                perms: change.new_perms().filter(|_| grants),
                 format: PhantomData,
             };
             if let ControlFlow::Break(error) = space.visit(slice, &mut look) {
@@ -284,9 +405,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 
     /// What was changed in `slice` is made valid where it was broken, and left to be invalidated.
     #[inline(always)]
-    fn changed(&mut self, slice: Slice, recode: &Recode<'_, F>) {
+    pub(super) fn changed(&mut self, slice: Slice, recode: &Recode<'_, F>) {
         let plans = &*recode.plans;
-        self.space.globals |= plans.recent.change.turns_global();
         self.space.owed |= plans.conditions.live;
         self.space.resume(slice, &recode.broken);
         recode.cut.add_to(plans.conditions, &mut self.left);
@@ -321,11 +441,30 @@ pub(crate) struct Plan {
     news: bool,
 }
 
+impl Plan {
+    /// The entry without its address that it is for.
+    #[inline(always)]
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
+    #[inline(always)]
+    pub fn how(&self) -> How {
+        self.how
+    }
+
+    /// Whether a store does it, or nothing has to be done.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        matches!(self.how, How::Keep | How::Store)
+    }
+}
+
 /// A change, and what it makes of leaves of the pattern that was met last.
 #[derive(Clone, Copy)]
 pub(crate) struct Recent {
     change: Change,
-    plan: Plan,
+    pub plan: Plan,
 }
 
 impl Recent {
@@ -346,49 +485,35 @@ impl Recent {
             },
         }
     }
-}
 
-/// What a change makes of leaves, pattern by pattern.
-pub(super) struct Plans<F: Format> {
-    conditions: Conditions,
-    recent: Recent,
-    format: PhantomData<F>,
-}
-
-impl<F: Format> Plans<F> {
-    pub fn new(conditions: Conditions, change: Change) -> Self {
-        Self {
-            conditions,
-            recent: Recent::new(change),
-            format: PhantomData,
-        }
+    /// Makes it a change of pages, if that can be encoded; what was changed in the same way before can.
+    #[inline(always)]
+    fn take_up<F: Format>(&mut self, change: &Change) -> bool {
+        self.change == *change || self.begin::<F>(change)
     }
 
-    /// Makes it those of a change of pages, if that can be encoded; what was changed in the same way before can.
-    #[inline(always)]
-    fn take_up(&mut self, change: &Change) -> bool {
-        if self.recent.change != *change {
-            if F::encode(&change.apply(Attrs::USER_RODATA), Level::PAGE).is_err() {
-                return false;
-            }
-            self.recent = Recent::new(*change);
+    #[inline(never)]
+    fn begin<F: Format>(&mut self, change: &Change) -> bool {
+        if F::encode(&change.apply(Attrs::USER_RODATA), Level::PAGE).is_err() {
+            return false;
         }
+        *self = Self::new(*change);
         true
     }
 
     /// What to do with `entry`, from memory if it is like the one before.
     #[inline(always)]
-    pub fn plan(&mut self, entry: u64, level: Level) -> Plan {
+    fn plan<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) -> Plan {
         let key = entry & !F::address_mask(level);
-        if self.recent.plan.key != key || self.recent.plan.level != level {
-            self.recent.plan = self.work_out(entry, level);
+        if self.plan.key != key || self.plan.level != level {
+            self.plan = self.work_out::<F>(conditions, entry, level);
         }
-        self.recent.plan
+        self.plan
     }
 
     #[cold]
     #[inline(never)]
-    fn work_out(&self, entry: u64, level: Level) -> Plan {
+    fn work_out<F: Format>(&self, conditions: &Conditions, entry: u64, level: Level) -> Plan {
         let mask = F::address_mask(level);
         let mut plan = Plan {
             level,
@@ -401,7 +526,7 @@ impl<F: Format> Plans<F> {
         if F::kind(entry, level) != Kind::Leaf {
             return plan;
         }
-        let attrs = self.recent.change.apply(F::decode(entry, level));
+        let attrs = self.change.apply(F::decode(entry, level));
         let Ok(bits) = F::encode(&attrs, level) else {
             // `protect` has made sure that the change can be encoded.
             debug_assert!(false, "a change that cannot be encoded");
@@ -412,13 +537,13 @@ impl<F: Format> Plans<F> {
         if plan.flip == 0 {
             return plan;
         }
-        plan.how = if self.conditions.is_contended::<F>(entry, level) {
+        plan.how = if conditions.is_contended::<F>(entry, level) {
             How::Exchange
         } else {
             How::Store
         };
         let (old, new) = (State::of::<F>(entry, level), State::of::<F>(new, level));
-        match self.conditions.transition::<F>(&old, &new, level) {
+        match conditions.transition::<F>(&old, &new, level) {
             // The software bits are no part of a state.
             Transition::Store => plan.news = old != new,
             Transition::Invalidate => plan.invalidate = true,
@@ -426,11 +551,68 @@ impl<F: Format> Plans<F> {
         }
         plan
     }
+
+    /// Rewrites one entry, by its plan or, if a walker has changed it meanwhile, by the plan for what it is now. Returns what
+    /// it is then, or will be when what was broken is made valid.
+    #[inline(always)]
+    fn rewrite<F: Format, P: Platform>(
+        &mut self,
+        conditions: &Conditions,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        mut entry: u64,
+    ) -> (How, u64) {
+        loop {
+            let plan = self.plan::<F>(conditions, entry, level);
+            match plan.how {
+                How::Keep => {}
+                How::Store => table.store(index, entry ^ plan.flip),
+                How::Exchange => {
+                    if let Err(now) = table.compare_exchange(index, entry, entry ^ plan.flip) {
+                        entry = now;
+                        continue;
+                    }
+                }
+                How::Break => {
+                    // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
+                    let last = table.exchange(index, F::suspend(entry));
+                    let plan = self.plan::<F>(conditions, last, level);
+                    table.store(index, F::suspend(last ^ plan.flip));
+                    return (How::Break, last ^ plan.flip);
+                }
+            }
+            return (plan.how, entry ^ plan.flip);
+        }
+    }
+}
+
+/// What a change makes of leaves, pattern by pattern.
+pub(super) struct Plans<F: Format> {
+    pub conditions: Conditions,
+    pub recent: Recent,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Plans<F> {
+    pub fn new(conditions: Conditions, change: Change) -> Self {
+        Self {
+            conditions,
+            recent: Recent::new(change),
+            format: PhantomData,
+        }
+    }
+
+    /// What to do with `entry`.
+    #[inline(always)]
+    pub fn plan(&mut self, entry: u64, level: Level) -> Plan {
+        self.recent.plan::<F>(&self.conditions, entry, level)
+    }
 }
 
 /// Rewrites leaves: other attributes.
 pub(super) struct Recode<'a, F: Format> {
-    plans: &'a mut Plans<F>,
+    pub plans: &'a mut Plans<F>,
     cut: Cut,
     /// What was left suspended, to be [resumed](super::live::Resume).
     broken: Ranges,
@@ -447,7 +629,7 @@ impl<'a, F: Format> Recode<'a, F> {
 
     /// Notes what the leaves in `slice`, rewritten by `plan`, leave to be done.
     #[inline(always)]
-    fn leave(&mut self, plan: Plan, how: How, slice: Slice) {
+    pub fn leave(&mut self, plan: Plan, how: How, slice: Slice) {
         if how == How::Break {
             self.broken.add(slice, Some(plan.level), false);
         } else if plan.invalidate {
@@ -457,36 +639,19 @@ impl<'a, F: Format> Recode<'a, F> {
         }
     }
 
-    /// Rewrites one entry, by its plan or, if a walker has changed it meanwhile, by the plan for what it is now.
+    /// Rewrites one entry. Returns how, and what it is then or will be when what was broken is made valid.
     #[inline(always)]
-    fn rewrite<P: Platform>(
+    pub fn rewrite<P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         index: usize,
         level: Level,
-        mut entry: u64,
-    ) -> How {
-        loop {
-            let plan = self.plans.plan(entry, level);
-            match plan.how {
-                How::Keep => {}
-                How::Store => table.store(index, entry ^ plan.flip),
-                How::Exchange => {
-                    if let Err(now) = table.compare_exchange(index, entry, entry ^ plan.flip) {
-                        entry = now;
-                        continue;
-                    }
-                }
-                How::Break => {
-                    // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
-                    let last = table.exchange(index, F::suspend(entry));
-                    let plan = self.plans.plan(last, level);
-                    table.store(index, F::suspend(last ^ plan.flip));
-                    return How::Break;
-                }
-            }
-            return plan.how;
-        }
+        entry: u64,
+    ) -> (How, u64) {
+        let Plans {
+            conditions, recent, ..
+        } = &mut *self.plans;
+        recent.rewrite::<F, P>(conditions, table, index, level, entry)
     }
 }
 
@@ -504,7 +669,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
         match F::kind(entry, level) {
             Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
             Kind::Leaf => {
-                let how = self.rewrite(table, index, level, entry);
+                let (how, _) = self.rewrite(table, index, level, entry);
                 self.leave(self.plans.recent.plan, how, slice);
             }
             Kind::Invalid => {}
@@ -518,13 +683,6 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
         range: Range<usize>,
         first: u64,
     ) -> ControlFlow<Infallible> {
-        if range.len() == 1 {
-            let entry = table.load(range.start);
-            let how = self.rewrite(table, range.start, Level::PAGE, entry);
-            let last = first | ((1 << F::PAGE_SHIFT) - 1);
-            self.leave(self.plans.recent.plan, how, Slice { first, last });
-            return ControlFlow::Continue(());
-        }
         let mask = F::address_mask(Level::PAGE);
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         let mut index = range.start;
@@ -549,7 +707,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
                     index = table.flip_contended(index..range.end, plan.key, !mask, plan.flip);
                 }
                 How::Break => {
-                    how = self.rewrite(table, index, Level::PAGE, entry);
+                    (how, _) = self.rewrite(table, index, Level::PAGE, entry);
                     index += 1;
                 }
             }

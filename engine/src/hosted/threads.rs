@@ -303,6 +303,9 @@ unsafe impl Sync for Threads {}
 // SAFETY: the region belongs to this platform and is not bound to a thread.
 unsafe impl Send for Threads {}
 
+/// The slots of all platforms there were: what is kept on purpose is still reached, and no leak to a checker.
+static KEPT: Mutex<Vec<&'static Slots>> = Mutex::new(Vec::new());
+
 impl Threads {
     /// The physical address of the first frame.
     pub const BASE: Pa = Pa::new(0x40_0000_0000);
@@ -327,6 +330,7 @@ impl Threads {
         };
         // A handful of cache lines, for as long as the program runs: a thread gives its slot up when it ends.
         let slots: &'static Slots = Box::leak(Box::new(Slots::new(processors)));
+        lock(&KEPT).push(slots);
         Self {
             region: region.cast(),
             layout,

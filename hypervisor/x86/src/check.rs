@@ -308,7 +308,7 @@ fn map<F: Format>(
     let span =
         Span::new(F::Input::from_bits(from), to.end - to.start).map_err(|_| "an odd range")?;
     space
-        .map(span, Pa::new(to.start), mapping)
+        .map(span, Pa::new(to.start), mapping.into())
         .map_err(|_| NO_MEMORY.into())
 }
 

@@ -66,7 +66,7 @@ const AIMS: [Aim; 9] = [
         bound: Bound::AtLeast(3.0),
     },
     Aim {
-        words: "protect (live): time, to tables that are not in use",
+        words: "protect (live): time, to tables out of use",
         operation: Operation::ProtectLive,
         ratio: |row| row.ratio_to_dead,
         bound: Bound::AtMost(1.1),

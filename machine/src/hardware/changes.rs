@@ -129,9 +129,9 @@ impl Hardware {
         }
         // A leaf that was aged, and not invalidated since, is remembered though its flag is clear.
         let still = |o: &Obligation| o.depth == depth && !o.table;
-        if !may_be_remembered(&self.architecture, was, run)
-            && !self.obligations.borrow().about(space, span).any(still)
-        {
+        let aged =
+            || leaf_of(was).is_some() && self.obligations.borrow().about(space, span).any(still);
+        if !may_be_remembered(&self.architecture, was, run) && !aged() {
             return;
         }
         let harmless = match is {
@@ -192,6 +192,7 @@ impl Hardware {
             claimed: None,
             combined: self.architecture.guest.is_some(),
             second: None,
+            looks: 0,
         };
         let mut obligations = self.obligations.borrow_mut();
         if let Some(global) = below.owed(&owed) {
@@ -326,7 +327,8 @@ impl Hardware {
         }
     }
 
-    /// Whether a table and a leaf translate alike.
+    /// Whether a table and a leaf translate alike. Of a hole in a table nothing is remembered: a leaf in its place may
+    /// translate it.
     pub(super) fn translate_alike(
         &self,
         cpu: usize,
@@ -335,6 +337,7 @@ impl Hardware {
         a: &Descriptor,
         b: &Descriptor,
     ) -> bool {
+        let grows = matches!(a, Descriptor::Table { .. });
         let (table, leaf) = match (a, b) {
             (Descriptor::Table { pa, .. }, Descriptor::Leaf(leaf))
             | (Descriptor::Leaf(leaf), Descriptor::Table { pa, .. }) => (*pa, leaf),
@@ -363,8 +366,12 @@ impl Hardware {
                 }
                 other @ Descriptor::Table { .. } => {
                     let part = Descriptor::Leaf(part);
-                    self.translate_alike(cpu, below, va, &other, &part)
+                    match grows {
+                        true => self.translate_alike(cpu, below, va, &other, &part),
+                        false => self.translate_alike(cpu, below, va, &part, &other),
+                    }
                 }
+                Descriptor::Invalid => grows,
                 _ => false,
             }
         })

@@ -41,6 +41,33 @@ impl Hardware {
         }
     }
 
+    /// The program looks at a space.
+    pub(crate) fn look_at(&self) -> u64 {
+        self.obligations.borrow_mut().look()
+    }
+
+    /// The program relies on what was changed in a range of a space before a look to be forgotten.
+    pub(crate) fn rely(&self, cpu: usize, space: u16, range: (u64, u64), look: u64, own: bool) {
+        let owed = {
+            let obligations = self.obligations.borrow();
+            let owed = obligations.owed_before(cpu, space, range, look, own);
+            owed.cloned()
+        };
+        if let Some(owed) = owed {
+            self.violate(
+                Rule::Invalidation,
+                cpu,
+                format!(
+                    "the {} of {:#x}..={:#x} at level {} is relied on to be forgotten, and is not",
+                    if owed.table { "table" } else { "translation" },
+                    owed.span.0,
+                    owed.span.1,
+                    self.level(owed.depth),
+                ),
+            );
+        }
+    }
+
     /// Whether accesses by other CPUs are under way that a completion has to wait for, and until when.
     pub(crate) fn under_way(&self, cpu: usize) -> Option<Time> {
         let pending = self.cores[cpu].pending.borrow();

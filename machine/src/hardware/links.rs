@@ -85,6 +85,17 @@ impl Below {
 }
 
 impl Hardware {
+    /// Whether nothing orders the last stores of this CPU to a table before what it does now.
+    pub(super) fn is_unordered(&self, cpu: usize, table: u64) -> bool {
+        let frame = self.memory.frame_at(table);
+        frame.is_some_and(|frame| {
+            let meta = self.memory.meta(frame);
+            !self.architecture.is_x86()
+                && usize::from(meta.writer.get()) == cpu
+                && meta.epoch.get() == self.epochs[cpu].get()
+        })
+    }
+
     /// A table becomes reachable by an entry, or a register, and so is all below it.
     pub(super) fn make_live(
         &self,
@@ -122,21 +133,16 @@ impl Hardware {
                 return;
             }
         }
-        if meta.state.get() == State::Private {
-            let unordered = how == How::Plain
-                && !self.architecture.is_x86()
-                && usize::from(meta.writer.get()) == cpu
-                && meta.epoch.get() == self.epochs[cpu].get();
-            if unordered {
-                self.violate(
-                    Rule::LinkedEarly,
-                    cpu,
-                    format!(
-                        "the table at {table:#x} (for {first:#x}) is linked by a plain store, and no barrier orders the \
-                         stores to its entries before that"
-                    ),
-                );
-            }
+        if meta.state.get() == State::Private && how == How::Plain && self.is_unordered(cpu, table)
+        {
+            self.violate(
+                Rule::LinkedEarly,
+                cpu,
+                format!(
+                    "the table at {table:#x} (for {first:#x}) is linked by a plain store, and no barrier orders the \
+                     stores to its entries before that"
+                ),
+            );
         }
         meta.state.set(State::Live);
         meta.depth.set(depth);

@@ -1,5 +1,5 @@
-//! Bugs, planted one at a time into the engine itself: each is caught by the random guests, by the right rule, within a
-//! number of seeds, and again when its seed is run again.
+//! Bugs, planted one at a time into the engine itself: each is caught by random programs, by the right rule, within a number
+//! of seeds, and again when its seed is run again.
 //!
 //! The engine's own source knows nothing of them. A copy of it is made, each place is switched there between what it says
 //! and what it must not say, and the random programs are built with it, once for all bugs; an environment variable says
@@ -9,11 +9,13 @@
 //! cargo test --release -p tablewright-machine --test engine_bugs -- --ignored --nocapture
 //! ```
 //!
-//! `ENGINE_BUGS` names one workload of those below whose bugs alone are tried.
+//! `ENGINE_BUGS` names one workload of those below whose bugs alone are tried, or `sequences`; `ENGINE_BUG` a part of the
+//! name of those that are.
 
 mod bugs;
 mod log;
 mod shootdown;
+mod sound;
 
 use std::fs;
 use std::io;
@@ -33,12 +35,76 @@ pub struct Bug {
     rules: &'static [&'static str],
 }
 
-const SEEDS: u64 = 10_000;
-/// What is planted, and the workload that is to catch it.
-const PLANTED: [(&str, &[Bug]); 3] = [
-    ("guest", bugs::BUGS),
-    ("log", log::BUGS),
-    ("shootdown", shootdown::BUGS),
+/// The programs that are to catch a bug.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hunter {
+    /// A workload of the example `seeds`.
+    Seeds(&'static str),
+    /// Those of the example `sequences`.
+    Sequences,
+}
+
+impl Hunter {
+    /// What it is called, and its lines about what was wrong begin with.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Seeds(workload) => workload,
+            Self::Sequences => "sequences",
+        }
+    }
+
+    /// A bug is caught within so many seeds.
+    fn seeds(self) -> u64 {
+        match self {
+            Self::Seeds(_) => 10_000,
+            Self::Sequences => 20_000,
+        }
+    }
+
+    /// So many are run at a time: all where the first that goes wrong is the last.
+    fn chunk(self) -> u64 {
+        match self {
+            Self::Seeds(_) => 100,
+            Self::Sequences => self.seeds(),
+        }
+    }
+
+    /// Runs some seeds.
+    fn run(self, programs: &Path, bug: usize, from: u64, count: u64) -> Output {
+        let from = from.to_string();
+        let count = count.to_string();
+        match self {
+            Self::Seeds(_) => self.start(programs, bug, &[&count, "--from", &from]),
+            Self::Sequences => self.start(programs, bug, &[&count, "--seed", &from]),
+        }
+    }
+
+    /// Runs one seed.
+    fn again(self, programs: &Path, bug: usize, seed: u64) -> Output {
+        self.start(programs, bug, &["--seed", &seed.to_string()])
+    }
+
+    fn start(self, programs: &Path, bug: usize, arguments: &[&str]) -> Output {
+        let (program, workload) = match self {
+            Self::Seeds(workload) => ("seeds", vec!["--workload", workload]),
+            Self::Sequences => ("sequences", Vec::new()),
+        };
+        Command::new(programs.join(program))
+            .args(workload)
+            .args(arguments)
+            .env(SWITCH, bug.to_string())
+            .env("RUST_BACKTRACE", "0")
+            .output()
+            .expect("the program was built")
+    }
+}
+
+/// What is planted, and the program that is to catch it.
+const PLANTED: [(Hunter, &[Bug]); 4] = [
+    (Hunter::Seeds("guest"), bugs::BUGS),
+    (Hunter::Seeds("log"), log::BUGS),
+    (Hunter::Seeds("shootdown"), shootdown::BUGS),
+    (Hunter::Sequences, sound::BUGS),
 ];
 /// Which bug is on, from 1.
 const SWITCH: &str = "TABLEWRIGHT_PLANTED";
@@ -55,10 +121,10 @@ pub fn planted(number: usize) -> bool {
 "#;
 
 /// All bugs, numbered from 1.
-fn all() -> impl Iterator<Item = (usize, &'static str, &'static Bug)> {
-    let each = |(workload, bugs): (_, &'static [Bug])| bugs.iter().map(move |bug| (workload, bug));
+fn all() -> impl Iterator<Item = (usize, Hunter, &'static Bug)> {
+    let each = |(hunter, bugs): (_, &'static [Bug])| bugs.iter().map(move |bug| (hunter, bug));
     let numbered = (1..).zip(PLANTED.into_iter().flat_map(each));
-    numbered.map(|(number, (workload, bug))| (number, workload, bug))
+    numbered.map(|(number, (hunter, bug))| (number, hunter, bug))
 }
 
 fn workspace() -> PathBuf {
@@ -118,6 +184,7 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
         "machine/src",
         "machine/tests",
         "machine/examples",
+        "machine/workloads/src",
     ] {
         let _none = fs::remove_dir_all(to.join(part));
     }
@@ -128,7 +195,11 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
     let manifest = fs::read_to_string(from.join("Cargo.toml")).map_err(io)?;
     // Only what was copied.
     let line = |line: &str| match line.split_once("members = ") {
-        Some((which, _)) => format!("{which}members = [\"engine\", \"walker\", \"machine\"]\n"),
+        Some((which, _)) => {
+            format!(
+                "{which}members = [\"engine\", \"walker\", \"machine\", \"machine/workloads\"]\n"
+            )
+        }
         None => format!("{line}\n"),
     };
     let manifest: String = manifest.lines().map(line).collect();
@@ -156,6 +227,8 @@ fn build(workspace: &Path) -> Result<PathBuf, String> {
             "tablewright-machine",
             "--example",
             "seeds",
+            "--example",
+            "sequences",
         ])
         .current_dir(workspace)
         .env("CARGO_TARGET_DIR", &target)
@@ -170,23 +243,14 @@ fn build(workspace: &Path) -> Result<PathBuf, String> {
     if !built.status.success() {
         return Err(String::from_utf8_lossy(&built.stderr).into_owned());
     }
-    Ok(target.join("release/examples/seeds"))
-}
-
-fn seeds(program: &Path, number: usize, workload: &str, arguments: &[String]) -> Output {
-    Command::new(program)
-        .args(["--workload", workload])
-        .args(arguments)
-        .env(SWITCH, number.to_string())
-        .env("RUST_BACKTRACE", "0")
-        .output()
-        .expect("the program was built")
+    Ok(target.join("release/examples"))
 }
 
 /// Lines about what was wrong.
-fn wrong(output: &Output, workload: &str) -> Vec<String> {
+fn wrong(output: &Output, hunter: Hunter) -> Vec<String> {
     let said = String::from_utf8_lossy(&output.stdout);
-    let lines = said.lines().filter(|line| line.starts_with(workload));
+    let start = format!("{}: ", hunter.name());
+    let lines = said.lines().filter(|line| line.starts_with(&start));
     lines.map(str::to_owned).collect()
 }
 
@@ -197,12 +261,11 @@ fn seed_of(line: &str) -> Option<u64> {
     digits[..end.unwrap_or(digits.len())].parse().ok()
 }
 
-fn hunt(program: &Path, number: usize, workload: &str, bug: &Bug) -> Result<String, String> {
-    const CHUNK: u64 = 100;
-    for from in (1..=SEEDS).step_by(CHUNK as usize) {
-        let arguments = [CHUNK.to_string(), "--from".to_owned(), from.to_string()];
-        let output = seeds(program, number, workload, &arguments);
-        let lines = wrong(&output, workload);
+fn hunt(programs: &Path, number: usize, hunter: Hunter, bug: &Bug) -> Result<String, String> {
+    let (seeds, chunk) = (hunter.seeds(), hunter.chunk());
+    for from in (1..=seeds).step_by(chunk as usize) {
+        let output = hunter.run(programs, number, from, chunk);
+        let lines = wrong(&output, hunter);
         let Some(first) = lines.first() else {
             if output.status.success() {
                 continue;
@@ -215,32 +278,33 @@ fn hunt(program: &Path, number: usize, workload: &str, bug: &Bug) -> Result<Stri
             return Err(format!("another rule: {first}"));
         }
         let seed = seed_of(first).ok_or("no seed is named")?;
-        let one = ["--seed".to_owned(), seed.to_string()];
-        let again = seeds(program, number, workload, &one);
-        if wrong(&again, workload).first() != Some(first) {
+        let again = hunter.again(programs, number, seed);
+        if wrong(&again, hunter).first() != Some(first) {
             return Err(format!("seed {seed} is not the same again: {first}"));
         }
         return Ok(format!("{rule}, seed {seed}"));
     }
-    Err(format!("not caught within {SEEDS} seeds"))
+    Err(format!("not caught within {seeds} seeds"))
 }
 
 #[test]
 #[ignore = "builds the random programs once more, which takes minutes"]
 fn each_bug_in_the_engine_is_caught_by_the_right_rule() {
-    let program = copy_with_bugs()
+    let programs = copy_with_bugs()
         .and_then(|copy| build(&copy))
         .unwrap_or_else(|why| panic!("{why}"));
     let only = std::env::var("ENGINE_BUGS").ok();
-    let is_meant = |workload: &str| only.as_deref().is_none_or(|only| only == workload);
-    for (workload, _) in PLANTED.into_iter().filter(|it| is_meant(it.0)) {
-        let right = seeds(&program, 0, workload, &[SEEDS.to_string()]);
-        let lines = wrong(&right, workload);
+    let part = std::env::var("ENGINE_BUG").unwrap_or_default();
+    let is_meant = |hunter: Hunter| only.as_deref().is_none_or(|only| only == hunter.name());
+    for (hunter, _) in PLANTED.into_iter().filter(|it| is_meant(it.0)) {
+        let right = hunter.run(&programs, 0, 1, hunter.seeds());
+        let lines = wrong(&right, hunter);
         assert!(right.status.success(), "without a bug: {lines:?}");
     }
     let mut failures = Vec::new();
-    for (number, workload, bug) in all().filter(|it| is_meant(it.1)) {
-        match hunt(&program, number, workload, bug) {
+    let meant = all().filter(|it| is_meant(it.1) && it.2.name.contains(&part));
+    for (number, hunter, bug) in meant {
+        match hunt(&programs, number, hunter, bug) {
             Ok(how) => println!("{}: {how}", bug.name),
             Err(why) => {
                 println!("{}: {why}", bug.name);

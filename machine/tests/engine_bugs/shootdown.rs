@@ -2,6 +2,8 @@
 
 use super::Bug;
 
+const AMD: &str = "shootdown/amd.rs";
+const ARM64: &str = "shootdown/arm64.rs";
 const CPUS: &str = "shootdown/cpus.rs";
 const DEFERRED: &str = "shootdown/deferred.rs";
 const ENCODER: &str = "hyperv/guest.rs";
@@ -148,6 +150,57 @@ pub const BUGS: &[Bug] = &[
         file: DEFERRED,
         find: ".then_some(«flags | Self::FLUSH»);",
         with: "flags",
+        rules: STALE,
+    },
+    // What is global.
+    Bug {
+        name: "what is global is told to those alone that have the space loaded",
+        file: HERE,
+        find: "if «message.flush.global» {",
+        with: "false",
+        rules: STALE,
+    },
+    Bug {
+        name: "a message does not say that it means global translations",
+        file: HERE,
+        find: "if «flush.global» {\n            kind",
+        with: "false",
+        rules: STALE,
+    },
+    Bug {
+        name: "a processor that has another space loaded keeps what is global",
+        file: HERE,
+        find: "if «global || view.is_some() && !whole» {",
+        with: "view.is_some() && !whole",
+        rules: STALE,
+    },
+    Bug {
+        name: "a broadcast of AMD spares what is global",
+        file: AMD,
+        find: "match «global» {",
+        with: "false",
+        rules: STALE,
+    },
+    Bug {
+        name: "a hypercall is of one space where what is global is meant",
+        file: ENCODER,
+        find: "if «flush.global» {\n            flags |= Flags::ALL_SPACES",
+        with: "false",
+        rules: STALE,
+    },
+    Bug {
+        name: "all of an identifier is all that is global",
+        file: ARM64,
+        find: "What::Everything if «flush.global» =>",
+        with: "false",
+        rules: STALE,
+    },
+    // Flushes in handlers.
+    Bug {
+        name: "a flush in a handler writes over the message of the one that it interrupts",
+        file: HERE,
+        find: "let depth = «self.me.depth.load(Ordering::Relaxed)»;\n        self.me.depth.store(depth + 1",
+        with: "0",
         rules: STALE,
     },
     // Identifiers.

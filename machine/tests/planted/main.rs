@@ -3,15 +3,12 @@
 //!
 //! The list is also the answer to whether a rule can fire at all: each does, and is the first to do so, for some bug.
 
-#[path = "../workloads/mod.rs"]
-mod workloads;
-
 use std::collections::BTreeSet;
 
 use tablewright_machine::Rule::{self, *};
-use workloads::Bug::{self, *};
-use workloads::Workload::{self, *};
-use workloads::{Run, run};
+use tablewright_workloads::random::Bug::{self, *};
+use tablewright_workloads::random::Workload::{self, *};
+use tablewright_workloads::random::{Run, run};
 
 /// So many seeds are tried.
 const SEEDS: u64 = 2000;
@@ -20,7 +17,7 @@ const SEEDS: u64 = 2000;
 /// done next with what the bug has left behind.
 const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     // The platform under the engine.
-    (NoBarrier, Edits, &[Invalidation]),
+    (NoBarrier, Edits, &[LinkedEarly, Invalidation]),
     (NoBarrierBeforeInvalidation, Edits, &[Invalidation]),
     (NoBarrierAfterMap, Edits, &[NoProgress]),
     (NoWait, Edits, &[FreedEarly]),
@@ -42,7 +39,7 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (LinkedByPlainStore, Edits, &[LinkedEarly]),
     (NotZeroed, Edits, &[LinkedEarly]),
     (ExchangeInTwoSteps, Edits, &[FlagLost]),
-    (HiddenStore, Edits, &[StaleUse]),
+    (HiddenStore, Edits, &[StaleUse, FreedEarly]),
     // The program around it.
     (FreedBeforeCompletion, Edits, &[FreedEarly]),
     (FreedWhileMapped, Edits, &[FreedEarly]),

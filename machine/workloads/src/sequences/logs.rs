@@ -1,10 +1,11 @@
-//! Bitmaps and rings of pages that were written, by themselves: compared with sets.
+//! Bitmaps and rings of pages that were written, and the counting of software walks, by themselves: compared with sets.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::AtomicU64;
 
 use tablewright::Format;
 use tablewright::dirty::{Bitmap, Flip, Ring, RingEntry};
+use tablewright::shared::{Epochs, Moment, Quiescence, Slot};
 
 use super::guest::Guests;
 use super::world::{Dice, World};
@@ -135,6 +136,82 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
                     ring.release(entries);
                 }
             }
+        }
+    }
+}
+
+/// So many processors walk.
+const WALKERS: usize = 3;
+
+/// Walks that begin and end in any order: no moment is past while one is under way that began before it.
+pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Dice) {
+    let slots = [const { Slot::new() }; WALKERS];
+    if dice.once_in(3) {
+        return states(world, dice, &slots);
+    }
+    let epochs = Epochs::new(&slots);
+    let mut walks = Vec::new();
+    // Moments, and the numbers of the walks that were under way.
+    let mut cuts: Vec<(Moment, Vec<u32>)> = Vec::new();
+    for number in 0..24 {
+        match dice.below(5) {
+            0..=1 => {
+                let cpu = dice.index(WALKERS + 1);
+                // SAFETY: one thread plays all processors (1.), in no interrupt (2.), to the end of this function (3.); nothing else
+                // is made of the slots (4.).
+                let walk = unsafe { epochs.enter(cpu) };
+                world.check(walk.is_some() == (cpu < WALKERS), || {
+                    format!("processor {cpu} walks: {walk:?}")
+                });
+                walks.extend(walk.map(|walk| (number, walk)));
+            }
+            2..=3 if !walks.is_empty() => drop(walks.swap_remove(dice.index(walks.len()))),
+            _ => {
+                let alive = walks.iter().map(|&(number, _)| number).collect();
+                cuts.push((epochs.advance(), alive));
+            }
+        }
+        for (cut, alive) in &cuts {
+            let past = epochs.is_past(Moment::new(cut.get()));
+            let held = walks.iter().any(|(number, _)| alive.contains(number));
+            let right = if past { !held } else { !walks.is_empty() };
+            world.check(right, || {
+                format!("{cut:?} with the walks {alive:?} of {walks:?}: past is {past}")
+            });
+        }
+    }
+}
+
+/// States instead of walks: a moment is past when every processor has passed one since, or rests.
+fn states<'m, F: Format, G: Guests<'m, F>>(
+    world: &World<'m, F, G>,
+    dice: &Dice,
+    slots: &[Slot; WALKERS],
+) {
+    let states = Quiescence::new(slots);
+    let mut cuts: Vec<(Moment, [bool; WALKERS])> = Vec::new();
+    let mut rests = [true; WALKERS];
+    for _ in 0..24 {
+        let cpu = dice.index(WALKERS);
+        match dice.below(4) {
+            0 => {
+                // SAFETY: one thread plays all processors, in no interrupt (1.), and there are no walks (2., 4.); nothing else is
+                // made of the slots (3.).
+                unsafe { states.rest(cpu) };
+                rests[cpu] = true;
+                cuts.iter_mut().for_each(|(_, passed)| passed[cpu] = true);
+            }
+            1..=2 => {
+                // SAFETY: as above.
+                unsafe { states.pass(cpu) };
+                rests[cpu] = false;
+                cuts.iter_mut().for_each(|(_, passed)| passed[cpu] = true);
+            }
+            _ => cuts.push((states.advance(), rests)),
+        }
+        for (cut, passed) in &cuts {
+            let right = states.is_past(*cut) == passed.iter().all(|&it| it);
+            world.check(right, || format!("{cut:?} was passed by {passed:?}"));
         }
     }
 }

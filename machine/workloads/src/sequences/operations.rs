@@ -8,6 +8,7 @@ macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident $weight:literal [$($item:literal)*];)*) => {
         /// One kind of operation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)] // Each is what it calls.
         pub enum Kind {
             $($(#[$doc])* $name,)*
         }
@@ -42,10 +43,11 @@ operations! {
     MapOnce 4 ["space::AddressSpace::map"];
     /// A gather that is kept.
     Gather 3 ["space::AddressSpace::gather"];
-    Map 9 ["edit::Gather::map"];
+    Map 9 ["edit::Gather::map" "edit::Encoded::new"];
     /// Pages that do not adjoin, in one map.
     MapFrames 3 ["edit::Gather::map_frames"];
     Unmap 7 ["edit::Gather::unmap"];
+    ReplacePage 4 ["edit::Gather::replace"];
     Protect 6 ["edit::Gather::protect" "edit::Change::apply"];
     Split 4 ["edit::Gather::split"];
     Collapse 4 ["edit::Gather::collapse"];
@@ -85,6 +87,8 @@ operations! {
     SharedGather 3 ["shared::SharedSpace::gather" "guest::Guest::gather" "guest::Gather::guest" "guest::Guest::space"];
     Tables 4 ["shared::Gather::top_up" "shared::Gather::release_tables"];
     SharedMap 10 ["shared::Gather::map" "shared::NewLeaf::new" "shared::NewLeaf::input"];
+    /// A block in the place of a table.
+    Coalesce 3 ["shared::Gather::map" "shared::Gather::space"];
     MapRange 3 ["shared::SharedSpace::map_range"];
     SharedUnmap 6 ["shared::Gather::unmap" "flush::Progress::is_done"];
     SharedProtect 4 ["shared::Gather::protect"];
@@ -100,6 +104,8 @@ operations! {
     SharedFinish 5 ["shared::Gather::finish"];
     Moment 1 ["shared::SharedSpace::moment" "shared::SharedSpace::is_quiet" "shared::Moment::new" "shared::Moment::get"];
     ProtectAll 2 ["shared::SharedSpace::protect_all"];
+    /// All memory is protected, and written where nothing allows it.
+    Lull 3 ["shared::SharedSpace::protect_all" "shared::Gather::split" "shared::SharedSpace::wake"];
     ProtectStep 3 ["shared::Protecting::step" "shared::Protecting::drive"];
 
     // ---- Guests ----
@@ -142,6 +148,18 @@ operations! {
         "dirty::Ring::collect" "dirty::Ring::release" "dirty::Collected::len" "dirty::Collected::is_empty"
     ];
 
+    // ---- Walks of software by themselves ----
+    Walks 1 [
+        "shared::Slot::new" "shared::Epochs::new" "shared::Epochs::advance" "shared::Epochs::is_past"
+        "shared::Quiescence::new" "shared::Quiescence::advance" "shared::Quiescence::is_past"
+    ];
+
+    // ---- A half that all roots share ----
+    Kernel 1 [
+        "kernel_half::KernelHalf::new" "kernel_half::KernelHalf::gather" "kernel_half::KernelHalf::user"
+        "kernel_half::KernelHalf::make_live"
+    ];
+
     // ---- The CPU ----
     /// Accesses through what is mapped.
     Access 14 [];
@@ -162,6 +180,44 @@ impl Kind {
         (Self::SharedGather as u8..=Self::ProtectStep as u8).contains(&(self as u8))
     }
 
+    /// Whether a guest may write after it what it could not write before.
+    pub fn lets_write(self) -> bool {
+        !matches!(
+            self,
+            Self::Describe
+                | Self::Walk
+                | Self::Query
+                | Self::Complete
+                | Self::Release
+                | Self::Settle
+                | Self::FinishCompleted
+                | Self::Quiet
+                | Self::SharedGather
+                | Self::Tables
+                | Self::SharedUnmap
+                | Self::UnwindShared
+                | Self::Age
+                | Self::Wash
+                | Self::SharedSplit
+                | Self::SharedQuery
+                | Self::Wake
+                | Self::SharedIssue
+                | Self::SharedFinish
+                | Self::Moment
+                | Self::SlotAt
+                | Self::Request
+                | Self::Mark
+                | Self::Harvest
+                | Self::SplitRange
+                | Self::Bitmaps
+                | Self::Rings
+                | Self::Walks
+                | Self::Access
+                | Self::Load
+                | Self::Pause
+        )
+    }
+
     /// Whether it is about guests.
     pub fn is_of_guest(self) -> bool {
         (Self::Insert as u8..=Self::SweepStep as u8).contains(&(self as u8))
@@ -173,8 +229,11 @@ impl Kind {
 pub struct Operation {
     /// Which it is of its sequence.
     pub number: usize,
+    /// The CPU that it runs on.
     pub cpu: usize,
+    /// What is called.
     pub kind: Kind,
+    /// Where its arguments come from.
     pub seed: u64,
 }
 

@@ -8,6 +8,7 @@
 
 mod edits;
 mod guest;
+mod kernel;
 mod logs;
 mod model;
 pub mod operations;
@@ -24,6 +25,7 @@ use tablewright_machine::{
 };
 
 use guest::{Guests, NoGuests, Vm};
+use kernel::Halves;
 use operations::{Kind, OPERATIONS, Operation};
 pub use platform::Bug;
 use platform::Control;
@@ -61,9 +63,13 @@ macro_rules! formats {
         }
     };
     (@is Va) => { true };
+    (@is Both) => { true };
     (@is Ipa) => { false };
     (@run Va $format:ty, $machine:ident, $control:ident, $sequence:ident) => {
         run_with::<$format, NoGuests>($machine, $control, $sequence)
+    };
+    (@run Both $format:ty, $machine:ident, $control:ident, $sequence:ident) => {
+        run_with::<$format, Halves>($machine, $control, $sequence)
     };
     (@run Ipa $format:ty, $machine:ident, $control:ident, $sequence:ident) => {
         run_with::<$format, Vm<'_, $format>>($machine, $control, $sequence)
@@ -91,8 +97,8 @@ formats! {
     K16Wide 3 Va tablewright::format::Arm64K16Wide = stage1(Granule::K16, true);
     K64 1 Va tablewright::format::Arm64K64 = stage1(Granule::K64, false);
     K64Wide 1 Va tablewright::format::Arm64K64Wide = stage1(Granule::K64, true);
-    X4 32 Va tablewright::format::X86_64<4> = Regime::X86_64 { levels: 4 };
-    X5 12 Va tablewright::format::X86_64<5> = Regime::X86_64 { levels: 5 };
+    X4 32 Both tablewright::format::X86_64<4> = Regime::X86_64 { levels: 4 };
+    X5 12 Both tablewright::format::X86_64<5> = Regime::X86_64 { levels: 5 };
     G4 32 Ipa tablewright::format::Stage2K4<40, false> = stage2(Granule::K4, 40, false, false);
     G4Forced 14 Ipa tablewright::format::Stage2K4<43, true> = stage2(Granule::K4, 43, false, true);
     G4Wide 8 Ipa tablewright::format::Stage2K4Wide<52, false> = stage2(Granule::K4, 52, true, false);
@@ -131,6 +137,7 @@ pub struct Sequence {
     seed: u64,
     tables: Tables,
     architecture: Architecture,
+    /// In the order in which each CPU does its own.
     pub operations: Vec<Operation>,
 }
 
@@ -156,6 +163,8 @@ impl Sequence {
             2 => translates_guests || !kind.is_of_guest(),
             _ => !kind.is_exclusive(),
         };
+        // Two guests, to take one for the other.
+        let two = focus > 2 && dice.once_in(3);
         let operation = |number: u64| {
             let drawn = || {
                 let kinds = (0..4).map(|_| draw(&dice));
@@ -167,10 +176,15 @@ impl Sequence {
                 (1, 0 | 1) => Kind::Create,
                 (2, 1) | (1, 3..) => Kind::Share,
                 (2, 3..) => Kind::MakeGuest,
+                (3, 3..) if two => Kind::Create,
+                (4, 3..) if two => Kind::Share,
+                (5, 3..) if two => Kind::MakeGuest,
+                (6..=7, 3..) if two => Kind::Insert,
                 (3..=4, 3..) => Kind::Insert,
                 _ => drawn().unwrap_or(Kind::Pause),
             };
             let cpu = match kind {
+                _ if number < 8 && two => 0,
                 _ if number < 5 && focus > 0 => 0,
                 // Most spaces that one CPU edits are of CPU 0, and the other uses them.
                 Kind::Create => usize::from(dice.once_in(4)),
@@ -303,7 +317,7 @@ impl Sequence {
             ..tablewright_machine::Costs::default()
         };
         setup.scheduler.cpus = 2;
-        setup.scheduler.max_accesses = 3_000_000;
+        setup.scheduler.max_accesses = 20_000_000;
         setup.scheduler.stack_size = 96 << 10;
         setup.scheduler.perturbation.seed = self.seed.max(1);
         setup.scheduler.perturbation.pause_once_in = 300;

@@ -9,15 +9,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use tablewright::flush::{Alone, Completed, Held, Issued};
 use tablewright::guest::{Backing, Request, SlotCell};
 use tablewright::shared::{self, Beside, Cut, Protecting, SharedSpace};
 use tablewright::{
-    Address, AddressError, AddressSpace, Attrs, Change, Format, Gather, Half, Leaf, Level,
-    Liveness, Memory, Pa, Perms, Span,
+    Address, AddressError, AddressSpace, Attrs, Change, EditError, Format, Gather, Half, Leaf,
+    Level, Liveness, Memory, Pa, Perms, Span,
 };
-use tablewright_machine::{Cpu, Fault, Machine, Request as Access, Rule, Time, Tlbi, Want};
+use tablewright_machine::{Cpu, Fault, Machine, Mapper, Request as Access, Rule, Time, Tlbi, Want};
 
 use super::guest::Guests;
 use super::model::Map;
@@ -99,6 +100,12 @@ impl<'m, F: Format> Exclusive<'m, F> {
         }
     }
 
+    /// A gather was dropped. If it had edited nothing, it has not waited for what was issued before.
+    pub fn dropped(&mut self) {
+        self.touched.retain(|it| it.2);
+        self.murky = false;
+    }
+
     /// Whether this CPU edits it.
     pub fn is_of(&self, cpu: usize) -> bool {
         self.home == cpu
@@ -125,6 +132,8 @@ pub enum Place<'m, F: Format, G> {
 pub struct Slot<'m, F: Format, G> {
     pub base: u64,
     half: Half,
+    /// Addresses that were used last, and their size.
+    pub recent: Cell<(u64, u64)>,
     pub place: RefCell<Place<'m, F, G>>,
     plat: Cell<Option<Plat<'m>>>,
     /// CPUs may load it.
@@ -138,6 +147,11 @@ pub struct Slot<'m, F: Format, G> {
     pub model: RefCell<Map>,
     /// Its pages are those of a host.
     pub silent: Cell<bool>,
+    /// A CPU is mapping. What is where is for one host to say: no other memory comes to be in a table while a leaf takes its
+    /// place.
+    pub mapping: Cell<bool>,
+    /// All of it was protected, and nothing lets a guest write since.
+    pub lulled: Cell<bool>,
 }
 
 /// A gather of a shared space.
@@ -145,6 +159,36 @@ pub struct Gathering<'m, F: Format> {
     pub slot: usize,
     pub batch: u64,
     pub gather: SharedGather<'m, F>,
+}
+
+/// A request that is kept.
+pub struct Asked {
+    /// The number of the guest that it was made of.
+    pub guest: u64,
+    /// How often the guest had changed.
+    pub changes: u64,
+    pub request: Request,
+    /// What the host has found for it.
+    pub page: Option<Backing>,
+}
+
+/// A shared edit that has begun.
+pub struct Begun<'m> {
+    mapper: Mapper<'m>,
+    look: u64,
+    /// So many interrupts had come before.
+    interrupts: u64,
+}
+
+/// A shared edit that has come to its end, and relies on what it has found.
+pub struct Edited<'m> {
+    batch: u64,
+    mapper: Mapper<'m>,
+    range: (u64, u64),
+    /// When it began.
+    look: u64,
+    /// When it was over, if nothing came between.
+    end: Option<u64>,
 }
 
 type IssuedBeside<'m, F> = Issued<F, Plat<'m>, Beside<'m, F, Plat<'m>>>;
@@ -158,9 +202,9 @@ pub struct Local<'m, F: Format, L> {
     pub completed: RefCell<Vec<(u64, Completed<F, Plat<'m>>)>>,
     pub cuts: RefCell<Vec<(u64, Cut<F, Plat<'m>>)>>,
     pub held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
+    edited: RefCell<Vec<Edited<'m>>>,
     pub protecting: RefCell<Vec<(usize, Protecting<'m, F, Plat<'m>>)>>,
-    /// The place of the guest that it was made of, and what the host has found for it.
-    pub requests: RefCell<Vec<(u64, Request, Option<Backing>)>>,
+    pub requests: RefCell<Vec<Asked>>,
     pub guest: L,
 }
 
@@ -174,6 +218,7 @@ impl<F: Format, L: Default> Default for Local<'_, F, L> {
             completed: RefCell::default(),
             cuts: RefCell::default(),
             held: RefCell::default(),
+            edited: RefCell::default(),
             protecting: RefCell::default(),
             requests: RefCell::default(),
             guest: L::default(),
@@ -193,13 +238,20 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     /// Pages of the hosts of guests, dead or alive.
     pub host_frames: RefCell<HashSet<u64>>,
     /// Where guests keep their slots.
-    pub cells: RefCell<Vec<Box<[SlotCell]>>>,
+    pub cells: RefCell<Vec<Rc<[SlotCell]>>>,
     /// Tables may have been leaked, by contract.
     pub leaked: Cell<bool>,
     numbers: Cell<u64>,
     /// A CPU that has to be alone.
     solo: Cell<Option<usize>>,
     parked: [Cell<bool>; 2],
+    /// Operations of each CPU that are under way and may let a guest write.
+    lets_write: [Cell<u32>; 2],
+    /// So many have begun.
+    pub begun_to_let: Cell<u64>,
+    interrupts: [Cell<u64>; 2],
+    /// What the next interrupt of each CPU is, if not anything.
+    planned: [Cell<Option<Kind>>; 2],
     done: [Cell<bool>; 2],
     /// What was not quiet when its CPU was done.
     later: RefCell<Vec<(u64, Cut<F, Plat<'m>>)>>,
@@ -241,6 +293,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     true => Half::Upper,
                     false => Half::Lower,
                 },
+                recent: Cell::new((0, 0)),
                 place: RefCell::new(Place::Empty),
                 plat: Cell::new(None),
                 attached: Cell::new(false),
@@ -249,6 +302,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 steady: Cell::new(false),
                 model: RefCell::default(),
                 silent: Cell::new(false),
+                mapping: Cell::new(false),
+                lulled: Cell::new(false),
             }
         };
         Self {
@@ -264,6 +319,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             numbers: Cell::new(0),
             solo: Cell::new(None),
             parked: Default::default(),
+            lets_write: Default::default(),
+            begun_to_let: Cell::new(0),
+            interrupts: Default::default(),
+            planned: Default::default(),
             done: Default::default(),
             later: RefCell::default(),
             later_held: RefCell::default(),
@@ -328,7 +387,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// An interrupt: an operation in the midst of another.
     pub fn interrupt(&self) {
         let id = self.machine.cpu().id();
-        let kind = super::draw(&self.dice);
+        let kind = self.planned[id]
+            .take()
+            .unwrap_or_else(|| super::draw(&self.dice));
         let seed = self.dice.next();
         let operation = Operation {
             number: 0,
@@ -352,8 +413,14 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 | Kind::UnwindSettle
                 | Kind::UnwindShared
         );
-        if nested && (alone || operation.kind == Kind::ProtectStep) {
+        if nested && (alone || matches!(operation.kind, Kind::ProtectStep | Kind::Lull)) {
             return;
+        }
+        let lets_write = &self.lets_write[cpu];
+        if operation.kind.lets_write() {
+            self.slots.iter().for_each(|slot| slot.lulled.set(false));
+            lets_write.update(|count| count + 1);
+            self.begun_to_let.update(|count| count + 1);
         }
         if !nested {
             self.control.tables.set(match dice.below(6) {
@@ -377,8 +444,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         if alone {
             self.leave_solo();
         }
+        if operation.kind.lets_write() {
+            lets_write.update(|count| count - 1);
+        }
         if !nested {
             self.control.interrupt[cpu].set(0);
+            self.planned[cpu].set(None);
             self.control.tables.set(u32::MAX);
         }
     }
@@ -488,7 +559,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// The CPU loads a space, if it can be loaded.
-    fn load_at(&self, cpu: usize, index: usize) {
+    pub fn load_at(&self, cpu: usize, index: usize) {
         let slot = &self.slots[index];
         if let (Some(plat), true) = (slot.plat.get(), slot.attached.get()) {
             plat.mapper.load();
@@ -536,6 +607,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             && exclusive.touched.is_empty()
             && !exclusive.murky
             && exclusive.look().liveness() != Liveness::Dead;
+        if let (true, Some(plat)) = (steady, slot.plat.get()) {
+            let look = plat.mapper.look();
+            plat.mapper.rely((0, u64::MAX), look);
+        }
         if steady && !self.is_arm() {
             // Stores wait in the CPU's buffer.
             self.hand_over();
@@ -593,8 +668,19 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
+    /// A place with something of a kind in it, or any.
+    pub fn place(&self, dice: &Dice, is: impl Fn(&Place<'m, F, G>) -> bool) -> usize {
+        let start = dice.index(SPACES);
+        let mut places = (0..SPACES).map(|n| (start + n) % SPACES);
+        let found = places.find(|&index| is(&self.slots[index].place.borrow()));
+        found.unwrap_or(start)
+    }
+
     pub fn share(&self, cpu: usize, dice: &Dice) {
-        let index = dice.index(SPACES);
+        let index = self.place(
+            dice,
+            |place| matches!(place, Place::Exclusive(it) if it.is_of(cpu)),
+        );
         let slot = &self.slots[index];
         let place = slot.place.replace(Place::Taken);
         let exclusive = match place {
@@ -835,7 +921,15 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     /// Whether the space in a place translates these addresses, said in another way than the engine does.
     pub fn translates(&self, slot: &Slot<'m, F, G>, span: Span<F::Input>) -> bool {
-        let (first, last) = (span.start().bits(), span.last().bits());
+        self.translates_all(slot, span.start().bits(), span.last().bits())
+    }
+
+    /// The same of an address.
+    pub fn translates_at(&self, slot: &Slot<'m, F, G>, at: u64) -> bool {
+        self.translates_all(slot, at, at)
+    }
+
+    fn translates_all(&self, slot: &Slot<'m, F, G>, first: u64, last: u64) -> bool {
         let bits = F::INPUT_BITS - u32::from(F::Input::SIGNED && !F::HALVES);
         let lower = last >> bits == 0;
         let upper = F::Input::SIGNED && first >= u64::MAX << bits;
@@ -846,8 +940,32 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    /// Some addresses of a window, or near it, or nowhere: the first and the size.
+    /// Some addresses of a window, or near it, or nowhere: the first and the size. Often those of an edit before, all of
+    /// them or a part, or the blocks around them: what goes wrong, goes wrong where edits meet.
     pub fn addresses(&self, base: u64, dice: &Dice) -> (u64, u64) {
+        let (page, block) = (Self::PAGE, Self::BLOCK);
+        let slot = self.slots.iter().find(|slot| slot.base == base);
+        let (first, size) = slot.map_or((0, 0), |slot| slot.recent.get());
+        if size != 0 && dice.once_in(2) {
+            return match dice.below(6) {
+                0..=2 => (first, size),
+                3 => (first + dice.below(size / page) * page, page),
+                4 => (first & !(block - 1), block),
+                _ => {
+                    let (start, end) = (first & !(block - 1), first + size);
+                    (start, (end - start).next_multiple_of(block))
+                }
+            };
+        }
+        let (first, size) = self.new_addresses(base, dice);
+        let inside = first.wrapping_sub(base) < 16 * block && size <= 16 * block;
+        if let (true, true, Some(slot)) = (inside, (first | size) % page == 0, slot) {
+            slot.recent.set((first, size));
+        }
+        (first, size)
+    }
+
+    fn new_addresses(&self, base: u64, dice: &Dice) -> (u64, u64) {
         let (page, block) = (Self::PAGE, Self::BLOCK);
         let run = page << F::contiguous(Level::PAGE).max(2);
         let bits = F::INPUT_BITS;
@@ -904,6 +1022,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 (1 << 63, 1 << 63),
                 (1 << (bits - 1), page),
                 (u64::MAX - 0xfff, 0x2000),
+                // Over the hole between the halves.
+                (
+                    (1 << (bits - 1)) - page,
+                    (u64::MAX << (bits - 1)).wrapping_sub(1 << (bits - 1)) + 2 * page,
+                ),
             ]),
         }
     }
@@ -922,6 +1045,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// One of the pages of a window.
     pub fn page(&self, base: u64, dice: &Dice) -> Span<F::Input> {
         let first = base + Self::BLOCK + dice.below(PAGES) * Self::PAGE;
+        if let Some(slot) = self.slots.iter().find(|slot| slot.base == base) {
+            slot.recent.set((first, Self::PAGE));
+        }
         match Span::new(F::Input::from_bits(first), Self::PAGE) {
             Ok(span) => span,
             Err(error) => unreachable!("a page of a window: {error}"),
@@ -988,7 +1114,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             true => change.perms(perms),
             false => change.perms(perms.and_user()),
         };
-        match dice.below(16) {
+        match dice.below(18) {
             0..=2 => change.write_protect(),
             3..=4 => perms(user),
             5 => perms(data),
@@ -1004,6 +1130,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             ])),
             13 => change.native(dice.pick(&[0, 1, u64::MAX])),
             14 => change.perms(Perms::from_bits_truncate(dice.below(64) as u8)),
+            15..=16 => change.global(true),
             _ => change.software(dice.below(8) as u8),
         }
     }
@@ -1021,6 +1148,73 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         completed.finish(|leaf| self.out(batch, &leaf));
         exclusive.touched.clear();
         exclusive.murky = false;
+    }
+
+    /// A shared edit of a range, which is refused where it has to be. When it is complete, it may rely on what it has found.
+    pub fn watch<T: std::fmt::Debug>(
+        &self,
+        cpu: usize,
+        (slot, batch): (usize, u64),
+        span: Span<F::Input>,
+        edit: impl FnOnce() -> Result<T, EditError<F::Input>>,
+    ) -> Result<T, EditError<F::Input>> {
+        let begun = self.begin(slot);
+        let result = edit();
+        let slot = &self.slots[slot];
+        let (translates, aligned) = (self.translates(slot, span), span.is_aligned(F::PAGE_SHIFT));
+        let right = match &result {
+            Ok(_) => translates && aligned,
+            Err(EditError::InputOutOfRange) => !translates,
+            Err(EditError::Misaligned) => !aligned,
+            Err(_) => true,
+        };
+        self.check(right, || {
+            format!("a shared edit of {span} comes to {result:?}")
+        });
+        if result.is_ok() {
+            self.note(cpu, batch, span, begun);
+        }
+        result
+    }
+
+    /// A shared edit begins.
+    pub fn begin(&self, slot: usize) -> Option<Begun<'m>> {
+        let mapper = self.slots[slot].plat.get()?.mapper;
+        let interrupts = self.interrupts[self.machine.cpu().id()].get();
+        Some(Begun {
+            mapper,
+            look: mapper.look(),
+            interrupts,
+        })
+    }
+
+    /// It has come to its end.
+    pub fn note(&self, cpu: usize, batch: u64, span: Span<F::Input>, begun: Option<Begun<'m>>) {
+        let range = (span.start().bits(), span.last().bits());
+        let alone = |begun: &Begun<'m>| begun.interrupts == self.interrupts[cpu].get();
+        let edited = begun.map(|begun| Edited {
+            batch,
+            mapper: begun.mapper,
+            range,
+            look: begun.look,
+            end: alone(&begun).then(|| begun.mapper.look()),
+        });
+        self.locals[cpu].edited.borrow_mut().extend(edited);
+    }
+
+    /// What was gathered under a number is complete.
+    pub fn settled(&self, cpu: usize, batch: u64) {
+        let edited = &self.locals[cpu].edited;
+        let done: Vec<_> = edited
+            .borrow_mut()
+            .extract_if(.., |it| it.batch == batch)
+            .collect();
+        for it in done {
+            it.mapper.rely(it.range, it.look);
+            if let Some(end) = it.end {
+                it.mapper.rely_on_own(it.range, end);
+            }
+        }
     }
 
     /// Releases all that is held of a batch.
@@ -1079,6 +1273,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             true => slot.model.borrow().at(va),
             false => None,
         };
+        if want == Want::Write && !user && slot.lulled.get() {
+            self.write_lulled(slot, va);
+        }
         let result = self.machine.touch(request);
         if !steady || version != slot.version.get() {
             return;
@@ -1103,6 +1300,31 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
     }
 
+    /// Whether nothing is under way on the other CPU that may let a guest write.
+    pub fn is_alone_in_writing(&self, cpu: usize) -> bool {
+        self.lets_write[1 - cpu].get() == 0
+    }
+
+    /// After so many calls an interrupt comes, which does this.
+    pub fn plan(&self, cpu: usize, kind: Kind, after: u32) {
+        self.planned[cpu].set(Some(kind));
+        self.control.interrupt[cpu].set(after);
+    }
+
+    /// A guest writes where nothing lets it.
+    pub fn write_lulled(&self, slot: &Slot<'m, F, G>, at: u64) {
+        let request = Access {
+            va: at,
+            want: Want::Write,
+            user: false,
+        };
+        let before = slot.lulled.get();
+        let written = self.machine.touch(request).is_ok();
+        self.check(!(written && before && slot.lulled.get()), || {
+            format!("{at:#x} was protected, and is written")
+        });
+    }
+
     // ---- The end ----
 
     /// All that this CPU has left comes to its end.
@@ -1112,6 +1334,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
         for mut it in gathers {
             let cut = it.gather.issue().complete();
+            self.settled(cpu, it.batch);
             self.release_all(cpu, it.batch, |held| cut.release(held));
             local.cuts.borrow_mut().push((it.batch, cut));
             drop(it.gather);
@@ -1119,7 +1342,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
         let issued = std::mem::take(&mut *local.issued_beside.borrow_mut());
         for (batch, slot, issued) in issued {
-            local.cuts.borrow_mut().push((batch, issued.complete()));
+            let cut = issued.complete();
+            self.settled(cpu, batch);
+            local.cuts.borrow_mut().push((batch, cut));
             self.slots[slot].users.update(|users| users - 1);
         }
         // A start goes on when the other CPU's walks are over, and nothing at the root is claimed; one that cannot is left.
@@ -1144,6 +1369,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let completed = std::mem::take(&mut *local.completed.borrow_mut());
         for (batch, completed) in completed {
             self.release_all(cpu, batch, |held| completed.release(held));
+            self.refuse(cpu, batch, |held| completed.release(held));
             completed.finish(|leaf| self.out(batch, &leaf));
         }
         for index in 0..SPACES {

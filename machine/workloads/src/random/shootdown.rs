@@ -31,6 +31,8 @@ const SPACES: usize = 60;
 const PAGES: u64 = 6;
 const BLOCKS: u64 = 12;
 const FAR: u64 = 1 << 44;
+/// Where a space has a page that is global, if it has one: nowhere two spaces have theirs.
+const GLOBAL: u64 = 1 << 43;
 
 /// How CPUs are told, besides by interrupts.
 #[derive(Clone, Copy, PartialEq)]
@@ -64,7 +66,15 @@ struct Kernel<'a, 'm> {
     /// The hypervisor refuses every so many calls.
     refuses: u64,
     calls: Cell<u64>,
+    /// Flushes of each CPU that are under way: one, and those of handlers in it.
+    flushes: Vec<Cell<u32>>,
+    /// What a handler does that interrupts a flush.
+    handler: Cell<Option<Handler>>,
+    dice: Dice,
 }
+
+/// A function and what it is called with.
+type Handler = (unsafe fn(*const ()), *const ());
 
 /// What a platform needs to know of its space.
 struct Link<'a, 'm> {
@@ -160,6 +170,8 @@ impl<'a> Kernel<'a, '_> {
             cost: 0,
             hardware: Running::new(self),
         };
+        let flushes = &self.flushes[self.machine.cpu().id()];
+        flushes.update(|count| count + 1);
         let messengers: &[&dyn Messenger] = match self.way {
             Way::Interrupts => &[],
             Way::Hypercall => &[&hypercall],
@@ -169,6 +181,19 @@ impl<'a> Kernel<'a, '_> {
             Way::Arm64 => &[&arm64],
         };
         self.here().flush(space, what, messengers, &running);
+        flushes.update(|count| count - 1);
+    }
+
+    /// An interrupt may come here, in a flush, whose handler flushes.
+    fn may_be_interrupted(&self) {
+        let flushes = self.flushes[self.machine.cpu().id()].get();
+        if (1..=2).contains(&flushes)
+            && let Some((handler, data)) = self.handler.get()
+            && self.dice.once_in(12)
+        {
+            // SAFETY: `run` has set it, and takes it away before what it points to is gone.
+            unsafe { handler(data) };
+        }
     }
 
     /// The number by which the hypervisor knows a CPU. It has given none to one of them.
@@ -182,6 +207,7 @@ impl<'a> Kernel<'a, '_> {
 // function (3.).
 unsafe impl Actions for Running<'_, '_, '_> {
     fn forget(&self, what: Forget) {
+        self.0.may_be_interrupted();
         let tlbi = match what {
             // INVPCID type 2.
             Forget::Everything => Tlbi::ALL,
@@ -200,10 +226,13 @@ unsafe impl Actions for Running<'_, '_, '_> {
             }
         };
         self.0.forget_here(tlbi);
+        self.0.may_be_interrupted();
     }
 
     fn interrupt(&self, cpus: &Cpus) {
+        self.0.may_be_interrupted();
         cpus.iter().for_each(|cpu| self.0.machine.interrupt(cpu));
+        self.0.may_be_interrupted();
     }
 
     fn allocator(&self, with: &mut dyn FnMut(&mut Allocator<'_>)) {
@@ -214,6 +243,7 @@ unsafe impl Actions for Running<'_, '_, '_> {
         let cpu = self.0.machine.cpu();
         cpu.spend(Time::ns(200));
         cpu.order();
+        self.0.may_be_interrupted();
     }
 }
 
@@ -441,6 +471,8 @@ struct Program<'k, 'a, 'm, F: Format> {
     last: &'k Cell<u64>,
     /// So many of the slots are used.
     most: u64,
+    /// Some spaces have a page that is global.
+    global: bool,
 }
 
 /// What a CPU is at.
@@ -499,6 +531,9 @@ pub fn run<F: Format<Input = Va>>(
         },
         refuses: dice.pick(&[0, 3]),
         calls: Cell::new(0),
+        flushes: (0..cpus).map(|_| Cell::new(0)).collect(),
+        handler: Cell::new(None),
+        dice: Dice::new(dice.below(1 << 48), MOST_CPUS),
     };
     let slots = [const { RefCell::new(None) }; SLOTS];
     let program = Program::<F> {
@@ -507,7 +542,17 @@ pub fn run<F: Format<Input = Va>>(
         sets: &sets,
         last: &Cell::new(0),
         most: 1 + dice.below(SLOTS as u64),
+        global: dice.once_in(2),
     };
+    /// # Safety
+    /// 1. The pointer is to a program of this format.
+    unsafe fn handle<F: Format<Input = Va>>(program: *const ()) {
+        // SAFETY: by (1.).
+        unsafe { &*program.cast::<Program<'_, '_, '_, F>>() }.handle();
+    }
+    kernel
+        .handler
+        .set(Some((handle::<F>, std::ptr::from_ref(&program).cast())));
     let seed = dice.below(1 << 48);
     let steps = 20 + dice.below(40);
     let done = Cell::new(0);
@@ -523,6 +568,15 @@ pub fn run<F: Format<Input = Va>>(
         }
         program.switch(&mut at, None);
         cpu.order();
+        if cpu.id() == 0 {
+            // What is global goes while there are CPUs to tell.
+            while done.get() + 1 < cpus {
+                kernel.poll();
+                cpu.spend(Time::ns(500));
+                cpu.order();
+            }
+            (0..SLOTS).for_each(|slot| program.unmap_global(slot));
+        }
         done.set(done.get() + 1);
         while done.get() < cpus {
             kernel.poll();
@@ -530,6 +584,7 @@ pub fn run<F: Format<Input = Va>>(
             cpu.order();
         }
     });
+    kernel.handler.set(None);
     let outcome = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
@@ -582,6 +637,28 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
                 }
             }
         }
+    }
+
+    /// A handler, which does not wait for what it has interrupted.
+    fn handle(&self) {
+        let kernel = self.kernel;
+        let slot = kernel.dice.below(self.most) as usize;
+        let Some(process) = self.slots[slot].borrow().clone() else {
+            return;
+        };
+        process.add_user(1);
+        kernel.machine.cpu().order();
+        if !process.link.locked.replace(true) {
+            let first = kernel.dice.below(PAGES);
+            self.unmap(&process, &[span::<F>(first)]);
+            self.unlock(&process.link);
+        }
+        process.add_user(-1);
+    }
+
+    /// Whether a space has a page that is global.
+    fn has_global(&self, process: &Process<'a, 'm, F>) -> bool {
+        self.global && process.link.number % 3 == 1
     }
 
     fn switch(&self, at: &mut At<'a, 'm, F>, to: Option<Shared<'a, 'm, F>>) {
@@ -649,11 +726,16 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         }
         for _ in 0..1 + dice.below(4) {
             self.kernel.poll();
+            let mut number = process.link.number;
             let va = match dice.below(8) {
                 0 => FAR + dice.below(BLOCKS) * block::<F>(),
+                1 if self.global => {
+                    // Of whatever space: it may be remembered.
+                    number = 1 + dice.below(self.last.get());
+                    global::<F>(number).start().get()
+                }
                 _ => page::<F>(dice.below(PAGES)),
             };
-            let number = process.link.number;
             if dice.once_in(3) {
                 let _fault = machine.write(va, number);
             } else if let Ok(found) = machine.read(va) {
@@ -723,6 +805,12 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
                 let table = Span::new(Va::new(at), block::<F>()).expect("a block");
                 self.unmap(process, &[table]);
             }
+            10 if self.has_global(process) && dice.once_in(2) => {
+                self.unmap(process, &[global::<F>(process.link.number)]);
+                if dice.once_in(2) {
+                    self.map_global(process);
+                }
+            }
             10 => {
                 let mut tables = process.tables.borrow_mut();
                 let mut gather = tables.gather();
@@ -745,13 +833,25 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
     }
 
     fn map(&self, process: &Shared<'a, 'm, F>, number: u64) {
+        self.map_page(process, span::<F>(number), Attrs::USER_DATA);
+    }
+
+    fn map_global(&self, process: &Shared<'a, 'm, F>) {
+        let attrs = Attrs {
+            global: true,
+            ..Attrs::USER_DATA
+        };
+        self.map_page(process, global::<F>(process.link.number), attrs);
+    }
+
+    fn map_page(&self, process: &Shared<'a, 'm, F>, at: Span<Va>, attrs: Attrs) {
         let machine = self.kernel.machine;
         let Some(frame) = machine.take_page() else {
             return;
         };
-        let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
+        let mapping = Mapping::new(attrs).pages_only();
         let mut tables = process.tables.borrow_mut();
-        let mapped = tables.map(span::<F>(number), frame, mapping);
+        let mapped = tables.map(at, frame, mapping);
         drop(tables);
         if mapped.is_err() {
             machine.give_page(frame);
@@ -830,8 +930,21 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         *self.slots[slot].borrow_mut() = Some(Rc::clone(&process));
         self.lock(&process.link);
         (0..PAGES).for_each(|number| self.map(&process, number));
+        if self.has_global(&process) {
+            self.map_global(&process);
+        }
         self.unlock(&process.link);
         process.add_user(-1);
+    }
+
+    /// The page of a space that is global goes.
+    fn unmap_global(&self, slot: usize) {
+        let process = self.slots[slot].borrow().clone();
+        if let Some(process) = process.filter(|it| self.has_global(it)) {
+            self.lock(&process.link);
+            self.unmap(&process, &[global::<F>(process.link.number)]);
+            self.unlock(&process.link);
+        }
     }
 
     /// A space that no CPU uses goes. False if one does.
@@ -839,6 +952,10 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         self.kernel.machine.cpu().order();
         let unused = |process: &mut Shared<'a, 'm, F>| process.link.users.get() == 0;
         let process = self.slots[slot].borrow_mut().take_if(unused);
+        if let Some(process) = process.as_ref().filter(|it| self.has_global(it)) {
+            // It is remembered under identifiers of others.
+            self.unmap(process, &[global::<F>(process.link.number)]);
+        }
         let Some(process) = process.and_then(Rc::into_inner) else {
             return false;
         };
@@ -887,6 +1004,12 @@ fn block<F: Format>() -> u64 {
 /// Where a page is: every second in the next table.
 fn page<F: Format>(number: u64) -> u64 {
     (1 << 42) + number % 2 * block::<F>() + ((number / 2) << F::PAGE_SHIFT)
+}
+
+/// Where a space has its page that is global.
+fn global<F: Format>(number: u64) -> Span<Va> {
+    let at = GLOBAL + (number << F::PAGE_SHIFT);
+    Span::new(Va::new(at), 1 << F::PAGE_SHIFT).expect("a page")
 }
 
 fn span<F: Format>(number: u64) -> Span<Va> {

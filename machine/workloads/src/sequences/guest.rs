@@ -6,9 +6,10 @@
 // Every kind of value is forgotten and dropped, with a destructor or without.
 #![allow(clippy::forget_non_drop)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
@@ -21,7 +22,7 @@ use tablewright_machine::Time;
 
 use super::operations::Kind;
 use super::platform::{Bug, Plat};
-use super::world::{Dice, FAR, SPACES, World, take_any};
+use super::world::{Asked, Dice, FAR, SPACES, World, take_any};
 
 type Tables<'m, F> = SharedSpace<F, Plat<'m>>;
 
@@ -33,8 +34,8 @@ pub trait Guests<'m, F: Format>: Sized + 'm {
     fn space(&self) -> &Tables<'m, F>;
     fn into_space(self) -> Tables<'m, F>;
     fn operate(world: &World<'m, F, Self>, cpu: usize, kind: Kind, dice: &Dice);
-    /// Drops something, or forgets it.
-    fn lose(world: &World<'m, F, Self>, cpu: usize, dice: &Dice, forget: bool);
+    /// Drops something, or forgets it. Whether there was something.
+    fn lose(world: &World<'m, F, Self>, cpu: usize, dice: &Dice, forget: bool) -> bool;
     /// All that a CPU has left comes to its end.
     fn retire(world: &World<'m, F, Self>, cpu: usize);
     /// The run was cut short.
@@ -57,7 +58,9 @@ impl<'m, F: Format> Guests<'m, F> for NoGuests {
         match self {}
     }
     fn operate(_: &World<'m, F, Self>, _: usize, _: Kind, _: &Dice) {}
-    fn lose(_: &World<'m, F, Self>, _: usize, _: &Dice, _: bool) {}
+    fn lose(_: &World<'m, F, Self>, _: usize, _: &Dice, _: bool) -> bool {
+        false
+    }
     fn retire(_: &World<'m, F, Self>, _: usize) {}
     fn forget((): &()) {}
 }
@@ -80,6 +83,8 @@ struct Page {
 pub struct Vm<'m, F: Format<Input = Ipa>> {
     guest: Guest<'m, F, Plat<'m>>,
     number: u64,
+    /// How often its slots have changed, or what a host has found for them.
+    changes: Cell<u64>,
     /// By the number of the host.
     pages: RefCell<HashMap<u64, Page>>,
     words: [AtomicU64; WORDS],
@@ -117,13 +122,14 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
     type Local = Local<'m, F>;
 
     fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
-        let cells: Box<[SlotCell]> = (0..SLOTS).map(|_| SlotCell::new()).collect();
-        // SAFETY: the world keeps the box for as long as there are guests.
+        let cells: Rc<[SlotCell]> = (0..SLOTS).map(|_| SlotCell::new()).collect();
+        // SAFETY: the world keeps them for as long as there are guests.
         let shared: &'m [SlotCell] = unsafe { &*std::ptr::from_ref(&*cells) };
         world.cells.borrow_mut().push(cells);
         Ok(Self {
             guest: Guest::new(space, shared),
             number: world.number(),
+            changes: Cell::new(0),
             pages: RefCell::default(),
             words: [const { AtomicU64::new(0) }; WORDS],
         })
@@ -165,7 +171,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
         }
     }
 
-    fn lose(world: &World<'m, F, Self>, cpu: usize, dice: &Dice, forget: bool) {
+    fn lose(world: &World<'m, F, Self>, cpu: usize, dice: &Dice, forget: bool) -> bool {
         let local = &world.local(cpu).guest;
         let slot = if dice.once_in(2) {
             let taken = take_any(dice, &local.gathers);
@@ -173,7 +179,10 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
                 world.leaked.set(true);
                 match forget {
                     true => std::mem::forget(it.gather),
-                    false => drop(it.gather),
+                    false => {
+                        drop(it.gather);
+                        world.settled(cpu, it.batch);
+                    }
                 }
                 it.slot
             })
@@ -190,6 +199,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
         if let Some(slot) = slot {
             world.slots[slot].users.update(|users| users - 1);
         }
+        slot.is_some()
     }
 
     fn retire(world: &World<'m, F, Self>, cpu: usize) {
@@ -201,6 +211,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
         for mut it in gathers {
             let cut = it.gather.issue().complete();
+            world.settled(cpu, it.batch);
             world.release_all(cpu, it.batch, |held| cut.release(held));
             world.local(cpu).cuts.borrow_mut().push((it.batch, cut));
             drop(it.gather);
@@ -290,11 +301,15 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         let local = self.world.local(self.cpu);
         if self.dice.once_in(2) {
             let cut = it.gather.issue().complete();
+            self.world.settled(self.cpu, it.batch);
             self.world
                 .release_all(self.cpu, it.batch, |held| cut.release(held));
             local.cuts.borrow_mut().push((it.batch, cut));
-        } else if let Err(cut) = it.gather.finish(|_| ()) {
-            local.cuts.borrow_mut().push((it.batch, cut));
+        } else {
+            let finished = it.gather.finish(|_| ());
+            self.world.settled(self.cpu, it.batch);
+            let mut cuts = local.cuts.borrow_mut();
+            cuts.extend(finished.err().map(|cut| (it.batch, cut)));
         }
         it.batch = self.world.silent_number();
     }
@@ -313,7 +328,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         };
         let guest = span.ok()?;
         let host = match dice.once_in(2) {
-            true => FIXED + guest.start().get().wrapping_sub(base),
+            true => FIXED.wrapping_add(guest.start().get().wrapping_sub(base)),
             false => world.number() << 44,
         };
         let perms = Perms::READ | Perms::WRITE | Perms::EXEC;
@@ -338,6 +353,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             if let Some(slot) = self.some_slot(index)
                 && guest.guest.insert(slot).is_ok()
             {
+                guest.change();
                 let found = guest.guest.slot(slot.guest.start());
                 let right = found.is_err() || found.is_ok_and(|found| found.guest.size() > 0);
                 self.world
@@ -354,6 +370,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 _ => return,
             };
             if let Ok(sweep) = changed {
+                guest.change();
                 self.keep(index, sweep, Vec::new());
             }
         });
@@ -453,6 +470,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
     fn request(&self) {
         self.with_guest(|index, guest| {
             let fault = self.some_fault(index);
+            let changes = guest.changes.get();
             let Ok(request) = guest.guest.request(&fault) else {
                 return;
             };
@@ -461,14 +479,19 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 && request.slot().guest.contains(fault.at)
                 && request.tables() < 5;
             self.world
-                .check(right, || format!("{fault:?} became {request:?}"));
+                .check(right, || format!("{fault:?} became another request"));
             let page = match self.dice.once_in(8) {
                 true => None,
                 false => self.look_up(guest, &request),
             };
             let local = self.world.local(self.cpu);
             let mut requests = local.requests.borrow_mut();
-            requests.push((guest.number, request, page));
+            requests.push(Asked {
+                guest: guest.number,
+                changes,
+                request,
+                page,
+            });
         });
     }
 
@@ -518,21 +541,24 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
     fn map_request(&self) {
         self.with_gather(|host, guest, it| {
             let requests = &host.world.local(host.cpu).requests;
-            let Some((number, request, page)) = take_any(host.dice, requests) else {
+            let Some(asked) = take_any(host.dice, requests) else {
                 return;
             };
-            let Some(found) = page else { return };
-            let mapped = match host.dice.once_in(6) {
+            let Some(found) = asked.page else { return };
+            let (request, outdated) = (asked.request, guest.is_changed_since(&asked));
+            let recovers = host.dice.once_in(6);
+            let mapped = match recovers {
                 true => it.gather.recover(&request, &found).map(|_| Mapped::Already),
                 false => it.gather.map(&request, &found),
             };
             host.judge(&mapped);
-            let foreign = number != guest.number && mapped.is_ok() && !request.slot().log.is_on();
-            host.world.check(!foreign, || {
-                format!("{request:?} of another guest is mapped")
-            });
+            let nothing = recovers && request.slot().log.is_on();
+            host.world
+                .check(!outdated || nothing || mapped.is_err(), || {
+                    format!("{request:?} is out of date, or of another guest, and is mapped")
+                });
             if host.dice.once_in(2) {
-                requests.borrow_mut().push((number, request, page));
+                requests.borrow_mut().push(asked);
             }
         });
     }
@@ -544,15 +570,16 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 return;
             }
             let requests = &self.world.local(self.cpu).requests;
-            let Some((number, request, page)) = take_any(self.dice, requests) else {
+            let Some(asked) = take_any(self.dice, requests) else {
                 return;
             };
-            let reopened = guest.guest.reopen(&request);
-            let foreign = number != guest.number && reopened.is_ok();
-            self.world.check(!foreign, || {
-                format!("{request:?} of another guest is reopened")
+            let outdated = guest.is_changed_since(&asked);
+            let reopened = guest.guest.reopen(&asked.request);
+            self.world.check(!outdated || reopened.is_err(), || {
+                let at = asked.request.at();
+                format!("a request for {at} is out of date, or of another guest, and is reopened")
             });
-            requests.borrow_mut().push((number, request, page));
+            requests.borrow_mut().push(asked);
         });
     }
 
@@ -654,6 +681,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 Ok(span) if self.dice.below(3) > 0 => guest.guest.sweep(span),
                 _ => guest.guest.sweep_all(),
             };
+            guest.change();
             self.keep(index, sweep, Vec::new());
         });
     }
@@ -681,7 +709,9 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 self.keep(index, guest.guest.sweep(span), Vec::new());
                 return;
             }
-            self.keep(index, guest.guest.sweep(span), vec![frame]);
+            let sweep = guest.guest.sweep(span);
+            guest.change();
+            self.keep(index, sweep, vec![frame]);
         });
     }
 
@@ -702,6 +732,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 let batch = gathering.batch;
                 let mut room = host.dice.below(12);
                 let unmaps = !it.pages.is_empty() || host.dice.below(3) > 0;
+                let (span, begun) = (it.sweep.span(), host.world.begin(gathering.slot));
                 let pass = if unmaps {
                     it.sweep.unmap(&mut gathering.gather, |held| {
                         let local = host.world.local(host.cpu);
@@ -720,6 +751,9 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 let _ = guest;
                 host.world
                     .check(right, || format!("with a gather of a guest: {pass:?}"));
+                if matches!(pass, Ok(Pass::Went)) {
+                    host.world.note(host.cpu, batch, span, begun);
+                }
                 match pass {
                     Ok(Pass::Waiting) => host.world.machine.cpu().spend(Time::ns(300)),
                     // What was taken away is forgotten before anything relies on it.
@@ -744,6 +778,15 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
 }
 
 impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
+    fn change(&self) {
+        self.changes.update(|changes| changes + 1);
+    }
+
+    /// Whether a request was made of another guest, or before the last change.
+    fn is_changed_since(&self, asked: &Asked) -> bool {
+        asked.guest != self.number || asked.changes != self.changes.get()
+    }
+
     /// The bitmap of a slot. All have the same words.
     fn bitmap(&self, slot: &Slot) -> Bitmap<'_> {
         let pages = (slot.guest.size() >> F::PAGE_SHIFT).min(64 * WORDS as u64);

@@ -10,8 +10,8 @@ use tablewright::flush::Held;
 use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, Step};
 use tablewright::{
-    Address, Attrs, EditError, Format, Gather, Half, Leaf, Level, Liveness, Mapping, Pa, Perms,
-    Progress, Span,
+    Address, Attrs, EditError, Encoded, Format, Gather, Half, Leaf, Level, Liveness, Mapping, Pa,
+    Perms, Progress, Span,
 };
 use tablewright_machine::Time;
 
@@ -19,7 +19,7 @@ use super::guest::Guests;
 use super::logs;
 use super::operations::Kind;
 use super::platform::{Bug, Plat};
-use super::world::{Dice, Exclusive, Gathering, Planned, SPACES, Slot, World, take_any};
+use super::world::{Dice, Exclusive, Gathering, Place, Planned, SPACES, Slot, World, take_any};
 
 /// Whether something unwinds as it is meant to.
 fn unwinds(what: impl FnOnce()) {
@@ -30,16 +30,43 @@ fn unwinds(what: impl FnOnce()) {
     }
 }
 
+/// Why a shared edit was refused, if by itself.
+fn refusal<T, A: Copy>(result: &Result<T, Refused<A>>) -> Option<Refused<A>> {
+    result.as_ref().err().copied()
+}
+
 impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
+    /// A shared edit of an address was refused for where that is, if and only if the root does not translate it.
+    fn judge_address(&self, slot: usize, at: u64, refused: Option<Refused<F::Input>>) {
+        let outside = refused == Some(Refused::Edit(EditError::InputOutOfRange));
+        let right = outside != self.translates_at(&self.slots[slot], at);
+        self.check(right, || format!("a shared edit at {at:#x}: {refused:?}"));
+    }
+
     pub fn operate(&self, cpu: usize, kind: Kind, dice: &Dice) {
         match kind {
             Kind::Create => self.create(cpu, dice),
-            Kind::MakeLive => self.make_live(cpu, dice.index(SPACES), dice),
+            Kind::MakeLive => {
+                let is_dead =
+                    |it: &Exclusive<'m, F>| it.is_of(cpu) && it.look().liveness() == Liveness::Dead;
+                let index = self.place(
+                    dice,
+                    |place| matches!(place, Place::Exclusive(it) if is_dead(it)),
+                );
+                self.make_live(cpu, index, dice);
+            }
             Kind::Describe => self.describe(cpu, dice),
             Kind::Destroy => self.destroy(cpu, dice.index(SPACES), dice.below(3) > 0),
             Kind::Share => self.share(cpu, dice),
-            Kind::Unshare => self.unshare(cpu, dice.index(SPACES)),
-            Kind::MakeGuest => self.make_guest(dice.index(SPACES)),
+            Kind::Unshare => {
+                self.unshare(
+                    cpu,
+                    self.place(dice, |place| matches!(place, Place::Shared(_))),
+                );
+            }
+            Kind::MakeGuest => {
+                self.make_guest(self.place(dice, |place| matches!(place, Place::Shared(_))));
+            }
             Kind::IntoSpace => self.unguest(dice.index(SPACES)),
             Kind::MapOnce => self.map(cpu, dice, true),
             Kind::Map => self.map(cpu, dice, false),
@@ -52,6 +79,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::Fork => self.fork(cpu, dice),
             Kind::Unmap => self.unmap(cpu, dice, false),
             Kind::UnwindUnmap => self.unmap(cpu, dice, true),
+            Kind::ReplacePage => self.replace_page(cpu, dice),
             Kind::Protect => self.protect(cpu, dice),
             Kind::Split => self.split(cpu, dice),
             Kind::Collapse => self.collapse(cpu, dice),
@@ -93,42 +121,52 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             }),
             Kind::SharedMap => self.shared_map(cpu, dice),
+            Kind::Coalesce => self.coalesce(cpu, dice),
             Kind::MapRange => self.map_range(dice),
             Kind::SharedUnmap => self.shared_unmap(cpu, dice, false),
             Kind::UnwindShared => self.shared_unmap(cpu, dice, true),
             Kind::SharedProtect => self.with_gather(cpu, dice, |world, it| {
                 if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
-                    let _refused = it.gather.protect(span, world.change(dice));
+                    let change = world.change(dice);
+                    let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
+                        it.gather.protect(span, change)
+                    });
                 }
             }),
             Kind::Age => self.with_gather(cpu, dice, |world, it| {
                 if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
-                    let _refused = it.gather.age(span, |leaf| {
-                        world.check(leaf.attrs().accessed, || "an old leaf is young".into());
+                    let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
+                        it.gather.age(span, |leaf| {
+                            world.check(leaf.attrs().accessed, || "an old leaf is young".into());
+                        })
                     });
                 }
             }),
             Kind::Wash => self.with_gather(cpu, dice, |world, it| {
                 if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
-                    let _refused = it.gather.wash(span, |leaf| {
-                        world.check(leaf.attrs().dirty, || "a clean leaf is dirty".into());
+                    let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
+                        it.gather.wash(span, |leaf| {
+                            world.check(leaf.attrs().dirty, || "a clean leaf is dirty".into());
+                        })
                     });
                 }
             }),
             Kind::SharedSplit => self.with_gather(cpu, dice, |world, it| {
                 let (at, _) = world.addresses(world.slots[it.slot].base, dice);
                 let level = world.level(dice);
-                if let Err(Refused::NeedsTables(count)) =
-                    it.gather.split(F::Input::from_bits(at), level)
+                let mut split = it.gather.split(F::Input::from_bits(at), level);
+                if let Err(Refused::NeedsTables(count)) = split
                     && it.gather.top_up(count)
                 {
-                    let _refused = it.gather.split(F::Input::from_bits(at), level);
+                    split = it.gather.split(F::Input::from_bits(at), level);
                 }
+                world.judge_address(it.slot, at, refusal(&split));
             }),
             Kind::SharedQuery => self.with_shared(dice, |index, space| {
                 let (at, _) = self.addresses(self.slots[index].base, dice);
                 if let Some(leaf) = space.query(F::Input::from_bits(at)) {
-                    let inside = at.wrapping_sub(leaf.input().bits()) < leaf.size();
+                    let inside = at.wrapping_sub(leaf.input().bits()) < leaf.size()
+                        && self.translates_at(&self.slots[index], at);
                     self.check(inside, || format!("{at:#x} is not in {leaf:?}"));
                 }
             }),
@@ -140,12 +178,14 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     // Fetches of what was not mapped for that are the embedder's own.
                     _ => self.attrs(dice).perms - Perms::ANY_EXEC,
                 };
-                let _refused = space.relax(F::Input::from_bits(at), perms, dice.once_in(2));
+                let relaxed = space.relax(F::Input::from_bits(at), perms, dice.once_in(2));
+                self.judge_address(index, at, refusal(&relaxed));
             }),
             Kind::Wake => self.with_shared(dice, |index, space| {
                 let (at, _) = self.addresses(self.slots[index].base, dice);
                 let generation = space.generation();
-                let _refused = space.wake(F::Input::from_bits(at), dice.once_in(2));
+                let woken = space.wake(F::Input::from_bits(at), dice.once_in(2));
+                self.judge_address(index, at, refusal(&woken));
                 self.check(space.generation() >= generation, || {
                     "a generation is back".into()
                 });
@@ -153,7 +193,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::SharedIssue => self.shared_issue(cpu, dice),
             Kind::SharedFinish => self.with_gather(cpu, dice, |world, it| {
                 let batch = it.batch;
-                if let Err(cut) = it.gather.finish(|leaf| world.out(batch, &leaf)) {
+                let finished = it.gather.finish(|leaf| world.out(batch, &leaf));
+                world.settled(cpu, batch);
+                if let Err(cut) = finished {
                     world.release_all(cpu, it.batch, |held| cut.release(held));
                     world.local(cpu).cuts.borrow_mut().push((it.batch, cut));
                 }
@@ -179,8 +221,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             }),
             Kind::ProtectStep => self.protect_step(cpu, dice),
+            Kind::Lull if self.is_arm() && F::Input::SIGNED => {}
+            Kind::Lull => self.lull(cpu, dice),
             Kind::Bitmaps => logs::bitmaps(self, dice),
             Kind::Rings => logs::rings(self, dice),
+            Kind::Walks => logs::walks(self, dice),
             other => G::operate(self, cpu, other, dice),
         }
     }
@@ -242,13 +287,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         exclusive: &mut Exclusive<'m, F>,
         dice: &Dice,
     ) {
-        match dice.below(6) {
+        match dice.below(8) {
             0..=1 => self.complete(cpu, slot, exclusive),
             // It is finished when it is dropped. What is held leaks.
             2 => {
                 exclusive.gather = None;
-                exclusive.touched.clear();
-                exclusive.murky = false;
+                exclusive.dropped();
             }
             _ => {}
         }
@@ -335,12 +379,19 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     self.complete(cpu, slot, exclusive);
                 }
                 let mapped = exclusive.space().map(span, frame, mapping);
-                // Its gather was finished.
-                exclusive.touched.clear();
+                // Its gather was finished, or dropped.
+                match mapped {
+                    Ok(()) => exclusive.touched.clear(),
+                    Err(_) => exclusive.dropped(),
+                }
                 exclusive.murky = false;
                 mapped
             } else {
-                self.edit(slot, exclusive, |gather| gather.map(span, frame, mapping))
+                let encoded = Encoded::<F>::new(mapping);
+                self.edit(slot, exclusive, |gather| match encoded {
+                    Ok(encoded) if dice.once_in(2) => gather.map(span, frame, encoded),
+                    _ => gather.map(span, frame, mapping),
+                })
             };
             self.judge_map(slot, span, frame, attrs, mapped);
             if mapped.is_err() && tracked {
@@ -479,7 +530,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             .checked_add(last - first)
             .is_none_or(|end| end >> F::OUTPUT_BITS != 0);
         let right = match mapped {
-            Ok(()) => !taken && aligned && !beyond,
+            Ok(()) => !taken && aligned && !beyond && self.translates(slot, span),
             Err(EditError::Misaligned) => !aligned,
             Err(EditError::AlreadyMapped(at)) => model.at(at.bits()).is_some(),
             Err(EditError::OutputOutOfRange) => beyond,
@@ -538,8 +589,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     unwinds(move || {
                         let _refused = gather.unmap(span, held);
                     });
-                    exclusive.touched.clear();
-                    exclusive.murky = false;
+                    exclusive.dropped();
                 }
                 self.look_anew(slot, exclusive);
                 return;
@@ -584,6 +634,53 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             _ => false,
         };
         self.check(right, || format!("an edit of {span} is refused: {error}"));
+    }
+
+    /// A page is in another frame from now on; the old one comes out when it is forgotten.
+    fn replace_page(&self, cpu: usize, dice: &Dice) {
+        self.with_exclusive(cpu, dice, |slot, exclusive| {
+            if slot.silent.get() {
+                return;
+            }
+            let (page, Some(frame)) = (self.page(slot.base, dice), self.take_page()) else {
+                return;
+            };
+            if !F::Input::SIGNED {
+                self.machine.clean(frame);
+            }
+            let mut attrs = self.attrs(dice);
+            attrs.perms -= Perms::ANY_EXEC;
+            self.forget_before(cpu, slot, exclusive, page, false);
+            let (batch, mut gather) = match exclusive.gather.take() {
+                Some(it) => it,
+                None => (self.number_for(slot), exclusive.space().gather()),
+            };
+            let replaced = gather.replace(page.start(), frame, attrs);
+            exclusive.gather = Some((batch, gather));
+            let (first, last) = (page.start().bits(), page.last().bits());
+            let was = slot.model.borrow().at(first);
+            match replaced {
+                Ok(leaf) => {
+                    self.check(was.is_some(), || {
+                        format!("{page} was not mapped, and is replaced")
+                    });
+                    self.local(cpu).held.borrow_mut().push((batch, leaf));
+                    let mut model = slot.model.borrow_mut();
+                    model.remove(first, last);
+                    model.insert(first, last, frame.get(), attrs.perms);
+                }
+                Err(error) => {
+                    self.give_back(frame);
+                    match error {
+                        EditError::NotMapped(_) => self.check(was.is_none(), || {
+                            format!("{page} is mapped, and is said not to be")
+                        }),
+                        error => self.judge_refusal(slot, exclusive, page, error),
+                    }
+                }
+            }
+            self.settle_edit(cpu, slot, exclusive, dice);
+        });
     }
 
     fn protect(&self, cpu: usize, dice: &Dice) {
@@ -814,7 +911,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     fn complete_one(&self, cpu: usize, dice: &Dice) {
         let local = self.local(cpu);
-        if dice.once_in(2) {
+        if local.issued_beside.borrow().is_empty() || dice.once_in(2) {
             let Some((batch, root, issued)) = take_any(dice, &local.issued) else {
                 return;
             };
@@ -824,7 +921,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let Ok(mut place) = slot.place.try_borrow_mut() else {
                     continue;
                 };
-                if let super::world::Place::Exclusive(exclusive) = &mut *place
+                if let Place::Exclusive(exclusive) = &mut *place
                     && exclusive.look().root().get() == root
                     && exclusive.is_of(cpu)
                 {
@@ -834,6 +931,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
         } else if let Some((batch, slot, issued)) = take_any(dice, &local.issued_beside) {
             let cut = issued.complete();
+            self.settled(cpu, batch);
             self.slots[slot].users.update(|users| users - 1);
             local.cuts.borrow_mut().push((batch, cut));
         }
@@ -843,26 +941,26 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let local = self.local(cpu);
         if let Some((batch, completed)) = take_any(dice, &local.completed) {
             self.release_all(cpu, batch, |held| completed.release(held));
-            self.refuse(cpu, dice, batch, |held| completed.release(held));
+            self.refuse(cpu, batch, |held| completed.release(held));
             local.completed.borrow_mut().push((batch, completed));
         }
         if let Some((batch, cut)) = take_any(dice, &local.cuts) {
             self.release_all(cpu, batch, |held| cut.release(held));
-            self.refuse(cpu, dice, batch, |held| cut.release(held));
+            self.refuse(cpu, batch, |held| cut.release(held));
             local.cuts.borrow_mut().push((batch, cut));
         }
     }
 
-    /// What is held of another flush is not released.
-    fn refuse(
+    /// What is held of other flushes is not released.
+    pub fn refuse(
         &self,
         cpu: usize,
-        dice: &Dice,
         batch: u64,
         release: impl Fn(Held<Leaf<F>>) -> Result<Leaf<F>, Held<Leaf<F>>>,
     ) {
         let held = &self.local(cpu).held;
-        if let Some((of, leaf)) = take_any(dice, held) {
+        let all = std::mem::take(&mut *held.borrow_mut());
+        for (of, leaf) in all {
             match release(leaf) {
                 Ok(_) => self.check(of == batch, || "a leaf of another flush is released".into()),
                 Err(leaf) => held.borrow_mut().push((of, leaf)),
@@ -911,6 +1009,14 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     /// Drops something, or forgets it.
     fn lose(&self, cpu: usize, dice: &Dice, forget: bool) {
+        const KINDS: u64 = 9;
+        let first = dice.below(KINDS);
+        let mut kinds = (0..KINDS).map(|n| (first + n) % KINDS);
+        let _nothing = kinds.any(|kind| self.lose_one(cpu, dice, forget, kind));
+    }
+
+    /// Whether there was one of this kind.
+    fn lose_one(&self, cpu: usize, dice: &Dice, forget: bool, kind: u64) -> bool {
         let local = self.local(cpu);
         macro_rules! lose {
             ($value:expr) => {
@@ -920,67 +1026,82 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             };
         }
-        match dice.below(8) {
-            0 => self.with_exclusive(cpu, dice, |_, exclusive| {
-                let Some((_, gather)) = exclusive.gather.take() else {
-                    return;
-                };
-                lose!(gather);
-                if forget {
-                    self.leaked.set(true);
-                    exclusive.murky = true;
-                } else {
-                    exclusive.touched.clear();
-                    exclusive.murky = false;
-                }
-            }),
-            1 => {
-                if let Some((_, _, issued)) = take_any(dice, &local.issued) {
-                    self.leaked.set(true);
-                    lose!(issued);
-                }
+        let mut lost = true;
+        match kind {
+            0 => {
+                lost = false;
+                self.with_exclusive(cpu, dice, |_, exclusive| {
+                    let Some((_, gather)) = exclusive.gather.take() else {
+                        return;
+                    };
+                    lost = true;
+                    lose!(gather);
+                    if forget {
+                        self.leaked.set(true);
+                        exclusive.murky = true;
+                    } else {
+                        exclusive.dropped();
+                    }
+                });
             }
-            2 => {
-                if let Some((_, slot, issued)) = take_any(dice, &local.issued_beside) {
+            1 => match take_any(dice, &local.issued) {
+                Some((_, _, issued)) => {
                     self.leaked.set(true);
                     lose!(issued);
+                }
+                None => lost = false,
+            },
+            2 => match take_any(dice, &local.issued_beside) {
+                Some((batch, slot, issued)) => {
+                    self.leaked.set(true);
+                    lose!(issued);
+                    if !forget {
+                        self.settled(cpu, batch);
+                    }
                     self.slots[slot].users.update(|users| users - 1);
                 }
-            }
-            3 => {
-                if let Some((_, completed)) = take_any(dice, &local.completed) {
+                None => lost = false,
+            },
+            3 => match take_any(dice, &local.completed) {
+                Some((_, completed)) => {
                     self.leaked.set(true);
                     lose!(completed);
                 }
-            }
-            4 => {
-                if let Some((_, cut)) = take_any(dice, &local.cuts) {
+                None => lost = false,
+            },
+            4 => match take_any(dice, &local.cuts) {
+                Some((_, cut)) => {
                     self.leaked.set(true);
                     lose!(cut);
                 }
-            }
-            5 => {
-                if let Some((_, held)) = take_any(dice, &local.held) {
-                    lose!(held);
-                }
-            }
-            6 => {
-                if let Some((slot, start)) = take_any(dice, &local.protecting) {
+                None => lost = false,
+            },
+            5 => match take_any(dice, &local.held) {
+                Some((_, held)) => lose!(held),
+                None => lost = false,
+            },
+            6 => match take_any(dice, &local.protecting) {
+                Some((slot, start)) => {
                     lose!(start);
                     self.slots[slot].users.update(|users| users - 1);
                 }
-            }
-            _ => {
-                if let Some(it) = take_any(dice, &local.gathers) {
+                None => lost = false,
+            },
+            7 => match take_any(dice, &local.gathers) {
+                Some(it) => {
                     // What is not quiet when it is dropped leaks as well.
                     self.leaked.set(true);
                     lose!(it.gather);
+                    if !forget {
+                        self.settled(cpu, it.batch);
+                    }
                     self.slots[it.slot].users.update(|users| users - 1);
-                } else {
-                    G::lose(self, cpu, dice, forget);
                 }
-            }
+                None => lost = false,
+            },
+            _ => lost = G::lose(self, cpu, dice, forget),
         }
+        lost
     }
 
     // ---- Shared edits ----
@@ -1045,7 +1166,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let Ok(leaf) = leaf else {
                 return world.check(page.is_none(), || format!("a page is refused: {leaf:?}"));
             };
-            let _ = leaf.input();
+            let mapping = &world.slots[it.slot].mapping;
+            if mapping.replace(true) {
+                page.into_iter().for_each(|page| world.give_back(page));
+                return;
+            }
             let mut mapped = it.gather.map(&leaf);
             for _ in 0..4 {
                 mapped = match mapped {
@@ -1068,6 +1193,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     }
                 };
             }
+            mapping.set(false);
+            world.judge_address(it.slot, leaf.input().bits(), refusal(&mapped));
             let mut used = true;
             match &mapped {
                 Ok(Mapped::Replaced(leaf)) => world.out(it.batch, leaf),
@@ -1091,6 +1218,39 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
     }
 
+    /// A block in the place of a table, of the same memory if that has not come from the machine.
+    fn coalesce(&self, cpu: usize, dice: &Dice) {
+        self.with_gather(cpu, dice, |world, it| {
+            let slot = &world.slots[it.slot];
+            let (page, block) = (Self::PAGE, Self::BLOCK);
+            let (at, _) = world.addresses(slot.base, dice);
+            let inside = at.wrapping_sub(slot.base) < 16 * block;
+            if !inside || slot.mapping.get() {
+                return;
+            }
+            let first = at & !(block - 1);
+            let frame = Pa::new(super::world::FAR + (first - slot.base));
+            let mapping = Mapping::new(world.attrs(dice)).pages_only();
+            slot.mapping.set(true);
+            if let (Ok(span), true) = (
+                Span::new(F::Input::from_bits(first), block),
+                dice.once_in(2) && page < 1 << 16,
+            ) {
+                let _mapped = it.gather.space().map_range(span, frame, mapping);
+            }
+            let attrs = world.attrs(dice);
+            let leaf = NewLeaf::<F>::new(F::Input::from_bits(first), frame, Level::new(1), attrs);
+            if let Ok(leaf) = leaf {
+                let mapped = it.gather.map(&leaf);
+                if let Ok(Mapped::Replaced(leaf)) = mapped {
+                    world.out(it.batch, &leaf);
+                }
+            }
+            slot.mapping.set(false);
+            slot.recent.set((first, block));
+        });
+    }
+
     fn map_range(&self, dice: &Dice) {
         self.with_shared(dice, |index, space| {
             let base = self.slots[index].base;
@@ -1099,7 +1259,19 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             };
             let frame = self.far(base, span.start().bits(), dice);
             let mapping = self.mapping(self.attrs(dice), dice);
+            if self.slots[index].mapping.replace(true) {
+                return;
+            }
             let mapped = space.map_range(span, frame, mapping);
+            self.slots[index].mapping.set(false);
+            let outside = matches!(
+                mapped,
+                Err(Refused::Edit(
+                    EditError::InputOutOfRange | EditError::Misaligned
+                ))
+            );
+            let right = outside || self.translates(&self.slots[index], span);
+            self.check(right, || format!("{span} is mapped: {mapped:?}"));
             if let Ok(bytes) = mapped {
                 self.check(bytes <= span.size(), || {
                     format!("{bytes:#x} of {span} were mapped")
@@ -1115,7 +1287,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             let batch = it.batch;
-            let mut room = dice.below(12);
+            let mut room = dice.below(if unwind { 4 } else { 12 });
             let mut held = |leaf: Held<Leaf<F>>| {
                 if early {
                     // SAFETY: what it names is reused too early, which is the bug.
@@ -1133,6 +1305,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 ControlFlow::Continue(())
             };
             if unwind {
+                // This CPU is alone, and in one edit.
+                world.control.interrupt[cpu].set(0);
                 unwinds(|| match dice.once_in(3) {
                     true => {
                         let _refused = it
@@ -1143,10 +1317,13 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                         let _refused = it.gather.unmap(span, &mut held);
                     }
                 });
+                // What was changed until then is forgotten with the rest.
+                world.note(cpu, batch, span, world.begin(it.slot));
                 return;
             }
             let (first, last) = (span.start().bits(), span.last().bits());
-            if let Ok(taken) = it.gather.unmap(span, held)
+            let taken = world.watch(cpu, (it.slot, batch), span, || it.gather.unmap(span, held));
+            if let Ok(taken) = taken
                 && let Progress::Stopped(at) = taken.progress
             {
                 let inside = (first..=last).contains(&at.bits()) && !taken.progress.is_done();
@@ -1162,6 +1339,66 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             world.slots[it.slot].users.update(|users| users + 1);
             let mut local = world.local(cpu).issued_beside.borrow_mut();
             local.push((batch, it.slot, issued));
+        });
+    }
+
+    /// All memory is protected, and a block is taken apart in the midst of which its table is woken. Nothing of that lets a
+    /// guest write.
+    fn lull(&self, cpu: usize, dice: &Dice) {
+        self.with_shared(dice, |index, space| {
+            let (slot, page, block) = (&self.slots[index], Self::PAGE, Self::BLOCK);
+            let first = slot.base + (4 + dice.below(2)) * block;
+            let attrs = Attrs {
+                accessed: true,
+                ..self.attrs(dice)
+            };
+            if let (Ok(span), true) = (
+                Span::new(F::Input::from_bits(first), block),
+                dice.below(4) > 0,
+            ) {
+                let frame = Pa::new(super::world::FAR + (first - slot.base));
+                let _mapped = space.map_range(span, frame, Mapping::new(attrs));
+            }
+            let alone = self.is_alone_in_writing(cpu);
+            let begun = self.begun_to_let.get();
+            let Ok(mut start) = space.protect_all() else {
+                return;
+            };
+            // A claim at the root that was forgotten is waited for in vain.
+            let mut over = false;
+            for _ in 0..40 {
+                over = start.step() == Step::Over;
+                if over {
+                    break;
+                }
+                self.machine.cpu().spend(Time::ns(200));
+            }
+            drop(start);
+            if !over || !alone || begun != self.begun_to_let.get() {
+                return;
+            }
+            slot.lulled.set(true);
+            let mut gather = space.gather();
+            let _few = gather.top_up(3);
+            for _ in 0..2 + dice.below(4) {
+                let at = first + dice.below(block / page) * page;
+                if dice.once_in(2) {
+                    slot.recent.set((at, page));
+                    self.plan(cpu, Kind::Wake, 1 + dice.below(12) as u32);
+                }
+                match dice.below(4) {
+                    0..=1 => {
+                        let _refused = gather.split(F::Input::from_bits(at), Level::PAGE);
+                    }
+                    2 => {
+                        let _refused = space.wake(F::Input::from_bits(at), true);
+                    }
+                    _ => {}
+                }
+                self.load_at(cpu, index);
+                self.write_lulled(slot, at);
+            }
+            let _finished = gather.finish(|_| ());
         });
     }
 

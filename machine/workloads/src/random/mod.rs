@@ -1,7 +1,7 @@
 //! Random programs for the machine: what the tests of planted bugs and the example `seeds` run.
 //!
 //! A [`Workload`] and a seed are a program, a machine to run it on and everything that its hardware does unasked. What
-//! another CPU may see is checked against what the editing CPU has announced (see [`oracle`]); the rules of the
+//! another CPU may see is checked against what the editing CPU has announced (see `oracle.rs`); the rules of the
 //! architecture are checked by the machine itself.
 //!
 //! The programs are right. A [`Bug`] makes one of them wrong in one place.
@@ -34,6 +34,7 @@ use tablewright_machine::{
 };
 
 pub use bug::Bug;
+pub use later::Later;
 
 /// What is done on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,15 +9,24 @@ use tablewright::{Format, Leaf};
 /// What is complete and not quiet.
 pub struct Later<F: Format, P: SharedPlatform>(RefCell<VecDeque<Cut<F, P>>>);
 
+impl<F: Format, P: SharedPlatform> Default for Later<F, P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<F: Format, P: SharedPlatform> Later<F, P> {
+    /// Nothing.
     pub fn new() -> Self {
         Self(RefCell::default())
     }
 
+    /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
         self.0.borrow().is_empty()
     }
 
+    /// Keeps what is complete.
     pub fn push(&self, cut: Cut<F, P>) {
         self.0.borrow_mut().push_back(cut);
     }

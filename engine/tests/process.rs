@@ -1,0 +1,280 @@
+//! What the address space of a process does: fork, and copy on write. Against a plain model, judged by the separate walker.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use common::{Decoded, Judged, Model, Stretches, is_arm, judge, snapshot};
+use proptest::prelude::*;
+use tablewright::format::{Arm64K4, Arm64K16, Arm64K64Wide, X86_64};
+use tablewright::hosted::Hosted;
+use tablewright::{
+    AddressSpace, Attrs, Caps, Change, EditError, Leaf, Level, Mapping, Pa, Perms, Span, Va,
+};
+
+const K4: u64 = 4 << 10;
+const M2: u64 = 2 << 20;
+
+fn caps(bbm: u8, flags: bool) -> Caps {
+    Caps {
+        bbm,
+        hardware_access: flags,
+        hardware_dirty: flags,
+        ..Caps::CONSERVATIVE
+    }
+}
+
+fn span(first: u64, size: u64) -> Span<Va> {
+    Span::new(Va::new(first), size).unwrap()
+}
+
+/// What is mapped: addresses and sizes in pages, memory at the same offset in a block or not, attributes, kind of leaves.
+#[derive(Clone, Debug)]
+struct Piece {
+    first: u64,
+    pages: u64,
+    shift: u64,
+    attrs: u8,
+    leaves: u8,
+}
+
+fn pieces() -> impl Strategy<Value = Vec<Piece>> {
+    let piece = (0..4000u64, 1..1500u64, 0..3u64, 0..3u8, 0..3u8);
+    let piece = piece.prop_map(|(first, pages, shift, attrs, leaves)| Piece {
+        first,
+        pages,
+        shift: shift * shift * 16,
+        attrs,
+        leaves,
+    });
+    prop::collection::vec(piece, 1..8)
+}
+
+/// A space with the pieces that do not overlap others, and its model.
+fn filled<'h, F: Judged>(
+    platform: &'h Hosted,
+    pieces: &[Piece],
+) -> (AddressSpace<F, &'h Hosted>, Model) {
+    let mut space = AddressSpace::<F, _>::new(platform).unwrap();
+    let mut model = Model::default();
+    let page = 1u64 << F::PAGE_SHIFT;
+    for piece in pieces {
+        let at = span(piece.first * page, piece.pages * page);
+        let attrs = [Attrs::USER_DATA, Attrs::USER_TEXT, Attrs::USER_RODATA][piece.attrs as usize];
+        let mapping = match piece.leaves {
+            0 => Mapping::new(attrs),
+            1 => Mapping::new(attrs).without_runs(),
+            _ => Mapping::new(attrs).pages_only(),
+        };
+        let frame = (piece.first + piece.shift) * page + (1 << 40);
+        match space.map(at, Pa::new(frame), mapping) {
+            Ok(()) => model.map(at.start().get(), at.size(), frame, attrs),
+            Err(error) => assert!(matches!(error, EditError::AlreadyMapped(_)), "{error}"),
+        }
+    }
+    (space, model)
+}
+
+fn fork<F: Judged>(pieces: &[Piece], at: (u64, u64), bbm: u8, flags: bool, protects: bool) {
+    let platform = Hosted::new(400, F::PAGE_SHIFT).with_caps(caps(bbm, flags));
+    let (mut parent, mut before) = filled::<F>(&platform, pieces);
+    parent.make_live();
+    let page = 1u64 << F::PAGE_SHIFT;
+    let at = span(at.0 * page, at.1 * page);
+    let (first, last) = (at.start().get(), at.last().get());
+    let change = match protects {
+        true => Change::new().write_protect(),
+        false => Change::new(),
+    };
+
+    // With too few tables nothing is mapped otherwise than before.
+    let mut child = AddressSpace::<F, _>::new(&platform).unwrap();
+    let tables = before.stretches();
+    for few in 0.. {
+        platform.limit_allocations(Some(few));
+        let mut told = Stretches::default();
+        let (mut gather, mut into) = (parent.gather(), child.gather());
+        let forked = gather.fork(at, change, &mut into, |leaf: Leaf<F>| {
+            told.add(
+                leaf.input().get(),
+                common::Mapped {
+                    size: leaf.size(),
+                    pa: leaf.frame().get(),
+                    attrs: leaf.attrs(),
+                },
+            );
+        });
+        drop((gather, into));
+        platform.limit_allocations(None);
+        let Err(error) = forked else {
+            // What was told of is what the child has.
+            assert_eq!(told, judge::<F>(&platform, child.root()));
+            break;
+        };
+        assert_eq!(error, EditError::OutOfTables);
+        assert_eq!(told, Stretches::default());
+        assert_eq!(judge::<F>(&platform, parent.root()), tables);
+        assert_eq!(judge::<F>(&platform, child.root()), Stretches::default());
+    }
+    before.change(first, last, |attrs| change.apply(attrs));
+    assert_eq!(judge::<F>(&platform, parent.root()), before.stretches());
+    let gone = before.unmap(first, last);
+    assert_eq!(judge::<F>(&platform, child.root()), gone.sorted());
+
+    // What is there already is not overwritten, and nothing changes.
+    if !before.stretches().0.is_empty() || judge::<F>(&platform, child.root()).0.is_empty() {
+        return;
+    }
+    let whole = snapshot::<F>(&platform, parent.root());
+    let (mut gather, mut into) = (parent.gather(), child.gather());
+    let again = gather.fork(at, change, &mut into, |_| ());
+    assert!(matches!(again, Err(EditError::AlreadyMapped(_))));
+    drop((gather, into));
+    assert_eq!(snapshot::<F>(&platform, parent.root()), whole);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
+
+    #[test]
+    fn a_fork_is_the_parent_as_it_is_changed(
+        pieces in pieces(), first in 0..4000u64, pages in 1..3000u64, bbm in 0..3u8,
+        flags: bool, protects: bool,
+    ) {
+        fork::<X86_64<4>>(&pieces, (first, pages), bbm, flags, protects);
+        fork::<Arm64K4>(&pieces, (first, pages), bbm, flags, protects);
+        fork::<Arm64K16>(&pieces, (first, pages), bbm, flags, protects);
+    }
+
+    #[test]
+    fn a_page_that_is_replaced_is_alone_in_that(
+        pieces in pieces(), pages in prop::collection::vec(0..6000u64, 1..20), bbm in 0..3u8, flags: bool,
+    ) {
+        replace::<X86_64<4>>(&pieces, &pages, bbm, flags);
+        replace::<Arm64K4>(&pieces, &pages, bbm, flags);
+        replace::<Arm64K64Wide>(&pieces, &pages, bbm, flags);
+    }
+}
+
+fn replace<F: Judged>(pieces: &[Piece], pages: &[u64], bbm: u8, flags: bool) {
+    let platform = Hosted::new(400, F::PAGE_SHIFT).with_caps(caps(bbm, flags));
+    let (mut space, mut model) = filled::<F>(&platform, pieces);
+    space.make_live();
+    let size = 1u64 << F::PAGE_SHIFT;
+    for &page in pages {
+        let (at, to) = (Va::new(page * size), Pa::new((1 << 41) + page * size));
+        let found = model.lookup(at.get());
+        platform.record();
+        let mut gather = space.gather();
+        let replaced = gather.replace(at, to, Attrs::USER_DATA);
+        let completed = gather.issue().complete();
+        match (found, replaced) {
+            (None, Err(error)) => assert_eq!(error, EditError::NotMapped(at)),
+            (Some((was, attrs)), Ok(held)) => {
+                let leaf = completed.release(held).unwrap();
+                assert_eq!(
+                    (leaf.input(), leaf.frame(), leaf.size()),
+                    (at, Pa::new(was), size)
+                );
+                assert_eq!(leaf.attrs(), attrs);
+                let _ = model.unmap(at.get(), at.get() + (size - 1));
+                model.map(at.get(), size, to.get(), Attrs::USER_DATA);
+                // Each replacement is forgotten, whether it was broken or not.
+                let told = platform.take_log();
+                assert!(told.iter().any(|told| told.covers(at.get())), "{told:?}");
+            }
+            (found, replaced) => panic!("{found:?} {replaced:?}"),
+        }
+        completed.finish(|_| ());
+        assert_eq!(judge::<F>(&platform, space.root()), model.stretches());
+    }
+}
+
+#[test]
+fn a_replaced_page_is_broken_where_the_architecture_demands_it() {
+    fn counts<F: Decoded<Input = Va>>() -> (u64, u64) {
+        let platform = Hosted::new(16, 12).with_caps(caps(2, false));
+        let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+        let ro = Mapping::new(Attrs::USER_RODATA).pages_only();
+        space.map(span(0, 4 * K4), Pa::new(0), ro).unwrap();
+        space.make_live();
+        let before = platform.counts();
+        let mut gather = space.gather();
+        let held = gather.replace(Va::new(K4), Pa::new(M2), Attrs::USER_DATA);
+        let in_place = platform.counts().invalidations - before.invalidations;
+        let completed = gather.issue().complete();
+        let leaf = completed.release(held.unwrap()).unwrap();
+        assert_eq!(leaf.frame(), Pa::new(K4));
+        let all = platform.counts().invalidations - before.invalidations;
+        (in_place, all)
+    }
+    assert_eq!(counts::<X86_64<4>>(), (0, 1));
+    assert_eq!(counts::<Arm64K4>(), (1, 1));
+}
+
+#[test]
+fn a_replacement_that_is_refused_changes_nothing() {
+    fn refuse<F: Judged>() {
+        let platform = Hosted::new(16, 12).with_caps(caps(2, true));
+        let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+        space
+            .map(span(0, M2), Pa::new(0), Attrs::KERNEL_DATA)
+            .unwrap();
+        space.make_own();
+        let whole = snapshot::<F>(&platform, space.root());
+        let mut gather = space.gather();
+        let data = Attrs::KERNEL_DATA;
+        let mut refused = |at, to| gather.replace(Va::new(at), Pa::new(to), data).err();
+        assert_eq!(refused(0x800, M2), Some(EditError::Misaligned));
+        assert_eq!(refused(0, 0x800), Some(EditError::Misaligned));
+        assert_eq!(refused(0, 1 << 56), Some(EditError::OutputOutOfRange));
+        assert_eq!(refused(1 << 56, 0), Some(EditError::InputOutOfRange));
+        assert_eq!(refused(M2, 0), Some(EditError::NotMapped(Va::new(M2))));
+        if is_arm::<F>() {
+            let broken = EditError::NeedsBreak(Va::new(K4));
+            assert_eq!(refused(K4, M2), Some(broken));
+        }
+        drop(gather);
+        assert_eq!(snapshot::<F>(&platform, space.root()), whole);
+    }
+    refuse::<X86_64<4>>();
+    refuse::<Arm64K4>();
+}
+
+#[test]
+fn a_fork_whose_visitor_unwinds_has_everything_forgotten() {
+    let platform = Hosted::new(64, 12).with_caps(caps(2, false));
+    let mut parent = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
+    parent.map(span(0, M2), Pa::new(0), mapping).unwrap();
+    parent.make_live();
+    let mut child = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    platform.record();
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let (mut gather, mut into) = (parent.gather(), child.gather());
+        let protect = Change::new().write_protect();
+        let mut told = 0;
+        let _ = gather.fork(span(0, M2), protect, &mut into, |_| {
+            told += 1;
+            assert!(told < 100, "enough");
+        });
+    }));
+    assert!(unwound.is_err());
+    let told = platform.take_log();
+    assert_eq!(told.len(), 1);
+    assert!(told[0].everything, "{told:?}");
+    // The child has the leaves that it was told of.
+    assert_eq!(
+        child.query(Va::new(99 * K4)).map(|leaf| leaf.level()),
+        Some(Level::PAGE)
+    );
+    assert!(child.query(Va::new(100 * K4)).is_none());
+    assert!(
+        !parent
+            .query(Va::new(0))
+            .unwrap()
+            .attrs()
+            .perms
+            .contains(Perms::WRITE)
+    );
+}

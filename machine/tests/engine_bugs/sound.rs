@@ -1,0 +1,331 @@
+//! What safe code could once do to the engine, planted back: flushes that are lost, taken for those of others, or complete too
+//! early; and what was changed in a space and is never said. Caught by random sequences of the whole safe API.
+
+use super::Bug;
+
+const FAULT: &str = "shared/fault.rs";
+const FLUSH: &str = "flush.rs";
+const GATHER: &str = "gather.rs";
+const KERNEL_HALF: &str = "kernel_half.rs";
+const LOG: &str = "guest/log.rs";
+const QUIET: &str = "shared/quiet.rs";
+const RANGE: &str = "shared/range.rs";
+const SHARED: &str = "shared/mod.rs";
+const SHARED_GATHER: &str = "shared/gather.rs";
+const SLEEP: &str = "shared/sleep.rs";
+const SPACE: &str = "space.rs";
+const SPLIT: &str = "edit/split.rs";
+const SWEEP: &str = "guest/sweep.rs";
+const UNMAP: &str = "edit/unmap.rs";
+
+/// What comes of memory that is used again before it is forgotten, and of what is relied on too early.
+const FORGOTTEN: &[&str] = &[
+    "break-before-make",
+    "conflict",
+    "freed early",
+    "invalidation",
+    "never invalidated",
+    "program",
+    "stale use",
+];
+/// The sequences say what the engine should have said.
+const SAID: &[&str] = &["program"];
+
+pub const BUGS: &[Bug] = &[
+    // Flushes of one processor.
+    Bug {
+        name: "what a forgotten gather owes is not paid",
+        file: GATHER,
+        find: "left.ranges.everything = «space.owed»;",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a gather that is dropped loses what it has gathered",
+        file: GATHER,
+        find: "if «self.space.owed || !detached.is_empty()» {\n            self.flush_rest();",
+        with: "{ self.space.owed = false; false }",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "what was issued before is not waited for",
+        file: GATHER,
+        find: "issued || «self.space.pending»",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a gather that is finished does not wait",
+        file: GATHER,
+        find: "if «self.send()» {",
+        with: "{ self.send(); false }",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "what was issued is complete at once",
+        file: FLUSH,
+        find: "if «self.wait» {\n            completed.platform",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    // Levels, and tables.
+    Bug {
+        name: "the level of one leaf is that of two",
+        file: FLUSH,
+        find: "if item.level != level {\n                    «item.level = None;»",
+        with: "",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "tables are forgotten in a merge",
+        file: FLUSH,
+        find: "«item.tables |= tables;»\n                return;",
+        with: "",
+        rules: FORGOTTEN,
+    },
+    // Edits that are not complete.
+    Bug {
+        name: "a coalesce in place on x86 does not count any more when it returns",
+        file: FAULT,
+        find: "«space.platform.barrier(Barrier::Publish);\n        Ok(Mapped::Coalesced)»",
+        with: "if F::RULE == Rule::X86 { self.count.end(); } Ok(Mapped::Coalesced)",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a protect does not count",
+        file: RANGE,
+        find: "if how == Transition::Invalidate {\n                «self.count.begin();»",
+        with: "",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "an unmap of tables and blocks does not count",
+        file: RANGE,
+        find: "«self.count.begin();»\n            match (",
+        with: "",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "an unmap of pages does not count",
+        file: RANGE,
+        find: "«self.count.begin();»\n                match table",
+        with: "",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a shared gather that is dropped counts as complete",
+        file: SHARED_GATHER,
+        find: "«let _finished = self.finish(|_| ());»",
+        with: "self.count.end();",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "what was issued and dropped counts as complete",
+        file: SHARED_GATHER,
+        find: "fn drop(&mut self) {\n        «self.end();»",
+        with: "self.count.end();",
+        rules: FORGOTTEN,
+    },
+    // Whose flush it is.
+    Bug {
+        name: "an exclusive edit invalidates another identity",
+        file: SPACE,
+        find: "id: «self.id»,\n            global:",
+        with: "0",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a shared edit invalidates another identity",
+        file: SHARED,
+        find: "id: «self.id»,\n            global,",
+        with: "0",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a leaf is released by the flush of others",
+        file: FLUSH,
+        find: "if «held.serial == self.serial» {",
+        with: "true",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "the flushes of each space are numbered from one",
+        file: FLUSH,
+        find: "0 => «BLOCKS.fetch_add(1, Ordering::Relaxed) * BLOCK + 1»,",
+        with: "BLOCK + 1",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a live space takes another identity",
+        file: SPACE,
+        find: "if «self.liveness == Liveness::Dead» {\n            self.id",
+        with: "true",
+        rules: SAID,
+    },
+    Bug {
+        name: "a sweep takes the gather of another guest",
+        file: SWEEP,
+        find: "match «core::ptr::eq(self.guest, gather.guest)» {",
+        with: "true",
+        rules: SAID,
+    },
+    // Walks of software.
+    Bug {
+        name: "a walk that ends ends those around it",
+        file: QUIET,
+        find: "if «depth == 0» {",
+        with: "true",
+        rules: SAID,
+    },
+    // What a space translates.
+    Bug {
+        name: "a shared edit of a range does not know the half",
+        file: SHARED,
+        find: "crate::space::check::<F>(«self.half», span)",
+        with: "None",
+        rules: SAID,
+    },
+    Bug {
+        name: "a shared edit of an address does not know the half",
+        file: SHARED,
+        find: "crate::space::translates::<F>(«self.half», input.bits())",
+        with: "None",
+        rules: SAID,
+    },
+    Bug {
+        name: "a range over the hole is translated",
+        file: SPACE,
+        find: "|| «(slice.first ^ slice.last) >> 63 != 0»",
+        with: "false",
+        rules: &["program", "no end", "panic"],
+    },
+    Bug {
+        name: "a split does not look where it is",
+        file: RANGE,
+        find: "-> Result<bool, Refused<F::Input>> {\n        if «!self.space.translates(input)» {",
+        with: "false",
+        rules: &["program", "walk astray", "panic"],
+    },
+    // From one processor to many, and back.
+    Bug {
+        name: "runs are kept in a space that is shared",
+        file: SPLIT,
+        find: "if «core::mem::take(&mut self.space.runs)» {",
+        with: "false",
+        rules: &[
+            "broken run",
+            "break-before-make",
+            "invalidation",
+            "conflict",
+        ],
+    },
+    Bug {
+        name: "a dead space is shared, and not published",
+        file: SPLIT,
+        find: "self.left.news |= «!conditions.live»;",
+        with: "false",
+        rules: &["linked early", "no progress", "program", "walk astray"],
+    },
+    Bug {
+        name: "what is frozen is taken for suspended",
+        file: SHARED,
+        find: "unclaim: «self.has_seen_unfinished(0)»,",
+        with: "false",
+        rules: &[
+            "program",
+            "walk astray",
+            "freed early",
+            "break-before-make",
+            "panic",
+            "stale use",
+        ],
+    },
+    // Visitors that unwind.
+    Bug {
+        name: "an unmap that unwinds is not forgotten",
+        file: UNMAP,
+        find: "core::mem::replace(&mut self.ranges.everything, «conditions.live»)",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a shared unmap that unwinds is not forgotten",
+        file: RANGE,
+        find: "core::mem::replace(&mut self.flush.ranges.everything, «true»);\n        let mut unmap",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a shared change that unwinds is not forgotten",
+        file: RANGE,
+        find: "core::mem::replace(&mut self.flush.ranges.everything, «true»);\n        let mut protect",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    // Global translations.
+    Bug {
+        name: "an exclusive edit does not say that it means global translations",
+        file: SPACE,
+        find: "global: «self.globals»,",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a shared edit does not say that it means global translations",
+        file: SHARED,
+        find: "«global»,\n        }\n    }\n\n    #[inline]\n    fn check",
+        with: "global: global && !PLANTED",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a shared map does not say that it maps what is global",
+        file: FAULT,
+        find: "space.map_global(«leaf.attrs.global»);",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a shared change does not say that it makes leaves global",
+        file: RANGE,
+        find: "space.map_global(«change.turns_global()»);",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a change does not say that it makes leaves global",
+        file: "edit/protect.rs",
+        find: "self.change_tree(slice, change)?;\n        }\n        self.space.globals |= «change.turns_global()»;",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    // The half that all roots share.
+    Bug {
+        name: "a user's space is the kernel's half as well",
+        file: KERNEL_HALF,
+        find: "«user.limit_to(Half::Lower);»",
+        with: "",
+        rules: &["freed early", "program", "walk astray"],
+    },
+    Bug {
+        name: "a table that all roots share is cut off from one",
+        file: UNMAP,
+        find: "«self.pinned && level == F::root_level()»",
+        with: "false",
+        rules: &["freed early", "program", "walk astray", "invalidation"],
+    },
+    // Tables that sleep, and what was looked up before.
+    Bug {
+        name: "a table with a claim in it is woken",
+        file: SLEEP,
+        find: "Kind::Invalid => {\n                        «claimed = Err(Asleep::Busy);»",
+        with: "",
+        rules: SAID,
+    },
+    Bug {
+        name: "a page is reopened by a request from before a log",
+        file: LOG,
+        find: "let _walk = self.space.platform().enter();\n        if «!self.slots.is_current(request.version)» {\n            return Err(Refused::Retry);\n        }\n        let at",
+        with: "false",
+        rules: SAID,
+    },
+];
