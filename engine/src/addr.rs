@@ -371,6 +371,9 @@ impl Level {
     /// The level whose entries translate single pages.
     pub const PAGE: Self = Self(0);
 
+    /// Above every level of any format: as a limit, none.
+    pub const ANY: Self = Self(u8::MAX);
+
     /// The level `height` steps above the pages.
     pub const fn new(height: u8) -> Self {
         Self(height)

@@ -18,11 +18,12 @@
 //!   it sets them by an atomic update of its own that checks the entry (DDI 0487 D8.5; SDM vol. 3A 5.8); what the
 //!   exchange returned is final.
 //!
-//! The atomics are `loom`'s when the crate is built with `--cfg loom`; nothing else changes.
+//! The atomics are `loom`'s in the package `tablewright-loom`, which has a feature of that name and otherwise the same
+//! sources.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, Ordering};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
 
 use core::fmt;
@@ -71,10 +72,10 @@ impl Entry {
     /// 1. No other processor and no walker writes the entry at the same time.
     #[inline(always)]
     pub unsafe fn read(&self) -> u64 {
-        #[cfg(not(loom))]
+        #[cfg(not(feature = "loom"))]
         // SAFETY: the pointer is that of the atomic, valid and aligned; it is not written, by (1.).
         return unsafe { self.0.as_ptr().read() };
-        #[cfg(loom)]
+        #[cfg(feature = "loom")]
         // SAFETY: as above; loom checks it.
         return unsafe { self.0.unsync_load() };
     }
@@ -134,13 +135,13 @@ const AHEAD: usize = 24;
 
 #[inline(always)]
 fn prefetch_line(entry: *const Entry) {
-    #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(miri), not(feature = "loom")))]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch has no effect that a program can see, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(entry.cast()) };
     }
-    #[cfg(all(target_arch = "aarch64", not(miri), not(loom)))]
+    #[cfg(all(target_arch = "aarch64", not(miri), not(feature = "loom")))]
     // SAFETY: a prefetch has no effect that a program can see, whatever the address.
     unsafe {
         core::arch::asm!("prfm pldl1keep, [{0}]", in(reg) entry, options(nostack, readonly, preserves_flags));

@@ -6,10 +6,10 @@
 //!
 //! Provenance is kept: a pointer to a frame is made from the pointer to the region, never from an integer.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod threads;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub use threads::{Event, Threads, Walk};
 
 use core::cell::{Cell, RefCell};
@@ -21,6 +21,19 @@ use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink, prefetch};
 use crate::flush::{Invalidation, Stale, What};
 use crate::platform::{Barrier, Caps, Platform};
+
+/// What the hosted platforms have unless a test says otherwise: [`Caps::CONSERVATIVE`], and every leaf that a format has,
+/// because no processor reads these tables.
+///
+/// ```
+/// use tablewright::{Caps, Level, hosted::{self, Hosted}};
+/// // As on a processor of x86-64 without pages of 1 GiB.
+/// let platform = Hosted::new(8, 12).with_caps(Caps { largest_leaf: Level::new(1), ..hosted::CAPS });
+/// ```
+pub const CAPS: Caps = Caps {
+    largest_leaf: Level::ANY,
+    ..Caps::CONSERVATIVE
+};
 
 /// What the platform was asked to do.
 ///
@@ -174,7 +187,7 @@ impl Hosted {
             handle_alloc_error(layout)
         };
         let region = region.cast::<Entry>();
-        #[cfg(loom)]
+        #[cfg(feature = "loom")]
         for index in 0..entries {
             // SAFETY: the entry lies inside the region. Loom's atomics are not valid when zeroed.
             unsafe { region.add(index).write(Entry::new(0)) };
@@ -213,7 +226,7 @@ impl Hosted {
             free: RefCell::new(Vec::new()),
             used: RefCell::new(vec![0; frames.div_ceil(64)]),
             links: Some((0..frames).map(|_| TableLink::new()).collect()),
-            caps: Caps::CONSERVATIVE,
+            caps: CAPS,
             budget: Cell::new(None),
             counts: Cell::new(Counts::default()),
             log: RefCell::new(None),
@@ -290,7 +303,7 @@ impl Hosted {
 impl Drop for Hosted {
     fn drop(&mut self) {
         if let Some(layout) = self.layout {
-            #[cfg(loom)]
+            #[cfg(feature = "loom")]
             for index in 0..self.frames.max(1) << (self.page_shift - 3) {
                 // SAFETY: every entry was written when the region was made, and is dropped once.
                 unsafe { self.region.add(index).drop_in_place() };

@@ -14,7 +14,7 @@
 //! Start at [`AddressSpace`] for the edits, at [`Platform`] for what an embedder provides, at [`Gather`] for the edits and what they
 //! leaves behind, at [`mod@format`] for the descriptor formats, and at [`linear`] for the map of all memory that a kernel
 //! makes when it boots; [`shared`] has the edits that many processors make at once, [`guest`] what a hypervisor makes of
-//! them, and [`shootdown`] what it takes to have other processors forget.
+//! them, [`shootdown`] what it takes to have other processors forget, and [`arch`] what is executed for all of it.
 //!
 //! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a [platform](hosted) on
 //! ordinary memory for tests and needs `std`.
@@ -22,6 +22,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod addr;
+pub mod arch;
 pub mod bbm;
 pub mod dirty;
 mod edit;
@@ -52,7 +53,7 @@ pub use platform::{Barrier, Caps, Hooks, NoHooks, Platform};
 pub use space::{AddressSpace, EditError, Half, Liveness};
 
 /// The examples in the README and the book, compiled and run as tests.
-#[cfg(all(doctest, feature = "hosted"))]
+#[cfg(all(doctest, feature = "hosted", target_arch = "x86_64"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;
 

@@ -63,19 +63,24 @@ pub struct Caps {
     /// More page-sized invalidations than this in one flush are replaced by one of everything. It is a cost of the
     /// machine, not of the format; with range instructions, set it high.
     pub invalidate_all_above: u64,
+    /// The largest leaf that the processors have, where not all have those of the format: pages of 1 GiB on x86
+    /// (`CPUID` 8000_0001 EDX bit 26), large pages of EPT (`IA32_VMX_EPT_VPID_CAP` bits 16 and 17). No edit makes a leaf
+    /// above it; those that are [everywhere](crate::Format::SURE_LEAF) are made in any case.
+    pub largest_leaf: Level,
 }
 
 impl Caps {
     /// Correct on any arm64 or x86 processor.
     ///
     /// The threshold of 512 operations is where kernels without range instructions commonly give up (the arm64 port
-    /// of Linux uses this number).
+    /// of Linux uses this number); what [`arch`](crate::arch) says of a processor is closer to it. Leaves are those that every processor has, which is all of them on arm64.
     pub const CONSERVATIVE: Self = Self {
         bbm: 0,
         hardware_access: true,
         hardware_dirty: true,
         invalid_entries_cached: false,
         invalidate_all_above: 512,
+        largest_leaf: Level::PAGE,
     };
 }
 

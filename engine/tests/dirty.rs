@@ -144,7 +144,7 @@ struct Vm<'s, F: Format<Input = Ipa>> {
 fn by_faults() -> Caps {
     Caps {
         hardware_dirty: false,
-        ..Caps::CONSERVATIVE
+        ..tablewright::hosted::CAPS
     }
 }
 
@@ -448,7 +448,7 @@ fn a_large_leaf_is_not_made_writable_while_its_slot_is_logged() {
 
 #[test]
 fn what_cannot_be_protected_is_refused() {
-    let platform = Threads::new(700, 12, 1).with_caps(Caps::CONSERVATIVE);
+    let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
     let cells = [const { SlotCell::new() }; 1];
     let (vm, _) = full::<Ept<4>>(&platform, &cells, MIB, true);
     assert_eq!(vm.protect_all(), Err(Unprotectable::HardwareDirty));
@@ -538,7 +538,7 @@ fn a_harvest_protects_what_it_gives_out() {
 
 #[test]
 fn what_hardware_marks_is_harvested() {
-    let platform = Threads::new(700, 12, 1).with_caps(Caps::CONSERVATIVE);
+    let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
     let cells = [const { SlotCell::new() }; 1];
     let vm = Vm::<Ept<4>>::new(&platform, &cells);
     let ram = Slot::memory(span(0, 2 * MIB), 0).with_log(Log::ByHardware);

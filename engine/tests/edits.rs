@@ -43,7 +43,7 @@ fn quiet(bbm: u8) -> Caps {
         hardware_dirty: false,
         // Out of the way, where a test is not about it.
         invalidate_all_above: 1 << 20,
-        ..Caps::CONSERVATIVE
+        ..tablewright::hosted::CAPS
     }
 }
 
@@ -2689,7 +2689,7 @@ fn what_no_tlb_holds_is_published_with_the_gather() {
 
 #[test]
 fn a_dead_space_takes_no_barrier_and_no_invalidation() {
-    let platform = Hosted::new(700, 12).with_caps(Caps::CONSERVATIVE);
+    let platform = Hosted::new(700, 12).with_caps(tablewright::hosted::CAPS);
     let mut space = Space::<Arm64K4>::new(&platform).unwrap();
     map(&mut space, span(0, 64 * M2), 0, Attrs::USER_DATA).unwrap();
     protect(

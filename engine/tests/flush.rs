@@ -315,7 +315,7 @@ fn run<F: Judged>() {
             invalidate_all_above,
             hardware_access: hardware,
             hardware_dirty: hardware,
-            ..Caps::CONSERVATIVE
+            ..tablewright::hosted::CAPS
         };
         let liveness = if own { Liveness::Own } else { Liveness::Live };
         pays_what_it_owes::<F>(&ops, caps, liveness);

@@ -713,7 +713,7 @@ impl<F: Judged> World<'_, '_, F> {
 fn race<F: Judged>(seed: u64, liveness: Liveness, anywhere_in_a_run: bool) {
     let caps = Caps {
         bbm: if F::HALVES { (seed % 4) as u8 } else { 0 },
-        ..Caps::CONSERVATIVE
+        ..tablewright::hosted::CAPS
     };
     // Sometimes enough for a run of blocks and a little more.
     let run = 1u64 << F::contiguous(Level::new(1));

@@ -610,7 +610,7 @@ fn caps() -> impl Strategy<Value = Caps> {
         bbm,
         hardware_access: hardware,
         hardware_dirty: hardware,
-        ..Caps::CONSERVATIVE
+        ..tablewright::hosted::CAPS
     })
 }
 

@@ -34,7 +34,7 @@ const RAM: Pa = Pa::new(0x4000_0000);
 /// Hardware does not mark what is written.
 const BY_FAULTS: Caps = Caps {
     hardware_dirty: false,
-    ..Caps::CONSERVATIVE
+    ..tablewright::hosted::CAPS
 };
 
 fn platform(caps: Caps) -> Threads {
@@ -105,7 +105,7 @@ fn abandon<T>(gather: T, forgotten: bool) {
 fn an_edit_invalidates_its_own_space() {
     let platform = platform(Caps {
         bbm: 2,
-        ..Caps::CONSERVATIVE
+        ..tablewright::hosted::CAPS
     });
     let spaces = [1, 2].map(|id| mapped::<S2>(&platform, id, BLOCK, pages()));
     let mut gathers = spaces.each_ref().map(SharedSpace::gather);
@@ -124,7 +124,7 @@ fn an_edit_invalidates_its_own_space() {
 /// The same for guests: a sweep of one does nothing with the gather of another.
 #[test]
 fn a_sweep_takes_the_gather_of_its_guest() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let cells = [const { SlotCell::new() }; 2];
     let guests: Vec<_> = cells
         .chunks(1)
@@ -150,7 +150,7 @@ fn a_sweep_takes_the_gather_of_its_guest() {
 /// A table of space 2, whose place a block had taken, was freed by a flush of space 1.
 #[test]
 fn a_table_is_freed_after_its_own_space_was_invalidated() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let one = mapped::<Npt<4>>(&platform, 1, BLOCK, pages());
     let two = mapped::<Npt<4>>(&platform, 2, BLOCK, pages());
     let block = NewLeaf::new(Ipa::new(0), RAM, Level::new(1), Attrs::GUEST_MEMORY).unwrap();
@@ -177,7 +177,7 @@ fn a_table_is_freed_after_its_own_space_was_invalidated() {
 #[test]
 fn a_leaf_is_released_by_its_own_flush_alone() {
     for forgotten in [false, true] {
-        let platform = platform(Caps::CONSERVATIVE);
+        let platform = platform(tablewright::hosted::CAPS);
         let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
         space.map(va(0, PAGE), RAM, Attrs::USER_DATA).unwrap();
         space.make_live();
@@ -206,7 +206,7 @@ fn a_leaf_is_released_by_its_own_flush_alone() {
 /// Tables of one platform were linked into a tree on another, or given back to another.
 #[test]
 fn tables_go_back_to_their_platform() {
-    let (a, b) = (platform(Caps::CONSERVATIVE), Threads::new(8, 12, 1));
+    let (a, b) = (platform(tablewright::hosted::CAPS), Threads::new(8, 12, 1));
     let spaces = [&a, &b].map(|platform| share::<X86_64<4>>(platform, 1));
     for _ in 0..6 {
         a.alloc_table(Level::PAGE).unwrap();
@@ -279,7 +279,7 @@ fn a_walk_is_not_over_before_it_is_dropped() {
 #[test]
 fn two_unmaps_may_be_completed_in_any_order() {
     for first in 0..2 {
-        let platform = platform(Caps::CONSERVATIVE);
+        let platform = platform(tablewright::hosted::CAPS);
         let space = mapped::<S2>(&platform, 1, 2 * BLOCK, pages());
         let mut issued: Vec<_> = [0, BLOCK]
             .into_iter()
@@ -302,7 +302,7 @@ fn two_unmaps_may_be_completed_in_any_order() {
 /// A quiescent state was passed in the midst of a walk, which an edit under way held.
 #[test]
 fn no_state_is_passed_in_the_midst_of_a_walk() {
-    let platform = platform(Caps::CONSERVATIVE).with_quiescent_states();
+    let platform = platform(tablewright::hosted::CAPS).with_quiescent_states();
     platform.pass();
     let space = mapped::<S2>(&platform, 1, PAGE, pages());
     let walk = platform.enter();
@@ -355,7 +355,7 @@ fn threads_that_play_no_processor_have_walks_of_their_own() {
 /// A leaf was made clean, its visitor panicked, and no processor was told to set the flag again.
 #[test]
 fn what_was_washed_is_invalidated_when_a_visitor_unwinds() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
     let mut gather = space.gather();
     let washed = catch_unwind(AssertUnwindSafe(|| {
@@ -371,7 +371,7 @@ fn what_was_washed_is_invalidated_when_a_visitor_unwinds() {
 /// The same of what was taken away, which is also frozen for others until it is forgotten.
 #[test]
 fn what_was_taken_is_invalidated_when_a_visitor_unwinds() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let space = mapped::<S2>(&platform, 1, 2 * PAGE, pages());
     let unmapped = catch_unwind(|| {
         let mut gather = space.gather();
@@ -389,7 +389,7 @@ fn what_was_taken_is_invalidated_when_a_visitor_unwinds() {
 /// An unmap in the upper half took away what was mapped in the lower.
 #[test]
 fn an_address_of_the_other_half_is_refused() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let space = share::<Arm64K4>(&platform, 1);
     let attrs = Mapping::new(Attrs::USER_DATA).pages_only();
     assert_eq!(space.map_range(va(0, BLOCK), RAM, attrs), Ok(BLOCK));
@@ -402,7 +402,7 @@ fn an_address_of_the_other_half_is_refused() {
 /// An address beyond those that the format translates was the alias of another: the block at 0 was split.
 #[test]
 fn an_address_out_of_range_is_refused() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let space = mapped::<S2>(&platform, 1, BLOCK, blocks());
     assert_refused(&space, ipa(1 << 50, BLOCK));
     assert_eq!(space.query(Ipa::new(0)).unwrap().size(), BLOCK);
@@ -436,7 +436,7 @@ fn assert_refused<F: Format>(space: &Space<'_, F>, span: Span<F::Input>) {
 /// A range over the hole of x86-64 was protected by shared edits, and refused by exclusive ones.
 #[test]
 fn a_range_over_the_hole_is_refused() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
     let (low, high) = (Va::new(0x7fff_ffff_f000), Va::new(0xffff_8000_0000_0fff));
     let over = Span::inclusive(low, high).unwrap();
@@ -450,7 +450,7 @@ fn a_range_over_the_hole_is_refused() {
 /// A shared edit took one member of a run of an exclusive space: its neighbours still promised a run around it.
 #[test]
 fn a_run_is_unfolded_when_its_space_is_shared() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let mut space = AddressSpace::<S2, _>::new(&platform).unwrap();
     space
         .map(ipa(0, 16 * PAGE), RAM, Attrs::GUEST_MEMORY)
@@ -477,7 +477,7 @@ fn a_run_is_unfolded_when_its_space_is_shared() {
 /// The root of a space that was shared at once was zeroed and never published, and then loaded.
 #[test]
 fn a_root_is_published_before_it_is_loaded() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let space = AddressSpace::<S2, _>::new(&platform).unwrap();
     assert_eq!(platform.take_events(), []);
     let space = SharedSpace::new(space).ok().unwrap();
@@ -491,7 +491,7 @@ fn a_root_is_published_before_it_is_loaded() {
 #[test]
 fn what_is_frozen_is_not_resumed() {
     for forgotten in [false, true] {
-        let platform = platform(Caps::CONSERVATIVE);
+        let platform = platform(tablewright::hosted::CAPS);
         let space = mapped::<S2>(&platform, 1, BLOCK, pages());
         let mut gather = space.gather();
         unmap(&mut gather, ipa(3 * PAGE, PAGE));
@@ -517,7 +517,7 @@ fn what_is_frozen_is_not_resumed() {
 #[test]
 fn what_is_frozen_is_not_freed() {
     for forgotten in [false, true] {
-        let platform = platform(Caps::CONSERVATIVE);
+        let platform = platform(tablewright::hosted::CAPS);
         let space = mapped::<S2>(&platform, 1, 2 * BLOCK, pages());
         let mut gather = space.gather();
         unmap(&mut gather, ipa(BLOCK, BLOCK)); // a table, frozen one level up
@@ -539,7 +539,7 @@ fn what_is_frozen_is_not_freed() {
 /// What was taken on x86 and dropped was never invalidated, and the next unmap believed that it was.
 #[test]
 fn what_was_taken_and_dropped_is_forgotten() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     for forgotten in [false, true] {
         let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
         let mut gather = space.gather();
@@ -560,7 +560,7 @@ fn what_was_taken_and_dropped_is_forgotten() {
 /// forgotten.
 #[test]
 fn what_an_unmap_passes_over_is_forgotten() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let space = mapped::<S2>(&platform, 1, PAGE, pages());
     let mut gather = space.gather();
     unmap(&mut gather, ipa(0, PAGE));
@@ -575,7 +575,7 @@ fn what_an_unmap_passes_over_is_forgotten() {
 /// A leaf was read-only already, by an edit whose invalidation was not complete; the second had nothing to invalidate.
 #[test]
 fn what_is_protected_already_is_not_complete() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
     let page = ipa(0, PAGE);
     type Edit = fn(&mut shared::Gather<'_, Npt<4>, &Threads>, Span<Ipa>) -> Protected;
@@ -650,7 +650,7 @@ fn write_page_5<'t, P: SharedPlatform + Clone>(
 /// strides by it, and spares what is cached of tables.
 #[test]
 fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
-    let platform = platform(Caps::CONSERVATIVE);
+    let platform = platform(tablewright::hosted::CAPS);
     let space = share::<X86_64<4>>(&platform, 1);
     let mapping = Mapping::new(Attrs::USER_DATA).pages_only();
     assert_eq!(space.map_range(va(0, BLOCK), RAM, mapping), Ok(BLOCK));

@@ -167,7 +167,7 @@ fn what_was_aged_is_still_remembered() {
     let platform = Threads::new(64, 12, 1).with_caps(Caps {
         hardware_access: false,
         hardware_dirty: false,
-        ..Caps::CONSERVATIVE
+        ..tablewright::hosted::CAPS
     });
     let space = share::<Arm64K4>(&platform);
     let mut gather = space.gather();
@@ -320,14 +320,14 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
 fn a_crowd_leaves_a_tree() {
     let gentle = Caps {
         bbm: 2,
-        ..Caps::CONSERVATIVE
+        ..tablewright::hosted::CAPS
     };
     for seed in 0..12 {
         for clean in [false, true] {
-            a_crowd::<Arm64K4>(seed, Caps::CONSERVATIVE, clean);
+            a_crowd::<Arm64K4>(seed, tablewright::hosted::CAPS, clean);
             a_crowd::<Arm64K4>(seed, gentle, clean);
-            a_crowd::<Arm64K16>(seed, Caps::CONSERVATIVE, clean);
-            a_crowd::<X86_64<4>>(seed, Caps::CONSERVATIVE, clean);
+            a_crowd::<Arm64K16>(seed, tablewright::hosted::CAPS, clean);
+            a_crowd::<X86_64<4>>(seed, tablewright::hosted::CAPS, clean);
         }
     }
 }

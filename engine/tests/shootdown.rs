@@ -17,7 +17,7 @@ use tablewright::hyperv::{
 };
 use tablewright::shared::{Cut, SharedPlatform};
 use tablewright::shootdown::amd::{self, Invlpgb};
-use tablewright::shootdown::arm64::{self, Instruction, Op, Tlbi};
+use tablewright::shootdown::arm64::{self, Instruction, Op, Regime, Tlbi};
 use tablewright::shootdown::*;
 use tablewright::{AddressSpace, Attrs, Invalidation, Level, Pa, Span, Stale, Va, What};
 
@@ -925,17 +925,41 @@ fn instructions_are_those_of_an_assembler() {
         (Op::Ipas2le1, 0, 0xd50c_80a0),
         (Op::Ripas2e1, 0, 0xd50c_8040),
         (Op::Ripas2le1, 0, 0xd50c_80c0),
+        (Op::Alle1, 31, 0xd50c_839f),
+        (Op::Alle2, 31, 0xd50c_831f),
+        (Op::Vae2, 0, 0xd50c_8320),
+        (Op::Vale2, 0, 0xd50c_83a0),
+        (Op::Rvae2, 0, 0xd50c_8220),
+        (Op::Rvale2, 0, 0xd50c_82a0),
     ];
     for (op, register, word) in words {
         assert_eq!(op.word(register), word, "{op:?}");
+        assert_eq!(op.is_everything(), register == 31, "{op:?}");
+    }
+    // The same of this processor alone.
+    let words = [
+        (Op::Vmalle1, 31, 0xd508_871f),
+        (Op::Vae1, 0, 0xd508_8720),
+        (Op::Aside1, 0, 0xd508_8740),
+        (Op::Vale1, 0, 0xd508_87a0),
+        (Op::Rvae1, 0, 0xd508_8620),
+        (Op::Vmalls12e1, 31, 0xd50c_87df),
+        (Op::Ipas2e1, 0, 0xd50c_8420),
+        (Op::Ripas2e1, 0, 0xd50c_8440),
+        (Op::Alle2, 31, 0xd50c_871f),
+        (Op::Vae2, 0, 0xd50c_8720),
+        (Op::Rvae2, 0, 0xd50c_8620),
+    ];
+    for (op, register, word) in words {
+        assert_eq!(op.local_word(register), word, "{op:?}");
     }
 }
 
 const ARM: arm64::Encoder = arm64::Encoder {
+    regime: Regime::El1,
     page_shift: 12,
     ranges: true,
     wide: false,
-    stage2: false,
 };
 
 fn instructions(encoder: arm64::Encoder, flush: &Invalidation<'_>) -> Vec<Instruction> {
@@ -947,7 +971,7 @@ fn instructions(encoder: arm64::Encoder, flush: &Invalidation<'_>) -> Vec<Instru
 #[test]
 fn a_flush_of_stage_2_waits_once_and_forgets_once_what_was_combined() {
     let stage2 = arm64::Encoder {
-        stage2: true,
+        regime: Regime::Stage2,
         ..ARM
     };
     let combined = Instruction::Tlbi(Tlbi {
@@ -996,12 +1020,14 @@ proptest! {
     #[test]
     fn instructions_name_each_page_once_and_no_other(
         page_shift in prop::sample::select(vec![12u32, 14, 16]),
-        (ranges, wide, stage2, tables, global) in any::<(bool, bool, bool, bool, bool)>(),
+        (ranges, wide, tables, global) in any::<(bool, bool, bool, bool)>(),
+        regime in prop::sample::select(vec![Regime::El1, Regime::El2, Regime::Stage2]),
         height in prop::option::of(0..2u8),
         (first, count) in (0..1u64 << 20, prop_oneof![1..200u64, 1..1u64 << 24]),
         id in any::<u16>(),
     ) {
-        let encoder = arm64::Encoder { page_shift, ranges, wide, stage2 };
+        let encoder = arm64::Encoder { regime, page_shift, ranges, wide };
+        let stage2 = regime == Regime::Stage2;
         let stride = u64::from(page_shift - 3) * u64::from(height.unwrap_or(0));
         let count = if ranges { count } else { count % 2000 + 1 };
         let (first, pages) = (first << stride, (count >> stride).max(1) << stride);
@@ -1022,10 +1048,11 @@ proptest! {
             };
             let name = format!("{:?}", tlbi.op);
             // Leaves of all ASIDs, of one, or of a guest's physical addresses.
-            prop_assert_eq!(name.contains("le1"), !tables);
+            prop_assert_eq!(name.contains("le"), !tables);
+            prop_assert_eq!(name.ends_with('2'), regime == Regime::El2);
             prop_assert_eq!(name.to_lowercase().contains("ipas2"), stage2);
-            prop_assert_eq!(name.to_lowercase().contains("vaa"), global && !stage2);
-            prop_assert_eq!(tlbi.operand >> 48, if stage2 || global { 0 } else { u64::from(id) });
+            prop_assert_eq!(name.to_lowercase().contains("vaa"), global && regime == Regime::El1);
+            prop_assert_eq!(tlbi.operand >> 48, if regime != Regime::El1 || global { 0 } else { u64::from(id) });
             let (named, hint) = named(&encoder, tlbi);
             prop_assert_eq!(hint, height.map_or(0, |height| 3 - u64::from(height)));
             prop_assert_eq!(named.start, next);

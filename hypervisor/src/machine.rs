@@ -24,16 +24,16 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arm_sysregs::el0::accessors::read_ctr_el0;
-use arm_sysregs::el1::accessors::read_id_aa64isar0_el1;
 use spin::mutex::SpinMutex;
+use tablewright::arch::arm64::{Domain, Ids, execute};
 use tablewright::shared::{Epochs, Moment, SharedPlatform, Slot, Upkeep, Walking};
-use tablewright::shootdown::arm64::Encoder;
+use tablewright::shootdown::arm64::{Encoder, Regime};
 use tablewright::{
     Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
 };
 
 use crate::counters::{Count, NAMES};
-use crate::{cpu, tlbi};
+use crate::cpu;
 
 /// The identity of the hypervisor's own map.
 pub const OWN: u16 = 0;
@@ -261,17 +261,17 @@ unsafe impl Platform for Machine {
             What::Everything => count(Count::Flushes, 1),
             What::Ranges(ranges) => count(Count::Ranges, ranges.len() as u64),
         }
-        if flush.id == OWN {
-            return instruct!("tlbi alle2is");
-        }
         let encoder = Encoder {
+            regime: match flush.id {
+                OWN => Regime::El2,
+                VMID => Regime::Stage2,
+                _ => Regime::El1,
+            },
             page_shift: 12,
-            // ID_AA64ISAR0_EL1.TLB: FEAT_TLBIRANGE.
-            ranges: read_id_aa64isar0_el1().bits() >> 56 & 0xf >= 2,
+            ranges: Ids::read().has_ranges(),
             wide: false,
-            stage2: flush.id == VMID,
         };
-        encoder.encode(flush, tlbi::execute);
+        encoder.encode(flush, |one| execute(one, Domain::Inner));
     }
 
     fn caps(&self) -> Caps {

@@ -29,7 +29,6 @@ mod edits;
 mod exits;
 mod machine;
 mod snapshot;
-mod tlbi;
 mod tree;
 mod vm;
 

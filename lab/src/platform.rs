@@ -24,11 +24,14 @@ impl Lean {
     pub const QUIET: Caps = Caps {
         hardware_access: false,
         hardware_dirty: false,
-        ..Caps::CONSERVATIVE
+        ..Self::WRITING
     };
 
     /// What it is told where walkers set accessed and dirty bits.
-    pub const WRITING: Caps = Caps::CONSERVATIVE;
+    pub const WRITING: Caps = Caps {
+        largest_leaf: Level::ANY,
+        ..Caps::CONSERVATIVE
+    };
 
     /// A platform without side memory: for spaces from which nothing is unmapped.
     pub fn new(arena: Arena, caps: Caps) -> Self {

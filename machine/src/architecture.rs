@@ -153,6 +153,7 @@ impl Architecture {
             hardware_dirty: self.hardware_dirty,
             invalid_entries_cached: self.invalid_entries_cached,
             invalidate_all_above: self.invalidate_all_above,
+            largest_leaf: tablewright::Level::ANY,
         }
     }
 }

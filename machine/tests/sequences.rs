@@ -155,6 +155,10 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "linear::Coarse::",
         "windows have their own workload, `windows`",
     ),
+    (
+        "arch::",
+        "what a processor executes, and what its registers hold: the machine has its own",
+    ),
 ];
 
 /// The public functions of the engine, by the first module of their file, their type and their name.
@@ -179,7 +183,10 @@ fn is_built(attributes: &[syn::Attribute]) -> bool {
         };
         let text = list.tokens.to_string();
         list.path.is_ident("cfg")
-            && matches!(text.as_str(), "test" | "loom" | "all (test , not (loom))")
+            && matches!(
+                text.as_str(),
+                "test" | "feature = \"loom\"" | "all (test , not (feature = \"loom\"))"
+            )
     })
 }
 

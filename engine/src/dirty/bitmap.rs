@@ -9,9 +9,9 @@
 //! Two bitmaps in turn need no atomic update where they are harvested: each mark finds which is current and goes into it
 //! [in one walk](crate::guest::Guest::mark), so that none goes into the other when the walks from before the turn are over.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use core::ops::Range;

@@ -8,9 +8,9 @@
 //! One virtual CPU fills a ring, and one thread of the host harvests it. It is full when all its entries are written or
 //! harvested. Being full is an event and no loss: it is known before the page is made writable.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::LogError;
@@ -33,7 +33,7 @@ pub struct RingEntry {
 
 impl RingEntry {
     /// An empty one.
-    #[cfg(not(loom))]
+    #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self {
             flags: AtomicU32::new(EMPTY),
@@ -43,7 +43,7 @@ impl RingEntry {
     }
 
     /// An empty one.
-    #[cfg(loom)]
+    #[cfg(feature = "loom")]
     pub fn new() -> Self {
         Self {
             flags: AtomicU32::new(EMPTY),

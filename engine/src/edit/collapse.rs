@@ -21,8 +21,8 @@ use crate::space::{Conditions, EditError};
 use crate::walk::{Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
-    /// Replaces tables in `span` that translate like one leaf by that leaf, none above `largest`, frees tables that
-    /// translate nothing, and, if `runs`, folds aligned leaves into contiguous runs. The translation of no address
+    /// Replaces tables in `span` that translate like one leaf by that leaf, none above `largest` or what the processor
+    /// [has](crate::Caps::largest_leaf), frees tables that translate nothing, and, if `runs`, folds aligned leaves into contiguous runs. The translation of no address
     /// changes. Returns how many tables it replaced or freed and how many runs it folded, together.
     ///
     /// It does what it can: where a break would be needed in a space that must not be broken, where the table or the
@@ -59,6 +59,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             return Err(EditError::NoSuchLeaf);
         }
         let conditions = space.conditions();
+        let largest = F::largest_leaf(&conditions.caps).min(largest);
         let mut done = 0;
         let mut level = Level::PAGE.up();
         // Above the largest leaf only empty tables are of interest, up to those that the root points to.

@@ -44,7 +44,7 @@ impl Mapping {
     pub const fn new(attrs: Attrs) -> Self {
         Self {
             attrs,
-            largest: Level::new(u8::MAX),
+            largest: Level::ANY,
             runs: true,
             tables_deny: false,
             allocate: true,
@@ -67,7 +67,7 @@ impl Mapping {
         self
     }
 
-    /// No leaf above `level`.
+    /// No leaf above `level`; nor, in any case, above the [largest](crate::Caps::largest_leaf) that the processor has.
     pub const fn largest(mut self, level: Level) -> Self {
         self.largest = level;
         self
@@ -335,8 +335,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         source: S,
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
-        let leaves =
-            Leaves::<F, S>::new(slice, source, &mapping.attrs, mapping.largest, mapping.runs)?;
+        let largest = F::largest_leaf(&self.space.platform.caps()).min(mapping.largest);
+        let leaves = Leaves::<F, S>::new(slice, source, &mapping.attrs, largest, mapping.runs)?;
         let deny = if mapping.tables_deny {
             Perms::ANY_EXEC - mapping.attrs.perms
         } else {

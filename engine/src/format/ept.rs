@@ -118,6 +118,8 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
     const ASLEEP: u64 = 0;
     const WAKING: u64 = WAKING;
     const FROZEN: u64 = FROZEN;
+    // SDM appendix A.10: both sizes of large pages are features.
+    const SURE_LEAF: Level = Level::PAGE;
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {

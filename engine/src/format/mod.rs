@@ -383,6 +383,9 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// beyond it the address continues in other bits.
     const LINEAR_BITS: u32;
 
+    /// The largest leaf that every processor has that has the format; what there is beyond is for [`Caps`] to say.
+    const SURE_LEAF: Level = Level::ANY;
+
     /// Whether a leaf may stand at `level`.
     fn is_leaf_level(level: Level) -> bool;
 
@@ -521,6 +524,20 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     #[inline(always)]
     fn root_level() -> Level {
         Level::new(Self::LEVELS - 1)
+    }
+
+    /// The largest leaf that processors with these capabilities have.
+    ///
+    /// ```
+    /// use tablewright::{Caps, Format, Level, format::{Arm64K4, X86_64}};
+    /// let pages_of_1g = Caps { largest_leaf: Level::new(2), ..Caps::CONSERVATIVE };
+    /// assert_eq!(X86_64::<4>::largest_leaf(&Caps::CONSERVATIVE), Level::new(1)); // 2 MiB
+    /// assert_eq!(X86_64::<4>::largest_leaf(&pages_of_1g), Level::new(2));
+    /// assert_eq!(Arm64K4::largest_leaf(&Caps::CONSERVATIVE), Level::ANY);
+    /// ```
+    #[inline(always)]
+    fn largest_leaf(caps: &Caps) -> Level {
+        Self::SURE_LEAF.max(caps.largest_leaf)
     }
 
     /// The size of what one entry at `level` covers, as a power of two.

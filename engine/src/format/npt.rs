@@ -56,6 +56,7 @@ unsafe impl<const LEVELS: u8> Format for Npt<LEVELS> {
     const ASLEEP: u64 = X86_64::<LEVELS>::ASLEEP;
     const WAKING: u64 = X86_64::<LEVELS>::WAKING;
     const FROZEN: u64 = X86_64::<LEVELS>::FROZEN;
+    const SURE_LEAF: Level = X86_64::<LEVELS>::SURE_LEAF;
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {

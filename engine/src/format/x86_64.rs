@@ -74,6 +74,8 @@ unsafe impl<const LEVELS: u8> Format for X86_64<LEVELS> {
     const ASLEEP: u64 = 0;
     const WAKING: u64 = WAKING;
     const FROZEN: u64 = FROZEN;
+    // SDM 5.5.4: 2 MiB; pages of 1 GiB are a feature.
+    const SURE_LEAF: Level = Level::new(1);
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {

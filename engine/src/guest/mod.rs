@@ -326,14 +326,15 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         }
     }
 
-    /// The largest leaf around `at` that a page of `size` bytes at `frame` and the slot allow.
+    /// The largest leaf around `at` that a page of `size` bytes at `frame`, the slot, and the processor allow.
     fn fitting(&self, at: u64, frame: u64, slot: &Slot, size: u64) -> Level {
         if slot.log.is_on() {
             return Level::PAGE;
         }
+        let largest = F::largest_leaf(&self.space.caps());
         let mut best = Level::PAGE;
         let mut level = Level::PAGE.up();
-        while level < F::root_level().up() && 1u64 << F::shift(level) <= size {
+        while level <= F::root_level().min(largest) && 1u64 << F::shift(level) <= size {
             let low = (1u64 << F::shift(level)) - 1;
             let (first, last) = (at & !low, at | low);
             let inside = slot.guest.start().get() <= first && last <= slot.guest.last().get();

@@ -11,9 +11,9 @@
 //! reader loads the version with acquire, then the slots, then an acquire fence, then the version. If it has read any word
 //! of a change, the two fences order the odd version before its second load, which differs from the first.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, Ordering, fence};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
 use core::fmt;
@@ -165,7 +165,7 @@ pub struct SlotCell {
 
 impl SlotCell {
     /// An empty one.
-    #[cfg(not(loom))]
+    #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self {
             first: AtomicU64::new(0),
@@ -176,7 +176,7 @@ impl SlotCell {
     }
 
     /// An empty one.
-    #[cfg(loom)]
+    #[cfg(feature = "loom")]
     pub fn new() -> Self {
         Self {
             first: AtomicU64::new(0),

@@ -345,7 +345,7 @@ impl Threads {
             quiet: Quiet::Epochs(Epochs::new(&slots.slots)),
             slots,
             listed: Mutex::new(Vec::new()),
-            caps: Caps::CONSERVATIVE,
+            caps: super::CAPS,
             upkeep: Upkeep::NONE,
             cleaned: AtomicU64::new(0),
             recording: AtomicBool::new(false),

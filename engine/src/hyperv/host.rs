@@ -10,9 +10,9 @@
 //!   known, so that entries of other spaces of *the same guest* go as well.
 //! * A [queue](FlushQueue) that is full flushes everything.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{Call, Flags, Input, PAGE_WORDS, Range, Status, VpSet};

@@ -457,7 +457,6 @@ unsafe impl<W: Window> Window for &W {
 /// use core::ptr::NonNull;
 /// use tablewright::{Entry, Pa, linear::Direct};
 /// let frame = [const { 0u64 }; 512];
-/// # #[cfg(not(loom))]
 /// // SAFETY: no table is opened in this example.
 /// let window = unsafe { Direct::new(NonNull::from(&frame).cast(), Pa::new(0x8000_0000)) };
 /// ```

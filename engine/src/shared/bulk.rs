@@ -50,8 +50,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
         let attrs = mapping.attrs();
         let source = Consecutive::new(slice.first, frame);
-        let leaves = Leaves::<F>::new(slice, source, &attrs, mapping.top(), false)
-            .map_err(EditError::from)?;
+        let largest = F::largest_leaf(&self.caps()).min(mapping.top());
+        let leaves =
+            Leaves::<F>::new(slice, source, &attrs, largest, false).map_err(EditError::from)?;
         let (clean, instructions) = self.upkeep(&attrs, Perms::empty());
         self.map_global(attrs.global);
         let mut bulk = Bulk {

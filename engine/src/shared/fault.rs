@@ -129,7 +129,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     /// # Errors
     /// [`Refused::Busy`], [`Refused::Retry`]: let the guest go on, or look again. [`Refused::NeedsTables`]: top up the
     /// gather and try again. [`Refused::Larger`]: [`split`](Gather::split) it first. Nothing has changed, except that
-    /// tables of the gather may have been linked, empty. [`EditError::InputOutOfRange`].
+    /// tables of the gather may have been linked, empty. [`EditError::InputOutOfRange`]; [`EditError::NoSuchLeaf`] where
+    /// the processor [has none](crate::Caps::largest_leaf) so large.
     ///
     /// ```
     /// # use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::X86_64, hosted::Threads};
@@ -152,6 +153,9 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         let space = self.space;
         if !space.translates(leaf.input()) {
             return Err(EditError::InputOutOfRange.into());
+        }
+        if leaf.level > Level::PAGE && leaf.level > F::largest_leaf(&space.caps()) {
+            return Err(EditError::NoSuchLeaf.into());
         }
         space.map_global(leaf.attrs.global);
         let _walk = space.platform.enter();

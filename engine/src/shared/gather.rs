@@ -15,9 +15,9 @@
 //! A gather has a few tables, empty already, and is topped up where the processor may wait. A fault that needs one only
 //! links it.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU32, Ordering, fence};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 
 use core::convert::Infallible;

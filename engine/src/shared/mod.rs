@@ -42,9 +42,9 @@ pub use quiet::{Epochs, Moment, Quiescence, Slot, Walking};
 pub use range::{Protected, Taken};
 pub use sleep::{Protecting, Step, Unprotectable};
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU32, AtomicU64};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 
 use core::convert::Infallible;

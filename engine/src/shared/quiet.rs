@@ -50,9 +50,9 @@
 //! to the depth 0 and withdraw the announcement of a walk that goes on to read. If an end withdrew before it counted, an
 //! interrupt between the two would announce itself at the depth 1 and never withdraw: no later moment would be past.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, Ordering, fence};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
 use core::marker::PhantomData;
@@ -79,7 +79,7 @@ const QUIET: u64 = 0;
 
 impl Slot {
     /// A processor that walks no tables.
-    #[cfg(not(loom))]
+    #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self {
             epoch: AtomicU64::new(QUIET),
@@ -88,7 +88,7 @@ impl Slot {
     }
 
     /// A processor that walks no tables.
-    #[cfg(loom)]
+    #[cfg(feature = "loom")]
     pub fn new() -> Self {
         Self {
             epoch: AtomicU64::new(QUIET),
@@ -149,7 +149,7 @@ impl Slot {
 }
 
 /// For threads that play processors, and walk in and out of quiescent states.
-#[cfg(all(feature = "hosted", not(loom)))]
+#[cfg(all(feature = "hosted", not(feature = "loom")))]
 impl Slot {
     /// Walks under way, on the processor itself.
     pub(crate) fn walks(&self) -> u64 {
@@ -240,7 +240,7 @@ impl<'s> Epochs<'s> {
     }
 
     /// What a walk that starts now would announce. Acquire: such a walk does not find what was cut off before.
-    #[cfg(all(feature = "hosted", not(loom)))]
+    #[cfg(all(feature = "hosted", not(feature = "loom")))]
     pub(crate) fn now(&self) -> u64 {
         self.now.load(Ordering::Acquire)
     }
@@ -266,7 +266,7 @@ impl<'s> Epochs<'s> {
     ///
     /// # Safety
     /// As for [`enter`](Epochs::enter), for what `interrupt` does too.
-    #[cfg(loom)]
+    #[cfg(feature = "loom")]
     #[doc(hidden)]
     pub unsafe fn enter_interrupted(
         &self,
@@ -335,7 +335,7 @@ impl<'s> Quiescence<'s> {
     }
 
     /// The number of a state that is passed now. Acquire: such a walk does not find what was cut off before.
-    #[cfg(all(feature = "hosted", not(loom)))]
+    #[cfg(all(feature = "hosted", not(feature = "loom")))]
     pub(crate) fn now(&self) -> u64 {
         self.now.load(Ordering::Acquire)
     }
@@ -424,7 +424,7 @@ impl Walking<'_> {
     };
 
     /// Ends with interrupts, for models of them.
-    #[cfg(loom)]
+    #[cfg(feature = "loom")]
     #[doc(hidden)]
     pub fn leave_interrupted(mut self, interrupt: impl FnMut()) {
         if let Some(slot) = self.slot.take() {
@@ -444,7 +444,7 @@ impl Drop for Walking<'_> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
     use core::cell::Cell;

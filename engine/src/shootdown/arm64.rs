@@ -33,8 +33,7 @@ use crate::flush::{Invalidation, Stale, What};
 
 use super::{Cpus, Message, Messenger};
 
-/// Which TLBI, all of them for the Inner Shareable domain. `L`: leaves only, what is cached of tables stays. `VAA`: all
-/// ASIDs.
+/// Which TLBI. `L`: leaves only, what is cached of tables stays. `VAA`: all ASIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // Their names are the architecture's.
 pub enum Op {
@@ -53,10 +52,16 @@ pub enum Op {
     Ipas2le1,
     Ripas2e1,
     Ripas2le1,
+    Alle1,
+    Alle2,
+    Vae2,
+    Vale2,
+    Rvae2,
+    Rvale2,
 }
 
 impl Op {
-    /// `op1`, `CRm` and `op2` of the system instruction; `op0` is 1, and `CRn` 8.
+    /// `op1`, `CRm` and `op2` of the system instruction for the Inner Shareable domain; `op0` is 1, and `CRn` 8.
     const fn fields(self) -> (u32, u32, u32) {
         match self {
             Self::Vmalle1 => (0, 3, 0),
@@ -74,10 +79,17 @@ impl Op {
             Self::Ripas2e1 => (4, 0, 2),
             Self::Ipas2le1 => (4, 0, 5),
             Self::Ripas2le1 => (4, 0, 6),
+            Self::Alle1 => (4, 3, 4),
+            Self::Alle2 => (4, 3, 0),
+            Self::Vae2 => (4, 3, 1),
+            Self::Vale2 => (4, 3, 5),
+            Self::Rvae2 => (4, 2, 1),
+            Self::Rvale2 => (4, 2, 5),
         }
     }
 
-    /// The instruction, with its operand in this register (DDI 0487 C5.1.3, SYS).
+    /// The instruction for all processors of the Inner Shareable domain, with its operand in this register (DDI 0487
+    /// C5.1.3, SYS).
     ///
     /// ```
     /// use tablewright::shootdown::arm64::Op;
@@ -86,6 +98,24 @@ impl Op {
     pub const fn word(self, register: u8) -> u32 {
         let (op1, crm, op2) = self.fields();
         0xd508_0000 | op1 << 16 | 8 << 12 | crm << 8 | op2 << 5 | (register as u32 & 31)
+    }
+
+    /// The same for the processor alone that executes it: `CRm` is greater by 4.
+    ///
+    /// ```
+    /// use tablewright::shootdown::arm64::Op;
+    /// assert_eq!(Op::Rvae1.local_word(0), 0xd508_8620); // tlbi rvae1, x0
+    /// ```
+    pub const fn local_word(self, register: u8) -> u32 {
+        self.word(register) + (4 << 8)
+    }
+
+    /// Whether it means everything, so that its register is the zero register.
+    pub const fn is_everything(self) -> bool {
+        matches!(
+            self,
+            Self::Vmalle1 | Self::Vmalls12e1 | Self::Alle1 | Self::Alle2
+        )
     }
 
     /// Whether it takes a range.
@@ -98,6 +128,8 @@ impl Op {
                 | Self::Rvaale1
                 | Self::Ripas2e1
                 | Self::Ripas2le1
+                | Self::Rvae2
+                | Self::Rvale2
         )
     }
 }
@@ -125,12 +157,23 @@ const fn range_pages(num: u64, scale: u64) -> u64 {
     (num + 1) << (5 * scale + 1)
 }
 
+/// The translations that a flush is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Regime {
+    /// Stage 1 of EL1 and EL0; with `HCR_EL2.E2H` and `TGE` set, of EL2 and EL0, by the same instructions.
+    El1,
+    /// Stage 1 of EL2 with `HCR_EL2.E2H` clear: one root, and no identifiers.
+    El2,
+    /// Stage 2: the addresses are those that a guest takes for physical, and its VMID is loaded.
+    Stage2,
+}
+
 /// How instructions are written on this machine.
 ///
 /// ```
-/// use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Tlbi};
+/// use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Regime, Tlbi};
 /// use tablewright::{Invalidation, Level, Pa, Stale, What};
-/// let stage1 = Encoder { page_shift: 12, ranges: true, wide: false, stage2: false };
+/// let stage1 = Encoder { regime: Regime::El1, page_shift: 12, ranges: true, wide: false };
 /// let range = Stale { first: 0x1000, last: 0x7fff, level: Some(Level::PAGE), tables: false };
 /// let flush = Invalidation { root: Pa::new(0x1000), id: 9, global: false, what: What::Ranges(&[range]) };
 /// let encode = |encoder: Encoder| {
@@ -144,20 +187,20 @@ const fn range_pages(num: u64, scale: u64) -> u64 {
 /// assert_eq!(encode(stage1), [Instruction::Tlbi(six), Instruction::Tlbi(one)]);
 ///
 /// // The same addresses as a guest takes them for physical.
-/// let all = encode(Encoder { stage2: true, ..stage1 });
+/// let all = encode(Encoder { regime: Regime::Stage2, ..stage1 });
 /// let combined = Tlbi { op: Op::Vmalle1, operand: 0 };
 /// assert_eq!(all[2..], [Instruction::Dsb, Instruction::Tlbi(combined)]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoder {
+    /// What it is about.
+    pub regime: Regime,
     /// The granule: 12, 14 or 16.
     pub page_shift: u32,
     /// FEAT_TLBIRANGE.
     pub ranges: bool,
-    /// `TCR_EL1.DS`, or `VTCR_EL2.DS`: addresses of 52 bits with 4 or 16 KiB pages.
+    /// `TCR_EL1.DS`, `TCR_EL2.DS`, or `VTCR_EL2.DS`: addresses of 52 bits with 4 or 16 KiB pages.
     pub wide: bool,
-    /// The addresses are those that a guest takes for physical, and its VMID is loaded.
-    pub stage2: bool,
 }
 
 impl Encoder {
@@ -170,30 +213,35 @@ impl Encoder {
                 for range in ranges {
                     self.range(flush, range, &mut |tlbi| each(Instruction::Tlbi(tlbi)));
                 }
-                if self.stage2 {
+                if self.regime == Regime::Stage2 {
                     each(Instruction::Dsb);
                     each(all(Op::Vmalle1));
                 }
             }
-            What::Everything if self.stage2 => each(all(Op::Vmalls12e1)),
-            What::Everything if flush.global => each(all(Op::Vmalle1)),
-            What::Everything => each(Instruction::Tlbi(Self::space(flush.id))),
+            What::Everything => each(match self.regime {
+                Regime::Stage2 => all(Op::Vmalls12e1),
+                Regime::El2 => all(Op::Alle2),
+                Regime::El1 if flush.global => all(Op::Vmalle1),
+                Regime::El1 => Instruction::Tlbi(Self::space(flush.id)),
+            }),
         }
     }
 
     fn range(&self, flush: &Invalidation<'_>, range: &Stale, each: &mut impl FnMut(Tlbi)) {
-        let (one, many) = match (self.stage2, flush.global, range.tables) {
-            (false, false, true) => (Op::Vae1, Op::Rvae1),
-            (false, false, false) => (Op::Vale1, Op::Rvale1),
-            (false, true, true) => (Op::Vaae1, Op::Rvaae1),
-            (false, true, false) => (Op::Vaale1, Op::Rvaale1),
-            (true, _, true) => (Op::Ipas2e1, Op::Ripas2e1),
-            (true, _, false) => (Op::Ipas2le1, Op::Ripas2le1),
+        let (one, many) = match (self.regime, flush.global, range.tables) {
+            (Regime::El1, false, true) => (Op::Vae1, Op::Rvae1),
+            (Regime::El1, false, false) => (Op::Vale1, Op::Rvale1),
+            (Regime::El1, true, true) => (Op::Vaae1, Op::Rvaae1),
+            (Regime::El1, true, false) => (Op::Vaale1, Op::Rvaale1),
+            (Regime::El2, _, true) => (Op::Vae2, Op::Rvae2),
+            (Regime::El2, _, false) => (Op::Vale2, Op::Rvale2),
+            (Regime::Stage2, _, true) => (Op::Ipas2e1, Op::Ripas2e1),
+            (Regime::Stage2, _, false) => (Op::Ipas2le1, Op::Ripas2le1),
         };
-        // The VMID is that which is loaded, and what is global has no ASID.
-        let id = match self.stage2 || flush.global {
-            true => 0,
-            false => u64::from(flush.id) << 48,
+        // The VMID is that which is loaded, what is global has no ASID, and EL2 has none.
+        let id = match (self.regime, flush.global) {
+            (Regime::El1, false) => u64::from(flush.id) << 48,
+            _ => 0,
         };
         let granule = u64::from(self.page_shift - 10) / 2;
         let ttl = self.ttl(range.level);

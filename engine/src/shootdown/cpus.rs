@@ -1,8 +1,8 @@
 //! Sets of CPUs, and spaces that know which have them loaded.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, Ordering};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::Pa;

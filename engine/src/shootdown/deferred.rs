@@ -9,9 +9,9 @@
 //!
 //! (Linux, `Documentation/virt/kvm/x86/msr.rst`, `MSR_KVM_STEAL_TIME`; `KVM_FEATURE_PV_TLB_FLUSH`.)
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU8, Ordering};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU8, Ordering};
 
 use super::{Cpus, Message, Messenger};

@@ -1,8 +1,8 @@
 //! What a CPU does: load a space, be lazy, flush, and do what others ask.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use crate::addr::{Level, Pa};
@@ -17,7 +17,7 @@ const VIEWS: usize = 6;
 /// orders nothing, and it is no instruction.
 fn handler_fence() {
     // loom knows no handlers, and does not move what one thread does.
-    #[cfg(not(loom))]
+    #[cfg(not(feature = "loom"))]
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
 
@@ -74,7 +74,7 @@ pub struct Cpu {
 
 impl Cpu {
     /// A CPU that is online, has nothing loaded, and remembers nothing.
-    #[cfg(not(loom))]
+    #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self {
             loaded: AtomicU64::new(0),
@@ -103,7 +103,7 @@ impl Cpu {
     }
 
     /// A CPU that is online, has nothing loaded, and remembers nothing.
-    #[cfg(loom)]
+    #[cfg(feature = "loom")]
     pub fn new() -> Self {
         let zero = || AtomicU64::new(0);
         Self {

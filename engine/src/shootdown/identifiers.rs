@@ -18,9 +18,9 @@
 //!
 //! The slow path needs the [`Allocator`], exclusively; the embedder has it behind a lock.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Identifiers are the low bits of a word, the generation the rest. 0 is none.
@@ -41,7 +41,7 @@ pub struct Holder {
 
 impl Holder {
     /// A CPU that has loaded nothing.
-    #[cfg(not(loom))]
+    #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self {
             active: AtomicU64::new(0),
@@ -51,7 +51,7 @@ impl Holder {
     }
 
     /// A CPU that has loaded nothing.
-    #[cfg(loom)]
+    #[cfg(feature = "loom")]
     pub fn new() -> Self {
         Self {
             active: AtomicU64::new(0),
@@ -73,13 +73,13 @@ pub struct Identity(AtomicU64);
 
 impl Identity {
     /// None yet.
-    #[cfg(not(loom))]
+    #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
     /// None yet.
-    #[cfg(loom)]
+    #[cfg(feature = "loom")]
     pub fn new() -> Self {
         Self(AtomicU64::new(0))
     }

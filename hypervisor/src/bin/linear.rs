@@ -13,9 +13,6 @@
 
 extern crate alloc;
 
-#[path = "../tlbi.rs"]
-mod tlbi;
-
 use alloc::format;
 use alloc::string::{String, ToString as _};
 use core::arch::{asm, global_asm};
@@ -30,9 +27,10 @@ use arm_sysregs::el1::accessors::{write_ttbr0_el1, write_ttbr1_el1};
 use arm_sysregs::el1::registers::{Ttbr0El1, Ttbr1El1};
 use buddy_system_allocator::LockedHeap;
 use smccc::{Hvc, psci};
+use tablewright::arch::arm64::{Domain, execute};
 use tablewright::format::{Arm64K4, MAIR};
 use tablewright::linear::{Identity, LinearError, MemoryMap, SlotMemory, Slots, Window};
-use tablewright::shootdown::arm64::Encoder;
+use tablewright::shootdown::arm64::{Encoder, Regime};
 use tablewright::{
     Attrs, Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Span, Stale, Va, What,
 };
@@ -203,10 +201,10 @@ unsafe impl Platform for Machine {
 
     fn invalidate(&self, flush: &Invalidation<'_>) {
         let encoder = Encoder {
+            regime: Regime::El1,
             page_shift: PAGE.trailing_zeros(),
             ranges: true,
             wide: false,
-            stage2: false,
         };
         // A range instruction takes pairs of pages: with an odd number one page more is forgotten, and no instruction more made.
         if let What::Ranges(&[stale]) = flush.what
@@ -218,9 +216,9 @@ unsafe impl Platform for Machine {
                 what: What::Ranges(&[Stale { last, ..stale }]),
                 ..*flush
             };
-            return encoder.encode(&even, tlbi::execute);
+            return encoder.encode(&even, |one| execute(one, Domain::Inner));
         }
-        encoder.encode(flush, tlbi::execute);
+        encoder.encode(flush, |one| execute(one, Domain::Inner));
     }
 }
 

@@ -524,10 +524,10 @@ pub fn run<F: Format<Input = Va>>(
         all_above,
         amd: (dice.pick(&[0, 1, 7]), dice.pick(&[0, 50])),
         arm64: arm64::Encoder {
+            regime: arm64::Regime::El1,
             page_shift: F::PAGE_SHIFT,
             ranges: machine.architecture().range_invalidation,
             wide,
-            stage2: false,
         },
         refuses: dice.pick(&[0, 3]),
         calls: Cell::new(0),

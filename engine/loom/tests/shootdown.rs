@@ -4,6 +4,9 @@
 //! A CPU here remembers one translation of each entry. What it leads to is a cell that the CPU looks at when it uses
 //! the translation, and that is written when it is given back: loom finds the two at once, or the wrong way round.
 
+// What a model shares are cells of its own kind, which are for one thread: its threads are coroutines.
+#![allow(clippy::arc_with_non_send_sync)]
+
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
@@ -774,9 +777,9 @@ fn queued(editors: usize, all: bool) {
                     {
                         remembered = [None; 2];
                     }
-                    for number in 0..editors {
+                    for (number, page) in remembered.iter_mut().enumerate().take(editors) {
                         let walk = || host.entries[number].load(Ordering::Relaxed);
-                        if *remembered[number].get_or_insert_with(walk) == OLD {
+                        if *page.get_or_insert_with(walk) == OLD {
                             host.old[number].with(|_| ());
                         }
                     }
