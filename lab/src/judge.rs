@@ -100,7 +100,8 @@ impl Tree {
         })
     }
 
-    fn leaves(
+    /// Calls `visit` with each leaf of a half, upwards, until it finds fault with one.
+    pub fn leaves(
         &self,
         half: Half,
         mut visit: impl FnMut(&Leaf) -> Result<(), String>,
