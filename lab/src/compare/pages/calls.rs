@@ -9,6 +9,9 @@ pub const TABLES: u64 = 512;
 /// Pages that one table maps: the most that a call can be about.
 pub const MOST: u64 = 512;
 
+/// Into how many parts the calls of a round are divided.
+const PARTS: usize = 16;
+
 /// Calls of one kind.
 pub struct Calls {
     /// Pages in each call.
@@ -45,6 +48,16 @@ impl Calls {
                 .map(|table| Work::VIRTUAL + (table * MOST - 1) * Work::PAGE)
                 .collect(),
         })
+    }
+
+    /// The same calls in parts of as many each, but for the last. An interruption lengthens one part, and not all.
+    pub fn parts(&self) -> Vec<Self> {
+        let each = self.count().div_ceil(PARTS).max(1);
+        let part = |starts: &[u64]| Self {
+            pages: self.pages,
+            starts: starts.to_vec(),
+        };
+        self.starts.chunks(each).map(part).collect()
     }
 
     /// How many calls there are.
@@ -128,6 +141,13 @@ mod tests {
             assert_eq!(kept.is_none(), pages == 512);
         }
         assert_eq!(Calls::scattered(1).count(), 512 * 511);
+        for pages in [1, 64, 512] {
+            let calls = Calls::scattered(pages);
+            let parts = calls.parts();
+            assert_eq!(parts.len(), PARTS);
+            let all: Vec<u64> = parts.into_iter().flat_map(|part| part.starts).collect();
+            assert_eq!(all, calls.starts);
+        }
         assert_eq!(Calls::scattered(512).count(), 512);
     }
 }

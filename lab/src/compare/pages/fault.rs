@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use tablewright::format::{Ept, Stage2K4};
 use tablewright::guest::{Backing, Fault, Gather, Guest, Slot as Memory, SlotCell};
-use tablewright::shared::{Epochs, Moment, Quiescence, SharedPlatform, SharedSpace, Slot, Walking};
+use tablewright::shared::{
+    Epochs, Moment, Quiescence, Refused, SharedPlatform, SharedSpace, Slot, Walking,
+};
 use tablewright::{
     AddressSpace, Barrier, Entry, Format, Invalidation, Ipa, Level, Pa, Platform, Span,
 };
@@ -17,6 +19,7 @@ use super::calls::{Calls, MOST, TABLES, physical};
 use crate::arena::Arena;
 use crate::format::Architecture;
 use crate::judge::Tree;
+use crate::stats::Samples;
 
 /// How a processor tells others that it walks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,28 +159,29 @@ unsafe impl<S: States> SharedPlatform for Shared<S> {
     }
 }
 
-/// Faults once on the first page of each call, in tables that exist. Nanoseconds for each; all tables are given back.
+/// Faults once on the first page of each call, in tables that exist. Nanoseconds for each, of the part in the middle; all
+/// tables are given back.
 pub fn round(
     architecture: Architecture,
     told: Told,
     arena: Arena,
-    calls: &Calls,
+    parts: &[Calls],
     kept: &Calls,
 ) -> Result<f64, String> {
     let slots = [const { Slot::new() }];
     match (architecture, told) {
         (Architecture::Arm64, Told::Epochs) => {
-            faults::<Stage2K4<48, false>, _>(Epochs::new(&slots), ARM64, arena, calls, kept, arm64)
+            faults::<Stage2K4<48, false>, _>(Epochs::new(&slots), ARM64, arena, parts, kept, arm64)
         }
         (Architecture::Arm64, Told::QuiescentStates) => {
             let states = Quiescence::new(&slots);
-            faults::<Stage2K4<48, false>, _>(states, ARM64, arena, calls, kept, arm64)
+            faults::<Stage2K4<48, false>, _>(states, ARM64, arena, parts, kept, arm64)
         }
         (Architecture::X86_64, Told::Epochs) => {
-            faults::<Ept<4>, _>(Epochs::new(&slots), EPT, arena, calls, kept, ept)
+            faults::<Ept<4>, _>(Epochs::new(&slots), EPT, arena, parts, kept, ept)
         }
         (Architecture::X86_64, Told::QuiescentStates) => {
-            faults::<Ept<4>, _>(Quiescence::new(&slots), EPT, arena, calls, kept, ept)
+            faults::<Ept<4>, _>(Quiescence::new(&slots), EPT, arena, parts, kept, ept)
         }
     }
 }
@@ -220,9 +224,13 @@ fn abort<'s, F: Format<Input = Ipa>, S: States>(
         .map_err(|declined| format!("{declined:?}"))?;
     gather.top_up(request.tables());
     let page = Backing::new(Pa::new(request.host()), Work::PAGE);
-    gather
-        .map(&request, &page)
-        .map_err(|refused| refused.to_string())?;
+    loop {
+        match gather.map(&request, &page) {
+            Ok(_) => break,
+            Err(Refused::NeedsTables(count)) if gather.top_up(count) => {}
+            Err(refused) => return Err(refused.to_string()),
+        }
+    }
     gather
         .finish(|_| ())
         .map_err(|_| "has cut something off".to_owned())
@@ -232,7 +240,7 @@ fn faults<F: Format<Input = Ipa>, S: States>(
     states: S,
     regime: Regime,
     arena: Arena,
-    calls: &Calls,
+    parts: &[Calls],
     kept: &Calls,
     fault: impl Fn(u64) -> Option<Fault>,
 ) -> Result<f64, String> {
@@ -252,21 +260,19 @@ fn faults<F: Format<Input = Ipa>, S: States>(
     platform.states.pass();
     let mut gather = guest.gather();
     for &at in &kept.starts {
-        let first = fault(at).ok_or("is no fault")?;
-        let tables = guest.request(&Fault {
-            level: None,
-            ..first
-        });
-        gather.top_up(tables.map_err(|declined| format!("{declined:?}"))?.tables());
-        abort(&mut gather, Some(first))?;
-    }
-
-    let started = Instant::now();
-    for &at in &calls.starts {
-        platform.states.pass();
         abort(&mut gather, fault(at))?;
     }
-    let elapsed = started.elapsed();
+
+    let mut samples = Samples::default();
+    for calls in parts {
+        let started = Instant::now();
+        for &at in &calls.starts {
+            platform.states.pass();
+            abort(&mut gather, fault(at))?;
+        }
+        let elapsed = started.elapsed();
+        samples.push(elapsed.as_nanos() as f64 / calls.count() as f64);
+    }
 
     gather.release_tables();
     drop(gather);
@@ -275,6 +281,7 @@ fn faults<F: Format<Input = Ipa>, S: States>(
         root,
         regime,
         half: Half::Lower,
+        hardware_dirty: false,
     };
     let mut count = 0;
     tree.leaves(Half::Lower, |leaf| {
@@ -286,7 +293,8 @@ fn faults<F: Format<Input = Ipa>, S: States>(
             Err(format!("{:#x} is mapped to {:#x}", leaf.va, leaf.pa))
         }
     })?;
-    if count != calls.count() + kept.count() {
+    let calls: usize = parts.iter().map(Calls::count).sum();
+    if count != calls + kept.count() {
         return Err(format!("{count} pages are mapped"));
     }
     let mut space = guest.into_space().into_exclusive();
@@ -295,5 +303,5 @@ fn faults<F: Format<Input = Ipa>, S: States>(
     if space.destroy(|_| ()).is_err() || arena.held() != 0 {
         return Err(format!("kept {} tables", arena.held()));
     }
-    Ok(elapsed.as_nanos() as f64 / calls.count() as f64)
+    Ok(samples.median())
 }

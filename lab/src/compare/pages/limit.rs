@@ -177,13 +177,15 @@ impl Subject for Limit {
                     return Err("an entry was in use".to_owned());
                 }
             }
-            // As many as the calls have pages, one beside the other.
+            // As many as the calls have pages, one beside the other, without what stays mapped.
             (Operation::Exchange, _) => {
-                let in_table = calls.count() as u64 / TABLES * calls.pages;
+                let in_table = calls.pages.max(MOST - 1) as usize;
+                let mut left = calls.count() * calls.pages as usize;
                 for table in self.tables.iter().flat_map(|tables| &tables.frames[3..]) {
-                    for entry in &entries(*table)[..in_table.min(512) as usize] {
+                    for entry in &entries(*table)[..in_table.min(left)] {
                         sum = sum.wrapping_add(entry.swap(0, Relaxed));
                     }
+                    left -= in_table.min(left);
                 }
             }
         }

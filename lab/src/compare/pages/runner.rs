@@ -78,17 +78,21 @@ impl Worker<'_> {
         })
     }
 
-    /// Nanoseconds for each call.
-    fn time(&mut self, operation: Operation, calls: &Calls) -> Result<f64, Error> {
-        let started = Instant::now();
-        let result = self.subject.run(operation, black_box(calls));
-        let elapsed = started.elapsed();
-        let sum = black_box(self.named(operation.name(), result)?);
-        if operation == Operation::Query && sum != calls.sum(true) {
-            let problem = Err("found other pages than were mapped".to_owned());
-            self.named(operation.name(), problem)?;
+    /// Nanoseconds for each call, of the part in the middle.
+    fn time(&mut self, operation: Operation, parts: &[Calls]) -> Result<f64, Error> {
+        let mut samples = Samples::default();
+        for calls in parts {
+            let started = Instant::now();
+            let result = self.subject.run(operation, black_box(calls));
+            let elapsed = started.elapsed();
+            let sum = black_box(self.named(operation.name(), result)?);
+            if operation == Operation::Query && sum != calls.sum(true) {
+                let problem = Err("found other pages than were mapped".to_owned());
+                self.named(operation.name(), problem)?;
+            }
+            samples.push(elapsed.as_nanos() as f64 / calls.count() as f64);
         }
-        Ok(elapsed.as_nanos() as f64 / calls.count() as f64)
+        Ok(samples.median())
     }
 
     /// Makes the tables.
@@ -139,6 +143,7 @@ impl Worker<'_> {
             root: self.subject.root().unwrap_or(0),
             regime: regime(architecture),
             half: Half::Lower,
+            hardware_dirty: self.candidate.hardware_flags,
         };
         let found = tree
             .check(calls.expected(kept, mapped), true, |_| ())
@@ -162,6 +167,7 @@ pub fn run(
     progress: &mut Progress,
 ) -> Result<Vec<Measurement>, Error> {
     let calls = Calls::scattered(pages);
+    let parts = calls.parts();
     let kept = Calls::kept(pages);
     let kept = kept.as_ref();
     let mut workers: Vec<Worker<'_>> = candidates
@@ -188,7 +194,7 @@ pub fn run(
             for turn in 0..workers.len() {
                 let candidate = (turn + round) % workers.len();
                 let worker = &mut workers[candidate];
-                let sample = worker.time(operation, &calls)?;
+                let sample = worker.time(operation, &parts)?;
                 if round == 0 {
                     worker.check(architecture, operation, &calls, kept)?;
                 } else if !candidates[candidate].repeats(operation) {
@@ -198,13 +204,13 @@ pub fn run(
         }
         // The limit is the first.
         let limit = &mut workers[0];
-        let sample = limit.time(Operation::Exchange, &calls)?;
+        let sample = limit.time(Operation::Exchange, &parts)?;
         if round > 0 {
             figures.push(0, Operation::Exchange, "", sample);
         }
         if let (1, Some(kept), Some(ours)) = (pages, kept, ours) {
-            let sample = limit.time(Operation::Fault, &calls)?;
-            limit.time(Operation::Unmap, &calls)?;
+            let sample = limit.time(Operation::Fault, &parts)?;
+            limit.time(Operation::Unmap, &parts)?;
             if round > 0 {
                 figures.push(0, Operation::Fault, "", sample);
             }
@@ -212,7 +218,7 @@ pub fn run(
             for told in Told::BOTH {
                 // SAFETY: the round before has given every frame back, which it has checked.
                 unsafe { arena.start_round() }?;
-                let sample = fault::round(architecture, told, arena, &calls, kept);
+                let sample = fault::round(architecture, told, arena, &parts, kept);
                 let sample = workers[ours].named(Operation::Fault.name(), sample)?;
                 if round > 0 {
                     figures.push(ours, Operation::Fault, told.name(), sample);
