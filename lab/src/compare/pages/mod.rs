@@ -320,7 +320,8 @@ fn ratios<'r, I: Iterator<Item = &'r Row>>(
                 })
             }));
             if *operation != Operation::Fault {
-                lines.push(line(format!("{name}: vs best"), parameters, |pages| {
+                let other = if exchanges { "best + exchanges" } else { "best" };
+                lines.push(line(format!("{name}: vs {other}"), parameters, |pages| {
                     let is_missed = |ratio| aim(pages).is_some_and(|aim| ratio < aim);
                     let ratio = ours(pages).and_then(Row::against_best);
                     missed += u64::from(ratio.is_some_and(is_missed));
