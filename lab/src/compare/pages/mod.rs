@@ -320,7 +320,11 @@ fn ratios<'r, I: Iterator<Item = &'r Row>>(
                 })
             }));
             if *operation != Operation::Fault {
-                let other = if exchanges { "best + exchanges" } else { "best" };
+                let other = if exchanges {
+                    "best + exchanges"
+                } else {
+                    "best"
+                };
                 lines.push(line(format!("{name}: vs {other}"), parameters, |pages| {
                     let is_missed = |ratio| aim(pages).is_some_and(|aim| ratio < aim);
                     let ratio = ours(pages).and_then(Row::against_best);
