@@ -5,7 +5,7 @@
 
 use std::ops::ControlFlow;
 
-use tablewright_walker::{Half, Leaf, Regime, leaves, tables};
+use tablewright_walker::{DirtyState, Half, Leaf, Regime, leaves, tables};
 
 use crate::arena::Arena;
 
@@ -20,6 +20,8 @@ pub struct Tree {
     pub regime: Regime,
     /// The half of the address space in which everything is to be mapped.
     pub half: Half,
+    /// Whether hardware sets dirty flags: on arm64 what it would make writable counts as writable.
+    pub hardware_dirty: bool,
 }
 
 /// Consecutive virtual addresses that should translate to consecutive memory.
@@ -66,7 +68,7 @@ impl Tree {
             let Some(want) = rest else {
                 return Err(format!("{:#x} is mapped and should not be", leaf.va));
             };
-            compare(leaf, want)?;
+            compare(leaf, want, self.hardware_dirty)?;
             if pages_only && (leaf.size != page || leaf.contiguous) {
                 return Err(format!("{:#x} is not mapped with a single page", leaf.va));
             }
@@ -100,7 +102,8 @@ impl Tree {
         })
     }
 
-    fn leaves(
+    /// Calls `visit` with each leaf of a half, upwards, until it finds fault with one.
+    pub fn leaves(
         &self,
         half: Half,
         mut visit: impl FnMut(&Leaf) -> Result<(), String>,
@@ -176,14 +179,16 @@ fn opposite(half: Half) -> Half {
 }
 
 #[inline]
-fn compare(leaf: &Leaf, want: Expected) -> Result<(), String> {
+fn compare(leaf: &Leaf, want: Expected, hardware_dirty: bool) -> Result<(), String> {
     let privileged = leaf.access.privileged;
     let user = leaf.access.user;
+    let marked = matches!(leaf.dirty, DirtyState::Arm64 { dbm: true, .. });
+    let write = privileged.write || (hardware_dirty && marked);
     let right = leaf.va == want.start
         && leaf.pa == want.frame
         && leaf.size <= want.bytes
         && privileged.read
-        && privileged.write == want.writable
+        && write == want.writable
         && privileged.execute == want.executable
         && !(user.read || user.write || user.execute)
         && want.memory.is_none_or(|memory| memory == leaf.memory);

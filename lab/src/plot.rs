@@ -1,4 +1,4 @@
-//! Pictures: bars in groups, each group with its limit if it has one, as one SVG file.
+//! Pictures: bars in groups, each group with its limit if it has one, or lines over a scale, as one SVG file.
 //!
 //! White behind everything, because a page may be dark; one colour for our own bars and one for the limit, which people
 //! who see few colours can tell apart. Text stays text: no fonts are read, and what shows the file brings its own.
@@ -134,6 +134,203 @@ impl Picture {
         for note in &self.notes {
             write(canvas, note, (MARGIN, y), left, &FAINT, 14)?;
             y += LINE;
+        }
+        Ok(())
+    }
+}
+
+/// Lines in panels, two beside each other. Both scales are logarithmic.
+pub struct Chart {
+    /// In large letters.
+    pub title: String,
+    /// Below the title.
+    pub subtitle: String,
+    /// What the horizontal axis counts.
+    pub across: String,
+    /// From left to right, from above to below.
+    pub panels: Vec<Panel>,
+    /// Below everything, one a line.
+    pub notes: Vec<String>,
+}
+
+/// Lines that are compared with each other.
+pub struct Panel {
+    /// What was done.
+    pub name: String,
+    /// The lines.
+    pub lines: Vec<Line>,
+}
+
+/// One line.
+pub struct Line {
+    /// Whose.
+    pub name: String,
+    /// What it is beside the others.
+    pub role: Role,
+    /// Where it goes through, from left to right. What is not above zero is left out.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// What a line is beside the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The one to look at.
+    Ours,
+    /// What the computer can do at best.
+    Limit,
+    /// One that it is compared with.
+    Other,
+}
+
+/// Height of a panel, with its name above and its axis below.
+const PANEL: i32 = 230;
+/// Room for numbers on the left of a panel, and for names on its right.
+const NUMBERS: i32 = 50;
+const NAMES: i32 = 150;
+/// The least distance between two names.
+const APART: i32 = 14;
+
+impl Chart {
+    /// The picture as the text of an SVG file.
+    pub fn svg(&self) -> Result<String, Error> {
+        let mut text = String::new();
+        let rows = self.panels.len().div_ceil(2) as i32;
+        let height = 2 * MARGIN + 3 * LINE + rows * PANEL + self.notes.len() as i32 * LINE;
+        let canvas =
+            SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32)).into_drawing_area();
+        self.draw(&canvas)
+            .and_then(|()| canvas.present().map_err(refused))?;
+        drop(canvas);
+        Ok(text)
+    }
+
+    fn draw(&self, canvas: &Canvas<'_>) -> Result<(), Error> {
+        canvas.fill(&WHITE).map_err(refused)?;
+        let left = Pos::new(HPos::Left, VPos::Center);
+        let mut y = MARGIN + LINE / 2;
+        write(canvas, &self.title, (MARGIN, y), left, &INK, 21)?;
+        y += LINE + 6;
+        write(canvas, &self.subtitle, (MARGIN, y), left, &FAINT, 15)?;
+        let top = y + LINE;
+        for (number, panel) in self.panels.iter().enumerate() {
+            let column = (number % 2) as i32;
+            let corner = (
+                MARGIN + column * (WIDTH / 2 - MARGIN / 2),
+                top + (number / 2) as i32 * PANEL,
+            );
+            self.draw_panel(canvas, panel, corner)?;
+        }
+        y = top + self.panels.len().div_ceil(2) as i32 * PANEL + LINE / 2;
+        for note in &self.notes {
+            write(canvas, note, (MARGIN, y), left, &FAINT, 14)?;
+            y += LINE;
+        }
+        Ok(())
+    }
+
+    fn draw_panel(
+        &self,
+        canvas: &Canvas<'_>,
+        panel: &Panel,
+        (x, y): (i32, i32),
+    ) -> Result<(), Error> {
+        let left = Pos::new(HPos::Left, VPos::Center);
+        let right = Pos::new(HPos::Right, VPos::Center);
+        let below = Pos::new(HPos::Center, VPos::Center);
+        write(canvas, &panel.name, (x, y + LINE / 2), left, &INK, 17)?;
+        let points = || {
+            let all = panel.lines.iter().flat_map(|line| &line.points);
+            all.filter(|(x, y)| *x > 0.0 && *y > 0.0)
+        };
+        let mut marks: Vec<f64> = points().map(|(x, _)| *x).collect();
+        marks.sort_by(f64::total_cmp);
+        marks.dedup();
+        let (Some(&first), Some(&last)) = (marks.first(), marks.last()) else {
+            return Ok(());
+        };
+        let low = points().map(|(_, y)| *y).fold(f64::INFINITY, f64::min);
+        let high = points().map(|(_, y)| *y).fold(0.0, f64::max);
+        let (from, to) = (low.log10().floor(), (high.log10() + 1e-9).ceil());
+        let (start, end) = (x + NUMBERS, x + WIDTH / 2 - 2 * MARGIN - NAMES);
+        let (top, bottom) = (y + LINE + 8, y + PANEL - 3 * LINE);
+        let across = |value: f64| {
+            let part = (value / first).log10() / (last / first).log10().max(1e-9);
+            start + 6 + (f64::from(end - start - 12) * part).round() as i32
+        };
+        let up = |value: f64| {
+            let part = (value.log10() - from) / (to - from).max(1.0);
+            bottom - (f64::from(bottom - top) * part).round() as i32
+        };
+        for power in from as i32..=to as i32 {
+            let value = 10_f64.powi(power);
+            let at = up(value);
+            line(canvas, (start, at), (end, at), &GRID, 1)?;
+            let number = format!("{}", (value * 1e9).round() / 1e9);
+            write(canvas, &number, (start - 6, at), right, &FAINT, 13)?;
+        }
+        for &mark in &marks {
+            let at = across(mark);
+            line(canvas, (at, top), (at, bottom), &GRID, 1)?;
+            let number = format!("{mark}");
+            write(
+                canvas,
+                &number,
+                (at, bottom + LINE / 2 + 2),
+                below,
+                &FAINT,
+                13,
+            )?;
+        }
+        let unit = ((start + end) / 2, bottom + LINE / 2 + LINE);
+        write(canvas, &self.across, unit, below, &FAINT, 13)?;
+
+        // What is to be looked at is drawn last, above the rest.
+        let mut lines: Vec<&Line> = panel.lines.iter().collect();
+        lines.sort_by_key(|line| match line.role {
+            Role::Other => 0,
+            Role::Limit => 1,
+            Role::Ours => 2,
+        });
+        let mut names: Vec<(i32, &Line)> = Vec::new();
+        for this in lines {
+            let (colour, width) = match this.role {
+                Role::Ours => (&OURS, 3),
+                Role::Limit => (&LIMIT, 2),
+                Role::Other => (&OTHERS, 2),
+            };
+            let path: Vec<(i32, i32)> = this
+                .points
+                .iter()
+                .filter(|(x, y)| *x > 0.0 && *y > 0.0)
+                .map(|(x, y)| (across(*x), up(*y)))
+                .collect();
+            let Some(&(_, last)) = path.last() else {
+                continue;
+            };
+            names.push((last, this));
+            for at in &path {
+                let dot = Circle::new(*at, 3, ShapeStyle::from(colour).filled());
+                canvas.draw(&dot).map_err(refused)?;
+            }
+            let style = ShapeStyle::from(colour).stroke_width(width);
+            canvas
+                .draw(&PathElement::new(path, style))
+                .map_err(refused)?;
+        }
+        names.sort_by_key(|(at, _)| *at);
+        // Names that would lie on each other move apart; the last is not to leave the panel.
+        let mut least = top;
+        let count = names.len() as i32;
+        for (number, (at, this)) in names.into_iter().enumerate() {
+            let most = bottom + LINE - (count - 1 - number as i32) * APART;
+            let place = at.max(least).min(most);
+            least = place + APART;
+            let colour = match this.role {
+                Role::Ours => &OURS,
+                Role::Limit => &LIMIT,
+                Role::Other => &FAINT,
+            };
+            write(canvas, &this.name, (end + 10, place), left, colour, 13)?;
         }
         Ok(())
     }
@@ -304,6 +501,42 @@ mod tests {
             picture.groups[0].limit = None;
             assert_well_formed(&picture);
             assert!(!picture.svg().unwrap().contains("limit"));
+        }
+    }
+
+    #[test]
+    fn charts_are_well_formed_whatever_the_values() {
+        for values in [&[][..], &[0.0], &[3.0], &[1e-6, 1e6], &[1.0, 1.0, 1.0]] {
+            let line = |name: &str, role| Line {
+                name: name.to_owned(),
+                role,
+                points: (1..).map(f64::from).zip(values.iter().copied()).collect(),
+            };
+            let panel = || Panel {
+                name: "a < b".into(),
+                lines: vec![
+                    line("ours & <mine>", Role::Ours),
+                    line("limit", Role::Limit),
+                    line("other", Role::Other),
+                ],
+            };
+            let chart = Chart {
+                title: "title".into(),
+                subtitle: "below".into(),
+                across: "count".into(),
+                panels: vec![panel(), panel(), panel()],
+                notes: vec!["note & note".into()],
+            };
+            let svg = chart.svg().unwrap();
+            let document = roxmltree::Document::parse(&svg).expect("well-formed XML");
+            let root = document.root_element();
+            let height: f64 = root.attribute("height").unwrap().parse().unwrap();
+            for text in root.descendants().filter(|node| node.has_tag_name("text")) {
+                let y: f64 = text.attribute("y").unwrap().parse().unwrap();
+                assert!((0.0..=height).contains(&y), "{text:?}");
+            }
+            let has_names = svg.contains("mine");
+            assert_eq!(has_names, values.iter().any(|value| *value > 0.0));
         }
     }
 

@@ -70,6 +70,12 @@ const STYLE: TableStyle =
 
 /// A table with numbers to the right and `words` columns of words to the left of them.
 pub fn table<const N: usize>(header: [&str; N], words: usize, rows: Vec<[String; N]>) -> String {
+    let rows = rows.into_iter().map(Vec::from).collect();
+    table_of(header.map(str::to_owned).into(), words, rows)
+}
+
+/// The same with as many columns as the header has.
+pub fn table_of(header: Vec<String>, words: usize, rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(STYLE);
     table.set_header(header);

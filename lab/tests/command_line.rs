@@ -119,6 +119,21 @@ fn options_that_do_not_exist_or_do_not_go_together() {
             "possible values: warm, cold, both",
         ),
         (&["compare", "--only", "linux"], "page-table-generic"),
+        (&["compare", "--pages", "0"], "0 is not in 1..=512"),
+        (&["compare", "--pages", "513"], "513 is not in 1..=512"),
+        (&["compare", "--pages", "4,0"], "0 is not in 1..=512"),
+        (&["compare", "--pages", "-1"], "--pages"),
+        (&["compare", "--pages", "few"], "invalid digit"),
+        (&["compare", "--pages="], "empty"),
+        (&["compare", "--pages", "99999999999999999999"], "--pages"),
+        (
+            &["compare", "--pages", "1", "--size", "1G"],
+            "cannot be used with",
+        ),
+        (
+            &["compare", "--pages", "--memory", "cold"],
+            "cannot be used with",
+        ),
         (&["compare", "--only"], "--only"),
         (&["completions"], "<SHELL>"),
         (&["completions", "cmd"], "bash"),
@@ -380,6 +395,108 @@ fn a_comparison_as_json_has_every_sample_and_the_right_ratios() {
         let ratio = hardware["ratio_to_limit"].as_f64().expect("a ratio");
         let expected = figure(hardware) / figure(limit);
         assert!((ratio - expected).abs() < 1e-9 * expected, "{hardware}");
+    }
+}
+
+#[test]
+fn a_comparison_by_pages_as_json_has_a_row_for_each_subject_and_the_right_ratios() {
+    let output = tablewright(&["compare", "--pages", "512,1", "--rounds", "2", "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    assert_eq!(json["experiment"], "compare");
+    assert_eq!(
+        json["parameters"]["pages"],
+        serde_json::json!([1, 512]),
+        "upwards"
+    );
+    assert_eq!(json["parameters"]["range_bytes"], 1 << 30);
+    assert!(json["warnings"].is_array());
+
+    let rows = json["rows"].as_array().expect("rows");
+    let figure = |row: &serde_json::Value| row["ns_per_call"].as_f64().expect("a figure");
+    for (format, others) in [
+        ("arm64", ["aarch64-paging", "page-table-generic"]),
+        ("x86-64", ["page-table-generic", "tablewright"]),
+    ] {
+        for pages in [1, 512] {
+            let of = |operation: &'static str| {
+                rows.iter().filter(move |row| {
+                    row["format"] == format
+                        && row["pages"] == pages
+                        && row["operation"] == operation
+                })
+            };
+            let exchange = figure(of("exchange").next().expect("an exchange"));
+            for operation in ["map", "protect", "unmap", "query"] {
+                let row = |name: &str, flags: bool| {
+                    let is = |row: &&serde_json::Value| {
+                        row["crate"] == name && row["hardware_flags"] == flags
+                    };
+                    of(operation).find(is).expect("a row")
+                };
+                assert!(row("limit", false)["ratio_to_best_other"].is_null());
+                for name in others {
+                    row(name, false);
+                }
+                let best = of(operation)
+                    .filter(|row| row["crate"] != "limit" && row["crate"] != "tablewright")
+                    .map(figure)
+                    .min_by(f64::total_cmp)
+                    .expect("another crate");
+                for flags in [false, true] {
+                    let ours = row("tablewright", flags);
+                    assert_eq!(ours["samples"].as_array().map(Vec::len), Some(2));
+                    let near = |ratio: &serde_json::Value, expected: f64| {
+                        let ratio = ratio.as_f64().expect("a ratio");
+                        assert!((ratio - expected).abs() < 1e-9 * expected, "{ours}");
+                    };
+                    near(&ours["ratio_to_best_other"], best / figure(ours));
+                    let both = &ours["ratio_to_best_other_and_exchanges"];
+                    if flags {
+                        near(both, (best + exchange) / figure(ours));
+                    } else {
+                        assert!(both.is_null());
+                    }
+                    let same = matches!(operation, "map" | "query");
+                    let limit = row("limit", flags && !same);
+                    near(&ours["ratio_to_limit"], figure(ours) / figure(limit));
+                }
+            }
+            // One fault is about one page.
+            assert_eq!(of("fault").count(), if pages == 1 { 3 } else { 0 });
+        }
+    }
+}
+
+#[test]
+fn a_comparison_by_pages_for_people_and_as_a_picture() {
+    let picture = Scratch::new("pages.svg", "");
+    let output = tablewright(&[
+        "compare",
+        "--pages",
+        "64",
+        "--rounds",
+        "1",
+        "--only",
+        "tablewright",
+        "aarch64-paging",
+        "--plot",
+        picture.path(),
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    for words in [
+        "arm64: nanoseconds for each call",
+        "aarch64-paging 0.12.3",
+        "limit, A/D",
+        "protect, A/D: vs best",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!text.contains("page-table-generic"), "{text}");
+    let svg = fs::read_to_string(picture.path()).expect("a picture");
+    for words in ["Nanoseconds for each page", "map, arm64", "aarch64-paging"] {
+        assert!(svg.contains(words), "{words}");
     }
 }
 

@@ -9,7 +9,8 @@ use aarch64_paging::paging::{Constraints, El1And0, MemoryRegion, PageTable, Tran
 use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
 
-const PAGE: El1Attributes = El1Attributes::VALID
+/// A page that can be written.
+pub(super) const PAGE: El1Attributes = El1Attributes::VALID
     .union(El1Attributes::ATTRIBUTE_INDEX_1)
     .union(El1Attributes::INNER_SHAREABLE)
     .union(El1Attributes::ACCESSED)
@@ -22,7 +23,7 @@ const PAGE: El1Attributes = El1Attributes::VALID
 pub struct Aarch64Paging(Option<(Mapping<Identity, El1And0>, MemoryRegion)>);
 
 /// Tables from the arena, at the address at which they are.
-struct Identity(Arena);
+pub(super) struct Identity(pub(super) Arena);
 
 impl Translation<El1Attributes> for Identity {
     fn allocate_table(&mut self) -> (NonNull<PageTable<El1Attributes>>, PhysicalAddress) {

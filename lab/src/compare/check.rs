@@ -32,6 +32,7 @@ pub fn full(subject: &dyn Subject, arena: Arena, work: Work, writable: bool) -> 
         root,
         regime,
         half: Half::Lower,
+        hardware_dirty: false,
     };
     let found = tree.check([work.expected(writable)], true, |_| ())?;
     if found.tables != work.tables() {

@@ -7,6 +7,7 @@ mod limit;
 mod page_table_generic;
 #[cfg(target_arch = "x86_64")]
 mod page_table_multiarch;
+mod pages;
 mod picture;
 mod runner;
 mod subject;
@@ -50,6 +51,13 @@ Operations:
             later
   exchange  the limit of what needs an atomic operation for each entry
 
+With --pages, of ranges of few pages in tables that exist:
+  query     where each page is mapped to, and whether it can be written
+  fault     a fault of a guest on one page, in tables that virtual CPUs share
+  A/D       while hardware may set accessed and dirty flags; \"vs best\" is then
+            beside the best other crate and an exchange for each page, since the
+            others overwrite the flags
+
 Columns:
   by        the calls that do it, where a crate has more than one way
   x limit   how many times as long as plain loads and stores to the same bytes,
@@ -61,7 +69,9 @@ Examples:
   tablewright compare
   tablewright compare --only aarch64-paging page-table-generic --memory warm
   tablewright compare --size 1G --rounds 31 --json > compare.json
-  tablewright compare --plot compare.svg")]
+  tablewright compare --plot compare.svg
+  tablewright compare --pages
+  tablewright compare --pages 1,16 --rounds 31 --json > pages.json")]
 pub struct Arguments {
     /// How much memory to map, with 4 KiB pages
     #[arg(long, default_value = "16G", value_name = "SIZE")]
@@ -69,6 +79,18 @@ pub struct Arguments {
     /// How the memory of the tables is prepared
     #[arg(long, value_enum, default_value = "both")]
     memory: Memories,
+    /// Instead: calls for so many pages each (1 to 512), scattered over 1 GiB in tables that exist [without a number:
+    /// 1,4,16,64,512]
+    #[arg(
+        long,
+        value_name = "N",
+        num_args = 0..=1,
+        value_delimiter = ',',
+        default_missing_value = "1,4,16,64,512",
+        value_parser = clap::value_parser!(u16).range(1..=pages::MOST as i64),
+        conflicts_with_all = ["size", "memory"],
+    )]
+    pages: Option<Vec<u16>>,
     /// Only these crates; the limit is always measured
     #[arg(
         long,
@@ -84,7 +106,8 @@ pub struct Arguments {
     /// Print JSON, with every sample
     #[arg(long)]
     json: bool,
-    /// Draw map, protect and unmap as bars into this SVG file; of warm memory, unless it was not asked for
+    /// Draw map, protect and unmap as bars into this SVG file, of warm memory, unless it was not asked for; with --pages,
+    /// nanoseconds for each page against the pages in a call
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -147,6 +170,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         .as_deref()
         .map(|path| Target::new("--plot", path))
         .transpose()?;
+    if let Some(pages) = &arguments.pages {
+        return pages::run(pages::Request {
+            pages,
+            only: &arguments.only,
+            rounds: arguments.rounds,
+            json: arguments.json,
+            plot,
+        });
+    }
     let candidates: Vec<&Candidate> = std::iter::once(&LIMIT)
         .chain(CANDIDATES.iter().filter(|candidate| {
             arguments.only.is_empty() || arguments.only.iter().any(|name| name == candidate.name)

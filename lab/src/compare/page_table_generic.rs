@@ -17,7 +17,7 @@ pub struct PageTableGeneric(Option<(PageTable<FourLevels, Frames>, usize)>);
 
 /// Frames from the current arena. The crate zeroes what it takes, and clones this for every table it visits.
 #[derive(Clone, Copy)]
-struct Frames;
+pub(super) struct Frames;
 
 impl FrameAllocator for Frames {
     #[inline]
@@ -59,7 +59,14 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// An x86 entry.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-struct Entry(u64);
+pub(super) struct Entry(u64);
+
+impl Entry {
+    /// The bits of a page that can not be written.
+    pub(super) const PAGE: u64 = PRESENT | NO_EXECUTE;
+    /// The bit that allows to write.
+    pub(super) const WRITABLE: u64 = WRITABLE;
+}
 
 impl PageTableEntry for Entry {
     type PteConfig = u64;

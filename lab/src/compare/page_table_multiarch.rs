@@ -13,7 +13,7 @@ use crate::arena::Arena;
 pub struct PageTableMultiarch(Option<(X64PageTable<Frames>, usize)>);
 
 /// Frames from the current arena. The crate zeroes what it takes.
-struct Frames;
+pub(super) struct Frames;
 
 impl PagingHandler for Frames {
     #[inline]

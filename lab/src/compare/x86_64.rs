@@ -13,8 +13,11 @@ use x86_64::{PhysAddr, VirtAddr};
 use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
 
-const READ_ONLY: PageTableFlags = PageTableFlags::PRESENT.union(PageTableFlags::NO_EXECUTE);
-const READ_WRITE: PageTableFlags = READ_ONLY.union(PageTableFlags::WRITABLE);
+/// A page that can not be written.
+pub(super) const READ_ONLY: PageTableFlags =
+    PageTableFlags::PRESENT.union(PageTableFlags::NO_EXECUTE);
+/// A page that can be written.
+pub(super) const READ_WRITE: PageTableFlags = READ_ONLY.union(PageTableFlags::WRITABLE);
 
 /// A root table, and what is mapped below it.
 #[derive(Default)]
@@ -27,7 +30,7 @@ struct Space {
 }
 
 /// Frames from the arena. The crate zeroes them itself.
-struct Frames(Arena);
+pub(super) struct Frames(pub(super) Arena);
 
 // SAFETY: the arena hands out each frame once until it is given back.
 unsafe impl FrameAllocator<Size4KiB> for Frames {
@@ -46,11 +49,11 @@ impl FrameDeallocator<Size4KiB> for Frames {
 }
 
 /// The root table of a space.
-struct Root(NonNull<PageTable>);
+pub(super) struct Root(pub(super) NonNull<PageTable>);
 
 impl Root {
     /// The crate's mapper, made for one call: it holds a reference to the root, which must not outlive the call.
-    fn mapper(&self) -> OffsetPageTable<'_> {
+    pub(super) fn mapper(&self) -> OffsetPageTable<'_> {
         let mut root = self.0;
         // SAFETY: the root was taken from the arena and zeroed, is held by this space alone, and the calls of a subject
         // do not overlap. Tables are at the address that entries name, so the offset is zero.

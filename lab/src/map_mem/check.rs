@@ -32,6 +32,7 @@ pub fn every_page(plan: &Plan, root: u64, arena: Arena) -> Result<Found, String>
         root,
         regime: regime(plan.format),
         half: Half::Upper,
+        hardware_dirty: false,
     };
     let expected = plan.spans.iter().map(|span| Expected {
         start: plan.format.linear_base().wrapping_add(span.start),
