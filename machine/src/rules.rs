@@ -482,6 +482,16 @@ impl Obligations {
         }
     }
 
+    /// Whether an entry at this depth can tell this CPU of anything.
+    pub fn is_news(&self, cpu: usize, depth: u8) -> bool {
+        let others = |by: u16| usize::from(by) != cpu;
+        self.0.iter().any(|o| {
+            let changed = o.depth == depth && others(o.writer);
+            let cut = o.cutter.is_some_and(|(by, at)| at == depth && others(by));
+            !o.published && (changed || cut)
+        })
+    }
+
     /// An entry was seen by this CPU: what another has changed there is visible to all, and what it has cut off there is out
     /// of reach.
     pub fn observe(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {

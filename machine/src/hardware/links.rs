@@ -336,35 +336,46 @@ impl Hardware {
     /// The places of a table that is reachable.
     #[inline(never)]
     fn places(&self, frame: usize) -> Vec<Place> {
+        let mut places = Vec::new();
+        self.add_places(frame, 0, &mut places);
+        places
+    }
+
+    /// Where what is so far into a table translates, in each place that the table has.
+    fn add_places(&self, frame: usize, offset: u64, places: &mut Vec<Place>) {
         let (meta, table) = (self.memory.meta(frame), self.memory.address(frame));
         let depth = meta.depth.get();
-        let mut places = Vec::new();
-        for parent in self.parents(table, meta) {
+        let mut add = |parent: u64| {
             if parent == ROOT {
-                let spaces = self.spaces.borrow();
-                for (number, space) in spaces.iter().enumerate() {
+                for (number, space) in self.spaces.borrow().iter().enumerate() {
                     let Some((root, upper)) = space.root else {
                         continue;
                     };
                     let mut tables = self.first_tables(root, self.first_address(upper));
                     if let Some((_, first)) = tables.find(|&(first, _)| first == table) {
-                        places.push((number as u16, first));
+                        let at = self.canonical(first.wrapping_add(offset));
+                        places.push((number as u16, at));
                     }
                 }
-                continue;
+                return;
             }
             let above = self.memory.frame_at(parent).filter(|&above| {
                 let meta = self.memory.meta(above);
                 meta.state.get() == State::Live && meta.depth.get() == depth + 1
             });
-            let Some(above) = above else { continue };
-            let index = (parent - self.memory.address(above)) >> 3;
-            let offset = index << self.shift(depth + 1);
-            for (space, first) in self.places(above) {
-                places.push((space, self.canonical(first.wrapping_add(offset))));
+            if let Some(above) = above {
+                let index = (parent - self.memory.address(above)) >> 3;
+                let within = index << self.shift(depth + 1);
+                self.add_places(above, offset.wrapping_add(within), places);
             }
-        }
-        places
+        };
+        add(meta.parent.get());
+        let entries = self.aliases.entries.borrow();
+        entries
+            .get(&table)
+            .into_iter()
+            .flatten()
+            .for_each(|&parent| add(parent));
     }
 
     /// An entry, or a register, leads to a table no more, which may be remembered. If no other does, it is not reachable, nor is all

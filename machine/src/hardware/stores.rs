@@ -253,6 +253,9 @@ impl Hardware {
             if matches!(meta.state.get(), State::Live | State::Detached) {
                 let depth = meta.depth.get();
                 let mut obligations = self.obligations.borrow_mut();
+                if !obligations.is_news(cpu, depth) {
+                    return;
+                }
                 self.each_place(frame, pa, |space, first| {
                     let span = (first, first + ((1u64 << self.shift(depth)) - 1));
                     obligations.observe(cpu, space, span, depth);

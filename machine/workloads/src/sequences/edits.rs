@@ -379,12 +379,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     self.complete(cpu, slot, exclusive);
                 }
                 let mapped = exclusive.space().map(span, frame, mapping);
-                // Its gather was finished, or dropped.
-                match mapped {
-                    Ok(()) => exclusive.touched.clear(),
-                    Err(_) => exclusive.dropped(),
-                }
-                exclusive.murky = false;
+                // Its gather is dropped. That completes what the space owes, and does not wait for what was issued before.
+                exclusive.dropped();
                 mapped
             } else {
                 let encoded = Encoded::<F>::new(mapping);

@@ -83,8 +83,10 @@ struct Page {
 pub struct Vm<'m, F: Format<Input = Ipa>> {
     guest: Guest<'m, F, Plat<'m>>,
     number: u64,
-    /// How often its slots have changed, or what a host has found for them.
-    changes: Cell<u64>,
+    /// So many changes of its slots, or of what a host has found for them, have begun.
+    begun: Cell<u64>,
+    /// The last of them that is made.
+    made: Cell<u64>,
     /// By the number of the host.
     pages: RefCell<HashMap<u64, Page>>,
     words: [AtomicU64; WORDS],
@@ -129,7 +131,8 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
         Ok(Self {
             guest: Guest::new(space, shared),
             number: world.number(),
-            changes: Cell::new(0),
+            begun: Cell::new(0),
+            made: Cell::new(0),
             pages: RefCell::default(),
             words: [const { AtomicU64::new(0) }; WORDS],
         })
@@ -351,9 +354,8 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
     fn insert(&self) {
         self.with_guest(|index, guest| {
             if let Some(slot) = self.some_slot(index)
-                && guest.guest.insert(slot).is_ok()
+                && guest.change(|guest| guest.insert(slot)).is_ok()
             {
-                guest.change();
                 let found = guest.guest.slot(slot.guest.start());
                 let right = found.is_err() || found.is_ok_and(|found| found.guest.size() > 0);
                 self.world
@@ -365,12 +367,11 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
     fn replace(&self, removes: bool) {
         self.with_guest(|index, guest| {
             let changed = match (removes, self.some_slot(index)) {
-                (true, _) => guest.guest.remove(self.dice.below(6) as u16),
-                (false, Some(slot)) => guest.guest.replace(slot),
+                (true, _) => guest.change(|guest| guest.remove(self.dice.below(6) as u16)),
+                (false, Some(slot)) => guest.change(|guest| guest.replace(slot)),
                 _ => return,
             };
             if let Ok(sweep) = changed {
-                guest.change();
                 self.keep(index, sweep, Vec::new());
             }
         });
@@ -470,10 +471,10 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
     fn request(&self) {
         self.with_guest(|index, guest| {
             let fault = self.some_fault(index);
-            let changes = guest.changes.get();
             let Ok(request) = guest.guest.request(&fault) else {
                 return;
             };
+            let begun = guest.begun.get();
             let right = request.at() == fault.at
                 && request.access() == fault.access
                 && request.slot().guest.contains(fault.at)
@@ -488,7 +489,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let mut requests = local.requests.borrow_mut();
             requests.push(Asked {
                 guest: guest.number,
-                changes,
+                begun,
                 request,
                 page,
             });
@@ -678,10 +679,9 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         self.with_guest(|index, guest| {
             let span = self.world.span(self.world.slots[index].base, self.dice);
             let sweep = match span {
-                Ok(span) if self.dice.below(3) > 0 => guest.guest.sweep(span),
-                _ => guest.guest.sweep_all(),
+                Ok(span) if self.dice.below(3) > 0 => guest.sweep(|guest| guest.sweep(span)),
+                _ => guest.sweep(|guest| guest.sweep_all()),
             };
-            guest.change();
             self.keep(index, sweep, Vec::new());
         });
     }
@@ -709,8 +709,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 self.keep(index, guest.guest.sweep(span), Vec::new());
                 return;
             }
-            let sweep = guest.guest.sweep(span);
-            guest.change();
+            let sweep = guest.sweep(|guest| guest.sweep(span));
             self.keep(index, sweep, vec![frame]);
         });
     }
@@ -778,13 +777,31 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
 }
 
 impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
-    fn change(&self) {
-        self.changes.update(|changes| changes + 1);
+    /// Makes what was looked up before out of date.
+    fn sweep<'g, T>(&'g self, sweep: impl FnOnce(&'g Guest<'m, F, Plat<'m>>) -> T) -> T {
+        let number = self.begun.get() + 1;
+        self.begun.set(number);
+        let swept = sweep(&self.guest);
+        self.made.update(|made| made.max(number));
+        swept
     }
 
-    /// Whether a request was made of another guest, or before the last change.
+    /// The same, if the change is not refused.
+    fn change<'g, T, E>(
+        &'g self,
+        change: impl FnOnce(&'g Guest<'m, F, Plat<'m>>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let number = self.begun.get() + 1;
+        self.begun.set(number);
+        let changed = change(&self.guest)?;
+        self.made.update(|made| made.max(number));
+        Ok(changed)
+    }
+
+    /// Whether a request was made of another guest, or a change that is made has begun after it. Others change the slots while
+    /// a request is made.
     fn is_changed_since(&self, asked: &Asked) -> bool {
-        asked.guest != self.number || asked.changes != self.changes.get()
+        asked.guest != self.number || asked.begun < self.made.get()
     }
 
     /// The bitmap of a slot. All have the same words.

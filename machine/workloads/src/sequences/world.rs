@@ -165,8 +165,8 @@ pub struct Gathering<'m, F: Format> {
 pub struct Asked {
     /// The number of the guest that it was made of.
     pub guest: u64,
-    /// How often the guest had changed.
-    pub changes: u64,
+    /// So many changes of the guest had begun.
+    pub begun: u64,
     pub request: Request,
     /// What the host has found for it.
     pub page: Option<Backing>,
