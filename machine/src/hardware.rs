@@ -934,6 +934,7 @@ impl Hardware {
             State::Detached => {
                 let obligations = self.obligations.borrow();
                 let last = obligations.under(meta.cut.get());
+                let last = last.filter(|_| !self.is_parted(pa));
                 let before = || self.cuts_before(pa).find_map(|cut| obligations.under(cut));
                 last.or_else(before).map(|o| {
                     format!(

@@ -110,6 +110,44 @@ impl Hardware {
         }
     }
 
+    /// An entry of a table that was cut off links a table no more. What walkers remember of the ways above does not lead to that
+    /// one: it is out of their reach when the addresses of this entry are forgotten, though the larger cut is not complete. That
+    /// need not be done, since the larger cut covers it.
+    pub(super) fn changed_below_a_cut(
+        &self,
+        cpu: usize,
+        pa: u64,
+        frame: usize,
+        before: u64,
+        new: u64,
+    ) {
+        let meta = self.memory.meta(frame);
+        let (depth, cut) = (meta.depth.get(), meta.cut.get());
+        if depth == 0 || !self.is_valid(before) || self.obligations.borrow().under(cut).is_none() {
+            return;
+        }
+        let first = self.place(frame, pa);
+        let was = self.decode(depth, first, Denied::default(), before);
+        let is = self.decode(depth, first, Denied::default(), new);
+        let Some(table) = table_of(&was).filter(|_| table_of(&was) != table_of(&is)) else {
+            return;
+        };
+        let number = self.obligations.borrow_mut().number();
+        let mut below = Below::of_an_entry(self.shift(depth));
+        self.part(table, depth - 1, (number, cut), &mut below);
+        let change = Change {
+            number,
+            depth,
+            before,
+            new,
+            was,
+            is,
+            below,
+        };
+        self.owe(cpu, meta.space.get(), first, &change);
+        self.obligations.borrow_mut().excuse(number);
+    }
+
     /// What a change of an entry owes in one of the places that its table has.
     fn owe(&self, cpu: usize, space: u16, first: u64, change: &Change) {
         let Change {

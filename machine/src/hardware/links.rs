@@ -30,6 +30,8 @@ pub(super) struct Aliases {
     entries: RefCell<HashMap<u64, Vec<u64>>>,
     /// Numbers of the obligations under which one of its links was cut off, besides the last.
     cuts: RefCell<HashMap<u64, Vec<u64>>>,
+    /// Tables that were cut off once more below a cut, and the number of the obligation of that.
+    parted: RefCell<HashMap<u64, u64>>,
 }
 
 /// What is found below a table that is cut off.
@@ -282,6 +284,29 @@ impl Hardware {
     pub(super) fn forget_links(&self, table: u64) {
         self.aliases.entries.borrow_mut().remove(&table);
         self.aliases.cuts.borrow_mut().remove(&table);
+        self.aliases.parted.borrow_mut().remove(&table);
+    }
+
+    /// A table below a cut is cut off once more, with all below it.
+    pub(super) fn part(&self, table: u64, depth: u8, numbers: (u64, u64), below: &mut Below) {
+        let Some(frame) = self.memory.frame_at(table) else {
+            return;
+        };
+        let (number, cut) = numbers;
+        let meta = self.memory.meta(frame);
+        if meta.state.get() == State::Detached && meta.cut.get() == cut {
+            self.aliases.parted.borrow_mut().insert(table, number);
+            self.each_below(frame, depth, below, |_, pa, below| {
+                self.part(pa, depth - 1, numbers, below);
+            });
+        }
+    }
+
+    /// Whether CPUs were told of a table alone, where it was cut off once more below a cut.
+    pub(super) fn is_parted(&self, table: u64) -> bool {
+        let parted = self.aliases.parted.borrow();
+        let obligations = self.obligations.borrow();
+        (parted.get(&table)).is_some_and(|&number| obligations.under(number).is_none())
     }
 
     /// Entries that link a table; [`ROOT`] for a register.
@@ -471,6 +496,10 @@ impl Hardware {
                 return self.note_cut(table, above.cut.get());
             }
             State::Private | State::Live => {}
+            State::Detached => {
+                self.aliases.parted.borrow_mut().remove(&table);
+                return;
+            }
             _ => return,
         }
         meta.state.set(State::Detached);

@@ -110,7 +110,10 @@ impl Hardware {
                 cpu,
                 format!("a store to {pa:#x}, in a frame that was given back"),
             ),
-            State::Detached => self.linked(cpu, pa, frame, value),
+            State::Detached => {
+                self.changed_below_a_cut(cpu, pa, frame, before, value);
+                self.linked(cpu, pa, frame, value);
+            }
             _ => {}
         }
         let core = &self.cores[cpu];

@@ -191,7 +191,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "all of an identifier is all that is global",
         file: ARM64,
-        find: "What::Everything if «flush.global» =>",
+        find: "Regime::El1 if «flush.global» => all",
         with: "false",
         rules: STALE,
     },
