@@ -36,7 +36,7 @@ fn loads(step: &str) -> u64 {
 }
 
 /// How often each instruction was executed, by its name.
-type Counts = BTreeMap<String, u64>;
+pub type Counts = BTreeMap<String, u64>;
 
 /// Runs both, and compares them. Each line of a table is handed on.
 ///
@@ -154,7 +154,21 @@ fn simulated() -> Result<Vec<(String, Counts)>> {
 /// What the emulator counts, step by step.
 fn emulated() -> Result<Vec<Counts>> {
     let (kernel, plugin) = (fetch::hypervisor("linear")?, fetch::plugin()?);
-    let said = boot(&kernel, &plugin)?;
+    counted(
+        &["-machine", "virt", "-m", MEMORY_SIZE],
+        &kernel,
+        &plugin,
+        "linear",
+    )
+}
+
+/// What the plugin counts between each mark 1 and the next mark, while QEMU runs a program that says in the end that it is
+/// done.
+///
+/// # Errors
+/// The program says something else, or nothing.
+pub fn counted(machine: &[&str], program: &Path, plugin: &Path, name: &str) -> Result<Vec<Counts>> {
+    let said = boot(machine, program, plugin, name)?;
     said.lines()
         .filter_map(|line| line.strip_prefix("counted 1"))
         .map(counts)
@@ -173,9 +187,10 @@ fn counts(line: &str) -> Option<Counts> {
 }
 
 /// Boots the kernel, and gives what the plugin has said.
-fn boot(kernel: &Path, plugin: &Path) -> Result<String> {
+fn boot(machine: &[&str], kernel: &Path, plugin: &Path, name: &str) -> Result<String> {
     let mut child = Command::new(QEMU)
-        .args(["-machine", "virt", "-cpu", CPU_MAX, "-m", MEMORY_SIZE])
+        .args(machine)
+        .args(["-cpu", CPU_MAX])
         .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
         .arg("-kernel")
         .arg(kernel)
@@ -198,7 +213,7 @@ fn boot(kernel: &Path, plugin: &Path) -> Result<String> {
     let console = String::from_utf8_lossy(&output.stdout);
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
     match console.trim() {
-        "linear: done" => Ok(log),
+        said if said.strip_prefix(name) == Some(": done") => Ok(log),
         // QEMU may not have started it: plugins are of one version of its interface.
         "" => Err(Error::Failed(
             log.lines()

@@ -11,6 +11,7 @@
 #[path = "../../hypervisor/src/counters.rs"]
 mod counters;
 mod fetch;
+mod flushes;
 mod initramfs;
 mod linear;
 mod load;

@@ -5,7 +5,9 @@ use clap::Args;
 use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
 use crate::qemu::{self, Boot, CPU_MAX, End, Ran};
-use crate::{Error, LIMIT, Leaves, Log, Result, fetch, linear, load, log_start, name_of, x86};
+use crate::{
+    Error, LIMIT, Leaves, Log, Result, fetch, flushes, linear, load, log_start, name_of, x86,
+};
 
 #[derive(Args)]
 pub struct TestArgs {
@@ -280,7 +282,8 @@ pub fn run(args: &TestArgs) -> Result<()> {
         kernel: fetch::hypervisor("hostile")?,
         ..files.clone()
     };
-    let others = x86::names().chain([linear::NAME, log_start::NAME].map(String::from));
+    let others =
+        x86::names().chain([linear::NAME, flushes::NAME, log_start::NAME].map(String::from));
     let mut names = TESTS.iter().map(Test::name).chain(others);
     let exact = names.any(|test| args.name.as_ref() == Some(&test));
     let chosen = |test: &str, short: bool| match &args.name {
@@ -289,8 +292,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
         None => args.all || short,
     };
     let (mut passed, mut failed) = (0, 0);
-    let named: [(&str, &dyn Fn() -> Result<()>); 2] = [
+    let named: [(&str, &dyn Fn() -> Result<()>); 3] = [
         (linear::NAME, &|| linear::run(|_| ())),
+        (flushes::NAME, &flushes::run),
         (log_start::NAME, &|| {
             log_start::run(&files, &[256, 512, 1024], |_, _, _| ())
         }),

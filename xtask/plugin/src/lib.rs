@@ -111,6 +111,22 @@ fn name(alike: u32) -> String {
             _ => "isb".into(),
         };
     }
+    // DDI 0487 C5.5. Those of stage 2 by address have an order of their own.
+    let stage2 = match (op1, crm, op2) {
+        (4, 0, 1) => Some("ipas2e1is"),
+        (4, 0, 2) => Some("ripas2e1is"),
+        (4, 0, 5) => Some("ipas2le1is"),
+        (4, 0, 6) => Some("ripas2le1is"),
+        (4, 4, 1) => Some("ipas2e1"),
+        (4, 4, 2) => Some("ripas2e1"),
+        (4, 4, 5) => Some("ipas2le1"),
+        (4, 4, 6) => Some("ripas2le1"),
+        _ => None,
+    };
+    let limit = if crn == 9 { "nxs" } else { "" };
+    if let Some(what) = stage2 {
+        return format!("tlbi {what}{limit}");
+    }
     let what = match (op1, op2) {
         (0, 0) => "vmalle1",
         (0, 1) => "vae1",
@@ -118,7 +134,12 @@ fn name(alike: u32) -> String {
         (0, 3) => "vaae1",
         (0, 5) => "vale1",
         (0, 7) => "vaale1",
-        _ => return format!("tlbi #{op1}, c{crn}, c{crm}, #{op2}"),
+        (4, 0) => "alle2",
+        (4, 1) => "vae2",
+        (4, 4) => "alle1",
+        (4, 5) => "vale2",
+        (4, 6) => "vmalls12e1",
+        _ => return format!("tlbi #{op1} c{crn} c{crm} #{op2}"),
     };
     // Ranges, and how far it goes.
     let (range, domain) = match crm {
@@ -129,7 +150,6 @@ fn name(alike: u32) -> String {
         6 => ("r", ""),
         _ => ("", ""),
     };
-    let limit = if crn == 9 { "nxs" } else { "" };
     format!("tlbi {range}{what}{domain}{limit}")
 }
 
