@@ -191,18 +191,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 });
             }),
             Kind::SharedIssue => self.shared_issue(cpu, dice),
-            Kind::SharedFinish => self.with_gather(cpu, dice, |world, it| {
-                let batch = it.batch;
-                let finished = it.gather.finish(|leaf| world.out(batch, &leaf));
-                world.settled(cpu, batch);
-                if let Err(cut) = finished {
-                    world.release_all(cpu, it.batch, |held| cut.release(held));
-                    world.local(cpu).cuts.borrow_mut().push((it.batch, cut));
-                }
-                it.batch = world.number_for(&world.slots[it.slot]);
-                let clean = it.gather.is_clean();
-                world.check(clean, || "a gather is finished, and is not clean".into());
-            }),
+            Kind::SharedFinish => {
+                self.with_gather(cpu, dice, |world, it| world.shared_finish(cpu, it));
+            }
             Kind::Moment => self.with_shared(dice, |_, space| {
                 let moment = space.moment();
                 let quiet = space.is_quiet(moment);
@@ -1276,6 +1267,19 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
     }
 
+    fn shared_finish(&self, cpu: usize, it: &mut Gathering<'m, F>) {
+        let batch = it.batch;
+        let finished = it.gather.finish(|leaf| self.out(batch, &leaf));
+        self.settled(cpu, batch);
+        if let Err(cut) = finished {
+            self.release_all(cpu, batch, |held| cut.release(held));
+            self.local(cpu).cuts.borrow_mut().push((batch, cut));
+        }
+        it.batch = self.number_for(&self.slots[it.slot]);
+        let clean = it.gather.is_clean();
+        self.check(clean, || "a gather is finished, and is not clean".into());
+    }
+
     fn shared_unmap(&self, cpu: usize, dice: &Dice, unwind: bool) {
         let early = self.control.is(Bug::FreesEarly);
         self.with_gather(cpu, dice, |world, it| {
@@ -1315,6 +1319,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 });
                 // What was changed until then is forgotten with the rest.
                 world.note(cpu, batch, span, world.begin(it.slot));
+                // Before more is gathered, for which everything is forgotten.
+                if dice.once_in(2) {
+                    world.shared_finish(cpu, it);
+                }
                 return;
             }
             let (first, last) = (span.start().bits(), span.last().bits());

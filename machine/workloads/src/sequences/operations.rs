@@ -36,7 +36,7 @@ operations! {
     /// A space is shared, or refuses to be.
     Share 6 ["shared::SharedSpace::new"];
     /// A space that is shared is not any more.
-    Unshare 3 ["shared::SharedSpace::into_exclusive"];
+    Unshare 5 ["shared::SharedSpace::into_exclusive"];
 
     // ---- Exclusive edits ----
     /// A map by itself.
@@ -96,7 +96,7 @@ operations! {
     Wash 2 ["shared::Gather::wash"];
     SharedSplit 3 ["shared::Gather::split"];
     /// A visitor of an unmap, or of a look at flags, unwinds.
-    UnwindShared 2 ["shared::Gather::unmap" "shared::Gather::age"];
+    UnwindShared 5 ["shared::Gather::unmap" "shared::Gather::age"];
     SharedQuery 3 ["shared::SharedSpace::query"];
     Relax 3 ["shared::SharedSpace::relax"];
     Wake 2 ["shared::SharedSpace::wake" "shared::SharedSpace::generation"];
