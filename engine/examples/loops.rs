@@ -1,17 +1,21 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query|fork|fault|nothing PAGES`; without arguments, all of them over a few pages. With `-each` behind
-//! its name an edit is made for one page at a time, in tables that exist, in a live space with one gather; `fault` has a gather
-//! for each page.
+//! `loops map|protect|contended|unmap|query|fork|fault|replace|guest|nothing PAGES`; without arguments, all of them over a few pages.
+//! With `-each` behind its name an edit is made for one page at a time, in tables that exist, in a live space with one gather;
+//! `fault` and `replace` have a gather for each page. `guest` is a fault of a guest, looked up and mapped, page by page always.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
 
-use tablewright::format::X86_64;
-use tablewright::hosted::Hosted;
-use tablewright::{AddressSpace, Attrs, Change, EditError, Encoded, Mapping, Pa, Perms, Span, Va};
+use tablewright::format::{Ept, X86_64};
+use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
+use tablewright::hosted::{Hosted, Threads};
+use tablewright::shared::{Refused, SharedSpace};
+use tablewright::{
+    AddressSpace, Attrs, Change, EditError, Encoded, Ipa, Mapping, Pa, Perms, Span, Va,
+};
 
-const EDITS: [&str; 8] = [
+const EDITS: [&str; 10] = [
     "map",
     "protect",
     "contended",
@@ -19,6 +23,8 @@ const EDITS: [&str; 8] = [
     "query",
     "fork",
     "fault",
+    "replace",
+    "guest",
     "nothing",
 ];
 
@@ -47,16 +53,53 @@ fn main() {
 
 fn usage() {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|fork|fault|nothing][-each] PAGES"
+        "error: usage: loops [map|protect|contended|unmap|query|fork|fault|replace|guest|nothing][-each] PAGES"
     );
     std::process::exit(2);
 }
 
 fn run(edit: &str, pages: u64, at_a_time: u64) {
-    if let Err(error) = measure(edit, pages, at_a_time) {
+    let measured = match edit {
+        "guest" => guest(pages),
+        _ => measure(edit, pages, at_a_time).map_err(|error| error.to_string()),
+    };
+    if let Err(error) = measured {
         eprintln!("error: {edit}: {error}");
         std::process::exit(1);
     }
+}
+
+/// Faults of a guest, in tables that exist.
+fn guest(pages: u64) -> Result<(), String> {
+    let said = |error: &dyn std::fmt::Debug| format!("{error:?}");
+    let platform = Threads::new(4096, 12, 1);
+    let cells = [const { SlotCell::new() }; 8];
+    let space = AddressSpace::<Ept<4>, _>::new(&platform).ok_or("no table")?;
+    let guest = Guest::new(
+        SharedSpace::new(space).map_err(|_| "it is not empty")?,
+        &cells,
+    );
+    // A page of each table is mapped before what is measured, and as many tables for each size.
+    let tables = pages.max(524_288).div_ceil(511);
+    let memory = Span::new(Ipa::new(0), tables << 21).map_err(|error| said(&error))?;
+    let slot = guest.insert(Slot::memory(memory, 0));
+    slot.map_err(|error| said(&error))?;
+    let mut gather = guest.gather();
+    let mut fault = |page: u64| -> Result<(), String> {
+        let fault = Fault::new(Ipa::new(page << 12), Access::Write);
+        let request = guest.request(&fault).map_err(|error| said(&error))?;
+        let backing = Backing::new(Pa::new(page << 12), 4096);
+        let mut mapped = gather.map(&request, &backing);
+        while let Err(Refused::NeedsTables(count)) = mapped {
+            if !gather.top_up(count) {
+                break;
+            }
+            mapped = gather.map(&request, &backing);
+        }
+        mapped.map(|_| ()).map_err(|refused| said(&refused))
+    };
+    (0..tables).try_for_each(|table| fault(table * 512))?;
+    (0..pages).try_for_each(|page| fault(page / 511 * 512 + page % 511 + 1))
 }
 
 fn span(first: u64, pages: u64) -> Result<Span<Va>, EditError<Va>> {
@@ -100,6 +143,16 @@ fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
         for first in (0..pages).step_by(at_a_time as usize) {
             space.map(span(first, at_a_time)?, Pa::new(first << 12), mapping)?;
         }
+        return Ok(());
+    }
+    if edit == "replace" {
+        for page in 0..pages {
+            let mut gather = space.gather();
+            let held = gather.replace(Va::new(page << 12), Pa::new(page << 13), mapping)?;
+            let released = gather.flush_with(held, |_| ());
+            sum = sum.wrapping_add(released.map_or(0, |leaf| leaf.frame().get()));
+        }
+        black_box(sum);
         return Ok(());
     }
     let mut child = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;

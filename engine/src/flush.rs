@@ -423,6 +423,12 @@ impl<T> Held<T> {
         Self { value, serial }
     }
 
+    /// Whether the flush of this number holds it.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, serial: u64) -> bool {
+        self.serial == serial
+    }
+
     /// Takes the value out without proof that the flush is complete.
     ///
     /// # Safety
@@ -861,7 +867,7 @@ impl<F: Format, P: Platform> Completed<F, P> {
     /// Gives it back if it belongs to another flush.
     #[inline]
     pub fn release<T>(&self, held: Held<T>) -> Result<T, Held<T>> {
-        if held.serial == self.serial {
+        if held.is_of(self.serial) {
             Ok(held.value)
         } else {
             Err(held)

@@ -6,7 +6,7 @@
 
 use core::ops::Deref;
 
-use crate::flush::{Alone, Completed, Flush, Issued, Leaf, next_serial};
+use crate::flush::{Alone, Completed, Flush, Held, Issued, Leaf, next_serial};
 use crate::format::Format;
 use crate::platform::{Barrier, Platform};
 use crate::space::{AddressSpace, Liveness};
@@ -116,6 +116,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     }
 
     /// Makes the edits visible and tells every processor what to forget. Does not wait.
+    #[inline]
     pub fn issue(mut self) -> Issued<F, P> {
         let wait = self.send();
         self.space.pending = wait;
@@ -144,6 +145,38 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         self.serial = 0;
         // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no software walks it (1.).
         unsafe { self.left.settle::<F, P>(&self.space.platform, leaves) };
+    }
+
+    /// The same, and gives out what an edit has held back since it was flushed last: a page that was
+    /// [replaced](Gather::replace), for instance. A gather that stays where it is, as this one does, is not copied.
+    ///
+    /// # Errors
+    /// Gives it back if it belongs to another flush. Nothing is flushed then.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// # space.map(Span::new(Va::new(0x7000), 0x1000)?, Pa::new(0x2000), Attrs::USER_RODATA)?;
+    /// # space.make_live();
+    /// let mut gather = space.gather();
+    /// let shared = gather.replace(Va::new(0x7000), Pa::new(0x9000), Attrs::USER_DATA)?;
+    /// let shared = gather.flush_with(shared, |_| ()).expect("of this gather");
+    /// assert_eq!(shared.frame(), Pa::new(0x2000));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn flush_with<T>(
+        &mut self,
+        held: Held<T>,
+        leaves: impl FnMut(Leaf<F>),
+    ) -> Result<T, Held<T>> {
+        if self.serial == 0 || !held.is_of(self.serial) {
+            return Err(held);
+        }
+        self.flush(leaves);
+        // SAFETY: what was gathered under the number is complete (1.).
+        Ok(unsafe { held.assume_complete() })
     }
 }
 

@@ -7,7 +7,7 @@ use core::fmt;
 use core::marker::PhantomData;
 
 use crate::addr::{Address, Level, Pa, Span};
-use crate::bbm::{Contents, State, Transition, transition};
+use crate::bbm::{Contents, Rule, State, Transition, transition};
 use crate::edit::{Recent, Template};
 use crate::entry::Table;
 use crate::flush::{Leaf, Ranges, Target, free_tree};
@@ -189,12 +189,38 @@ pub(crate) struct Conditions {
 }
 
 impl Conditions {
+    /// Those of a space.
+    #[inline(always)]
+    pub fn new(platform: &impl Platform, liveness: Liveness) -> Self {
+        Self {
+            caps: platform.caps(),
+            live: liveness != Liveness::Dead,
+            may_break: liveness != Liveness::Own,
+        }
+    }
+
     /// How an entry may change into one that translates the same memory. A dead space has no walker to mind.
     pub fn transition<F: Format>(&self, old: &State, new: &State, level: Level) -> Transition {
         if self.live {
             transition(F::RULE, old, new, level, &self.caps, Contents::Same)
         } else {
             Transition::Store
+        }
+    }
+
+    /// How the leaf of a page may change into one of other memory.
+    #[inline(always)]
+    pub fn replacement<F: Format>(&self, old: u64, new: u64) -> Transition {
+        let mask = F::address_mask(Level::PAGE);
+        match F::RULE {
+            // What is mapped changes: that decides it whatever the attributes are.
+            Rule::Arm if (old ^ new) & mask != 0 => Transition::Break,
+            Rule::X86 if (old ^ new) & mask != 0 => Transition::Invalidate,
+            rule => {
+                let [old, new] = [old, new].map(|it| State::of::<F>(it, Level::PAGE));
+                let different = Contents::Different;
+                transition(rule, &old, &new, Level::PAGE, &self.caps, different)
+            }
         }
     }
 
@@ -407,11 +433,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     pub(crate) fn conditions(&self) -> Conditions {
-        Conditions {
-            caps: self.platform.caps(),
-            live: self.liveness != Liveness::Dead,
-            may_break: self.liveness != Liveness::Own,
-        }
+        Conditions::new(&self.platform, self.liveness)
     }
 
     /// Checks a range that an edit was given.
@@ -509,11 +531,10 @@ pub(crate) fn check<F: Format>(
     if !span.is_aligned(F::PAGE_SHIFT) {
         return Err(EditError::Misaligned);
     }
-    if !translates::<F>(half, slice.first)
-        || !F::is_canonical(slice.last)
-        // Both ends canonical and of one sign: so is everything between them, and in the same half.
-        || (slice.first ^ slice.last) >> 63 != 0
-    {
+    // The bits that have to be equal in a canonical address are so at both ends: so they are in everything between them, and
+    // all of it is in the same half.
+    let low = F::INPUT_BITS - u32::from(F::Input::SIGNED && !F::HALVES);
+    if !translates::<F>(half, slice.first) || (slice.first ^ slice.last) >> low != 0 {
         return Err(EditError::InputOutOfRange);
     }
     Ok(slice)

@@ -9,8 +9,13 @@ use syn::visit::Visit;
 use tablewright_workloads::sequences::operations::OPERATIONS;
 use tablewright_workloads::sequences::{Bug, Sequence, silence};
 
-/// Sequences of the slice.
-const SLICE: u64 = if cfg!(miri) { 12 } else { 400 };
+/// Sequences of the slice. Under Miri, which takes half a minute for one, a short one for each format.
+fn slice() -> Vec<u64> {
+    match cfg!(miri) {
+        true => vec![174, 176, 237, 1, 20, 120, 175],
+        false => (1..=400).collect(),
+    }
+}
 
 /// Fails with what is wrong, which is said as panics are said again.
 fn judge(result: Result<(), String>) {
@@ -23,7 +28,10 @@ fn judge(result: Result<(), String>) {
 #[test]
 fn a_slice_of_all_sequences_is_clean() {
     silence();
-    let result = (1..=SLICE).try_for_each(|seed| {
+    let result = slice().into_iter().try_for_each(|seed| {
+        if cfg!(miri) {
+            println!("{}", Sequence::new(seed).describe());
+        }
         Sequence::new(seed).run(None).map_err(|failure| {
             let (shortest, _) = Sequence::new(seed).shorten(None);
             let again = shortest.command();

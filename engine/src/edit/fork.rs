@@ -4,6 +4,7 @@
 //! than before. The second cannot: it changes each leaf here, as [`protect`](Gather::protect) does, writes what it has become
 //! into the table of the other space, and tells the embedder of it.
 
+use core::array;
 use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
@@ -11,7 +12,7 @@ use super::protect::Recode;
 use super::run;
 use crate::addr::{Address, Level, Span};
 use crate::edit::Change;
-use crate::entry::{LINE, Table};
+use crate::entry::Table;
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
@@ -197,6 +198,9 @@ fn table_of<F: Format, P: Platform>(
     }
 }
 
+/// Leaves that are copied at once: as many as there are registers for.
+const AT_ONCE: usize = 8;
+
 /// Changes leaves, and copies them into the tables of another space, which are there.
 struct Copy<'a, F: Format, P: Platform, V> {
     child: &'a AddressSpace<F, P>,
@@ -290,37 +294,34 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
             let from = index;
             if plan.is_plain() && entry & F::CONTIGUOUS == 0 {
                 // A stretch of leaves of one pattern that no walker writes: the inner loop.
-                let (key, flip) = (plan.key(), plan.flip);
+                let (key, now) = (plan.key(), plan.key() ^ plan.flip);
                 let mut copy = |index: usize, entry: u64| {
                     // A walker may set a flag in what is kept.
-                    if flip != 0 {
-                        table.store(index, entry ^ flip);
+                    if now != key {
+                        table.store(index, entry);
                     }
-                    to.store(index, entry ^ flip);
-                    (self.each)(Leaf::new(at(index), entry ^ flip, Level::PAGE, denied));
+                    to.store(index, entry);
+                    (self.each)(Leaf::new(at(index), entry, Level::PAGE, denied));
                 };
-                // A line at a time, checked as one before any of it is written.
-                while range.end - index >= LINE {
-                    let mut line = [0; LINE];
-                    let mut differs = 0;
-                    for (offset, entry) in line.iter_mut().enumerate() {
-                        *entry = table.load(index + offset);
-                        differs |= *entry ^ key;
-                    }
-                    if differs & mask != 0 {
+                // A few at a time, checked as one before any of them is written.
+                while range.end - index >= AT_ONCE {
+                    // What is left is the address, if it is of the pattern.
+                    let rest: [u64; AT_ONCE] =
+                        array::from_fn(|n| table.load(index + n).wrapping_sub(key));
+                    if rest.iter().fold(0, |all, rest| all | rest) & mask != 0 {
                         break;
                     }
-                    for (offset, entry) in line.into_iter().enumerate() {
-                        copy(index + offset, entry);
+                    for (n, rest) in rest.into_iter().enumerate() {
+                        copy(index + n, rest | now);
                     }
-                    index += LINE;
+                    index += AT_ONCE;
                 }
                 while index < range.end {
-                    let entry = table.load(index);
-                    if (entry ^ key) & mask != 0 {
+                    let rest = table.load(index).wrapping_sub(key);
+                    if rest & mask != 0 {
                         break;
                     }
-                    copy(index, entry);
+                    copy(index, rest | now);
                     index += 1;
                 }
                 let slice = Slice {

@@ -18,13 +18,13 @@ use core::ops::{ControlFlow, Range};
 use super::live::{Cut, Look};
 use super::saturate;
 use crate::addr::{Level, Span};
-use crate::bbm::{State, Transition};
+use crate::bbm::{Rule, State, Transition};
 use crate::entry::Table;
 use crate::flush::Ranges;
 use crate::format::{Attrs, Format, Kind, Memory, Perms, Shareability};
 use crate::gather::Gather;
 use crate::platform::Platform;
-use crate::space::{Conditions, EditError};
+use crate::space::{Conditions, EditError, Liveness};
 use crate::walk::{Slice, Step, Visit, descend};
 
 /// What to change about leaves; what is not named stays as it is.
@@ -305,16 +305,19 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     #[inline(always)]
     fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
         let space = &mut *self.space;
-        let conditions = space.conditions();
+        let (platform, liveness) = (&space.platform, space.liveness());
+        // Asked for where a plan has to be worked out.
+        let conditions = || Conditions::new(platform, liveness);
+        let live = liveness != Liveness::Dead;
         // SAFETY: the root of the space.
-        let place = match unsafe { descend::<F, P>(&space.platform, space.root, slice) } {
+        let place = match unsafe { descend::<F, P>(platform, space.root, slice) } {
             Ok(place) => place,
             Err(_) => return false,
         };
         let denied = |perms| place.denied::<F>().intersects(perms);
         if !place.is_whole::<F>(space.runs)
             || space.tables_deny && change.new_perms().is_some_and(denied)
-            || conditions.may_refuse::<F>(change, space.runs)
+            || F::RULE == Rule::Arm && conditions().may_refuse::<F>(change, space.runs)
             || space.pinned && change.turns_local()
             || !space.recent.take_up::<F>(change)
         {
@@ -323,7 +326,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let (table, range) = (&place.table, place.range.clone());
         if !slice.is_whole::<F>(Level::PAGE) {
             let mut plans = Plans::<F> {
-                conditions,
+                conditions: conditions(),
                 recent: space.recent,
                 format: PhantomData,
             };
@@ -336,15 +339,15 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         let entry = table.load(range.start);
         let (how, _) =
-            (space.recent).rewrite::<F, P>(&conditions, table, range.start, Level::PAGE, entry);
-        space.owed |= conditions.live;
+            (space.recent).rewrite::<F, P>(conditions, table, range.start, Level::PAGE, entry);
+        space.owed |= live;
         let plan = space.recent.plan;
         drop(place);
         if how == How::Break {
             let mut broken = Ranges::new();
             broken.add(slice, Some(Level::PAGE), false);
             self.space.resume(slice, &broken);
-        } else if conditions.live {
+        } else if live {
             if plan.invalidate {
                 self.left.ranges.add(slice, Some(Level::PAGE), false);
             }
@@ -429,8 +432,7 @@ pub(crate) enum How {
 /// What to do with all leaves of one pattern.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    /// The level, and the entry without its address: what the plan is for.
-    level: Level,
+    /// The entry without its address, and in the place of that the level: what the plan is for.
     key: u64,
     /// The bits that flip.
     pub flip: u64,
@@ -441,11 +443,28 @@ pub(crate) struct Plan {
     news: bool,
 }
 
+/// Where the level is in the key of a plan: bits of the address in leaves of all levels of all formats, of which the largest
+/// is of 4 TiB.
+const LEVEL: u32 = 44;
+
 impl Plan {
+    /// For which leaves there is one plan.
+    #[inline(always)]
+    fn key_of<F: Format>(entry: u64, level: Level) -> u64 {
+        let mask = F::address_mask(level);
+        debug_assert!(mask >> LEVEL & 7 == 7, "bits of the address");
+        entry & !mask | u64::from(level.height()) << LEVEL
+    }
+
     /// The entry without its address that it is for.
     #[inline(always)]
     pub fn key(&self) -> u64 {
-        self.key
+        self.key & !(7 << LEVEL)
+    }
+
+    #[inline(always)]
+    fn level(&self) -> Level {
+        Level::new((self.key >> LEVEL) as u8 & 7)
     }
 
     #[inline(always)]
@@ -476,7 +495,6 @@ impl Recent {
             change,
             // The plan for holes.
             plan: Plan {
-                level: Level::PAGE,
                 key: 0,
                 flip: 0,
                 how: How::Keep,
@@ -503,10 +521,14 @@ impl Recent {
 
     /// What to do with `entry`, from memory if it is like the one before.
     #[inline(always)]
-    fn plan<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) -> Plan {
-        let key = entry & !F::address_mask(level);
-        if self.plan.key != key || self.plan.level != level {
-            self.plan = self.work_out::<F>(conditions, entry, level);
+    fn plan<F: Format>(
+        &mut self,
+        conditions: impl Fn() -> Conditions,
+        entry: u64,
+        level: Level,
+    ) -> Plan {
+        if self.plan.key != Plan::key_of::<F>(entry, level) {
+            self.plan = self.work_out::<F>(&conditions(), entry, level);
         }
         self.plan
     }
@@ -516,8 +538,7 @@ impl Recent {
     fn work_out<F: Format>(&self, conditions: &Conditions, entry: u64, level: Level) -> Plan {
         let mask = F::address_mask(level);
         let mut plan = Plan {
-            level,
-            key: entry & !mask,
+            key: Plan::key_of::<F>(entry, level),
             flip: 0,
             how: How::Keep,
             invalidate: false,
@@ -557,7 +578,7 @@ impl Recent {
     #[inline(always)]
     fn rewrite<F: Format, P: Platform>(
         &mut self,
-        conditions: &Conditions,
+        conditions: impl Fn() -> Conditions + Copy,
         table: &Table<'_, P>,
         index: usize,
         level: Level,
@@ -606,7 +627,8 @@ impl<F: Format> Plans<F> {
     /// What to do with `entry`.
     #[inline(always)]
     pub fn plan(&mut self, entry: u64, level: Level) -> Plan {
-        self.recent.plan::<F>(&self.conditions, entry, level)
+        let conditions = self.conditions;
+        self.recent.plan::<F>(|| conditions, entry, level)
     }
 }
 
@@ -631,9 +653,9 @@ impl<'a, F: Format> Recode<'a, F> {
     #[inline(always)]
     pub fn leave(&mut self, plan: Plan, how: How, slice: Slice) {
         if how == How::Break {
-            self.broken.add(slice, Some(plan.level), false);
+            self.broken.add(slice, Some(plan.level()), false);
         } else if plan.invalidate {
-            self.cut.add(slice, Some(plan.level));
+            self.cut.add(slice, Some(plan.level()));
         } else if plan.news {
             self.cut.add_news();
         }
@@ -651,7 +673,7 @@ impl<'a, F: Format> Recode<'a, F> {
         let Plans {
             conditions, recent, ..
         } = &mut *self.plans;
-        recent.rewrite::<F, P>(conditions, table, index, level, entry)
+        recent.rewrite::<F, P>(|| *conditions, table, index, level, entry)
     }
 }
 
@@ -694,7 +716,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
             let mut how = plan.how;
             match how {
                 How::Keep => {
-                    while entry & !mask == plan.key {
+                    while entry & !mask == plan.key() {
                         index += 1;
                         if index == range.end {
                             break;
@@ -702,9 +724,9 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
                         entry = table.load(index);
                     }
                 }
-                How::Store => index = table.flip(index..range.end, plan.key, !mask, plan.flip),
+                How::Store => index = table.flip(index..range.end, plan.key(), !mask, plan.flip),
                 How::Exchange => {
-                    index = table.flip_contended(index..range.end, plan.key, !mask, plan.flip);
+                    index = table.flip_contended(index..range.end, plan.key(), !mask, plan.flip);
                 }
                 How::Break => {
                     (how, _) = self.rewrite(table, index, Level::PAGE, entry);

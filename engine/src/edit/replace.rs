@@ -7,7 +7,7 @@
 use super::live::Cut;
 use super::map::{Template, check_memory};
 use crate::addr::{AddressError, Level, Pa, Span};
-use crate::bbm::{Contents, Rule, State, Transition, transition};
+use crate::bbm::{Rule, Transition};
 use crate::flush::{Held, Leaf, Ranges};
 use crate::format::{Format, Kind};
 use crate::gather::Gather;
@@ -73,12 +73,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                     if space.tables_deny && denied.intersects(attrs.perms) {
                         return Err(EditError::Denied(page));
                     }
-                    let how = if conditions.live {
-                        let [from, to] = [entry, new].map(|it| State::of::<F>(it, Level::PAGE));
-                        let (rule, caps) = (F::RULE, &conditions.caps);
-                        transition(rule, &from, &to, Level::PAGE, caps, Contents::Different)
-                    } else {
-                        Transition::Store
+                    let how = match conditions.live {
+                        true => conditions.replacement::<F>(entry, new),
+                        false => Transition::Store,
                     };
                     if how == Transition::Break && !conditions.may_break {
                         return Err(EditError::NeedsBreak(page));

@@ -651,10 +651,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     self.check(was.is_some(), || {
                         format!("{page} was not mapped, and is replaced")
                     });
+                    {
+                        let mut model = slot.model.borrow_mut();
+                        model.remove(first, last);
+                        model.insert(first, last, frame.get(), attrs.perms);
+                    }
                     self.local(cpu).held.borrow_mut().push((batch, leaf));
-                    let mut model = slot.model.borrow_mut();
-                    model.remove(first, last);
-                    model.insert(first, last, frame.get(), attrs.perms);
                 }
                 Err(error) => {
                     self.give_back(frame);
@@ -666,8 +668,43 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     }
                 }
             }
+            if dice.once_in(3) {
+                self.flush_with_one(cpu, slot, exclusive, dice);
+            }
             self.settle_edit(cpu, slot, exclusive, dice);
         });
+    }
+
+    /// Flushes a gather for one of the leaves that are held, of this flush or of another.
+    fn flush_with_one(
+        &self,
+        cpu: usize,
+        slot: &Slot<'m, F, G>,
+        exclusive: &mut Exclusive<'m, F>,
+        dice: &Dice,
+    ) {
+        let Some((batch, mut gather)) = exclusive.gather.take() else {
+            return;
+        };
+        let Some((of, held)) = take_any(dice, &self.local(cpu).held) else {
+            exclusive.gather = Some((batch, gather));
+            return;
+        };
+        match gather.flush_with(held, |leaf| self.out(batch, &leaf)) {
+            Ok(leaf) => {
+                self.check(of == batch, || {
+                    "a gather gives out what another holds".into()
+                });
+                self.out(batch, &leaf);
+                exclusive.touched.clear();
+                exclusive.murky = false;
+                exclusive.gather = Some((self.number_for(slot), gather));
+            }
+            Err(held) => {
+                self.local(cpu).held.borrow_mut().push((of, held));
+                exclusive.gather = Some((batch, gather));
+            }
+        }
     }
 
     fn protect(&self, cpu: usize, dice: &Dice) {

@@ -47,7 +47,7 @@ operations! {
     /// Pages that do not adjoin, in one map.
     MapFrames 3 ["edit::Gather::map_frames"];
     Unmap 7 ["edit::Gather::unmap"];
-    ReplacePage 4 ["edit::Gather::replace"];
+    ReplacePage 4 ["edit::Gather::replace" "gather::Gather::flush_with"];
     Protect 6 ["edit::Gather::protect" "edit::Change::apply"];
     Split 4 ["edit::Gather::split"];
     Collapse 4 ["edit::Gather::collapse"];
