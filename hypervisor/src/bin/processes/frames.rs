@@ -8,6 +8,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use spin::mutex::SpinMutex;
+use spin::relax::RelaxStrategy;
 use tablewright::arch::arm64::Cpu;
 use tablewright::shootdown::Identity;
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform};
@@ -20,9 +21,21 @@ const FRAMES: usize = ((boot::RAM.end - boot::RAM.start) / PAGE) as usize;
 /// The users of a frame that is a table.
 const TABLE: u32 = u32::MAX;
 
+/// How processors wait for one another. `core::hint::spin_loop` is an `ISB` on arm64, and those are counted.
+pub struct Yield;
+
+impl RelaxStrategy for Yield {
+    fn relax() {
+        instruct!("yield");
+    }
+}
+
+/// A lock.
+pub type Lock<T> = SpinMutex<T, Yield>;
+
 /// All of them.
 pub static POOL: Pool = Pool {
-    free: SpinMutex::new(Free {
+    free: Lock::new(Free {
         list: [0; FRAMES],
         count: 0,
     }),
@@ -32,7 +45,7 @@ pub static POOL: Pool = Pool {
 
 /// Frames, and their users.
 pub struct Pool {
-    free: SpinMutex<Free>,
+    free: Lock<Free>,
     users: [AtomicU32; FRAMES],
     copied: AtomicU64,
 }

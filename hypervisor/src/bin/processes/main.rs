@@ -29,8 +29,9 @@ use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use buddy_system_allocator::LockedHeap;
-use spin::mutex::{SpinMutex, SpinMutexGuard};
+use spin::mutex::SpinMutexGuard;
 use spin::once::Once;
+use spin::relax::RelaxStrategy as _;
 use tablewright::format::Arm64K4;
 use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
 use tablewright::{Pa, Span, Va};
@@ -40,7 +41,7 @@ use tablewright_processes::{
 use tablewright_walker::{Granule, Regime, translate};
 
 use common::Console;
-use frames::{POOL, Pool, Tables};
+use frames::{Lock, POOL, Pool, Tables, Yield};
 use user::{Program, Registers, Stop};
 
 /// What the console's lines begin with.
@@ -60,11 +61,11 @@ type Done = Result<(), String>;
 type Running = Process<Arm64K4, Tables, &'static Pool>;
 
 /// The processes, each behind its lock.
-static PROCESSES: [SpinMutex<Option<Running>>; 2] = [const { SpinMutex::new(None) }; 2];
+static PROCESSES: [Lock<Option<Running>>; 2] = [const { Lock::new(None) }; 2];
 static IDENTITIES: [Identity; 2] = [const { Identity::new() }; 2];
 static HOLDERS: [Holder; 2] = [const { Holder::new() }; 2];
 static IDENTIFIERS: Once<Identifiers<'static>> = Once::new();
-static ALLOCATOR: Once<SpinMutex<Allocator<'static>>> = Once::new();
+static ALLOCATOR: Once<Lock<Allocator<'static>>> = Once::new();
 
 /// For the lists of areas, and what is said of mistakes.
 #[global_allocator]
@@ -249,8 +250,8 @@ fn check(number: usize, writable: u64) -> Done {
 // ---- The second processor ----
 
 /// What it is to do, and what that has come to.
-static TASK: SpinMutex<Option<fn() -> Done>> = SpinMutex::new(None);
-static ANSWER: SpinMutex<Option<Done>> = SpinMutex::new(None);
+static TASK: Lock<Option<fn() -> Done>> = Lock::new(None);
+static ANSWER: Lock<Option<Done>> = Lock::new(None);
 
 /// Has the second processor do something, and this one something else, again and again, until that is done.
 fn on_second(task: fn() -> Done, mut meanwhile: impl FnMut() -> Done) -> Done {
@@ -276,7 +277,7 @@ extern "C" fn second_main() -> ! {
                 let answer = task();
                 *ANSWER.lock() = Some(answer);
             }
-            None => core::hint::spin_loop(),
+            None => Yield::relax(),
         }
     }
 }
@@ -519,8 +520,7 @@ fn boot() -> Result<(), &'static str> {
     const BITS: u32 = 16;
     const SIZE: usize = 64 << 10;
     static mut MEMORY: [u8; SIZE] = [0; SIZE];
-    static WORDS: SpinMutex<[u64; Allocator::words(BITS)]> =
-        SpinMutex::new([0; Allocator::words(BITS)]);
+    static WORDS: Lock<[u64; Allocator::words(BITS)]> = Lock::new([0; Allocator::words(BITS)]);
     static KERNEL: Identity = Identity::new();
     // SAFETY: memory of its own, given away once: this function is called once.
     unsafe {
@@ -533,7 +533,7 @@ fn boot() -> Result<(), &'static str> {
     let allocator = Allocator::new(boot::ids().asid_bits(), words).ok_or("too few identifiers")?;
     let identifiers = Identifiers::new(&allocator, &HOLDERS).ok_or("too few identifiers")?;
     IDENTIFIERS.call_once(|| identifiers);
-    ALLOCATOR.call_once(|| SpinMutex::new(allocator));
+    ALLOCATOR.call_once(|| Lock::new(allocator));
     let root = boot::map(Tables::new(&KERNEL))?;
     // SAFETY: the root of the kernel's map.
     unsafe { boot::switch(root) };
@@ -570,6 +570,6 @@ fn end(how: fmt::Arguments<'_>) -> ! {
         common::end(NAME, how)
     }
     loop {
-        core::hint::spin_loop();
+        Yield::relax();
     }
 }
