@@ -313,20 +313,20 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
         let copy = self.memory.take().ok_or(ProcessError::NoMemory)?;
         self.memory.copy(shared, copy);
         let mut gather = self.space.gather();
-        let held = match gather.replace(page, copy, self.writable) {
+        let replaced = gather.replace(page, copy, self.writable);
+        let completed = gather.issue().complete();
+        let held = match replaced {
             Ok(held) => held,
+            // Nothing has changed.
             Err(error) => {
-                drop(gather);
                 self.memory.release(copy);
                 return Err(error.into());
             }
         };
-        let completed = gather.issue().complete();
         // Not before: until then a processor may read the old frame through what it remembers.
         if let Ok(old) = completed.release(held) {
             self.memory.release(old.frame());
         }
-        completed.finish(|_| ());
         Ok(Handled::Copied)
     }
 
