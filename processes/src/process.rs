@@ -307,7 +307,8 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
             let own = Change::new().perms(WRITABLE).dirty(true);
             let mut gather = self.space.gather();
             gather.protect(page_at::<F>(page)?, own)?;
-            gather.finish(|_| ());
+            // Where it stands: to finish it would move it, which is more than the edit.
+            gather.flush(|_| ());
             return Ok(Handled::Owned);
         }
         let copy = self.memory.take().ok_or(ProcessError::NoMemory)?;

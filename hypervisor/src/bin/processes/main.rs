@@ -158,6 +158,10 @@ fn execute(
             Err(ProcessError::Refused(at)) => return Ok((End::Refused(at), faults)),
             Err(error) => return Err(error.to_string()),
         } += 1;
+        // A processor that remembers what it should have forgotten.
+        if faults.already > count {
+            return Err(format!("{} faults again and again", fault.at));
+        }
     }
 }
 
