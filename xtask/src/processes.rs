@@ -18,7 +18,7 @@ pub const NAME: &str = "processes";
 const MACHINE: [&str; 4] = ["-m", "256M", "-smp", "2"];
 
 /// What was executed in a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Executed {
     tlbi: u64,
     dsb: u64,
@@ -26,6 +26,8 @@ struct Executed {
     dmb: u64,
     /// The kernel's, without those that zero and copy pages.
     instructions: u64,
+    /// Which invalidations, by their names in assembly.
+    which: Vec<String>,
 }
 
 impl Executed {
@@ -33,7 +35,10 @@ impl Executed {
     fn of(counts: &Counts) -> Option<Self> {
         let mut executed = Self::default();
         for (name, count) in counts {
-            let kind = name.split(' ').next()?;
+            let (kind, operand) = name.split_once(' ').unwrap_or((name, ""));
+            if kind == "tlbi" {
+                executed.which.push(operand.to_uppercase());
+            }
             *match kind {
                 "tlbi" => &mut executed.tlbi,
                 "dsb" => &mut executed.dsb,
@@ -99,11 +104,12 @@ fn row(step: Step, executed: &Executed) -> Value {
         isb,
         dmb,
         instructions,
+        ref which,
     } = *executed;
     let [invalidations, barriers, synchronised] = Executed::expected(step);
     json!({
         "step": step.name(), "faults": step.faults(), "tlbi": tlbi, "dsb": dsb, "isb": isb, "dmb": dmb,
-        "instructions": instructions,
+        "instructions": instructions, "which": which,
         "expected": { "tlbi": invalidations, "dsb": barriers, "isb": synchronised },
     })
 }
@@ -124,7 +130,7 @@ pub fn run(as_json: bool, mut line: impl FnMut(&str)) -> Result<()> {
         line(&json!({ "rows": rows }).to_string());
     } else {
         line(&format!(
-            "{:14}{:>8}{:>8}{:>8}{:>8}{:>14}{:>12}",
+            "{:14}{:>8}{:>8}{:>8}{:>8}{:>14}{:>12}  which",
             "step", "faults", "TLBI", "DSB", "ISB", "instructions", "per fault"
         ));
         for (step, executed) in &steps {
@@ -134,12 +140,13 @@ pub fn run(as_json: bool, mut line: impl FnMut(&str)) -> Result<()> {
                 None => String::new(),
             };
             line(&format!(
-                "{:14}{faults:8}{:8}{:8}{:8}{:14}{each:>12}",
+                "{:14}{faults:8}{:8}{:8}{:8}{:14}{each:>12}  {}",
                 step.name(),
                 executed.tlbi,
                 executed.dsb,
                 executed.isb,
-                executed.instructions
+                executed.instructions,
+                executed.which.join(", ")
             ));
         }
     }
