@@ -191,7 +191,7 @@ struct World<'m> {
 impl<'m> World<'m> {
     fn reach(&self, phase: Phase) {
         let cpu = self.machine.cpu();
-        // What was stored before is seen by whoever sees the phase: a release.
+        // A processor that sees the phase sees what was stored before: a release.
         drop(self.machine.new_lock().acquire());
         cpu.order();
         self.phase.set(Some(phase));

@@ -139,7 +139,7 @@ pub fn run(as_json: bool, mut line: impl FnMut(&str)) -> Result<()> {
                 Some(each) => each.to_string(),
                 None => String::new(),
             };
-            line(&format!(
+            let row = format!(
                 "{:14}{faults:8}{:8}{:8}{:8}{:14}{each:>12}  {}",
                 step.name(),
                 executed.tlbi,
@@ -147,7 +147,8 @@ pub fn run(as_json: bool, mut line: impl FnMut(&str)) -> Result<()> {
                 executed.isb,
                 executed.instructions,
                 executed.which.join(", ")
-            ));
+            );
+            line(row.trim_end());
         }
     }
     judge(&steps)

@@ -26,7 +26,7 @@ use core::arch::asm;
 use core::fmt::{self, Write as _};
 use core::ops::Range;
 use core::panic::PanicInfo;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use buddy_system_allocator::LockedHeap;
 use spin::mutex::SpinMutexGuard;
@@ -545,8 +545,8 @@ fn boot() -> Result<(), &'static str> {
     boot::settle()
 }
 
-/// Counts the mistakes: the first is said.
-static MISTAKES: AtomicU64 = AtomicU64::new(0);
+/// One of the processors is saying how it ended.
+static ENDED: AtomicBool = AtomicBool::new(false);
 
 #[unsafe(no_mangle)]
 extern "C" fn main() -> ! {
@@ -570,7 +570,7 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 }
 
 fn end(how: fmt::Arguments<'_>) -> ! {
-    if MISTAKES.fetch_add(1, Ordering::Relaxed) == 0 {
+    if !ENDED.swap(true, Ordering::Relaxed) {
         common::end(NAME, how)
     }
     loop {
