@@ -4,9 +4,8 @@
 //! second half of the invalidation, of what was combined with the guest's stage 1, is of everything, so that one is enough
 //! for all ranges; so are the wait before it, and that for the end.
 
-use crate::fetch;
-use crate::linear::{Counts, counted};
-use crate::{Error, Result};
+use crate::counted::{self, Counts, counts};
+use crate::{Error, Result, fetch};
 
 /// The name of the test.
 pub const NAME: &str = "flush-of-16";
@@ -27,14 +26,20 @@ const EXPECTED: [(&str, u64); 5] = [
 pub fn run() -> Result<()> {
     fetch::qemu_arm64()?;
     let (program, plugin) = (fetch::hypervisor("flushes")?, fetch::plugin()?);
-    let machine = ["-machine", "virt,virtualization=on", "-m", "128M"];
-    let all = counted(&machine, &program, &plugin, "flushes")?;
+    let machine = ["-machine", "virtualization=on", "-m", "128M"];
+    let ran = counted::boot(&program, &plugin.display().to_string(), &machine)?;
+    ran.check("flushes")?;
+    let all = ran.log.lines();
+    let all: Option<Vec<_>> = all
+        .filter_map(|line| line.strip_prefix("counted 1"))
+        .map(counts)
+        .collect();
     let expected: Counts = EXPECTED
         .into_iter()
         .map(|(name, count)| (name.to_string(), count))
         .collect();
-    match all.as_slice() {
-        [counts] if *counts == expected => Ok(()),
+    match all.as_deref() {
+        Some([counts]) if *counts == expected => Ok(()),
         other => Err(Error::Failed(format!(
             "a flush of 16 ranges is {other:?}, and not {expected:?}"
         ))),

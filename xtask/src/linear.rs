@@ -11,17 +11,11 @@
 //! | an invalidation of a page, of a range, of everything | `tlbi` |
 //! | a root is loaded | `isb`, after the register is written |
 
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
-
 use serde_json::Value;
 
+use crate::counted::{self, Counts, counts};
 use crate::fetch::{self, QEMU};
-use crate::qemu::CPU_MAX;
-use crate::{About as _, Error, LIMIT, Result};
+use crate::{About as _, Error, Result};
 
 /// The name of the test.
 pub const NAME: &str = "linear-map";
@@ -34,9 +28,6 @@ const MEMORY_SIZE: &str = "4G";
 fn loads(step: &str) -> u64 {
     if step == "tablewright" { 2 } else { 0 }
 }
-
-/// How often each instruction was executed, by its name.
-pub type Counts = BTreeMap<String, u64>;
 
 /// Runs both, and compares them. Each line of a table is handed on.
 ///
@@ -154,75 +145,14 @@ fn simulated() -> Result<Vec<(String, Counts)>> {
 /// What the emulator counts, step by step.
 fn emulated() -> Result<Vec<Counts>> {
     let (kernel, plugin) = (fetch::hypervisor("linear")?, fetch::plugin()?);
-    counted(
-        &["-machine", "virt", "-m", MEMORY_SIZE],
-        &kernel,
-        &plugin,
-        "linear",
-    )
-}
-
-/// What the plugin counts between each mark 1 and the next mark, while QEMU runs a program that says in the end that it is
-/// done.
-///
-/// # Errors
-/// The program says something else, or nothing.
-pub fn counted(machine: &[&str], program: &Path, plugin: &Path, name: &str) -> Result<Vec<Counts>> {
-    let said = boot(machine, program, plugin, name)?;
-    said.lines()
+    let ran = counted::boot(&kernel, &plugin.display().to_string(), &["-m", MEMORY_SIZE])?;
+    ran.check("linear")?;
+    ran.log
+        .lines()
         .filter_map(|line| line.strip_prefix("counted 1"))
         .map(counts)
         .collect::<Option<_>>()
         .ok_or_else(|| Error::Failed(format!("{QEMU} does not say what it has counted")))
-}
-
-/// `, COUNT NAME`, as often as there are names.
-fn counts(line: &str) -> Option<Counts> {
-    let parts = line.split(", ").skip(1);
-    let part = |part: &str| {
-        let (count, name) = part.split_once(' ')?;
-        Some((name.to_string(), count.parse().ok()?))
-    };
-    parts.map(part).collect()
-}
-
-/// Boots the kernel, and gives what the plugin has said.
-fn boot(machine: &[&str], kernel: &Path, plugin: &Path, name: &str) -> Result<String> {
-    let mut child = Command::new(QEMU)
-        .args(machine)
-        .args(["-cpu", CPU_MAX])
-        .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
-        .arg("-kernel")
-        .arg(kernel)
-        .arg("-plugin")
-        .arg(plugin)
-        .args(["-d", "plugin"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .about(QEMU)?;
-    // What it says is less than a pipe holds.
-    let started = Instant::now();
-    while child.try_wait().about(QEMU)?.is_none() && started.elapsed() < LIMIT {
-        thread::sleep(Duration::from_millis(20));
-    }
-    // It may be gone already.
-    let _ = child.kill();
-    let output = child.wait_with_output().about(QEMU)?;
-    let console = String::from_utf8_lossy(&output.stdout);
-    let log = String::from_utf8_lossy(&output.stderr).into_owned();
-    match console.trim() {
-        said if said.strip_prefix(name) == Some(": done") => Ok(log),
-        // QEMU may not have started it: plugins are of one version of its interface.
-        "" => Err(Error::Failed(
-            log.lines()
-                .last()
-                .unwrap_or("the kernel says nothing")
-                .into(),
-        )),
-        other => Err(Error::Failed(other.into())),
-    }
 }
 
 #[cfg(test)]
@@ -231,18 +161,6 @@ mod tests {
 
     fn of(text: &str) -> Counts {
         counts(text).unwrap_or_default()
-    }
-
-    #[test]
-    fn a_line_of_the_plugin_is_read() {
-        let read = of(", 11 dsb ishst, 1 tlbi vmalle1is");
-        assert_eq!(
-            read.into_iter().collect::<Vec<_>>(),
-            [("dsb ishst".into(), 11), ("tlbi vmalle1is".into(), 1)]
-        );
-        assert_eq!(counts(""), Some(Counts::new()));
-        assert_eq!(counts(", dsb"), None);
-        assert_eq!(counts(", x dsb"), None);
     }
 
     #[test]

@@ -6,8 +6,10 @@
 //! | `cargo xtask boot` | for a person: fetches what is missing, builds, boots, shows the guest's console and the hypervisor's counters |
 //! | `cargo xtask linear` | makes the linear map step by step, and counts its barriers and invalidations, in QEMU and on the software machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
+//! | `cargo xtask processes` | runs a kernel whose processes fork, and counts its barriers and invalidations; `--json` |
 //! | `cargo xtask test-guest` | for a machine: a matrix of boots, each of which has to come out right |
 
+mod counted;
 #[path = "../../hypervisor/src/counters.rs"]
 mod counters;
 mod fetch;
@@ -16,6 +18,7 @@ mod initramfs;
 mod linear;
 mod load;
 mod log_start;
+mod processes;
 mod qemu;
 mod test_guest;
 mod x86;
@@ -78,6 +81,12 @@ enum Command {
     Linear,
     /// Count the instructions that the start of a log takes, for guests of 256 MiB to 4 GiB
     LogStart,
+    /// Run a kernel whose processes fork, and count its barriers and invalidations step by step, in QEMU
+    Processes {
+        /// One line of JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
     /// Boot a matrix of guests under load, and check what comes out
     TestGuest(test_guest::TestArgs),
 }
@@ -241,6 +250,7 @@ fn main() -> ExitCode {
         Command::Boot(args) => boot(&args),
         Command::Linear => linear::run(|line| println!("{line}")),
         Command::LogStart => log_start::table(),
+        Command::Processes { json } => processes::run(json, |line| println!("{line}")),
         Command::TestGuest(args) => test_guest::run(&args),
     };
     match done {

@@ -13,11 +13,13 @@
 
 extern crate alloc;
 
+#[macro_use]
+mod common;
+
 use alloc::format;
 use alloc::string::{String, ToString as _};
 use core::arch::{asm, global_asm};
 use core::cell::Cell;
-use core::fmt::{self, Write as _};
 use core::ops::Range;
 use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
@@ -26,7 +28,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use arm_sysregs::el1::accessors::{write_ttbr0_el1, write_ttbr1_el1};
 use arm_sysregs::el1::registers::{Ttbr0El1, Ttbr1El1};
 use buddy_system_allocator::LockedHeap;
-use smccc::{Hvc, psci};
 use tablewright::arch::arm64::{Domain, execute};
 use tablewright::format::{Arm64K4, MAIR};
 use tablewright::linear::{Identity, LinearError, MemoryMap, SlotMemory, Slots, Window};
@@ -37,9 +38,10 @@ use tablewright::{
 use tablewright_linear::engine::{self, COARSE_ID};
 use tablewright_linear::{Fixmap, Goal, LAST_LEVEL, Technique, Techniques};
 
-const PAGE: u64 = 4096;
-/// From where the image was loaded to where it runs.
-const OFFSET: u64 = 0xffff_8000_0000_0000;
+use common::{BLOCK, OFFSET, PAGE, REGISTERS, SCTLR, TCR, physical};
+
+/// What the console's line begins with.
+const NAME: &str = "linear";
 /// Where the slots of the fixmap are.
 const FIXMAP: u64 = 0xffff_fdff_fe00_0000;
 /// Where physical address 0 would be in the linear map.
@@ -50,22 +52,6 @@ const RAM: Range<u64> = 1 << 30..4 << 30;
 const ADDED: Range<u64> = 4 << 30..5 << 30;
 /// Memory for tables, at the end of what is mapped at first, as on the software machine.
 const TABLES: u64 = 16 << 20;
-/// Where the machine has its UART.
-const UART: u64 = OFFSET + 0x900_0000;
-
-/// TCR_EL1: 48 bits in both halves, walks cacheable and inner shareable, 4 KiB granules (bit 31 for the upper half), 40 bits of
-/// output, identifiers of 16 bits.
-const TCR: u64 = {
-    let half = 16 | 1 << 8 | 1 << 10 | 3 << 12;
-    half | half << 16 | 1 << 31 | 2 << 32 | 1 << 36
-};
-/// SCTLR_EL1: what is one where features are missing, MMU, caches.
-const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 12;
-/// A block of an early map: accessed, inner shareable.
-const BLOCK: u64 = 1 << 10 | 3 << 8 | 1;
-/// ... of registers: never executed, Device-nGnRE.
-const REGISTERS: u64 = BLOCK | 1 << 54 | 1 << 53 | 1 << 2;
-
 global_asm!(
     ".section .head, \"ax\"",
     ".global head",
@@ -153,22 +139,9 @@ unsafe extern "C" {
     static empty: [Entry; 512];
 }
 
-/// Where something of the image is in memory.
-fn physical<T>(at: *const T) -> Pa {
-    Pa::new(at.addr() as u64 - OFFSET)
-}
-
 /// For the lists of regions.
 #[global_allocator]
 static HEAP: LockedHeap<32> = LockedHeap::empty();
-
-/// An instruction by its name, and an operand if it has one. It is a compiler barrier as well: no `nomem`.
-macro_rules! instruct {
-    ($text:literal $(, $operand:expr)?) => {
-        // SAFETY: a barrier, a mark, or an invalidation: forgetting is always allowed.
-        unsafe { asm!($text $(, in(reg) $operand)?, options(nostack, preserves_flags)) }
-    };
-}
 
 /// Frames one after the other, and the instructions that the steps are counted in.
 struct Machine {
@@ -294,19 +267,6 @@ fn translate(at: u64) -> Option<u64> {
         asm!("at s1e1w, {}", "isb", "mrs {}, par_el1", in(reg) at, out(reg) result, options(nostack))
     };
     (result & 1 == 0).then_some(result & 0xffff_ffff_f000 | at & 0xfff)
-}
-
-struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let register = ptr::with_exposed_provenance_mut::<u32>(UART as usize);
-        for byte in text.bytes() {
-            // SAFETY: the data register of the UART.
-            unsafe { register.write_volatile(byte.into()) };
-        }
-        Ok(())
-    }
 }
 
 /// What a step comes to, and why it has failed.
@@ -495,28 +455,20 @@ extern "C" fn main() -> ! {
             .init((&raw mut MEMORY).expose_provenance(), SIZE)
     };
     match all() {
-        Ok(()) => end(format_args!("done")),
-        Err(why) => end(format_args!("WRONG: {why}")),
+        Ok(()) => common::end(NAME, format_args!("done")),
+        Err(why) => common::end(NAME, format_args!("WRONG: {why}")),
     }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn exception(syndrome: u64, at: u64, from: u64) -> ! {
-    end(format_args!(
-        "WRONG: exception {syndrome:#x} at {at:#x}, from {from:#x}"
-    ))
+    common::end(
+        NAME,
+        format_args!("WRONG: exception {syndrome:#x} at {at:#x}, from {from:#x}"),
+    )
 }
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    end(format_args!("WRONG: {info}"))
-}
-
-/// Says how it ended, and switches the machine off.
-fn end(how: fmt::Arguments<'_>) -> ! {
-    let _ = writeln!(Console, "linear: {how}");
-    let _ = psci::system_off::<Hvc>();
-    loop {
-        core::hint::spin_loop();
-    }
+    common::end(NAME, format_args!("WRONG: {info}"))
 }

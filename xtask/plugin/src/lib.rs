@@ -4,22 +4,27 @@
 //! compiler writes. With each mark, what was executed since the mark before it is said on QEMU's log (`-d plugin`), in one
 //! line: `counted N`, where `N` is the number of the mark *before*, and behind it each kind of instruction and how often.
 //!
+//! With the argument `instructions=on` it counts as well how many instructions the kernel has executed, at addresses of the upper
+//! half but for marks, on the CPU that makes the mark: `counted N, M instructions`, and then the others. From a mark `0x8000` to a mark `0x8001`
+//! of the same CPU they are not counted, and nothing is said.
+//!
 //! When a block of code is translated, each instruction in it is decoded by its bits (DDI 0487 C4.1), and those of interest
 //! call back when they are executed. What is never called back costs nothing.
 //!
 //! The interface is QEMU's, in version 1 of it; the few functions that are used are declared here.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Write as _;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// An instruction, or a block of them, while it is translated.
 #[repr(C)]
 struct Opaque([u8; 0]);
 
 type Translated = extern "C" fn(id: u64, block: *mut Opaque);
-type Executed = extern "C" fn(cpu: c_uint, data: *mut c_void);
+type Callback = extern "C" fn(cpu: c_uint, data: *mut c_void);
 
 /// `QEMU_PLUGIN_CB_NO_REGS`: a callback that looks at no register.
 const NO_REGISTERS: c_int = 0;
@@ -30,10 +35,11 @@ unsafe extern "C" {
     fn qemu_plugin_tb_n_insns(block: *const Opaque) -> usize;
     fn qemu_plugin_tb_get_insn(block: *const Opaque, index: usize) -> *mut Opaque;
     fn qemu_plugin_insn_data(instruction: *const Opaque) -> *const c_void;
+    fn qemu_plugin_insn_vaddr(instruction: *const Opaque) -> u64;
     fn qemu_plugin_insn_size(instruction: *const Opaque) -> usize;
     fn qemu_plugin_register_vcpu_insn_exec_cb(
         instruction: *mut Opaque,
-        callback: Executed,
+        callback: Callback,
         flags: c_int,
         data: *mut c_void,
     );
@@ -45,18 +51,51 @@ unsafe extern "C" {
 #[allow(non_upper_case_globals)]
 pub static qemu_plugin_version: c_int = 1;
 
-/// QEMU calls this when it has loaded the plugin. 0: it may stay.
+/// QEMU calls this when it has loaded the plugin. 0: it may stay; an argument that it does not know makes it go.
+///
+/// # Safety
+/// 1. `arguments` points to `count` pointers to strings that end with a zero.
 #[unsafe(no_mangle)]
-pub extern "C" fn qemu_plugin_install(
+pub unsafe extern "C" fn qemu_plugin_install(
     id: u64,
     _: *const c_void,
-    _: c_int,
-    _: *const *const c_char,
+    count: c_int,
+    arguments: *const *const c_char,
 ) -> c_int {
+    for index in 0..count.max(0) as usize {
+        // SAFETY: by (1.).
+        let argument = unsafe { CStr::from_ptr(*arguments.add(index)) };
+        match argument.to_bytes() {
+            b"instructions=on" => INSTRUCTIONS.store(true, Ordering::Relaxed),
+            _ => return 1,
+        }
+    }
     // SAFETY: the plugin's own number, and a function that lives as long as it does.
     unsafe { qemu_plugin_register_vcpu_tb_trans_cb(id, translated) };
     0
 }
+
+/// The most CPUs whose instructions are counted.
+const CPUS: usize = 16;
+/// A mark that says that instructions are not counted from here on, and that they are again.
+const PAUSE: u32 = 0x8000;
+const GO_ON: u32 = 0x8001;
+
+/// Instructions are counted, too.
+static INSTRUCTIONS: AtomicBool = AtomicBool::new(false);
+
+/// Those of one CPU since the last mark, and whether they are not counted. Used by that CPU's thread alone.
+struct Executed {
+    count: AtomicU64,
+    paused: AtomicBool,
+}
+
+static EXECUTED: [Executed; CPUS] = [const {
+    Executed {
+        count: AtomicU64::new(0),
+        paused: AtomicBool::new(false),
+    }
+}; CPUS];
 
 /// Since the last mark.
 static COUNTED: Mutex<Counted> = Mutex::new(Counted {
@@ -157,6 +196,7 @@ extern "C" fn translated(_: u64, block: *mut Opaque) {
     // SAFETY: a block while it is translated, and the instructions in it; an instruction's bytes are as many as it says.
     // What is passed is a number and no pointer.
     unsafe {
+        let counts = INSTRUCTIONS.load(Ordering::Relaxed);
         for index in 0..qemu_plugin_tb_n_insns(block) {
             let at = qemu_plugin_tb_get_insn(block, index);
             if qemu_plugin_insn_size(at) != 4 {
@@ -164,6 +204,10 @@ extern "C" fn translated(_: u64, block: *mut Opaque) {
             }
             let bytes: [u8; 4] = qemu_plugin_insn_data(at).cast::<[u8; 4]>().read_unaligned();
             let instruction = u32::from_le_bytes(bytes);
+            if counts && mark(instruction).is_none() && qemu_plugin_insn_vaddr(at) >> 63 != 0 {
+                let none = std::ptr::null_mut();
+                qemu_plugin_register_vcpu_insn_exec_cb(at, stepped, NO_REGISTERS, none);
+            }
             if mark(instruction).is_some() || alike(instruction).is_some() {
                 let data = std::ptr::without_provenance_mut(instruction as usize);
                 qemu_plugin_register_vcpu_insn_exec_cb(at, executed, NO_REGISTERS, data);
@@ -172,8 +216,22 @@ extern "C" fn translated(_: u64, block: *mut Opaque) {
     }
 }
 
-extern "C" fn executed(_: c_uint, data: *mut c_void) {
+/// An instruction of the kernel.
+extern "C" fn stepped(cpu: c_uint, _: *mut c_void) {
+    if let Some(executed) = EXECUTED.get(cpu as usize)
+        && !executed.paused.load(Ordering::Relaxed)
+    {
+        let count = executed.count.load(Ordering::Relaxed);
+        executed.count.store(count + 1, Ordering::Relaxed);
+    }
+}
+
+extern "C" fn executed(cpu: c_uint, data: *mut c_void) {
     let instruction = data.addr() as u32;
+    let of_cpu = EXECUTED.get(cpu as usize);
+    if let (Some(number @ (PAUSE | GO_ON)), Some(executed)) = (mark(instruction), of_cpu) {
+        return executed.paused.store(number == PAUSE, Ordering::Relaxed);
+    }
     let Ok(mut counted) = COUNTED.lock() else {
         return;
     };
@@ -181,6 +239,12 @@ extern "C" fn executed(_: c_uint, data: *mut c_void) {
         *counted.counts.entry(alike).or_default() += 1;
     } else if let Some(mark) = mark(instruction) {
         let mut line = format!("counted {}", counted.mark);
+        if INSTRUCTIONS.load(Ordering::Relaxed)
+            && let Some(executed) = of_cpu
+        {
+            let count = executed.count.swap(0, Ordering::Relaxed);
+            let _ = write!(line, ", {count} instructions");
+        }
         for (alike, count) in std::mem::take(&mut counted.counts) {
             let _ = write!(line, ", {count} {}", name(alike));
         }

@@ -1,0 +1,219 @@
+//! The frames of the machine: which are free, what the others are, and how many users each has.
+//!
+//! A frame is free, a table, or memory of processes with one user at least; whatever goes from one to the other and was not what
+//! it should have been ends the kernel. So that at the end, with as many free as at the beginning, none has leaked, and none
+//! was freed twice.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use spin::mutex::SpinMutex;
+use spin::relax::RelaxStrategy;
+use tablewright::arch::arm64::Cpu;
+use tablewright::shootdown::Identity;
+use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform};
+use tablewright_processes::Memory;
+
+use crate::boot;
+use crate::common::{OFFSET, PAGE};
+
+const FRAMES: usize = ((boot::RAM.end - boot::RAM.start) / PAGE) as usize;
+/// The users of a frame that is a table.
+const TABLE: u32 = u32::MAX;
+
+/// How processors wait for one another. `core::hint::spin_loop` is an `ISB` on arm64, and those are counted.
+pub struct Yield;
+
+impl RelaxStrategy for Yield {
+    fn relax() {
+        instruct!("yield");
+    }
+}
+
+/// A lock.
+pub type Lock<T> = SpinMutex<T, Yield>;
+
+/// All of them.
+pub static POOL: Pool = Pool {
+    free: Lock::new(Free {
+        list: [0; FRAMES],
+        count: 0,
+    }),
+    users: [const { AtomicU32::new(0) }; FRAMES],
+    copied: AtomicU64::new(0),
+};
+
+/// Frames, and their users.
+pub struct Pool {
+    free: Lock<Free>,
+    users: [AtomicU32; FRAMES],
+    copied: AtomicU64,
+}
+
+struct Free {
+    list: [u32; FRAMES],
+    count: usize,
+}
+
+/// A frame as the kernel reaches it.
+pub fn pointer<T>(frame: Pa) -> *mut T {
+    ptr::with_exposed_provenance_mut((OFFSET + frame.get()) as usize)
+}
+
+/// What takes place here is not of what is counted: instructions that zero a page, or copy it.
+fn uncounted(work: impl FnOnce()) {
+    instruct!("movz xzr, #0x8000");
+    work();
+    instruct!("movz xzr, #0x8001");
+}
+
+impl Pool {
+    /// Fills it, once, with what is not of the image.
+    pub fn fill(&self) {
+        let mut free = self.free.lock();
+        let first = ((boot::free().get() - boot::RAM.start) / PAGE) as usize;
+        for frame in (first..FRAMES).rev() {
+            let count = free.count;
+            free.list[count] = frame as u32;
+            free.count += 1;
+        }
+    }
+
+    /// How many frames are free.
+    pub fn free(&self) -> usize {
+        self.free.lock().count
+    }
+
+    /// How many pages were copied so far.
+    pub fn copied(&self) -> u64 {
+        self.copied.load(Ordering::Relaxed)
+    }
+
+    fn users_of(&self, frame: Pa) -> &AtomicU32 {
+        let number = frame.get().wrapping_sub(boot::RAM.start) / PAGE;
+        match self.users.get(number as usize) {
+            Some(users) => users,
+            None => panic!("{frame} is no memory"),
+        }
+    }
+
+    /// Takes a frame that has no user, for so many.
+    fn get(&self, users: u32) -> Option<Pa> {
+        let mut free = self.free.lock();
+        free.count = free.count.checked_sub(1)?;
+        let frame = Pa::new(boot::RAM.start + u64::from(free.list[free.count]) * PAGE);
+        drop(free);
+        let before = self.users_of(frame).swap(users, Ordering::Relaxed);
+        assert!(before == 0, "{frame} was free, with {before} users");
+        Some(frame)
+    }
+
+    /// Takes one back that has no user any more.
+    fn put(&self, frame: Pa) {
+        let mut free = self.free.lock();
+        let count = free.count;
+        free.list[count] = ((frame.get() - boot::RAM.start) / PAGE) as u32;
+        free.count += 1;
+    }
+}
+
+impl Memory for Pool {
+    fn take(&self) -> Option<Pa> {
+        let frame = self.get(1)?;
+        uncounted(|| {
+            // SAFETY: a frame that nothing else uses, by its address in the kernel's map.
+            unsafe { pointer::<u8>(frame).write_bytes(0, PAGE as usize) };
+        });
+        Some(frame)
+    }
+
+    fn share(&self, frame: Pa) {
+        let before = self.users_of(frame).fetch_add(1, Ordering::Relaxed);
+        assert!(
+            (1..TABLE - 1).contains(&before),
+            "{frame} had {before} users"
+        );
+    }
+
+    fn release(&self, frame: Pa) {
+        // What its users did comes before what is done with it next.
+        let before = self.users_of(frame).fetch_sub(1, Ordering::AcqRel);
+        assert!((1..TABLE).contains(&before), "{frame} had {before} users");
+        if before == 1 {
+            self.put(frame);
+        }
+    }
+
+    fn users(&self, frame: Pa) -> u32 {
+        self.users_of(frame).load(Ordering::Acquire)
+    }
+
+    fn copy(&self, from: Pa, to: Pa) {
+        self.copied.fetch_add(1, Ordering::Relaxed);
+        uncounted(|| {
+            // SAFETY: two frames: one that is only read while it has users beside this one, and one that nothing else uses.
+            unsafe { pointer::<u8>(to).copy_from_nonoverlapping(pointer(from), PAGE as usize) };
+        });
+    }
+}
+
+/// The platform of one process's tables.
+#[derive(Clone, Copy)]
+pub struct Tables {
+    cpu: Cpu,
+    caps: Caps,
+    /// Under what processors have it loaded.
+    identity: &'static Identity,
+}
+
+impl Tables {
+    /// Tables of a process with this identity.
+    pub fn new(identity: &'static Identity) -> Self {
+        Self {
+            cpu: boot::cpu(),
+            caps: boot::ids().caps(),
+            identity,
+        }
+    }
+
+    /// Under what processors have the process loaded.
+    pub fn identity(&self) -> &'static Identity {
+        self.identity
+    }
+}
+
+// SAFETY: the pool hands a frame out once (1.), all memory is in the kernel's map (2.), and there are no links (3.). Barriers and
+// invalidations are the engine's own, for all processors (4., 6.), under the identifier that processors load the process with: they
+// get it from `Identifiers`, which asks for a full fence between the change and the look at it (5.). Copies are alike (7.); a
+// panic ends the kernel (8.).
+unsafe impl Platform for Tables {
+    fn alloc_table(&self, _: Level) -> Option<Pa> {
+        POOL.get(TABLE)
+    }
+
+    unsafe fn free_table(&self, frame: Pa, _: Level) {
+        let before = POOL.users_of(frame).swap(0, Ordering::AcqRel);
+        assert!(before == TABLE, "{frame} is no table: {before} users");
+        POOL.put(frame);
+    }
+
+    unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
+        // SAFETY: the kernel's map is in the upper half.
+        unsafe { NonNull::new_unchecked(pointer(frame)) }
+    }
+
+    #[inline]
+    fn barrier(&self, barrier: Barrier) {
+        self.cpu.barrier(barrier);
+    }
+
+    fn invalidate(&self, flush: &Invalidation<'_>) {
+        fence(Ordering::SeqCst);
+        let id = self.identity.id();
+        self.cpu.invalidate(&Invalidation { id, ..*flush });
+    }
+
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+}

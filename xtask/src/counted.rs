@@ -1,0 +1,122 @@
+//! A kernel of our own in QEMU, with the plugin that counts what is executed between two marks (`xtask/plugin`).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::fetch::QEMU;
+use crate::qemu::CPU_MAX;
+use crate::{About as _, Error, LIMIT, Result};
+
+/// How often each instruction was executed, by its name.
+pub type Counts = BTreeMap<String, u64>;
+
+/// What a kernel and the plugin have said.
+pub struct Ran {
+    /// The console.
+    pub console: String,
+    /// QEMU's log, in which the plugin writes.
+    pub log: String,
+}
+
+/// Boots a kernel, with the plugin and its arguments.
+///
+/// # Errors
+/// QEMU cannot be run.
+pub fn boot(kernel: &Path, plugin: &str, machine: &[&str]) -> Result<Ran> {
+    let mut child = Command::new(QEMU)
+        .args(["-machine", "virt", "-cpu", CPU_MAX])
+        .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
+        .args(machine)
+        .arg("-kernel")
+        .arg(kernel)
+        .args(["-plugin", plugin, "-d", "plugin"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .about(QEMU)?;
+    // What it says is less than a pipe holds.
+    let started = Instant::now();
+    while child.try_wait().about(QEMU)?.is_none() && started.elapsed() < LIMIT {
+        thread::sleep(Duration::from_millis(20));
+    }
+    // It may be gone already.
+    let _ = child.kill();
+    let output = child.wait_with_output().about(QEMU)?;
+    Ok(Ran {
+        console: String::from_utf8_lossy(&output.stdout).into_owned(),
+        log: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
+}
+
+impl Ran {
+    /// Whether the kernel has come to its end, and that right.
+    ///
+    /// # Errors
+    /// What it has said instead, in its last line.
+    pub fn check(&self, name: &str) -> Result<()> {
+        let last = |text: &str| text.trim().lines().last().map(String::from);
+        match last(&self.console) {
+            Some(line) if line == format!("{name}: done") => Ok(()),
+            Some(line) if line.contains("WRONG") => Err(Error::Failed(line)),
+            Some(line) => Err(Error::Failed(format!(
+                "the kernel did not come to its end after: {line}"
+            ))),
+            // QEMU may not have started it: plugins are of one version of its interface.
+            None => Err(Error::Failed(
+                last(&self.log).unwrap_or_else(|| "the kernel says nothing".into()),
+            )),
+        }
+    }
+}
+
+/// `, COUNT NAME`, as often as there are names.
+pub fn counts(line: &str) -> Option<Counts> {
+    let parts = line.split(", ").skip(1);
+    let part = |part: &str| {
+        let (count, name) = part.split_once(' ')?;
+        Some((name.to_string(), count.parse().ok()?))
+    };
+    parts.map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Counts, Ran, counts};
+
+    fn of(text: &str) -> Counts {
+        counts(text).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_line_of_the_plugin_is_read() {
+        let read = of(", 11 dsb ishst, 1 tlbi vmalle1is");
+        assert_eq!(
+            read.into_iter().collect::<Vec<_>>(),
+            [("dsb ishst".into(), 11), ("tlbi vmalle1is".into(), 1)]
+        );
+        assert_eq!(counts(""), Some(Counts::new()));
+        assert_eq!(counts(", dsb"), None);
+        assert_eq!(counts(", x dsb"), None);
+    }
+
+    #[test]
+    fn a_kernel_says_how_it_ends() {
+        let said = |console: &str, log: &str| {
+            let (console, log) = (console.into(), log.into());
+            let checked = Ran { console, log }.check("it");
+            checked.err().map(|error| error.to_string())
+        };
+        assert_eq!(said("it: a step\nit: done\n", ""), None);
+        assert_eq!(
+            said("it: WRONG: why\n", "").as_deref(),
+            Some("it: WRONG: why")
+        );
+        let cut = said("it: a step\n", "").unwrap_or_default();
+        assert!(cut.ends_with("it: a step"), "{cut}");
+        assert_eq!(said("", "no plugin\n").as_deref(), Some("no plugin"));
+    }
+}
