@@ -116,6 +116,11 @@ pub const REGIMES: [Regime; 28] = [
 pub const fn rows_of(regime: Regime) -> Regime {
     match regime {
         Regime::Arm64Stage1Sized { granule, wide, .. } => arm64(granule, wide),
+        Regime::Arm64El2 {
+            granule: Granule::K4,
+            wide: false,
+            ..
+        } => H4,
         regime => regime,
     }
 }

@@ -12,7 +12,7 @@ mod features;
 mod registers;
 
 #[cfg(target_arch = "x86_64")]
-pub use execute::{execute, invept, load_cr3, set_up, tlbsync};
+pub use execute::{execute, invept, load_cr3, set_up, set_up_with, tlbsync};
 pub use features::{EptFeatures, Features};
 pub use registers::{Extended, cr3, eptp, ncr3};
 
