@@ -201,6 +201,7 @@ fn refused<F: Decoded>(attrs: &Attrs) -> bool {
 }
 
 fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
+    assert!(F::encode(&F::PLAIN, Level::PAGE).is_ok());
     for level in leaf_levels::<F>() {
         let (mut held, mut seen) = (0, std::collections::HashSet::new());
         let frame = Pa::new(1 << F::shift(level));
@@ -975,24 +976,31 @@ fn memory_types_are_those_of_another_register() {
     let expected = [Some(1), Some(2), None, None, Some(3), None];
     assert_eq!(of_arm(Hints::encode), expected);
 
-    // What only others write is decoded as well, D19.2 MAIR_EL1: nGRE, GRE, transient write-back and write-through,
-    // write-back outside and non-cacheable inside, and the types without XS.
-    type Mixed = Arm64<12, 48, false, 0x01a0_40f4_3377_0c08>;
-    let page = Mixed::encode(&Attrs::KERNEL_RODATA, Level::PAGE);
-    assert!(page.is_err());
-    let expected = [
-        Memory::Device,
-        Memory::Device,
-        Memory::Normal,
-        Memory::WriteThrough,
-        Memory::NonCacheable,
-        Memory::NonCacheable,
-        Memory::WriteThrough,
-        Memory::DeviceStrict,
-    ];
-    let decoded =
-        [0, 1, 2, 3, 4, 5, 6, 7].map(|index| Mixed::decode(0x703 | index << 2, Level::PAGE).memory);
-    assert_eq!(decoded, expected);
+    // What only others write is decoded as well, D19.2 MAIR_EL1: nGRE, GRE; transient write-back and write-through;
+    // write-back outside and non-cacheable inside; the types without XS.
+    fn decoded<const MAIR: u64>(first: u64) -> [Memory; 2] {
+        [first, first + 1].map(|index| {
+            let page = Arm64::<12, 48, false, MAIR>::decode(0x703 | index << 2, Level::PAGE);
+            let again = Arm64::<12, 48, false, MAIR>::encode(&page, Level::PAGE);
+            assert!(again.is_ok(), "what was decoded can be encoded");
+            page.memory
+        })
+    }
+    use Memory::{Device, DeviceStrict, NonCacheable, Normal, WriteThrough};
+    const ALL: u64 = 0x0000_bbf0_0044_04ff;
+    assert_eq!(decoded::<{ ALL | 0x0c08 << 48 }>(6), [Device, Device]);
+    assert_eq!(decoded::<{ ALL | 0x3377 << 48 }>(6), [Normal, WriteThrough]);
+    assert_eq!(
+        decoded::<{ ALL | 0x40f4 << 48 }>(6),
+        [NonCacheable, NonCacheable]
+    );
+    assert_eq!(
+        decoded::<{ ALL | 0x01a0 << 48 }>(6),
+        [WriteThrough, DeviceStrict]
+    );
+    // Where there is no such type, as one that is stricter.
+    assert_eq!(decoded::<0x0440_3308>(0), [Device, Device]);
+    assert_eq!(decoded::<0x0044_3308>(0), [DeviceStrict, NonCacheable]);
 
     let of_x86 = |encode: fn(&Attrs, Level) -> Result<u64, tablewright::Inexpressible>,
                   attrs: Attrs| {
@@ -1014,6 +1022,15 @@ fn memory_types_are_those_of_another_register() {
     );
     assert_eq!(
         of_x86(Npt::<4, RESET_PAT>::encode, Attrs::USER_RODATA),
+        expected
+    );
+    // UC- where there is no UC.
+    let expected = [Some(0), None, None, Some(1)];
+    assert_eq!(
+        of_x86(
+            X86_64::<4, 0x0606_0606_0606_0706>::encode,
+            Attrs::KERNEL_RODATA
+        ),
         expected
     );
     // Types with the highest bit of the index.

@@ -16,6 +16,7 @@ use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Gather, Leaf, Level, Liveness,
     Mapping, Memory, Pa, Perms, Platform, Progress, Span,
 };
+use tablewright_walker::Regime;
 
 /// An edit in terms that every format can make sense of.
 #[derive(Clone, Debug)]

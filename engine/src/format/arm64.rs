@@ -21,7 +21,8 @@
 //!
 //! A descriptor holds an index into `MAIR_EL1`. The format has the value of the register as a parameter, and finds the
 //! index of each type in it at compile time; what the register lacks is [inexpressible](Inexpressible). The default is
-//! [`MAIR`]. Where two indices have one type, the first is encoded and both are decoded. The embedder loads
+//! [`MAIR`]. Where two indices have one type, the first is encoded and both are decoded. What [`Memory`] has no word for is
+//! decoded as the next type that is stricter, of those in the register, and is that when it is changed. The embedder loads
 //! [`Translation::MAIR`](crate::arch::arm64::Translation::MAIR) of its format into `MAIR_EL1`; with the wide formats of 4 and 16 KiB, `TCR_EL1.SH0` and `SH1` are
 //! inner shareable.
 //!
@@ -169,7 +170,7 @@ const fn attribute(memory: Memory) -> (u8, u8) {
 }
 
 /// The first index of a memory type in `mair`: of its byte; where there is none, of one that differs in hints alone.
-pub(super) const fn type_index(mair: u64, memory: Memory) -> Option<u64> {
+const fn type_index(mair: u64, memory: Memory) -> Option<u64> {
     let bytes = mair.to_le_bytes();
     let (byte, tells) = attribute(memory);
     let masks = [0xff, tells];
@@ -196,6 +197,27 @@ const fn type_of(byte: u8) -> Memory {
         (outer, inner) if outer & inner & 4 != 0 => Memory::Normal,
         _ => Memory::WriteThrough,
     }
+}
+
+/// The same, or the next that is stricter and that `mair` has: what was decoded can be encoded.
+const fn nearest(mair: u64, memory: Memory) -> Memory {
+    let stricter = [
+        Memory::Normal,
+        Memory::WriteThrough,
+        Memory::NonCacheable,
+        Memory::Device,
+        Memory::DeviceStrict,
+        Memory::Tagged,
+    ];
+    let mut at = memory as usize;
+    while type_index(mair, stricter[at]).is_none() {
+        at += 1;
+        assert!(
+            at < 5,
+            "MAIR has an attribute that is none of `Memory`, and nothing that is stricter"
+        );
+    }
+    stricter[at]
 }
 
 impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64>
@@ -233,7 +255,7 @@ impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES
         let mut types = [Memory::Normal; 8];
         let mut index = 0;
         while index < 8 {
-            types[index] = type_of(bytes[index]);
+            types[index] = nearest(TYPES, type_of(bytes[index]));
             index += 1;
         }
         types

@@ -387,6 +387,9 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     const RULE: Rule;
     /// The bits of a leaf that [`Attrs::native`] may use.
     const NATIVE: u64;
+    /// Memory that is read, in attributes that the format can hold: a change is tried on it before it is made. EL2 alone has no
+    /// user.
+    const PLAIN: Attrs = Attrs::USER_RODATA;
     /// Descriptors of consecutive frames differ by the size of the frame inside an aligned range of this many bits;
     /// beyond it the address continues in other bits.
     const LINEAR_BITS: u32;

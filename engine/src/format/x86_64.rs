@@ -67,13 +67,15 @@ const fn type_index(pat: u64, memory: Memory) -> Option<u64> {
         Memory::Device => 0,
         Memory::DeviceStrict | Memory::Tagged => return None,
     };
+    // UC-, which an MTRR can make write-combining, where there is no uncacheable.
     let bytes = pat.to_le_bytes();
-    let mut index = 0;
-    while index < bytes.len() {
-        if bytes[index] == byte {
-            return Some(index as u64);
+    let wanted = [byte, if byte == 0 { 7 } else { byte }];
+    let mut step = 0;
+    while step < 2 * bytes.len() {
+        if bytes[step % bytes.len()] == wanted[step / bytes.len()] {
+            return Some((step % bytes.len()) as u64);
         }
-        index += 1;
+        step += 1;
     }
     None
 }
@@ -99,6 +101,10 @@ impl<const LEVELS: u8, const TYPES: u64> X86_64<LEVELS, TYPES> {
                 1 => Memory::NonCacheable,
                 _ => Memory::Device, // 0, and 7 where no MTRR says otherwise
             };
+            assert!(
+                type_index(TYPES, types[index]).is_some(),
+                "PAT has a type that is none of `Memory`, and not the one next to it"
+            );
             index += 1;
         }
         types
