@@ -183,11 +183,12 @@ impl Cpu {
             Forget::All => each(Instruction::ToggleCr4),
             Forget::Space(id) => each(self.space(id, loaded)),
             Forget::Range { id, range, global } => {
+                let ranges = [range];
                 let flush = Invalidation {
                     root: Pa::new(0),
                     id,
                     global,
-                    what: What::Ranges(&[range]),
+                    what: What::Ranges(&ranges),
                 };
                 Self::alone(self.features).instructions(&flush, loaded, each);
             }
