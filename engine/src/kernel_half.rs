@@ -46,7 +46,7 @@ pub struct KernelHalf<F: Format, P: Platform> {
 
 impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
     const ONE_ROOT: () = assert!(
-        F::Input::SIGNED && !F::HALVES && F::LEVELS > 1,
+        F::SIGNED && !F::HALVES && F::LEVELS > 1,
         "each half has a root of its own"
     );
 

@@ -267,7 +267,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             platform,
             root,
             id: 0,
-            half: (F::HALVES || !F::Input::SIGNED).then_some(half),
+            half: (F::HALVES || !F::SIGNED).then_some(half),
             pinned: false,
             liveness,
             serial: 0,
@@ -470,7 +470,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// All addresses that the root translates, in pieces that do not wrap.
     pub(crate) fn everything(&self) -> impl Iterator<Item = Slice> + use<F, P> {
         // One root for both halves has its last bit for the sign.
-        let bits = F::INPUT_BITS - u32::from(F::Input::SIGNED && !F::HALVES);
+        let bits = F::INPUT_BITS - u32::from(F::SIGNED && !F::HALVES);
         let (first, last) = (0, (1u64 << bits) - 1);
         let lower = Slice { first, last };
         let upper = Slice {
@@ -478,7 +478,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             last: u64::MAX,
         };
         let with_lower = self.half != Some(Half::Upper);
-        let with_upper = F::Input::SIGNED && self.half != Some(Half::Lower);
+        let with_upper = F::SIGNED && self.half != Some(Half::Lower);
         [with_lower.then_some(lower), with_upper.then_some(upper)]
             .into_iter()
             .flatten()

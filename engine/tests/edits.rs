@@ -118,7 +118,7 @@ fn poke(platform: &Hosted, frame: Pa, index: usize, bits: u64) {
 fn translate<F: Judged>(platform: &Hosted, root: Pa, va: u64) -> Option<(u64, Attrs)> {
     let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
     match walker::translate(F::REGIME, root.get(), va, &mut read) {
-        Ok(leaf) => Some((leaf.physical(va), words(F::REGIME, &leaf))),
+        Ok(leaf) => Some((leaf.physical(va), words::<F>(&leaf))),
         Err(walker::Fault::NotMapped { .. }) => None,
         Err(fault) => panic!("{fault:?}"),
     }

@@ -566,7 +566,7 @@ impl<F: Judged> World<'_, '_, F> {
         let mut read = |table: u64, index: usize| memory.read(Pa::new(table), index).unwrap();
         let root = self.gather.root().get();
         walker::leaves(F::REGIME, root, walker::Half::Lower, &mut read, |leaf| {
-            let attrs = words(F::REGIME, leaf);
+            let attrs = words::<F>(leaf);
             told.push(Told {
                 first: leaf.va,
                 size: leaf.size,

@@ -9,13 +9,14 @@ mod common;
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 
-use common::{Decoded, Mapped, Model, Stretches, is_guest, judge, snapshot};
+use common::{Decoded, Mapped, Model, Stretches, is_el2, is_guest, judge, snapshot};
 use proptest::prelude::*;
 use tablewright::hosted::Hosted;
 use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Gather, Leaf, Level, Liveness,
     Mapping, Memory, Pa, Perms, Platform, Progress, Span,
 };
+use tablewright_walker::Regime;
 
 /// An edit in terms that every format can make sense of.
 #[derive(Clone, Debug)]
@@ -94,7 +95,7 @@ impl Place {
         let level = Level::new(self.level.min(F::LEVELS - 1));
         let size = 1i128 << F::shift(level);
         // Formats with one root for both halves also get the upper half, up to the last address.
-        let signed = F::Input::SIGNED && !F::HALVES;
+        let signed = F::SIGNED && !F::HALVES;
         let top = 1i128 << (F::INPUT_BITS - u32::from(signed));
         let boundary = match self.number {
             number @ 0..=4 => i128::from(number) * size,
@@ -110,7 +111,7 @@ impl Place {
             2 => 1 << F::shift(Level::new(1)),
             3 => run / 2 + page,
             // Up to the next boundary, and a little further.
-            _ => size.min(1 << F::shift(Level::new(2.min(F::LEVELS - 2)))),
+            _ => size.min(1 << F::shift(Level::new(2.min(F::LEVELS.saturating_sub(2))))),
         };
         let length = if self.unit == 4 {
             unit + i128::from(self.length % 3) * page
@@ -167,6 +168,26 @@ const GUEST_ATTRS: [Attrs; 7] = [
     },
 ];
 
+/// The same for EL2 alone, where there is no user.
+const EL2_ATTRS: [Attrs; 7] = [
+    Attrs::KERNEL_DATA,
+    Attrs::KERNEL_TEXT,
+    Attrs::KERNEL_RODATA,
+    Attrs::KERNEL_DEVICE,
+    Attrs::KERNEL_DATA.with_perms(Perms::READ.union(Perms::WRITE).union(Perms::EXEC)),
+    Attrs {
+        accessed: false,
+        dirty: false,
+        software: 5,
+        ..Attrs::KERNEL_DATA
+    },
+    Attrs {
+        memory: Memory::WriteThrough,
+        software: 2,
+        ..Attrs::KERNEL_RODATA
+    },
+];
+
 const CHANGES: [Change; 8] = [
     Change::new().perms(Perms::READ),
     Change::new().write_protect(),
@@ -189,6 +210,17 @@ const GUEST_CHANGES: [Change; 8] = [
     Change::new().dirty(true),
     Change::new().software(3),
     Change::new().perms(Perms::READ.union(Perms::EXEC).and_user()),
+];
+
+const EL2_CHANGES: [Change; 8] = [
+    Change::new().perms(Perms::READ),
+    Change::new().write_protect(),
+    Change::new().perms(Perms::READ.union(Perms::WRITE)),
+    Change::new().memory(Memory::NonCacheable),
+    Change::new().dirty(false).accessed(false),
+    Change::new().dirty(true),
+    Change::new().software(3),
+    Change::new().perms(Perms::READ.union(Perms::EXEC)),
 ];
 
 type Outcome<F, T> = Result<T, EditError<<F as Format>::Input>>;
@@ -348,7 +380,11 @@ impl<'h, F: Decoded> World<'h, F> {
                     return;
                 };
                 let frame = self.frame(span, *memory);
-                let choices = if is_guest::<F>() { GUEST_ATTRS } else { ATTRS };
+                let choices = match is_el2::<F>() {
+                    true => EL2_ATTRS,
+                    false if is_guest::<F>() => GUEST_ATTRS,
+                    false => ATTRS,
+                };
                 let attrs = choices[usize::from(*attrs) % choices.len()];
                 let mut mapping = Mapping::new(attrs);
                 // Pages alone only where they are not too many for a test.
@@ -465,10 +501,10 @@ impl<'h, F: Decoded> World<'h, F> {
                 let Some(span) = place.span::<F>() else {
                     return;
                 };
-                let choices = if is_guest::<F>() {
-                    GUEST_CHANGES
-                } else {
-                    CHANGES
+                let choices = match is_el2::<F>() {
+                    true => EL2_CHANGES,
+                    false if is_guest::<F>() => GUEST_CHANGES,
+                    false => CHANGES,
                 };
                 let change = choices[usize::from(*change) % choices.len()];
                 let result = self.exhaust_and_finish(|gather| gather.protect(span, change));
@@ -623,7 +659,15 @@ fn agrees_with_the_model<F: Decoded>() {
             // The same algorithms over other bits, or over tables that are sixteen times as large.
             _ if F::PAGE_SHIFT == 16 => 40,
             true => 50,
-            false => 150,
+            false
+                if matches!(
+                    F::REGIME,
+                    Regime::Arm64Stage1 { .. } | Regime::X86_64 { .. }
+                ) =>
+            {
+                150
+            }
+            false => 50,
         });
     let config = ProptestConfig {
         cases,
@@ -643,3 +687,4 @@ fn agrees_with_the_model<F: Decoded>() {
 
 for_each_format!(agrees_with_the_model);
 for_each_guest_format!(agrees_with_the_model);
+for_each_other_format!(agrees_with_the_model);

@@ -1,26 +1,30 @@
 //! The processor itself is asked what random tables mean, address by address, and has to say what the judge says.
 //!
-//! The engine edits two trees at random while the processor uses them: stage 1 of EL1, and stage 2 below it. Then addresses
-//! are translated by `AT`, with stage 1 alone and with both, to read and to write, as EL1 and as EL0. The judge
+//! The engine edits two trees at random while the processor uses them: stage 1 of EL1, with 48 bits and with 39, and stage 2
+//! below it. Then addresses are translated by `AT`, with stage 1 alone and with both, to read and to write, as EL1 and as EL0.
+//! The same is done with the map that the hypervisor itself runs on, where it has nothing, as EL2. The judge
 //! ([`tablewright_walker`]) walks the same tables by what the manual says. They agree if both find the same address, or the same
 //! fault at the same level of the same stage. An emulator may walk the tables anew for each `AT`, as QEMU does: then this says
 //! nothing about translations that should have been forgotten.
 
 use core::arch::asm;
+use core::ops::ControlFlow;
 use core::ptr;
 
 use arm_sysregs::el2::accessors::{read_hcr_el2, write_hcr_el2};
 use arm_sysregs::el2::registers::HcrEl2;
-use tablewright::{AddressSpace, Attrs, Format, Level, Pa, Perms, Span, format};
+use tablewright::arch::arm64::{Ids, Translation, tcr_el1, ttbr};
+use tablewright::format::{Arm64K4, Arm64K4Va39};
+use tablewright::{AddressSpace, Attrs, Format, Level, Pa, Perms, Span, Va};
 use tablewright_walker::{Fault, Granule, Leaf, Permissions, Regime, translate};
 
 use crate::counters::Count;
-use crate::cpu;
+use crate::cpu::{self, Own};
 use crate::edits::{PAGE, Random, WINDOW, Window};
-use crate::machine::{EL1, Machine, VMID, count};
+use crate::machine::{CAPS, EL1, Machine, VMID, count};
 use crate::vm::Stage2;
 
-/// Addresses that are edited and asked for, in each stage: 1 GiB from here on.
+/// Addresses that are edited and asked for, in each stage: 1 GiB from here on. The hypervisor itself has nothing there.
 const VIRTUAL: u64 = 0x10_0000_0000;
 const INTERMEDIATE: u64 = 0x50_0000_0000;
 const PHYSICAL: u64 = 0x100_0000_0000;
@@ -29,8 +33,17 @@ const PHYSICAL: u64 = 0x100_0000_0000;
 const EDITS: u64 = 8;
 const QUESTIONS: u64 = 200;
 
-const STAGE_1: Regime = Regime::Arm64Stage1 {
+/// Stage 1 of EL1, with so many bits.
+const fn stage_1(input_bits: u32) -> Regime {
+    Regime::Arm64Stage1Sized {
+        granule: Granule::K4,
+        input_bits: input_bits as u8,
+        wide: false,
+    }
+}
+const EL2: Regime = Regime::Arm64El2 {
     granule: Granule::K4,
+    input_bits: Own::INPUT_BITS as u8,
     wide: false,
 };
 const STAGE_2: Regime = Regime::Arm64Stage2 {
@@ -43,6 +56,8 @@ const STAGE_2: Regime = Regime::Arm64Stage2 {
 /// An access, as `AT` and the judge know it.
 #[derive(Clone, Copy)]
 struct Access {
+    /// Of EL2; the next two are then false.
+    el2: bool,
     both: bool,
     user: bool,
     write: bool,
@@ -60,7 +75,7 @@ fn ask(at: u64, access: Access) -> Answer {
     let par: u64;
     macro_rules! at {
         ($operation:literal) => {
-            // SAFETY: a look at a translation of EL1, which does not run yet.
+            // SAFETY: a look at a translation.
             unsafe {
                 asm!(
                     concat!("at ", $operation, ", {at}"), "isb", "mrs {par}, par_el1",
@@ -70,6 +85,8 @@ fn ask(at: u64, access: Access) -> Answer {
         };
     }
     match (access.both, access.user, access.write) {
+        (_, _, false) if access.el2 => at!("s1e2r"),
+        (_, _, true) if access.el2 => at!("s1e2w"),
         (false, false, false) => at!("s1e1r"),
         (false, false, true) => at!("s1e1w"),
         (false, true, false) => at!("s1e0r"),
@@ -122,7 +139,7 @@ fn judge(
     }
 }
 
-fn expected(at: u64, access: Access, root_1: Pa, root_2: Pa) -> Answer {
+fn expected(at: u64, access: Access, first: (Regime, Pa), root_2: Pa) -> Answer {
     let allows = |perms: &Permissions| {
         if access.write {
             perms.write
@@ -130,14 +147,14 @@ fn expected(at: u64, access: Access, root_1: Pa, root_2: Pa) -> Answer {
             perms.read
         }
     };
-    let stage_1 = |leaf: &Leaf| {
+    let allows_1 = |leaf: &Leaf| {
         allows(if access.user {
             &leaf.access.user
         } else {
             &leaf.access.privileged
         })
     };
-    let answer = judge(1, STAGE_1, root_1, at, stage_1).and_then(|page| match access.both {
+    let answer = judge(1, first.0, first.1, at, allows_1).and_then(|page| match access.both {
         true => judge(2, STAGE_2, root_2, page, |leaf| {
             allows(&leaf.access.privileged)
         }),
@@ -146,13 +163,83 @@ fn expected(at: u64, access: Access, root_1: Pa, root_2: Pa) -> Answer {
     answer.map_or_else(|fault| fault, Answer::Page)
 }
 
-/// Asks the processor so many times. `own` is the memory in which tables are, which stage 1 is read through stage 2 from.
+/// Asks, and counts what comes of it.
+fn question(at: u64, access: Access, first: (Regime, Pa), root_2: Pa) {
+    let answer = ask(at, access);
+    let is_right = answer == expected(at, access, first, root_2);
+    count(Count::Asked, 1);
+    count(
+        Count::Translated,
+        u64::from(matches!(answer, Answer::Page(_))),
+    );
+    count(Count::Disagreed, u64::from(!is_right));
+}
+
+/// Asks the processor so many times of each. `tables` is the memory in which tables are, which stage 1 is read through stage 2
+/// from; `own` is the map that the hypervisor runs on.
 ///
 /// # Errors
 /// There is no memory for tables.
-pub fn run(machine: &Machine, own: Span<Pa>, questions: u64) -> Result<(), &'static str> {
+pub fn run(
+    machine: &Machine,
+    tables: Span<Pa>,
+    own: &mut AddressSpace<Own, &Machine>,
+    questions: u64,
+) -> Result<(), &'static str> {
+    of_el1::<Arm64K4>(machine, tables, questions)?;
+    of_el1::<Arm64K4Va39>(machine, tables, questions)?;
+    of_el2(own, questions)
+}
+
+fn of_el2(own: &mut AddressSpace<Own, &Machine>, questions: u64) -> Result<(), &'static str> {
+    let mut random = Random(0x0e12_7ab1_e3f1_5eed);
+    let window = Window {
+        from: VIRTUAL,
+        to: PHYSICAL,
+        attrs: &[
+            Attrs::KERNEL_DATA,
+            Attrs::KERNEL_RODATA,
+            Attrs::KERNEL_TEXT,
+            Attrs::KERNEL_DEVICE,
+        ],
+        largest: Level::new(2),
+    };
+    let mut asked = 0;
+    while asked < questions {
+        for _ in 0..EDITS {
+            window.edit(own, &mut random);
+        }
+        for _ in 0..QUESTIONS {
+            let access = Access {
+                el2: true,
+                both: false,
+                user: false,
+                write: random.below(2) == 0,
+            };
+            let at = VIRTUAL + random.below(WINDOW);
+            question(at, access, (EL2, own.root()), own.root());
+            asked += 1;
+        }
+    }
+    let all = Span::new(Va::new(VIRTUAL), WINDOW).map_err(|_| "no such addresses")?;
+    let mut gather = own.gather();
+    let unmapped = gather.unmap(all, |_| ControlFlow::Continue(())).is_ok();
+    gather.finish(|_| ());
+    match unmapped {
+        true => Ok(()),
+        false => Err("what was checked cannot be unmapped"),
+    }
+}
+
+fn of_el1<F: Translation<Input = Va>>(
+    machine: &Machine,
+    own: Span<Pa>,
+    questions: u64,
+) -> Result<(), &'static str> {
     const WRITABLE: Perms = Perms::READ.union(Perms::WRITE);
     const NO_MEMORY: &str = "no memory for the tables that are checked";
+    // Nothing above: EPD1, bit 23.
+    let tcr = tcr_el1::<F, F>(&Ids::read(), &CAPS).map_err(|why| why.0)? | 1 << 23;
     let of_el1 = [
         Attrs::KERNEL_DATA,
         Attrs::KERNEL_RODATA,
@@ -169,7 +256,7 @@ pub fn run(machine: &Machine, own: Span<Pa>, questions: u64) -> Result<(), &'sta
         Attrs::GUEST_MEMORY.with_perms(WRITABLE.and_user()),
     ];
     let mut random = Random(0x7ab1_e3f1_9e0d_5eed);
-    let stage_1 = AddressSpace::<format::Arm64K4, _>::new(machine).ok_or(NO_MEMORY)?;
+    let stage_1 = AddressSpace::<F, _>::new(machine).ok_or(NO_MEMORY)?;
     let mut stage_1 = stage_1.with_id(EL1);
     let stage_2 = AddressSpace::<Stage2, _>::new(machine).ok_or(NO_MEMORY)?;
     let mut stage_2 = stage_2.with_id(VMID);
@@ -187,10 +274,9 @@ pub fn run(machine: &Machine, own: Span<Pa>, questions: u64) -> Result<(), &'sta
         asm!(
             "msr ttbr0_el1, {root}", "msr tcr_el1, {tcr}", "msr mair_el1, {mair}", "msr sctlr_el1, {sctlr}", "isb",
             "tlbi vmalls12e1", "dsb nsh", "isb",
-            root = in(reg) stage_1.root().get() | u64::from(EL1) << 48,
-            // 48 bits below and nothing above, walks cacheable and inner shareable, 48 bits of output.
-            tcr = in(reg) 16u64 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 5 << 32,
-            mair = in(reg) format::MAIR,
+            root = in(reg) ttbr::<F>(stage_1.root(), EL1, false),
+            tcr = in(reg) tcr,
+            mair = in(reg) F::MAIR,
             sctlr = in(reg) cpu::SCTLR_EL1 | 1,
             options(nostack, preserves_flags),
         );
@@ -226,18 +312,13 @@ pub fn run(machine: &Machine, own: Span<Pa>, questions: u64) -> Result<(), &'sta
             for _ in 0..QUESTIONS {
                 let at = VIRTUAL + random.below(WINDOW);
                 let access = Access {
+                    el2: false,
                     both,
                     user: random.below(2) == 0,
                     write: random.below(2) == 0,
                 };
-                let answer = ask(at, access);
-                let is_right = answer == expected(at, access, stage_1.root(), stage_2.root());
-                count(Count::Asked, 1);
-                count(
-                    Count::Translated,
-                    u64::from(matches!(answer, Answer::Page(_))),
-                );
-                count(Count::Disagreed, u64::from(!is_right));
+                let first = (self::stage_1(F::INPUT_BITS), stage_1.root());
+                question(at, access, first, stage_2.root());
                 asked += 1;
             }
         }

@@ -21,9 +21,10 @@ use arm_sysregs::el2::registers::{
     CnthctlEl2, CntvoffEl2, CptrEl2, ElrEl2, HcrEl2, IccSreEl2, MdcrEl2, SpsrEl2, TpidrEl2,
     VmpidrEl2, VpidrEl2, VtcrEl2, VttbrEl2,
 };
+use tablewright::arch::arm64::{Ids, tcr_el2, ttbr};
 use tablewright::{Format, Pa, format};
 
-use crate::machine::VMID;
+use crate::machine::{CAPS, OWN, VMID};
 use crate::vm::Stage2;
 
 /// The most processors: eight for a guest, and one beside it.
@@ -31,6 +32,9 @@ pub const MOST: usize = 9;
 
 /// The bits of SCTLR_EL1 that are one where features are missing; MMU and caches off.
 pub const SCTLR_EL1: u64 = 0x30d0_0800;
+
+/// The format of the map that the hypervisor runs on: 39 bits, in which the `virt` machine of QEMU has its devices and memory.
+pub type Own = format::Arm64El2<12, 39>;
 
 /// The stack of a processor that is started by a firmware call; it has 64 KiB.
 pub type CpuStack = Stack<16>;
@@ -120,11 +124,9 @@ unsafe extern "C" fn switch_map(root: u64, tcr: u64) {
 /// # Safety
 /// As for `switch_map`.
 pub unsafe fn load_map(root: Pa) {
-    // TCR_EL2: 48 bits of input, walks cacheable and inner shareable, 4 KiB granule, bits 31 and 23 are one.
-    let input = 64 - u64::from(format::Arm64K4::INPUT_BITS);
-    let tcr = input | 1 << 8 | 1 << 10 | 3 << 12 | output_size() << 16 | 1 << 23 | 1 << 31;
+    let tcr = tcr_el2::<Own>(&Ids::read(), &CAPS).unwrap_or_else(|why| panic!("{why}"));
     // SAFETY: passed on.
-    unsafe { switch_map(root.get(), tcr) };
+    unsafe { switch_map(ttbr::<Own>(root, OWN, false), tcr) };
 }
 
 /// What TCR_EL2.PS and VTCR_EL2.PS say: no more than 48 bits, which is what the formats have.

@@ -42,6 +42,13 @@ pub const VMID: u16 = 1;
 /// The identity of a stage 1 of EL1 that is made to be [checked](crate::check).
 pub const EL1: u16 = 2;
 
+/// What the engine has to know. The flags are left to software: `VTCR_EL2.HA` and `HD` are clear, and those of `TCR_EL2`.
+pub const CAPS: Caps = Caps {
+    hardware_access: false,
+    hardware_dirty: false,
+    ..Caps::CONSERVATIVE
+};
+
 const PAGE: u64 = 4096;
 
 /// What is counted; `xtask` looks for it by this name.
@@ -275,12 +282,7 @@ unsafe impl Platform for Machine {
     }
 
     fn caps(&self) -> Caps {
-        // The flags are left to software: VTCR_EL2.HA and HD are clear.
-        Caps {
-            hardware_access: false,
-            hardware_dirty: false,
-            ..Caps::CONSERVATIVE
-        }
+        CAPS
     }
 
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {

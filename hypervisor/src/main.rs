@@ -50,6 +50,7 @@ use tablewright::{
     AddressSpace, Attrs, Ipa, Mapping, Memory as MemoryType, Pa, Perms, Span, Va, format,
 };
 
+use cpu::Own;
 use machine::{Machine, Omit, VMID};
 use snapshot::{Kind, Log};
 use tree::{Reason, Tree};
@@ -152,11 +153,10 @@ impl Rest {
 }
 
 /// The map that the hypervisor runs on: all memory one to one, its code executable and not writable, its constants neither.
-///
-/// In the translation regime of EL2 there is one privilege level, which goes by the bits of the user: `AP[1]` is one, and
-/// `UXN` says whether code may be executed (DDI 0487 D8.4). So everything that is allowed, is to the user as well.
-fn own_map(machine: &'static Machine, tree: &Tree) -> Result<Pa, Reason> {
-    let of_el2 = |attrs: Attrs| attrs.with_perms(attrs.perms.and_user());
+fn own_map(
+    machine: &'static Machine,
+    tree: &Tree,
+) -> Result<AddressSpace<Own, &'static Machine>, Reason> {
     let span = |from: *const u8, to: *const u8| {
         Span::new(Pa::new(address(from)), address(to) - address(from))
             .map_err(|_| "the image is not laid out in pages")
@@ -164,11 +164,11 @@ fn own_map(machine: &'static Machine, tree: &Tree) -> Result<Pa, Reason> {
     let special = [
         (
             span(&raw const text_begin, &raw const rodata_begin)?,
-            of_el2(Attrs::KERNEL_TEXT),
+            Attrs::KERNEL_TEXT,
         ),
         (
             span(&raw const rodata_begin, &raw const data_begin)?,
-            of_el2(Attrs::KERNEL_RODATA),
+            Attrs::KERNEL_RODATA,
         ),
     ];
     let memory = MemoryMap {
@@ -176,10 +176,8 @@ fn own_map(machine: &'static Machine, tree: &Tree) -> Result<Pa, Reason> {
         reserved: &[],
         special: &special,
     };
-    let mut space =
-        AddressSpace::<format::Arm64K4, _>::new(machine).ok_or("no memory for the root")?;
-    let data = of_el2(Attrs::KERNEL_DATA);
-    LinearMap::new(Va::new(0), Mapping::new(data))
+    let mut space = AddressSpace::<Own, _>::new(machine).ok_or("no memory for the root")?;
+    LinearMap::new(Va::new(0), Mapping::new(Attrs::KERNEL_DATA))
         .build(&mut space, &memory)
         .map_err(|_| "the map of all memory cannot be made")?;
     // What the hypervisor uses of the devices.
@@ -190,13 +188,13 @@ fn own_map(machine: &'static Machine, tree: &Tree) -> Result<Pa, Reason> {
         Span::new(Va::new(registers.start), registers.end - registers.start)
             .ok()
             .and_then(|span| {
-                let device = of_el2(Attrs::KERNEL_DEVICE);
-                space.map(span, Pa::new(registers.start), device).ok()
+                let registers = Pa::new(registers.start);
+                space.map(span, registers, Attrs::KERNEL_DEVICE).ok()
             })
             .ok_or("registers cannot be mapped")?;
     }
     space.make_own();
-    Ok(space.root())
+    Ok(space)
 }
 
 fn main(device_tree: u64, _: u64, _: u64, _: u64) -> ! {
@@ -332,12 +330,13 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
     let machine = unsafe { Machine::new(tables, options.omit) }.ok_or("no memory for tables")?;
     let machine = MACHINE.call_once(|| machine);
 
-    let map = own_map(machine, &tree)?;
+    let mut own = own_map(machine, &tree)?;
+    let map = own.root();
     // SAFETY: everything is where it was.
     unsafe { cpu::load_map(map) };
 
     if options.check != 0 {
-        check::run(machine, tables, options.check)?;
+        check::run(machine, tables, &mut own, options.check)?;
     }
     let (slots, plain) = slots(machine, &tree, guest, options.leaves)?;
     let memory = Memory::new(

@@ -86,8 +86,10 @@ impl Bits {
             not_global: 0,
         };
         match architecture.regime {
-            // DDI 0487 D8.3.1: AF, AP[2], and nG.
-            Regime::Arm64Stage1 { .. } => Self {
+            // DDI 0487 D8.3.1: AF, AP[2], and nG, which is clear at EL2.
+            Regime::Arm64Stage1 { .. }
+            | Regime::Arm64Stage1Sized { .. }
+            | Regime::Arm64El2 { .. } => Self {
                 valid: 1,
                 accessed: 1 << 10,
                 dirty: 1 << 7,

@@ -746,7 +746,10 @@ macro_rules! capabilities {
                 // Without `..`: a capability that is missing in the list does not compile.
                 let &Architecture { regime, guest: _, guest_caches_off: _, ordering, $($name),* } = architecture;
                 let (format, granule, address_bits) = match regime {
-                    Regime::Arm64Stage1 { granule, wide } | Regime::Arm64Stage2 { granule, wide, .. } => (
+                    Regime::Arm64Stage1 { granule, wide }
+                    | Regime::Arm64Stage1Sized { granule, wide, .. }
+                    | Regime::Arm64El2 { granule, wide, .. }
+                    | Regime::Arm64Stage2 { granule, wide, .. } => (
                         FormatToml::Arm64,
                         Some(match granule {
                             Granule::K4 => GranuleToml::K4,

@@ -1,4 +1,5 @@
-//! arm64 stage 1: the VMSAv8-64 descriptors of the EL1&0 regime; and what stage 2 has in common with it, the [`Layout`].
+//! arm64 stage 1: the VMSAv8-64 descriptors of the EL1&0 regime and of EL2; and what stage 2 has in common with them, the
+//! [`Layout`].
 //!
 //! # Which kind of descriptor (DDI 0487 D8.3.1)
 //!
@@ -48,6 +49,12 @@
 //! can write looks at the outcome. Bits 58:51 and 11:2 of a table descriptor are ignored (9:8 are address with LPA2),
 //! bit 63 is NSTable.
 //!
+//! # EL2 with `HCR_EL2.E2H` clear (D8.4.1, D8.3.1)
+//!
+//! One exception level and one range of addresses, whose translations belong to no ASID. AP\[2\] takes writing away, XN
+//! (54) execution. AP\[1\] is RES1; nG (11) and bit 53 are RES0, and in tables PXNTable (59) and APTable\[0\] (61).
+//! XNTable (60) and APTable\[1\] (62) restrict as above.
+//!
 //! # Contiguous runs (D8.7.1)
 //!
 //! The Contiguous bit says that an aligned run of entries maps one aligned piece of memory with equal attributes, so
@@ -59,7 +66,7 @@
 //! | 16 KiB | - | 32 × 32 MiB | 128 × 16 KiB |
 //! | 64 KiB | - | 32 × 512 MiB | 32 × 64 KiB |
 //!
-//! and the bit is RES0 in the larger blocks that wide addresses add. The members may differ in AF, in AP\[2\] while
+//! and the bit is RES0 in the larger blocks that wide addresses add, and where the run were larger than the input space. The members may differ in AF, in AP\[2\] while
 //! DBM is set (hardware records accesses and writes one entry at a time), and in the bits that hardware ignores.
 
 use crate::regime::Shape;
@@ -92,8 +99,8 @@ const fn bits(from: u32, to: u32) -> u64 {
     (1 << to) - (1 << from)
 }
 
-/// The members of a contiguous run at `depth`, 1 where the Contiguous bit is RES0.
-pub(crate) const fn run_entries(granule: Granule, depth: u32) -> usize {
+/// The members of a contiguous run at `depth`, 1 where the Contiguous bit is RES0, if the input space is large enough.
+const fn run_entries(granule: Granule, depth: u32) -> usize {
     match (granule, depth) {
         (Granule::K4, 0..=2) => 16,
         (Granule::K16, 0) => 128,
@@ -101,6 +108,12 @@ pub(crate) const fn run_entries(granule: Granule, depth: u32) -> usize {
         (Granule::K64, 0 | 1) => 32,
         _ => 1,
     }
+}
+
+/// The same in this input space: none is larger than it.
+pub(crate) const fn run_in(granule: Granule, depth: u32, shape: Shape) -> usize {
+    let run = run_entries(granule, depth);
+    if run > shape.entries(depth) { 1 } else { run }
 }
 
 /// Where the address bits above bit 47 stand.
@@ -245,23 +258,44 @@ impl Layout {
     }
 }
 
-/// The stage 1 format of one granule and address size.
+/// The stage 1 format of one granule, input size and output size, for EL1&0 or for EL2 alone.
 #[derive(Clone, Copy)]
 pub(crate) struct Stage1 {
     layout: Layout,
+    shape: Shape,
+    el2: bool,
 }
 
 impl Stage1 {
     pub(crate) const fn new(granule: Granule, wide: bool) -> Self {
         Self {
             layout: Layout::new(granule, wide),
+            shape: Shape::arm64(granule, wide),
+            el2: false,
+        }
+    }
+
+    pub(crate) const fn sized(granule: Granule, input_bits: u8, wide: bool, el2: bool) -> Self {
+        Self {
+            layout: Layout::new(granule, wide),
+            shape: Shape::arm64_sized(granule, input_bits as u32, wide),
+            el2,
         }
     }
 
     #[inline(always)]
     fn table(&self, descriptor: u64) -> Descriptor {
-        let denied = PXN_TABLE | UXN_TABLE | AP_TABLE0_NO_EL0 | AP_TABLE1_READ_ONLY;
-        match self.layout.table(descriptor, 1 << 50) {
+        let (denied, res0) = match self.el2 {
+            false => (
+                PXN_TABLE | UXN_TABLE | AP_TABLE0_NO_EL0 | AP_TABLE1_READ_ONLY,
+                1 << 50,
+            ),
+            true => (
+                UXN_TABLE | AP_TABLE1_READ_ONLY,
+                1 << 50 | PXN_TABLE | AP_TABLE0_NO_EL0,
+            ),
+        };
+        match self.layout.table(descriptor, res0) {
             Ok(pa) => Descriptor::Table {
                 pa,
                 denied: Denied(descriptor & denied),
@@ -272,8 +306,14 @@ impl Stage1 {
 
     #[inline(always)]
     fn leaf(&self, depth: u32, va: u64, denied: Denied, descriptor: u64) -> Descriptor {
-        let shape = self.shape();
-        let run = run_entries(self.layout.granule, depth);
+        let shape = self.shape;
+        if self.el2 && descriptor & AP1_EL0 == 0 {
+            return Descriptor::Reserved("AP[1] is RES1 where there is one exception level");
+        }
+        if self.el2 && descriptor & (NG | PXN) != 0 {
+            return Descriptor::Reserved("nG or PXN is set where there is one exception level");
+        }
+        let run = run_in(self.layout.granule, depth, shape);
         let extent = match self.layout.extent(shape, depth, run, descriptor, 0) {
             Ok(extent) => extent,
             Err(why) => return Descriptor::Reserved(why),
@@ -285,7 +325,11 @@ impl Stage1 {
             level: shape.level(depth),
             contiguous: extent.contiguous,
             run_size: extent.run_size,
-            access: access(denied, descriptor),
+            access: match self.el2 {
+                false => access(denied, descriptor),
+                true => access_of_el2(denied, descriptor),
+            },
+            // There are no ASIDs at EL2.
             global: descriptor & NG == 0,
             memory: (descriptor >> 2 & 0b111) as u8,
             shareability: extent.shareability,
@@ -321,10 +365,27 @@ fn access(Denied(denied): Denied, leaf: u64) -> Access {
     }
 }
 
+/// The same where there is one exception level (D8.4.1).
+#[inline(always)]
+fn access_of_el2(Denied(denied): Denied, leaf: u64) -> Access {
+    Access {
+        privileged: Permissions {
+            read: true,
+            write: leaf & AP2_READ_ONLY == 0 && denied & AP_TABLE1_READ_ONLY == 0,
+            execute: leaf & UXN == 0 && denied & UXN_TABLE == 0,
+        },
+        user: Permissions {
+            read: false,
+            write: false,
+            execute: false,
+        },
+    }
+}
+
 impl Format for Stage1 {
     #[inline(always)]
     fn shape(&self) -> Shape {
-        Shape::arm64(self.layout.granule, self.layout.wide)
+        self.shape
     }
 
     #[inline(always)]
@@ -357,14 +418,20 @@ impl Format for Stage1 {
         }
     }
 
-    /// All bits above the input address are equal: TTBR0 translates the zeros, TTBR1 the ones.
+    /// All bits above the input address are equal: TTBR0 translates the zeros, TTBR1 the ones. EL2 has no TTBR1.
     fn canonical(&self, va: u64) -> bool {
-        matches!((va as i64) >> self.shape().input_bits, 0 | -1)
+        match (va as i64) >> self.shape.input_bits {
+            0 => true,
+            -1 => !self.el2,
+            _ => false,
+        }
     }
 
-    fn root_entries(&self, _half: Half) -> Range<usize> {
-        let shape = self.shape();
-        0..shape.entries(shape.top)
+    fn root_entries(&self, half: Half) -> Range<usize> {
+        match half {
+            Half::Upper if self.el2 => 0..0,
+            _ => 0..self.shape.entries(self.shape.top),
+        }
     }
 
     #[inline(always)]
@@ -375,9 +442,9 @@ impl Format for Stage1 {
         previous: u64,
         descriptor: u64,
     ) -> Result<(), &'static str> {
-        let run = run_entries(self.layout.granule, depth);
+        let run = run_in(self.layout.granule, depth, self.shape);
         self.layout
-            .check_run(self.shape(), depth, run, index, previous, descriptor)
+            .check_run(self.shape, depth, run, index, previous, descriptor)
     }
 }
 

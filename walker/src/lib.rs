@@ -15,6 +15,9 @@
 //! | arm64, 16 KiB, 52 bits (LPA2) | 0: 32 | 16 KiB, 32 MiB, 64 GiB |
 //! | arm64, 64 KiB, 48 bits | 1: 64 | 64 KiB, 512 MiB |
 //! | arm64, 64 KiB, 52 bits (LVA, LPA) | 1: 1024 | 64 KiB, 512 MiB, 4 TiB |
+//! | arm64 and EL2, 4 KiB, 25 to 30, 39, 48, 52 bits | 2, 1, 0, -1: up to 512 | as above |
+//! | arm64 and EL2, 16 KiB, 25, 36, 47, 52 bits | 3, 2, 1, 0: up to 2048 | as above |
+//! | arm64 and EL2, 64 KiB, 25 to 29, 42, 52 bits | 3, 2, 1: up to 8192 | as above |
 //! | x86-64, 4 levels | 4: 512 | 4 KiB, 2 MiB, 1 GiB |
 //! | x86-64, 5 levels | 5: 512 | 4 KiB, 2 MiB, 1 GiB |
 //! | arm64 stage 2, 4 KiB, 32 to 34, 43, 52 bits | 2, 1, 0: up to 8192 | as stage 1 |
@@ -86,6 +89,22 @@ macro_rules! with_format {
         match $regime {
             $crate::Regime::Arm64Stage1 { granule, wide } => {
                 let $format = $crate::arm64::Stage1::new(granule, wide);
+                $body
+            }
+            $crate::Regime::Arm64Stage1Sized {
+                granule,
+                input_bits,
+                wide,
+            } => {
+                let $format = $crate::arm64::Stage1::sized(granule, input_bits, wide, false);
+                $body
+            }
+            $crate::Regime::Arm64El2 {
+                granule,
+                input_bits,
+                wide,
+            } => {
+                let $format = $crate::arm64::Stage1::sized(granule, input_bits, wide, true);
                 $body
             }
             $crate::Regime::X86_64 { levels } => {
@@ -171,7 +190,7 @@ pub fn translate(
 /// Visits every leaf under `root` that translates an address of `half`, in address order.
 ///
 /// `root` is the physical address of the first table: on arm64 the root of that half; on x86-64 the root of both
-/// halves, of which `half` selects the lower or upper 256 entries; in stage 2 all is the lower half. The visit ends early, with `Ok`, when `visit`
+/// halves, of which `half` selects the lower or upper 256 entries; in stage 2 and at EL2 all is the lower half. The visit ends early, with `Ok`, when `visit`
 /// breaks. The run of contiguous entries around a leaf is checked entry by entry, so that up to the whole run but its
 /// last entry may have been visited when the fault is found.
 ///

@@ -50,6 +50,26 @@ pub enum Regime {
         /// 16 KiB, with FEAT_LVA and FEAT_LPA for 64 KiB.
         wide: bool,
     },
+    /// The same with virtual addresses of another size. It starts at the lowest level at which one table resolves what is left.
+    Arm64Stage1Sized {
+        /// The translation granule.
+        granule: Granule,
+        /// The size of a virtual address: 25 to 48 bits, to 52 if `wide` (64 less TCR_EL1.T0SZ or T1SZ).
+        input_bits: u8,
+        /// Physical addresses of 52 bits instead of 48, as above.
+        wide: bool,
+    },
+    /// Stage 1 of EL2 with HCR_EL2.E2H clear: one exception level, one range of addresses, no ASIDs. With E2H set the
+    /// regime is EL2&0, and its descriptors are those of EL1&0.
+    Arm64El2 {
+        /// The translation granule.
+        granule: Granule,
+        /// The size of a virtual address: 25 to 48 bits, to 52 if `wide` (64 less TCR_EL2.T0SZ).
+        input_bits: u8,
+        /// Physical addresses of 52 bits instead of 48: with FEAT_LPA2 (TCR_EL2.DS set) for 4 KiB and 16 KiB, with
+        /// FEAT_LPA for 64 KiB.
+        wide: bool,
+    },
     /// x86-64 paging in long mode.
     X86_64 {
         /// 4, or 5 (CR4.LA57 set).
@@ -90,13 +110,13 @@ impl Regime {
 
     /// The number of low bits of an address that select a translation; the bits above them select the half.
     ///
-    /// On arm64 each half has all these addresses (48 or 52 bits); on x86-64 the halves share them (48 or 57 bits, the
-    /// highest of which is repeated above). In stage 2 there are no halves, and the bits above are zero.
+    /// On arm64 each half has all these addresses (25 to 52 bits); on x86-64 the halves share them (48 or 57 bits, the
+    /// highest of which is repeated above). In stage 2 and at EL2 there are no halves, and the bits above are zero.
     pub const fn input_bits(self) -> u32 {
         self.shape().input_bits
     }
 
-    /// The level of the root: arm64 -1 to 2; x86-64, EPT and nested paging 4 or 5.
+    /// The level of the root: arm64 -1 to 3; x86-64, EPT and nested paging 4 or 5.
     pub const fn start_level(self) -> i8 {
         let shape = self.shape();
         shape.level(shape.top)
@@ -144,9 +164,11 @@ impl Regime {
     pub const fn run_entries(self, level: i8) -> usize {
         let depth = self.shape().depth(level);
         match self {
-            Self::Arm64Stage1 { granule, .. } => crate::arm64::run_entries(granule, depth),
-            Self::Arm64Stage2 { granule, .. } => {
-                crate::stage2::run_entries(granule, depth, self.shape())
+            Self::Arm64Stage1 { granule, .. }
+            | Self::Arm64Stage1Sized { granule, .. }
+            | Self::Arm64El2 { granule, .. }
+            | Self::Arm64Stage2 { granule, .. } => {
+                crate::arm64::run_in(granule, depth, self.shape())
             }
             Self::X86_64 { .. } | Self::Ept { .. } | Self::Npt { .. } => 1,
         }
@@ -155,6 +177,16 @@ impl Regime {
     pub(crate) const fn shape(self) -> Shape {
         match self {
             Self::Arm64Stage1 { granule, wide } => Shape::arm64(granule, wide),
+            Self::Arm64Stage1Sized {
+                granule,
+                input_bits,
+                wide,
+            }
+            | Self::Arm64El2 {
+                granule,
+                input_bits,
+                wide,
+            } => Shape::arm64_sized(granule, input_bits as u32, wide),
             Self::Arm64Stage2 {
                 granule,
                 input_bits,
@@ -193,6 +225,26 @@ impl Shape {
             },
             last_level: 3,
             step: -1,
+        }
+    }
+
+    /// DDI 0487 D8.2.8 to D8.2.10, the tables of T0SZ and the initial lookup level: the most bits that one first table at
+    /// each level takes. Below 25 bits is FEAT_TTST.
+    pub(crate) const fn arm64_sized(granule: Granule, input_bits: u32, wide: bool) -> Self {
+        assert!(
+            input_bits >= 25 && input_bits <= if wide { 52 } else { 48 },
+            "a virtual address has 25 to 48 bits, to 52 with wide descriptors"
+        );
+        Self {
+            input_bits,
+            top: match (granule, input_bits) {
+                (Granule::K16, ..=25) | (Granule::K64, ..=29) => 0,
+                (Granule::K4, ..=30) | (Granule::K16, ..=36) | (Granule::K64, ..=42) => 1,
+                (Granule::K4, ..=39) | (Granule::K16, ..=47) | (Granule::K64, _) => 2,
+                (Granule::K4, ..=48) | (Granule::K16, _) => 3,
+                (Granule::K4, _) => 4,
+            },
+            ..Self::arm64(granule, wide)
         }
     }
 

@@ -28,7 +28,7 @@
 //! for which 00 is reserved. With it, MemAttr\[3\] is RES0; MemAttr\[2\] = 0 is a device; 101 is non-cacheable, 110
 //! write-back, 111 what stage 1 says, 100 reserved.
 
-use crate::arm64::{AF, DBM, Form, Layout, SOFTWARE};
+use crate::arm64::{AF, DBM, Form, Layout, SOFTWARE, run_in};
 use crate::regime::Shape;
 use crate::walk::Format;
 use crate::{Access, Denied, Descriptor, DirtyState, Granule, Half, Leaf, Permissions};
@@ -38,13 +38,6 @@ const S2AP_READ: u64 = 1 << 6;
 const S2AP_WRITE: u64 = 1 << 7;
 const LEAF_RES0: u64 = 1 << 50;
 const TABLE_RES0: u64 = 1 << 50 | !0 << 59;
-
-/// The members of a contiguous run at `depth`, 1 where the Contiguous bit is RES0: as in stage 1, but for runs that are
-/// larger than the input space.
-pub(crate) const fn run_entries(granule: Granule, depth: u32, shape: Shape) -> usize {
-    let run = crate::arm64::run_entries(granule, depth);
-    if run > shape.entries(depth) { 1 } else { run }
-}
 
 /// The format of one granule and one size of input and output.
 #[derive(Clone, Copy)]
@@ -70,7 +63,7 @@ impl Stage2 {
 
     #[inline(always)]
     const fn run(&self, depth: u32) -> usize {
-        run_entries(self.layout.granule, depth, self.shape)
+        run_in(self.layout.granule, depth, self.shape)
     }
 
     #[inline(always)]

@@ -4,8 +4,8 @@ mod table;
 
 use std::fmt::Write;
 use table::{
-    A4, A4W, A16, A16W, A64, A64W, E4, E5, Means, N4, N5, REGIMES, ROWS, S4, S4F, S4W, S16, S16W,
-    S64, S64W, UNDER, WRITTEN, X4, X5,
+    A4, A4W, A16, A16W, A64, A64W, E4, E5, H4, H16W, H64, Means, N4, N5, REGIMES, ROWS, S4, S4F,
+    S4W, S16, S16W, S64, S64W, UNDER, WRITTEN, X4, X5,
 };
 use tablewright_walker::{
     Access, Denied, Descriptor, Leaf, Permissions, Regime, decode, with_access_flag, with_dirty,
@@ -14,8 +14,12 @@ use tablewright_walker::{
 #[test]
 fn every_row_means_what_the_manual_says() {
     let mut wrong = String::new();
-    for row in ROWS {
-        let &(regime, level, raw, _) = row;
+    let each = |regime| ROWS.iter().map(move |row| (regime, row));
+    for (regime, row) in REGIMES.into_iter().flat_map(each) {
+        if !table::holds(row, regime) {
+            continue;
+        }
+        let &(_, level, raw, _) = row;
         let found = decode(regime, level, 0, Denied::NONE, raw);
         let expected = table::means(row);
         let same = match (&expected, &found) {
@@ -41,7 +45,8 @@ fn every_row_means_what_the_manual_says() {
 /// What `denied` takes away from leaves that permit everything: two of arm64, because EL1 executes none that EL0 writes.
 fn taken(regime: Regime, denied: Denied) -> Access {
     let (leaves, level): (&[u64], i8) = match regime {
-        Regime::Arm64Stage1 { .. } => (&[0x403, 0x443], 3),
+        Regime::Arm64Stage1 { .. } | Regime::Arm64Stage1Sized { .. } => (&[0x403, 0x443], 3),
+        Regime::Arm64El2 { .. } => (&[0x443], 3),
         Regime::Arm64Stage2 { .. } => (&[0x4c3], 3),
         // Bit 10 lets the user execute, with EPT; elsewhere it is ignored.
         _ => (&[0x407], 1),
@@ -123,6 +128,9 @@ fn the_table_has_every_form_of_every_regime() {
         forms(A16W, &[1, 2, 3], &[0, 1, 2]),
         forms(A64, &[2, 3], &[1, 2]),
         forms(A64W, &[1, 2, 3], &[1, 2]),
+        forms(H4, &[1, 2, 3], &[0, 1, 2]),
+        forms(H16W, &[1, 2, 3], &[0, 1, 2]),
+        forms(H64, &[2, 3], &[2]),
         forms(X4, &[1, 2, 3], &[2, 3, 4]),
         forms(X5, &[1, 2, 3], &[2, 3, 4, 5]),
         forms(S4, &[1, 2, 3], &[1, 2]),
@@ -152,7 +160,10 @@ fn the_table_has_every_form_of_every_regime() {
         }
         // A table restricts by what is set; on x86-64 by R/W and U/S where they are clear, in EPT by each right.
         let restricting: &[(u32, u64)] = match regime {
-            Regime::Arm64Stage1 { .. } => &[(59, 1), (60, 1), (61, 1), (62, 1)],
+            Regime::Arm64Stage1 { .. } | Regime::Arm64Stage1Sized { .. } => {
+                &[(59, 1), (60, 1), (61, 1), (62, 1)]
+            }
+            Regime::Arm64El2 { .. } => &[(60, 1), (62, 1)],
             Regime::X86_64 { .. } | Regime::Npt { .. } => &[(1, 0), (2, 0), (63, 1)],
             Regime::Ept { .. } => &[(0, 0), (1, 0), (2, 0)],
             Regime::Arm64Stage2 { .. } => &[],

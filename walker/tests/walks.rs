@@ -85,6 +85,88 @@ fn check_shape(regime: Regime, levels: &[Level]) {
 }
 
 #[test]
+fn the_first_table_of_stage_1_follows_from_the_input_size() {
+    // The granule, the size, what is at the root; the levels below are full. D8.2.8 to D8.2.10, initial lookup levels.
+    #[rustfmt::skip]
+    let roots: [(Granule, u8, Level); 28] = [
+        (Granule::K4, 25, (2, 16, 21, 16)),
+        (Granule::K4, 30, (2, 512, 21, 16)),
+        (Granule::K4, 31, (1, 2, 30, 1)),
+        (Granule::K4, 33, (1, 8, 30, 1)),
+        (Granule::K4, 34, (1, 16, 30, 16)),
+        (Granule::K4, 36, (1, 64, 30, 16)),
+        (Granule::K4, 39, (1, 512, 30, 16)),
+        (Granule::K4, 40, (0, 2, 39, 1)),
+        (Granule::K4, 42, (0, 8, 39, 1)),
+        (Granule::K4, 47, (0, 256, 39, 1)),
+        (Granule::K4, 48, (0, 512, 39, 1)),
+        (Granule::K4, 49, (-1, 2, 48, 1)),
+        (Granule::K4, 52, (-1, 16, 48, 1)),
+        (Granule::K16, 25, (3, 2048, 14, 128)),
+        (Granule::K16, 26, (2, 2, 25, 1)),
+        (Granule::K16, 29, (2, 16, 25, 1)),
+        (Granule::K16, 36, (2, 2048, 25, 32)),
+        (Granule::K16, 37, (1, 2, 36, 1)),
+        (Granule::K16, 47, (1, 2048, 36, 1)),
+        (Granule::K16, 48, (0, 2, 47, 1)),
+        (Granule::K16, 52, (0, 32, 47, 1)),
+        (Granule::K64, 25, (3, 512, 16, 32)),
+        (Granule::K64, 29, (3, 8192, 16, 32)),
+        (Granule::K64, 30, (2, 2, 29, 1)),
+        (Granule::K64, 42, (2, 8192, 29, 32)),
+        (Granule::K64, 43, (1, 2, 42, 1)),
+        (Granule::K64, 48, (1, 64, 42, 1)),
+        (Granule::K64, 52, (1, 1024, 42, 1)),
+    ];
+    for (granule, input_bits, root) in roots {
+        let below: &[_] = match granule {
+            Granule::K4 => &[
+                (0, 512, 39, 1),
+                (1, 512, 30, 16),
+                (2, 512, 21, 16),
+                (3, 512, 12, 16),
+            ],
+            Granule::K16 => &[(1, 2048, 36, 1), (2, 2048, 25, 32), (3, 2048, 14, 128)],
+            Granule::K64 => &[(2, 8192, 29, 32), (3, 8192, 16, 32)],
+        };
+        let mut levels = vec![root];
+        levels.extend(below.iter().filter(|level| level.0 > root.0));
+        for wide in [false, true] {
+            if input_bits > 48 && !wide {
+                continue;
+            }
+            let sized = Regime::Arm64Stage1Sized {
+                granule,
+                input_bits,
+                wide,
+            };
+            let el2 = Regime::Arm64El2 {
+                granule,
+                input_bits,
+                wide,
+            };
+            for regime in [sized, el2] {
+                assert_eq!(regime.page_shift(), granule.page_shift());
+                assert_eq!(regime.input_bits(), u32::from(input_bits));
+                check_shape(regime, &levels);
+            }
+            // One half, or two.
+            let top = 1 << input_bits;
+            let leads = |regime, va| translate(regime, ROOT, va, &mut |_: u64, _: usize| 0);
+            for (va, of_el1, of_el2) in [
+                (top - 1, true, true),
+                (top, false, false),
+                (!(top - 1), true, false),
+                (!top, false, false),
+            ] {
+                assert_eq!(leads(sized, va) != Err(Fault::NonCanonical), of_el1);
+                assert_eq!(leads(el2, va) != Err(Fault::NonCanonical), of_el2);
+            }
+        }
+    }
+}
+
+#[test]
 fn the_first_table_of_stage_2_follows_from_the_input_size() {
     // The granule, the size, what is at the root; the levels below are full.
     #[rustfmt::skip]

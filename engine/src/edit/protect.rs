@@ -367,7 +367,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         // top of one leaf can be on top of any. A leaf that is larger than the range is split before it is changed.
         let mut level = Level::PAGE;
         while slice.holds::<F>(level) {
-            F::encode(&change.apply(Attrs::USER_RODATA), level)?;
+            F::encode(&change.apply(F::PLAIN), level)?;
             level = level.up();
         }
         let space = &*self.space;
@@ -512,7 +512,7 @@ impl Recent {
 
     #[inline(never)]
     fn begin<F: Format>(&mut self, change: &Change) -> bool {
-        if F::encode(&change.apply(Attrs::USER_RODATA), Level::PAGE).is_err() {
+        if F::encode(&change.apply(F::PLAIN), Level::PAGE).is_err() {
             return false;
         }
         *self = Self::new(*change);

@@ -1,4 +1,4 @@
-//! arm64 stage 1, EL1&0: VMSAv8-64 with granules of 4, 16 and 64 KiB, 48 or 52 bits.
+//! arm64 stage 1, EL1&0: VMSAv8-64 with granules of 4, 16 and 64 KiB, addresses of 25 to 52 bits.
 //!
 //! Source: Arm Architecture Reference Manual, DDI 0487, chapter D8. Sections are named at the bits.
 //!
@@ -6,7 +6,24 @@
 //! (16 KiB), address bits 51:50 in descriptor bits 9:8, and shareability from `TCR_EL1` instead. For 64 KiB they are
 //! FEAT_LPA and FEAT_LVA: address bits 51:48 in descriptor bits 15:12.
 //!
-//! The embedder loads [`MAIR`] into `MAIR_EL1`; with the wide formats of 4 and 16 KiB, `TCR_EL1.SH0` and `SH1` are
+//! EL2&0, which is EL2 with `HCR_EL2.E2H` set (FEAT_VHE), has the same descriptors (D8.3.1), and these formats serve it. EL2
+//! without has others: [`Arm64El2`](super::Arm64El2).
+//!
+//! # The first table
+//!
+//! `TCR_EL1.T0SZ` and `T1SZ` are 64 less the bits of an input address, and say at which level a walk starts: the lowest at
+//! which one table resolves what is left (D8.2.8 to D8.2.10). 39 bits of 4 KiB pages have three levels, 36 bits of
+//! 16 KiB and 42 bits of 64 KiB two full ones. Where fewer bits are left than a table resolves, the first table has
+//! fewer entries, and the manual has it aligned to its size, 64 bytes at least (D19.2 TTBR0_EL1): it lies at the start of
+//! a page here, so that it always is.
+//!
+//! # Memory types
+//!
+//! A descriptor holds an index into `MAIR_EL1`. The format has the value of the register as a parameter, and finds the
+//! index of each type in it at compile time; what the register lacks is [inexpressible](Inexpressible). The default is
+//! [`MAIR`]. Where two indices have one type, the first is encoded and both are decoded. What [`Memory`] has no word for is
+//! decoded as the next type that is stricter, of those in the register, and is that when it is changed. The embedder loads
+//! [`Translation::MAIR`](crate::arch::arm64::Translation::MAIR) of its format into `MAIR_EL1`; with the wide formats of 4 and 16 KiB, `TCR_EL1.SH0` and `SH1` are
 //! inner shareable.
 //!
 //! # Dirty state
@@ -21,35 +38,64 @@ use crate::addr::{Level, Pa, Va};
 use crate::bbm::Rule;
 use crate::platform::Caps;
 
-/// The value of `MAIR_EL1` that the memory types of these formats refer to (D19.2 MAIR_EL1).
+/// The value of `MAIR_EL1` that the memory types of these formats refer to, unless they say another (D19.2 MAIR_EL1).
 ///
 /// 0: normal write-back; 1: Device-nGnRE; 2: normal non-cacheable; 3: Device-nGnRnE; 4: normal tagged; 5: normal
 /// write-through.
 pub const MAIR: u64 = 0x0000_bbf0_0044_04ff;
 
-/// arm64 stage 1 with pages of `1 << PAGE_SHIFT` bytes; `WIDE` for addresses of 52 bits instead of 48.
+/// arm64 stage 1 with pages of `1 << PAGE_SHIFT` bytes, for virtual addresses of `INPUT_BITS` bits in each half, 25 to 48;
+/// `WIDE` for physical addresses of 52 bits instead of 48, and up to 52 bits of input; `TYPES` is what `MAIR_EL1` holds.
 ///
 /// ```
-/// use tablewright::{Attrs, Format, Level, Pa, format::{Arm64, Arm64K4Wide}};
+/// use tablewright::{Attrs, Format, Level, Memory, Pa, format::{Arm64, Arm64K4Va39, Arm64K4Wide}};
 /// // LPA2: address bits 51:50 stand in descriptor bits 9:8.
-/// assert_eq!(Arm64::<12, true>::put_address(Pa::new(3 << 50)), 3 << 8);
+/// assert_eq!(Arm64::<12, 52, true>::put_address(Pa::new(3 << 50)), 3 << 8);
 /// assert!(Arm64K4Wide::encode(&Attrs::KERNEL_DATA, Level::new(3)).is_ok()); // blocks of 512 GiB
+///
+/// // 39 bits: from level 1. 36 bits: the same, and the first table has 64 entries.
+/// assert_eq!((Arm64K4Va39::LEVELS, Arm64K4Va39::entries(Level::new(2))), (3, 512));
+/// assert_eq!(Arm64::<12, 36>::entries(Level::new(2)), 64);
+///
+/// // The MAIR of a kernel that has device memory at index 0 and normal memory at 1.
+/// type Ported = Arm64<12, 48, false, 0xff00>;
+/// assert_eq!(Ported::encode(&Attrs::KERNEL_DATA, Level::PAGE).map(|bits| bits >> 2 & 7), Ok(1));
+/// assert!(Ported::encode(&Attrs::KERNEL_DATA.with_memory(Memory::NonCacheable), Level::PAGE).is_err());
+/// ```
+///
+/// What the architecture lacks does not compile: 49 bits need wide descriptors.
+/// ```compile_fail,E0080
+/// use tablewright::{Format, format::Arm64};
+/// const LEVELS: u8 = Arm64::<12, 49>::LEVELS;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arm64<const PAGE_SHIFT: u32, const WIDE: bool>;
+pub struct Arm64<
+    const PAGE_SHIFT: u32,
+    const INPUT_BITS: u32,
+    const WIDE: bool = false,
+    const TYPES: u64 = MAIR,
+>;
 
 /// 4 KiB granule, 48 bits.
-pub type Arm64K4 = Arm64<12, false>;
+pub type Arm64K4 = Arm64<12, 48>;
+/// 4 KiB granule, 39 bits of virtual addresses: one level less.
+pub type Arm64K4Va39 = Arm64<12, 39>;
 /// 16 KiB granule, 48 bits.
-pub type Arm64K16 = Arm64<14, false>;
+pub type Arm64K16 = Arm64<14, 48>;
+/// 16 KiB granule, 47 bits of virtual addresses: one level less.
+pub type Arm64K16Va47 = Arm64<14, 47>;
+/// 16 KiB granule, 36 bits of virtual addresses: two levels less.
+pub type Arm64K16Va36 = Arm64<14, 36>;
 /// 64 KiB granule, 48 bits.
-pub type Arm64K64 = Arm64<16, false>;
+pub type Arm64K64 = Arm64<16, 48>;
+/// 64 KiB granule, 42 bits of virtual addresses: one level less.
+pub type Arm64K64Va42 = Arm64<16, 42>;
 /// 4 KiB granule, 52 bits (FEAT_LPA2).
-pub type Arm64K4Wide = Arm64<12, true>;
+pub type Arm64K4Wide = Arm64<12, 52, true>;
 /// 16 KiB granule, 52 bits (FEAT_LPA2).
-pub type Arm64K16Wide = Arm64<14, true>;
+pub type Arm64K16Wide = Arm64<14, 52, true>;
 /// 64 KiB granule, 52 bits (FEAT_LPA).
-pub type Arm64K64Wide = Arm64<16, true>;
+pub type Arm64K64Wide = Arm64<16, 52, true>;
 
 // D8.3.1: descriptor bits of stage 1.
 const VALID: u64 = 1 << 0;
@@ -81,13 +127,139 @@ const WAKING: u64 = 1 << 58;
 const SUSPENDED: u64 = 1 << 63;
 const FROZEN: u64 = 1 << 57;
 
+/// D8.7.1, table of the contiguous bit, by the height of the level.
+const fn run(page_shift: u32, height: u8) -> u32 {
+    match (page_shift, height) {
+        (12, 0..=2) => 4, // 64 KiB, 32 MiB, 16 GiB
+        (14, 0) => 7,     // 2 MiB
+        (14, 1) => 5,     // 1 GiB
+        (16, 0..=1) => 5, // 2 MiB, 16 GiB
+        _ => 0,
+    }
+}
+
 const fn field(high: u32, low: u32) -> u64 {
     (u64::MAX >> (63 - high)) & (u64::MAX << low)
 }
 
-impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
+/// D8.2.8 to D8.2.10: as many levels as resolve the bits above the offset in a page. 25 bits are what T0SZ allows without
+/// FEAT_TTST.
+const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
+    assert!(
+        input_bits >= 25,
+        "virtual addresses of arm64 have 25 bits at least"
+    );
+    assert!(
+        input_bits <= if wide { 52 } else { 48 },
+        "virtual addresses of arm64 have 48 bits at most, with wide descriptors 52"
+    );
+    (input_bits - page_shift).div_ceil(page_shift - 3) as u8
+}
+
+/// The byte of `MAIR_EL1` that is meant by a memory type (D19.2 MAIR_EL1), and which bits of it tell the type: those of a
+/// hint to allocate do not.
+const fn attribute(memory: Memory) -> (u8, u8) {
+    match memory {
+        Memory::Normal => (0xff, 0xcc),
+        Memory::WriteThrough => (0xbb, 0xcc),
+        Memory::NonCacheable => (0x44, 0xff),
+        Memory::Device => (0x04, 0xff),
+        Memory::DeviceStrict => (0x00, 0xff),
+        Memory::Tagged => (0xf0, 0xff),
+    }
+}
+
+/// The first index of a memory type in `mair`: of its byte; where there is none, of one that differs in hints alone.
+const fn type_index(mair: u64, memory: Memory) -> Option<u64> {
+    let bytes = mair.to_le_bytes();
+    let (byte, tells) = attribute(memory);
+    let masks = [0xff, tells];
+    let mut step = 0;
+    while step < 2 * bytes.len() {
+        let mask = masks[step / bytes.len()];
+        if bytes[step % bytes.len()] & mask == byte & mask {
+            return Some((step % bytes.len()) as u64);
+        }
+        step += 1;
+    }
+    None
+}
+
+/// What a byte of `MAIR_EL1` means; of a mixture, what neither of its halves exceeds.
+const fn type_of(byte: u8) -> Memory {
+    match (byte >> 4, byte & 0xf) {
+        (0, 0..=1) => Memory::DeviceStrict, // 1: without XS
+        (0, _) => Memory::Device,
+        (0xf, 0) => Memory::Tagged,
+        (0xa, 0) => Memory::WriteThrough, // without XS
+        (4, _) | (_, 4 | 0) => Memory::NonCacheable,
+        // Write-back, outer and inner: lasting, 11RW, or transient, 01RW.
+        (outer, inner) if outer & inner & 4 != 0 => Memory::Normal,
+        _ => Memory::WriteThrough,
+    }
+}
+
+/// The same, or the next that is stricter and that `mair` has: what was decoded can be encoded.
+const fn nearest(mair: u64, memory: Memory) -> Memory {
+    let stricter = [
+        Memory::Normal,
+        Memory::WriteThrough,
+        Memory::NonCacheable,
+        Memory::Device,
+        Memory::DeviceStrict,
+        Memory::Tagged,
+    ];
+    let mut at = memory as usize;
+    while type_index(mair, stricter[at]).is_none() {
+        at += 1;
+        assert!(
+            at < 5,
+            "MAIR has an attribute that is none of `Memory`, and nothing that is stricter"
+        );
+    }
+    stricter[at]
+}
+
+impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64>
+    Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+{
     const LPA2: bool = WIDE && PAGE_SHIFT != 16;
     const LPA: bool = WIDE && PAGE_SHIFT == 16;
+
+    /// The level of the largest blocks. D8.3.1, table of block sizes: 4 KiB: 2 MiB and 1 GiB, 512 GiB with LPA2; 16 KiB:
+    /// 32 MiB, 64 GiB with LPA2; 64 KiB: 512 MiB, 4 TiB with LPA.
+    const LARGEST: u8 = {
+        let largest = match PAGE_SHIFT {
+            12 => 2 + WIDE as u8,
+            _ => 1 + WIDE as u8,
+        };
+        let root = levels(PAGE_SHIFT, INPUT_BITS, WIDE) - 1;
+        if largest < root { largest } else { root }
+    };
+
+    /// A run has to fit into the input space (D8.7.1): the levels below this have runs, of which none is larger.
+    const RUN_LEVELS: u8 = {
+        let mut levels = 0;
+        while levels < 3 && {
+            let run = run(PAGE_SHIFT, levels);
+            run != 0 && PAGE_SHIFT + (PAGE_SHIFT - 3) * levels as u32 + run <= INPUT_BITS
+        } {
+            levels += 1;
+        }
+        levels
+    };
+
+    /// What each index of `MAIR_EL1` means.
+    const MEMORY: [Memory; 8] = {
+        let bytes = TYPES.to_le_bytes();
+        let mut types = [Memory::Normal; 8];
+        let mut index = 0;
+        while index < 8 {
+            types[index] = nearest(TYPES, type_of(bytes[index]));
+            index += 1;
+        }
+        types
+    };
 
     /// Address bits that stand in the descriptor where they stand in the address.
     const fn in_place(low: u32) -> u64 {
@@ -106,26 +278,33 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
 
 // SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
 // that valid entries and each other have not (3.); sizes are those of the manual (4.).
-unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE> {
+unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64> Format
+    for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+{
     type Input = Va;
 
-    const NAME: &'static str = match (PAGE_SHIFT, WIDE) {
-        (12, false) => "arm64 4K 48-bit",
-        (12, true) => "arm64 4K 52-bit",
-        (14, false) => "arm64 16K 48-bit",
-        (14, true) => "arm64 16K 52-bit",
-        (16, false) => "arm64 64K 48-bit",
-        (16, true) => "arm64 64K 52-bit",
+    const NAME: &'static str = match (PAGE_SHIFT, INPUT_BITS, WIDE) {
+        (12, 39, false) => "arm64 4K 39-bit",
+        (12, 48, false) => "arm64 4K 48-bit",
+        (12, 52, true) => "arm64 4K 52-bit",
+        (12, _, false) => "arm64 4K",
+        (12, _, true) => "arm64 4K wide",
+        (14, 36, false) => "arm64 16K 36-bit",
+        (14, 47, false) => "arm64 16K 47-bit",
+        (14, 48, false) => "arm64 16K 48-bit",
+        (14, 52, true) => "arm64 16K 52-bit",
+        (14, _, false) => "arm64 16K",
+        (14, _, true) => "arm64 16K wide",
+        (16, 42, false) => "arm64 64K 42-bit",
+        (16, 48, false) => "arm64 64K 48-bit",
+        (16, 52, true) => "arm64 64K 52-bit",
+        (16, _, false) => "arm64 64K",
+        (16, _, true) => "arm64 64K wide",
         _ => panic!("the granule is 4, 16 or 64 KiB"),
     };
     const PAGE_SHIFT: u32 = PAGE_SHIFT;
-    // D8.2.8 to D8.2.10: 4 KiB starts at level 0, at level -1 with 52 bits; 16 KiB at level 0; 64 KiB at level 1.
-    const LEVELS: u8 = match (PAGE_SHIFT, WIDE) {
-        (12, true) => 5,
-        (16, _) => 3,
-        _ => 4,
-    };
-    const INPUT_BITS: u32 = if WIDE { 52 } else { 48 };
+    const LEVELS: u8 = levels(PAGE_SHIFT, INPUT_BITS, WIDE);
+    const INPUT_BITS: u32 = INPUT_BITS;
     const OUTPUT_BITS: u32 = if WIDE { 52 } else { 48 };
     const HALVES: bool = true;
     const RULE: Rule = Rule::Arm;
@@ -148,24 +327,15 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {
-        // D8.3.1, table of block sizes: 4 KiB: 2 MiB and 1 GiB, 512 GiB with LPA2; 16 KiB: 32 MiB, 64 GiB with LPA2;
-        // 64 KiB: 512 MiB, 4 TiB with LPA.
-        let highest = match PAGE_SHIFT {
-            12 => 2 + WIDE as u8,
-            _ => 1 + WIDE as u8,
-        };
-        level.height() <= highest
+        level.height() <= Self::LARGEST
     }
 
     #[inline(always)]
     fn contiguous(level: Level) -> u32 {
-        // D8.7.1, table of the contiguous bit.
-        match (PAGE_SHIFT, level.height()) {
-            (12, 0..=2) => 4, // 64 KiB, 32 MiB, 16 GiB
-            (14, 0) => 7,     // 2 MiB
-            (14, 1) => 5,     // 1 GiB
-            (16, 0..=1) => 5, // 2 MiB, 16 GiB
-            _ => 0,
+        if level.height() < Self::RUN_LEVELS {
+            run(PAGE_SHIFT, level.height())
+        } else {
+            0
         }
     }
 
@@ -265,14 +435,15 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
             (false, false) => AP_READ_ONLY,
         };
 
-        bits |= match attrs.memory {
-            Memory::Normal => 0,
-            Memory::Device => 1,
-            Memory::NonCacheable => 2,
-            Memory::DeviceStrict => 3,
-            Memory::Tagged => 4,
-            Memory::WriteThrough => 5,
-        } << ATTR_INDEX;
+        let index = match attrs.memory {
+            Memory::Normal => const { type_index(TYPES, Memory::Normal) },
+            Memory::Device => const { type_index(TYPES, Memory::Device) },
+            Memory::NonCacheable => const { type_index(TYPES, Memory::NonCacheable) },
+            Memory::DeviceStrict => const { type_index(TYPES, Memory::DeviceStrict) },
+            Memory::Tagged => const { type_index(TYPES, Memory::Tagged) },
+            Memory::WriteThrough => const { type_index(TYPES, Memory::WriteThrough) },
+        };
+        bits |= index.ok_or(Inexpressible("MAIR has no such memory type"))? << ATTR_INDEX;
         if Self::LPA2 {
             if attrs.shareability != Shareability::Inner {
                 return Err(Inexpressible(
@@ -309,14 +480,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
         let has = |bit: u64| entry & bit != 0;
         Attrs {
             perms: Self::effective(entry, level, Perms::empty()),
-            memory: match entry >> ATTR_INDEX & 7 {
-                1 => Memory::Device,
-                2 => Memory::NonCacheable,
-                3 => Memory::DeviceStrict,
-                4 => Memory::Tagged,
-                5 => Memory::WriteThrough,
-                _ => Memory::Normal,
-            },
+            memory: Self::MEMORY[(entry >> ATTR_INDEX & 7) as usize],
             shareability: match entry >> SHAREABILITY & 3 {
                 _ if Self::LPA2 => Shareability::Inner,
                 0 => Shareability::Non,

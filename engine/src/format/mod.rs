@@ -39,13 +39,19 @@
 //! any other, [`Kind::Table`], with the same address.
 
 mod arm64;
+mod el2;
 mod ept;
 mod npt;
 mod stage2;
 mod x86_64;
 
 pub use arm64::{
-    Arm64, Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide, MAIR,
+    Arm64, Arm64K4, Arm64K4Va39, Arm64K4Wide, Arm64K16, Arm64K16Va36, Arm64K16Va47, Arm64K16Wide,
+    Arm64K64, Arm64K64Va42, Arm64K64Wide, MAIR,
+};
+pub use el2::{
+    Arm64El2, Arm64El2K4, Arm64El2K4Wide, Arm64El2K16, Arm64El2K16Wide, Arm64El2K64,
+    Arm64El2K64Wide,
 };
 pub use ept::Ept;
 pub use npt::Npt;
@@ -371,14 +377,19 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Significant bits of an output address.
     const OUTPUT_BITS: u32;
     /// The two halves of the input space have a root each (arm64 stage 1), rather than sharing one (x86-64) or being one
-    /// (stage 2).
+    /// (stage 2, EL2).
     const HALVES: bool;
+    /// Input addresses are [signed](Address::SIGNED): there are such that start with ones. Stage 2 has none, nor has EL2 alone.
+    const SIGNED: bool = Self::Input::SIGNED;
     /// A leaf may be global. None of stage 2 is.
     const GLOBALS: bool = Self::Input::SIGNED;
     /// Which changes of a live entry need a break.
     const RULE: Rule;
     /// The bits of a leaf that [`Attrs::native`] may use.
     const NATIVE: u64;
+    /// Memory that is read, in attributes that the format can hold: a change is tried on it before it is made. EL2 alone has no
+    /// user.
+    const PLAIN: Attrs = Attrs::USER_RODATA;
     /// Descriptors of consecutive frames differ by the size of the frame inside an aligned range of this many bits;
     /// beyond it the address continues in other bits.
     const LINEAR_BITS: u32;
@@ -563,11 +574,11 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     }
 
     /// Whether `input` is an address that the format can translate: the bits above the input size all equal, and zero
-    /// where addresses are not [signed](Address::SIGNED). With [`HALVES`](Format::HALVES), the first bit above the input
+    /// where addresses are not [signed](Format::SIGNED). With [`HALVES`](Format::HALVES), the first bit above the input
     /// size selects the root; without, the last bit below is the sign.
     #[inline]
     fn is_canonical(input: u64) -> bool {
-        if !Self::Input::SIGNED {
+        if !Self::SIGNED {
             return input >> Self::INPUT_BITS == 0;
         }
         let bits = if Self::HALVES {

@@ -5,15 +5,15 @@
 //! Hardware reads a nested table as it reads any other of the host, and takes every access of a guest for one of a user
 //! (15.25.5): a page without U/S at all levels is out of the guest's reach, its kernel's as its user's. One bit for
 //! writing and one for executing serve both. The guest's own table walks are always writes. Memory types
-//! go through the host's PAT (15.25.8), which holds [`PAT`](super::PAT). The global bit and protection keys mean nothing
+//! go through the host's PAT (15.25.8), which is a parameter as of [`X86_64`](super::X86_64). The global bit and protection keys mean nothing
 //! here, and a guest-physical address is not signed.
 
-use super::{Attrs, Format, Inexpressible, Kind, Perms, X86_64, check_guest};
+use super::{Attrs, Format, Inexpressible, Kind, PAT, Perms, X86_64, check_guest};
 use crate::addr::{Ipa, Level, Pa};
 use crate::bbm::Rule;
 use crate::platform::Caps;
 
-/// Nested paging with `LEVELS` levels, 4 or 5, as the host has.
+/// Nested paging with `LEVELS` levels, 4 or 5, as the host has, and the host's `IA32_PAT`, which is `TYPES`.
 ///
 /// ```
 /// use tablewright::{Attrs, Format, Level, format::Npt};
@@ -22,7 +22,7 @@ use crate::platform::Caps;
 /// assert!(Npt::<4>::encode(&Attrs::KERNEL_DATA, Level::PAGE).is_err());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Npt<const LEVELS: u8>;
+pub struct Npt<const LEVELS: u8, const TYPES: u64 = PAT>;
 
 /// What the host's user may do, the guest may.
 fn guest(host: Perms) -> Perms {
@@ -32,7 +32,7 @@ fn guest(host: Perms) -> Perms {
 
 // SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
 // that valid entries and each other have not (3.); sizes are those of the manual (4.).
-unsafe impl<const LEVELS: u8> Format for Npt<LEVELS> {
+unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
     type Input = Ipa;
 
     const NAME: &'static str = match LEVELS {
@@ -42,7 +42,7 @@ unsafe impl<const LEVELS: u8> Format for Npt<LEVELS> {
     };
     const PAGE_SHIFT: u32 = 12;
     const LEVELS: u8 = LEVELS;
-    const INPUT_BITS: u32 = X86_64::<LEVELS>::INPUT_BITS;
+    const INPUT_BITS: u32 = X86_64::<LEVELS, TYPES>::INPUT_BITS;
     const OUTPUT_BITS: u32 = 52;
     const HALVES: bool = false;
     const RULE: Rule = Rule::X86;
@@ -50,17 +50,17 @@ unsafe impl<const LEVELS: u8> Format for Npt<LEVELS> {
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
-    const GRANTS: u64 = X86_64::<LEVELS>::GRANTS;
-    const SUSPENDED: u64 = X86_64::<LEVELS>::SUSPENDED;
-    const AWAKE: u64 = X86_64::<LEVELS>::AWAKE;
-    const ASLEEP: u64 = X86_64::<LEVELS>::ASLEEP;
-    const WAKING: u64 = X86_64::<LEVELS>::WAKING;
-    const FROZEN: u64 = X86_64::<LEVELS>::FROZEN;
-    const SURE_LEAF: Level = X86_64::<LEVELS>::SURE_LEAF;
+    const GRANTS: u64 = X86_64::<LEVELS, TYPES>::GRANTS;
+    const SUSPENDED: u64 = X86_64::<LEVELS, TYPES>::SUSPENDED;
+    const AWAKE: u64 = X86_64::<LEVELS, TYPES>::AWAKE;
+    const ASLEEP: u64 = X86_64::<LEVELS, TYPES>::ASLEEP;
+    const WAKING: u64 = X86_64::<LEVELS, TYPES>::WAKING;
+    const FROZEN: u64 = X86_64::<LEVELS, TYPES>::FROZEN;
+    const SURE_LEAF: Level = X86_64::<LEVELS, TYPES>::SURE_LEAF;
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {
-        X86_64::<LEVELS>::is_leaf_level(level)
+        X86_64::<LEVELS, TYPES>::is_leaf_level(level)
     }
 
     #[inline(always)]
@@ -70,22 +70,22 @@ unsafe impl<const LEVELS: u8> Format for Npt<LEVELS> {
 
     #[inline(always)]
     fn kind(entry: u64, level: Level) -> Kind {
-        X86_64::<LEVELS>::kind(entry, level)
+        X86_64::<LEVELS, TYPES>::kind(entry, level)
     }
 
     #[inline(always)]
     fn address_mask(level: Level) -> u64 {
-        X86_64::<LEVELS>::address_mask(level)
+        X86_64::<LEVELS, TYPES>::address_mask(level)
     }
 
     #[inline(always)]
     fn put_address(frame: Pa) -> u64 {
-        X86_64::<LEVELS>::put_address(frame)
+        X86_64::<LEVELS, TYPES>::put_address(frame)
     }
 
     #[inline(always)]
     fn address(entry: u64, level: Level) -> Pa {
-        X86_64::<LEVELS>::address(entry, level)
+        X86_64::<LEVELS, TYPES>::address(entry, level)
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
@@ -108,12 +108,12 @@ unsafe impl<const LEVELS: u8> Format for Npt<LEVELS> {
             perms: attrs.perms - Perms::EXEC,
             ..*attrs
         };
-        X86_64::<LEVELS>::encode(&host, level)
+        X86_64::<LEVELS, TYPES>::encode(&host, level)
     }
 
     #[inline]
     fn decode(entry: u64, level: Level) -> Attrs {
-        let host = X86_64::<LEVELS>::decode(entry, level);
+        let host = X86_64::<LEVELS, TYPES>::decode(entry, level);
         Attrs {
             perms: guest(host.perms),
             global: false,
@@ -124,32 +124,32 @@ unsafe impl<const LEVELS: u8> Format for Npt<LEVELS> {
 
     #[inline]
     fn effective(entry: u64, level: Level, denied: Perms) -> Perms {
-        guest(X86_64::<LEVELS>::effective(entry, level, denied))
+        guest(X86_64::<LEVELS, TYPES>::effective(entry, level, denied))
     }
 
     #[inline(always)]
     fn table(frame: Pa, deny: Perms) -> u64 {
-        X86_64::<LEVELS>::table(frame, deny)
+        X86_64::<LEVELS, TYPES>::table(frame, deny)
     }
 
     #[inline]
     fn denied(table: u64) -> Perms {
-        let host = X86_64::<LEVELS>::denied(table);
+        let host = X86_64::<LEVELS, TYPES>::denied(table);
         host | guest(host)
     }
 
     #[inline(always)]
     fn hardware_writes(leaf: u64, level: Level, caps: &Caps) -> bool {
-        X86_64::<LEVELS>::hardware_writes(leaf, level, caps)
+        X86_64::<LEVELS, TYPES>::hardware_writes(leaf, level, caps)
     }
 
     #[inline(always)]
     fn suspend(entry: u64) -> u64 {
-        X86_64::<LEVELS>::suspend(entry)
+        X86_64::<LEVELS, TYPES>::suspend(entry)
     }
 
     #[inline(always)]
     fn resume(suspended: u64) -> u64 {
-        X86_64::<LEVELS>::resume(suspended)
+        X86_64::<LEVELS, TYPES>::resume(suspended)
     }
 }

@@ -136,28 +136,24 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const HALVES: bool = false;
     const RULE: Rule = Rule::Arm;
     const NATIVE: u64 = NO_XS | PBHA;
-    const LINEAR_BITS: u32 = Arm64::<PAGE_SHIFT, WIDE>::LINEAR_BITS;
-    const CONTIGUOUS: u64 = Arm64::<PAGE_SHIFT, WIDE>::CONTIGUOUS;
+    const LINEAR_BITS: u32 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::LINEAR_BITS;
+    const CONTIGUOUS: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::CONTIGUOUS;
     const TABLES_RESTRICT: bool = false;
     const GRANTS: u64 = 0;
-    const SUSPENDED: u64 = Arm64::<PAGE_SHIFT, WIDE>::SUSPENDED;
+    const SUSPENDED: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::SUSPENDED;
     const AWAKE: u64 = VALID;
     const ASLEEP: u64 = ASLEEP;
     const WAKING: u64 = WAKING;
-    const FROZEN: u64 = Arm64::<PAGE_SHIFT, WIDE>::FROZEN;
+    const FROZEN: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::FROZEN;
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {
-        level.height() < Self::LEVELS && Arm64::<PAGE_SHIFT, WIDE>::is_leaf_level(level)
+        level.height() < Self::LEVELS && Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::is_leaf_level(level)
     }
 
     #[inline(always)]
     fn contiguous(level: Level) -> u32 {
-        // A run has to fit into the input space (D8.7.1).
-        match Arm64::<PAGE_SHIFT, WIDE>::contiguous(level) {
-            run if Self::shift(level) + run <= INPUT_BITS => run,
-            _ => 0,
-        }
+        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::contiguous(level)
     }
 
     #[inline(always)]
@@ -166,23 +162,23 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         if entry & marks == NOT_BLOCK | ASLEEP && level != Level::PAGE {
             return Kind::Table;
         }
-        Arm64::<PAGE_SHIFT, WIDE>::kind(entry, level)
+        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::kind(entry, level)
     }
 
     #[inline(always)]
     fn address_mask(level: Level) -> u64 {
-        Arm64::<PAGE_SHIFT, WIDE>::address_mask(level)
+        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::address_mask(level)
     }
 
     #[inline(always)]
     fn put_address(frame: Pa) -> u64 {
-        Arm64::<PAGE_SHIFT, WIDE>::put_address(frame)
+        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::put_address(frame)
     }
 
     #[inline(always)]
     fn address(entry: u64, level: Level) -> Pa {
         // A table that sleeps keeps its address where it was.
-        Arm64::<PAGE_SHIFT, WIDE>::address(entry | VALID, level)
+        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::address(entry | VALID, level)
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
@@ -314,11 +310,11 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn suspend(entry: u64) -> u64 {
-        Arm64::<PAGE_SHIFT, WIDE>::suspend(entry)
+        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::suspend(entry)
     }
 
     #[inline(always)]
     fn resume(suspended: u64) -> u64 {
-        Arm64::<PAGE_SHIFT, WIDE>::resume(suspended)
+        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::resume(suspended)
     }
 }

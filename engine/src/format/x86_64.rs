@@ -3,7 +3,11 @@
 //! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3A, chapter 5 (SDM); AMD64
 //! Architecture Programmer's Manual, volume 2, chapter 5.
 //!
-//! The embedder loads [`PAT`] into `IA32_PAT`, sets `EFER.NXE` and `CR0.WP`, and runs with `CR4.SMEP`: a user page
+//! A page holds an index into `IA32_PAT`. The format has the value of the register as a parameter, and finds the index of
+//! each type in it at compile time; what the register lacks is [inexpressible](Inexpressible). The default is
+//! [`PAT`]. Where two indices have one type, the first is encoded and both are decoded.
+//!
+//! The embedder loads [`X86_64::PAT`] of its format into `IA32_PAT`, sets `EFER.NXE` and `CR0.WP`, and runs with `CR4.SMEP`: a user page
 //! that is executable reads as executable by the user only, because that is what SMEP makes of it.
 
 use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
@@ -11,20 +15,26 @@ use crate::addr::{Level, Pa, Va};
 use crate::bbm::Rule;
 use crate::platform::Caps;
 
-/// The value of `IA32_PAT` that the memory types of this format refer to (SDM 13.12.2).
+/// The value of `IA32_PAT` that the memory types of this format refer to, unless it says another (SDM 13.12.2).
 ///
 /// Entries 0 to 7: write-back, write-combining, UC-, uncacheable, write-back, write-protected, UC-, write-through.
 pub const PAT: u64 = 0x0407_0506_0007_0106;
 
-/// x86-64 with `LEVELS` levels, 4 or 5.
+/// x86-64 with `LEVELS` levels, 4 or 5; `TYPES` is what `IA32_PAT` holds.
 ///
 /// ```
-/// use tablewright::{Attrs, Format, Level, Pa, format::X86_64};
+/// use tablewright::{Attrs, Format, Level, Memory, Pa, format::X86_64};
 /// let entry = X86_64::<4>::encode(&Attrs::KERNEL_TEXT, Level::PAGE).unwrap() | X86_64::<4>::put_address(Pa::new(0x1000));
 /// assert_eq!(entry, 0x1121); // present, accessed, global
+///
+/// // What a processor has after a reset: write-through at index 1, and nothing that combines writes.
+/// type Reset = X86_64<4, 0x0007_0406_0007_0406>;
+/// let of = |memory| Reset::encode(&Attrs::KERNEL_RODATA.with_memory(memory), Level::PAGE).ok();
+/// assert_eq!(of(Memory::WriteThrough).map(|bits| bits >> 3 & 3), Some(1));
+/// assert_eq!(of(Memory::NonCacheable), None);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct X86_64<const LEVELS: u8>;
+pub struct X86_64<const LEVELS: u8, const TYPES: u64 = PAT>;
 
 // SDM 5.5.4, tables of the formats of paging-structure entries.
 const PRESENT: u64 = 1 << 0;
@@ -48,9 +58,62 @@ const SUSPENDED: u64 = 1 << 58;
 const WAKING: u64 = 1 << 52;
 const FROZEN: u64 = 1 << 56 | ADDRESS;
 
+/// The first index of a memory type in `pat`; none of one that x86-64 lacks (SDM 13.12.2).
+const fn type_index(pat: u64, memory: Memory) -> Option<u64> {
+    let byte = match memory {
+        Memory::Normal => 6,
+        Memory::WriteThrough => 4,
+        Memory::NonCacheable => 1, // write-combining
+        Memory::Device => 0,
+        Memory::DeviceStrict | Memory::Tagged => return None,
+    };
+    // UC-, which an MTRR can make write-combining, where there is no uncacheable.
+    let bytes = pat.to_le_bytes();
+    let wanted = [byte, if byte == 0 { 7 } else { byte }];
+    let mut step = 0;
+    while step < 2 * bytes.len() {
+        if bytes[step % bytes.len()] == wanted[step / bytes.len()] {
+            return Some((step % bytes.len()) as u64);
+        }
+        step += 1;
+    }
+    None
+}
+
+impl<const LEVELS: u8, const TYPES: u64> X86_64<LEVELS, TYPES> {
+    /// What `IA32_PAT` holds.
+    ///
+    /// ```
+    /// use tablewright::format::{PAT, X86_64};
+    /// assert_eq!(X86_64::<4>::PAT, PAT);
+    /// ```
+    pub const PAT: u64 = TYPES;
+
+    /// What each index of it means.
+    const MEMORY: [Memory; 8] = {
+        let bytes = TYPES.to_le_bytes();
+        let mut types = [Memory::Normal; 8];
+        let mut index = 0;
+        while index < bytes.len() {
+            types[index] = match bytes[index] {
+                5 | 6 => Memory::Normal, // 5, write-protected: written past the caches
+                4 => Memory::WriteThrough,
+                1 => Memory::NonCacheable,
+                _ => Memory::Device, // 0, and 7 where no MTRR says otherwise
+            };
+            assert!(
+                type_index(TYPES, types[index]).is_some(),
+                "PAT has a type that is none of `Memory`, and not the one next to it"
+            );
+            index += 1;
+        }
+        types
+    };
+}
+
 // SAFETY: the index is the masked one of the trait (1.); the address of a table is its own field (2.); the marks are bits
 // that valid entries and each other have not (3.); sizes are those of the manual (4.).
-unsafe impl<const LEVELS: u8> Format for X86_64<LEVELS> {
+unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES> {
     type Input = Va;
 
     const NAME: &'static str = match LEVELS {
@@ -155,15 +218,16 @@ unsafe impl<const LEVELS: u8> Format for X86_64<LEVELS> {
                 "a native bit does not belong to the embedder",
             ));
         }
-        let (pat, pcd, pwt) = match attrs.memory {
-            Memory::Normal => (false, false, false),
-            Memory::NonCacheable => (false, false, true), // 1, write-combining
-            Memory::Device => (false, true, true),        // 3, uncacheable
-            Memory::WriteThrough => (true, true, true),   // 7
+        let index = match attrs.memory {
+            Memory::Normal => const { type_index(TYPES, Memory::Normal) },
+            Memory::NonCacheable => const { type_index(TYPES, Memory::NonCacheable) },
+            Memory::Device => const { type_index(TYPES, Memory::Device) },
+            Memory::WriteThrough => const { type_index(TYPES, Memory::WriteThrough) },
             Memory::DeviceStrict | Memory::Tagged => {
                 return Err(Inexpressible("x86-64 has no such memory type"));
             }
         };
+        let index = index.ok_or(Inexpressible("PAT has no such memory type"))?;
         let pat_bit = if level == Level::PAGE {
             SIZE_OR_PAT
         } else {
@@ -173,13 +237,13 @@ unsafe impl<const LEVELS: u8> Format for X86_64<LEVELS> {
         Ok(PRESENT
             | when(perms.contains(Perms::WRITE), WRITE)
             | when(user, USER)
-            | when(pwt, PWT)
-            | when(pcd, PCD)
+            | when(index & 1 != 0, PWT)
+            | when(index & 2 != 0, PCD)
             | when(attrs.accessed, ACCESSED)
             | when(attrs.dirty, DIRTY)
             | when(level != Level::PAGE, SIZE_OR_PAT)
             | when(attrs.global, GLOBAL)
-            | when(pat, pat_bit)
+            | when(index & 4 != 0, pat_bit)
             | when(!perms.intersects(Perms::ANY_EXEC), NO_EXECUTE)
             | u64::from(attrs.software) << SOFTWARE
             | attrs.native)
@@ -195,12 +259,7 @@ unsafe impl<const LEVELS: u8> Format for X86_64<LEVELS> {
         });
         Attrs {
             perms: Self::effective(entry, level, Perms::empty()),
-            memory: match (pat, has(PCD), has(PWT)) {
-                (false, false, true) => Memory::NonCacheable,
-                (_, true, false) | (false, true, true) => Memory::Device,
-                (true, true, true) => Memory::WriteThrough,
-                _ => Memory::Normal,
-            },
+            memory: Self::MEMORY[usize::from(pat) << 2 | (entry >> 3 & 3) as usize],
             shareability: Shareability::Inner,
             global: has(GLOBAL),
             accessed: has(ACCESSED),

@@ -15,6 +15,11 @@ use tablewright_walker::{DirtyState, Granule, Regime};
 /// A format under test, and what the walker calls it.
 pub trait Decoded: Format {
     const REGIME: Regime;
+    /// What `MAIR_EL1` or `IA32_PAT` holds.
+    const TYPES: u64 = match Self::RULE {
+        Rule::Arm => MAIR,
+        Rule::X86 => PAT,
+    };
 }
 
 /// One of stage 1: its addresses are virtual.
@@ -23,9 +28,10 @@ pub trait Judged: Decoded<Input = Va> {}
 impl<F: Decoded<Input = Va>> Judged for F {}
 
 macro_rules! judged {
-    ($($format:ty => $regime:expr;)*) => {
+    ($($format:ty => $regime:expr $(, $types:expr)?;)*) => {
         $(impl Decoded for $format {
             const REGIME: Regime = $regime;
+            $(const TYPES: u64 = $types;)?
         })*
     };
 }
@@ -37,6 +43,22 @@ judged! {
     Arm64K16Wide => Regime::Arm64Stage1 { granule: Granule::K16, wide: true };
     Arm64K64 => Regime::Arm64Stage1 { granule: Granule::K64, wide: false };
     Arm64K64Wide => Regime::Arm64Stage1 { granule: Granule::K64, wide: true };
+    Arm64<12, 33> => sized(Granule::K4, 33, false);
+    Arm64K4Va39 => sized(Granule::K4, 39, false);
+    Arm64<12, 48, true> => sized(Granule::K4, 48, true);
+    Arm64K16Va36 => sized(Granule::K16, 36, false);
+    Arm64<14, 44, true> => sized(Granule::K16, 44, true);
+    Arm64K16Va47 => sized(Granule::K16, 47, false);
+    Arm64<16, 28> => sized(Granule::K64, 28, false);
+    Arm64K64Va42 => sized(Granule::K64, 42, false);
+    Arm64El2<12, 39> => el2(Granule::K4, 39, false);
+    Arm64El2K4 => el2(Granule::K4, 48, false);
+    Arm64El2K16Wide => el2(Granule::K16, 52, true);
+    Arm64El2<16, 42> => el2(Granule::K64, 42, false);
+    Arm64<12, 48, false, OTHER_MAIR> => sized(Granule::K4, 48, false), OTHER_MAIR;
+    Arm64El2<14, 47, false, OTHER_MAIR> => el2(Granule::K16, 47, false), OTHER_MAIR;
+    X86_64<4, RESET_PAT> => Regime::X86_64 { levels: 4 }, RESET_PAT;
+    Npt<4, RESET_PAT> => Regime::Npt { levels: 4 }, RESET_PAT;
     X86_64<4> => Regime::X86_64 { levels: 4 };
     X86_64<5> => Regime::X86_64 { levels: 5 };
     Stage2<12, 40> => stage2(Granule::K4, 40, false, false);
@@ -50,6 +72,28 @@ judged! {
     Ept<5, true> => Regime::Ept { levels: 5, mode_based: true };
     Npt<4> => Regime::Npt { levels: 4 };
     Npt<5> => Regime::Npt { levels: 5 };
+}
+
+/// From index 0: a device without early acknowledgement, a device, non-cacheable, normal, and normal again without a hint to
+/// allocate; no write-through and no tags.
+pub const OTHER_MAIR: u64 = 0x0000_00cc_ff44_0400;
+/// What a processor has after a reset (SDM vol. 3A 13.12.2): nothing that combines writes.
+pub const RESET_PAT: u64 = 0x0007_0406_0007_0406;
+
+const fn sized(granule: Granule, input_bits: u8, wide: bool) -> Regime {
+    Regime::Arm64Stage1Sized {
+        granule,
+        input_bits,
+        wide,
+    }
+}
+
+const fn el2(granule: Granule, input_bits: u8, wide: bool) -> Regime {
+    Regime::Arm64El2 {
+        granule,
+        input_bits,
+        wide,
+    }
 }
 
 const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back: bool) -> Regime {
@@ -69,6 +113,45 @@ pub fn is_arm<F: Format>() -> bool {
 /// Whether the format is one of stage 2.
 pub fn is_guest<F: Format>() -> bool {
     !F::Input::SIGNED
+}
+
+/// Whether the format is that of EL2 alone, which has no user.
+pub fn is_el2<F: Decoded>() -> bool {
+    matches!(F::REGIME, Regime::Arm64El2 { .. })
+}
+
+/// Makes a module of tests for each format of arm64 stage 1 that has another input size, and for those of EL2 alone.
+#[macro_export]
+macro_rules! for_each_other_format {
+    ($($test:ident),* $(,)?) => {
+        $crate::for_each_guest_format!(@ [$($test),*]
+            arm64_4k_33 => tablewright::format::Arm64<12, 33>;
+            arm64_4k_39 => tablewright::format::Arm64K4Va39;
+            arm64_4k_48_wide => tablewright::format::Arm64<12, 48, true>;
+            arm64_16k_36 => tablewright::format::Arm64K16Va36;
+            arm64_16k_44_wide => tablewright::format::Arm64<14, 44, true>;
+            arm64_16k_47 => tablewright::format::Arm64K16Va47;
+            arm64_64k_28 => tablewright::format::Arm64<16, 28>;
+            arm64_64k_42 => tablewright::format::Arm64K64Va42;
+            el2_4k_39 => tablewright::format::Arm64El2<12, 39>;
+            el2_4k => tablewright::format::Arm64El2K4;
+            el2_16k_wide => tablewright::format::Arm64El2K16Wide;
+            el2_64k_42 => tablewright::format::Arm64El2<16, 42>;
+        );
+    };
+}
+
+/// Makes a module of tests for formats that have their memory types by other indices.
+#[macro_export]
+macro_rules! for_each_format_of_other_types {
+    ($($test:ident),* $(,)?) => {
+        $crate::for_each_guest_format!(@ [$($test),*]
+            arm64_other_mair => tablewright::format::Arm64<12, 48, false, { $crate::common::OTHER_MAIR }>;
+            el2_other_mair => tablewright::format::Arm64El2<14, 47, false, { $crate::common::OTHER_MAIR }>;
+            x86_64_other_pat => tablewright::format::X86_64<4, { $crate::common::RESET_PAT }>;
+            npt_other_pat => tablewright::format::Npt<4, { $crate::common::RESET_PAT }>;
+        );
+    };
 }
 
 /// Makes a module of tests for each format of stage 1.
@@ -245,7 +328,7 @@ impl Stretches {
 pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
     let mut found = Stretches::default();
     for half in [walker::Half::Lower, walker::Half::Upper] {
-        if matches!(F::REGIME, Regime::Arm64Stage1 { .. }) && half == walker::Half::Upper {
+        if F::HALVES && half == walker::Half::Upper {
             continue;
         }
         let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
@@ -253,7 +336,7 @@ pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
             let mapped = Mapped {
                 size: leaf.size,
                 pa: leaf.pa,
-                attrs: words(F::REGIME, leaf),
+                attrs: words::<F>(leaf),
             };
             found.add(leaf.va, mapped);
             ControlFlow::Continue(())
@@ -264,7 +347,8 @@ pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
 }
 
 /// The attributes of a leaf that the walker decoded.
-pub fn words(regime: Regime, leaf: &walker::Leaf) -> Attrs {
+pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
+    let regime = F::REGIME;
     let mut perms = Perms::empty();
     let (kernel, user) = (leaf.access.privileged, leaf.access.user);
     perms.set(Perms::READ, kernel.read);
@@ -281,11 +365,11 @@ pub fn words(regime: Regime, leaf: &walker::Leaf) -> Attrs {
     };
     perms.set(Perms::WRITE, write);
     // In stage 2 both write alike, and what they may read does not come into it.
-    let stage_1 = matches!(regime, Regime::Arm64Stage1 { .. } | Regime::X86_64 { .. });
+    let stage_1 = !is_guest::<F>();
     perms.set(Perms::USER_WRITE, write && (user.read || !stage_1));
     let memory = match regime {
-        Regime::Arm64Stage1 { .. } => {
-            match (tablewright::format::MAIR >> (8 * leaf.memory)) & 0xff {
+        Regime::Arm64Stage1 { .. } | Regime::Arm64Stage1Sized { .. } | Regime::Arm64El2 { .. } => {
+            match (F::TYPES >> (8 * leaf.memory)) & 0xff {
                 0xff => Memory::Normal,
                 0x04 => Memory::Device,
                 0x44 => Memory::NonCacheable,
@@ -296,7 +380,7 @@ pub fn words(regime: Regime, leaf: &walker::Leaf) -> Attrs {
             }
         }
         Regime::X86_64 { .. } | Regime::Npt { .. } => {
-            of_x86((tablewright::format::PAT >> (8 * leaf.memory)) & 0xff)
+            of_x86((F::TYPES >> (8 * leaf.memory)) & 0xff)
         }
         Regime::Ept { .. } => of_x86(u64::from(leaf.memory)),
         // MemAttr: outer and inner alike, or a device; with forced write-back a type by itself.
@@ -316,7 +400,10 @@ pub fn words(regime: Regime, leaf: &walker::Leaf) -> Attrs {
         perms -= Perms::EXEC;
     }
     let software = match regime {
-        Regime::Arm64Stage1 { .. } | Regime::Arm64Stage2 { .. } => leaf.software >> 1,
+        Regime::Arm64Stage1 { .. }
+        | Regime::Arm64Stage1Sized { .. }
+        | Regime::Arm64El2 { .. }
+        | Regime::Arm64Stage2 { .. } => leaf.software >> 1,
         Regime::X86_64 { .. } | Regime::Npt { .. } => leaf.software & 7,
         // Bits 54:52, of which the walker knows five, above bit 11.
         Regime::Ept { .. } => leaf.software >> 1 & 7,

@@ -62,9 +62,11 @@ impl Boots {
             },
             Regime::X86_64 { levels: 5 } => boot::<X86_64<5>>(&machine, step.way, plan),
             Regime::X86_64 { .. } => boot::<X86_64<4>>(&machine, step.way, plan),
-            Regime::Arm64Stage2 { .. } | Regime::Ept { .. } | Regime::Npt { .. } => {
-                Err(super::machine::NOT_STAGE_1.to_owned())
-            }
+            Regime::Arm64Stage1Sized { .. }
+            | Regime::Arm64El2 { .. }
+            | Regime::Arm64Stage2 { .. }
+            | Regime::Ept { .. }
+            | Regime::Npt { .. } => Err(super::machine::NOT_STAGE_1.to_owned()),
         };
         self.memory = Some(machine.into_memory());
         ran.map_err(failed)

@@ -137,7 +137,12 @@ pub fn format_of(profile: &Profile) -> Result<Format, Error> {
             Granule::K4,
             if levels == 5 { 57 } else { 48 },
         ),
-        Regime::Arm64Stage2 { .. } | Regime::Ept { .. } | Regime::Npt { .. } => {
+        // No profile has another size of input, or EL2.
+        Regime::Arm64Stage1Sized { .. }
+        | Regime::Arm64El2 { .. }
+        | Regime::Arm64Stage2 { .. }
+        | Regime::Ept { .. }
+        | Regime::Npt { .. } => {
             return Err(Error::Usage(NOT_STAGE_1.to_owned()));
         }
     };

@@ -47,6 +47,40 @@ const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back:
     }
 }
 
+const fn sized(granule: Granule, input_bits: u8, wide: bool) -> Regime {
+    Regime::Arm64Stage1Sized {
+        granule,
+        input_bits,
+        wide,
+    }
+}
+
+/// From level 1, with 8 entries: fewer than a run has.
+pub const P4: Regime = sized(Granule::K4, 33, false);
+/// From level 1.
+pub const P4V: Regime = sized(Granule::K4, 39, false);
+/// From level 2.
+pub const P16: Regime = sized(Granule::K16, 36, false);
+/// From level 1.
+pub const P16W: Regime = sized(Granule::K16, 44, true);
+/// From level 2.
+pub const P64: Regime = sized(Granule::K64, 42, false);
+/// From level 3, with 4096 entries.
+pub const P64L: Regime = sized(Granule::K64, 28, false);
+
+const fn el2(granule: Granule, input_bits: u8, wide: bool) -> Regime {
+    Regime::Arm64El2 {
+        granule,
+        input_bits,
+        wide,
+    }
+}
+
+pub const H4: Regime = el2(Granule::K4, 48, false);
+pub const H16W: Regime = el2(Granule::K16, 52, true);
+/// From level 2.
+pub const H64: Regime = el2(Granule::K64, 42, false);
+
 /// From level 1.
 pub const S4: Regime = stage2(Granule::K4, 40, false, false);
 /// From level 0.
@@ -72,9 +106,34 @@ pub const E5: Regime = Regime::Ept {
 pub const N4: Regime = Regime::Npt { levels: 4 };
 pub const N5: Regime = Regime::Npt { levels: 5 };
 
-pub const REGIMES: [Regime; 19] = [
-    A4, A4W, A16, A16W, A64, A64W, X4, X5, S4, S4F, S4W, S16, S16W, S64, S64W, E4, E5, N4, N5,
+pub const REGIMES: [Regime; 28] = [
+    A4, A4W, A16, A16W, A64, A64W, P4, P4V, P16, P16W, P64, P64L, H4, H16W, H64, X4, X5, S4, S4F,
+    S4W, S16, S16W, S64, S64W, E4, E5, N4, N5,
 ];
+
+/// The regime whose rows hold for this one as well, at the levels that it has: descriptors of stage 1 do not know how large
+/// the input space is, but for a run that is larger.
+pub const fn rows_of(regime: Regime) -> Regime {
+    match regime {
+        Regime::Arm64Stage1Sized { granule, wide, .. } => arm64(granule, wide),
+        Regime::Arm64El2 {
+            granule: Granule::K4,
+            wide: false,
+            ..
+        } => H4,
+        regime => regime,
+    }
+}
+
+/// Whether a row holds for a regime.
+pub fn holds(&(of, level, raw, _): &Row, regime: Regime) -> bool {
+    if of == regime {
+        return true;
+    }
+    of == rows_of(regime)
+        && level >= regime.start_level()
+        && (raw & 1 << 52 == 0 || of.run_entries(level) == regime.run_entries(level))
+}
 
 const NO_BLOCK: &str = "reserved: a block descriptor";
 const RES0_LEAF: &str = "reserved: a RES0 bit below or above";
@@ -83,6 +142,8 @@ const RES0_CONT: &str = "reserved: the Contiguous bit";
 const SH_01: &str = "reserved: SH is 01";
 const LARGE: &str = "reserved: a reserved bit below the address of a large page";
 const PS: &str = "reserved: PS";
+const ONE_EL: &str = "reserved: AP[1] is RES1";
+const NO_EL0: &str = "reserved: nG or PXN";
 const TYPE: &str = "reserved: a reserved memory type";
 const W_NOT_R: &str = "reserved: an entry that can be written and not read";
 const EPT_TABLE: &str = "reserved: a reserved bit of a table entry";
@@ -367,6 +428,69 @@ pub const ROWS: &[Row] = &[
     (X5, 1, 0x0000_0000_0040_0063, "0x400000 4K rwx/--- n m0 s- A D sw0 k0"),
     (X5, 1, 0x2a00_0000_0040_0a8d, "0x400000 4K r-x/r-x n m5 s- - - sw105 k5"),
     (X5, 1, 0x0000_0000_0040_0062, "invalid"),
+
+    // EL2 by itself, 4 KiB, 48 bits: XN (54), AP[2] (7); AP[1] (6) is one, PXN (53) and nG (11) are zero.
+    (H4, 3, 0x0000_0000_4000_0743, "0x40000000 4K rwx/--- G m0 s3 A - sw0 k0"),
+    (H4, 3, 0x0000_0000_4000_07c3, "0x40000000 4K r-x/--- G m0 s3 A ro sw0 k0"),
+    (H4, 3, 0x0040_0000_4000_0743, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k0"),
+    (H4, 3, 0x0040_0000_4000_07c3, "0x40000000 4K r--/--- G m0 s3 A ro sw0 k0"),
+    (H4, 3, 0x0040_0000_4000_0703, ONE_EL),
+    (H4, 3, 0x0060_0000_4000_0743, NO_EL0),
+    (H4, 3, 0x0040_0000_4000_0f43, NO_EL0),
+    (H4, 3, 0x0048_0000_4000_07c3, "0x40000000 4K r--/--- G m0 s3 A dbm+ro sw0 k0"),
+    (H4, 3, 0x07c0_0000_4000_0347, "0x40000000 4K rw-/--- G m1 s3 - - swf k0"),
+    (H4, 3, 0x7840_0000_4000_0743, "0x40000000 4K rw-/--- G m0 s3 A - sw0 kf"),
+    (H4, 3, 0x0044_0000_4000_0763, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k0 gp ns"),
+    (H4, 3, 0x0050_0000_4000_0743, "0x40000000 4Kx16 rw-/--- G m0 s3 A - sw0 k0"),
+    (H4, 3, 0x0040_0000_4000_0543, SH_01),
+    (H4, 3, 0x0040_0000_4000_0741, NO_BLOCK),
+    (H4, 3, 0x0040_0000_4000_0742, "invalid"),
+    (H4, 2, 0x0000_0000_8020_0741, "0x80200000 2M rwx/--- G m0 s3 A - sw0 k0"),
+    (H4, 1, 0x0050_0004_0000_0741, "0x400000000 1Gx16 rw-/--- G m0 s3 A - sw0 k0"),
+    (H4, 1, 0x0040_0001_6000_0741, RES0_LEAF),
+    (H4, 0, 0x0040_0080_0000_0741, NO_BLOCK),
+    // XNTable (60), APTable[1] (62); PXNTable (59) and APTable[0] (61) are zero; 58:51 and 11:2 are ignored.
+    (H4, 2, 0x0000_0000_8765_4003, "table 0x87654000"),
+    (H4, 2, 0x07f8_0000_8765_4fff, "table 0x87654000"),
+    (H4, 2, 0x1000_0000_8765_4003, "table 0x87654000 --x/---"),
+    (H4, 1, 0x4000_0000_8765_4003, "table 0x87654000 -w-/---"),
+    (H4, 0, 0x5000_ffff_ffff_f003, "table 0xfffffffff000 -wx/---"),
+    (H4, 2, 0x0800_0000_8765_4003, RES0_TABLE),
+    (H4, 2, 0x2000_0000_8765_4003, RES0_TABLE),
+    (H4, 1, 0x0004_0000_8765_4003, RES0_TABLE),
+
+    // The same, 16 KiB, LPA2: address bits 51:50 in bits 9:8, no SH.
+    (H16W, 3, 0x0040_0000_4000_4443, "0x40004000 16K rw-/--- G m0 s- A - sw0 k0"),
+    (H16W, 3, 0x0000_0000_4000_4543, "0x4000040004000 16K rwx/--- G m0 s- A - sw0 k0"),
+    (H16W, 3, 0x0050_0000_4020_0443, "0x40200000 16Kx128 rw-/--- G m0 s- A - sw0 k0"),
+    (H16W, 3, 0x0040_0000_4000_4403, ONE_EL),
+    (H16W, 3, 0x0040_0000_4000_5443, RES0_LEAF),
+    (H16W, 3, 0x0040_0000_4000_4442, "invalid"),
+    (H16W, 2, 0x0040_0000_4200_0441, "0x42000000 32M rw-/--- G m0 s- A - sw0 k0"),
+    (H16W, 1, 0x0000_0010_0000_04c1, "0x1000000000 64G r-x/--- G m0 s- A ro sw0 k0"),
+    (H16W, 1, 0x0010_0010_0000_0441, RES0_CONT),
+    (H16W, 0, 0x0000_0000_0000_4003, "table 0x4000"),
+    (H16W, 1, 0x1000_0000_0000_4103, "table 0x4000000004000 --x/---"),
+    (H16W, 2, 0x4000_0000_0000_4003, "table 0x4000 -w-/---"),
+    (H16W, 2, 0x0800_0000_0000_4003, RES0_TABLE),
+
+    // The same, 64 KiB, 42 bits: from level 2.
+    (H64, 3, 0x0040_0000_4001_0743, "0x40010000 64K rw-/--- G m0 s3 A - sw0 k0"),
+    (H64, 3, 0x0050_0000_4020_0743, "0x40200000 64Kx32 rw-/--- G m0 s3 A - sw0 k0"),
+    (H64, 3, 0x0040_0000_4001_1743, RES0_LEAF),
+    (H64, 3, 0x0060_0000_4001_0743, NO_EL0),
+    (H64, 3, 0, "invalid"),
+    (H64, 2, 0x0040_0000_2000_0741, "0x20000000 512M rw-/--- G m0 s3 A - sw0 k0"),
+    (H64, 2, 0x0010_0004_0000_0741, "0x400000000 512Mx32 rwx/--- G m0 s3 A - sw0 k0"),
+    (H64, 2, 0x0000_0000_0001_0003, "table 0x10000"),
+    (H64, 2, 0x1000_0000_0001_0003, "table 0x10000 --x/---"),
+    (H64, 2, 0x4000_0000_0001_0003, "table 0x10000 -w-/---"),
+    (H64, 2, 0x0000_0000_0001_1003, RES0_TABLE),
+
+    // Where the first table has fewer entries than a run, there are no runs in it.
+    (P4, 1, 0x0060_0001_4000_0701, "0x140000000 1G rw-/--- G m0 s3 A - sw0 k0"),
+    (P4, 1, 0x0070_0004_0000_0701, RES0_CONT),
+    (P4, 2, 0x0070_0000_8200_0701, "0x82000000 2Mx16 rw-/--- G m0 s3 A - sw0 k0"),
 
     // arm64 stage 2, 4 KiB, 48 bits. Permissions of a page: XN (54:53), S2AP (7:6).
     (S4, 3, 0x0000_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 k0"),
@@ -667,6 +791,12 @@ pub const UNDER: &[Under] = &[
     (A16W, &[0x4000_0000_0000_4003], 1, 0x0000_0010_0000_0441, "r-x/r-x"),
     (A64, &[0x1000_0000_0001_0003, 0x4000_0000_0001_0003], 3, 0x0000_0000_4001_0443, "r-x/r--"),
     (A64W, &[0x0800_0000_0001_0003], 2, 0x0000_0000_2000_0401, "rw-/--x"),
+    // XNTable and APTable[1] at EL2 by itself.
+    (H4, &[0x0000_0000_0000_1003], 3, 0x0000_0000_4000_0443, "rwx/---"),
+    (H4, &[0x1000_0000_0000_1003, 0x0000_0000_0000_2003], 3, 0x0000_0000_4000_0443, "rw-/---"),
+    (H4, &[0x1000_0000_0000_1003, 0x4000_0000_0000_2003], 2, 0x0000_0000_4000_0441, "r--/---"),
+    (H16W, &[0x4000_0000_0000_4003], 1, 0x0000_0010_0000_0441, "r-x/---"),
+    (H64, &[0x4000_0000_0001_0003], 3, 0x0040_0000_4001_0443, "r--/---"),
     // A right of x86-64 is one that every level grants.
     (X4, &[0x1007, 0x2007, 0x3007], 1, 0x0000_0000_4000_0007, "rwx/rwx"),
     (X4, &[0x1007, 0x2007, 0x3007], 1, 0x0000_0000_4000_0001, "r-x/---"),
@@ -717,6 +847,10 @@ pub const WRITTEN: &[Written] = &[
     (A4W, 3, 0x0068_0000_4000_0383, Some(0x0068_0000_4000_0783), Some(0x0068_0000_4000_0303)),
     (A16, 2, 0x0008_0000_4200_0381, Some(0x0008_0000_4200_0781), Some(0x0008_0000_4200_0301)),
     (A64W, 1, 0x0008_0400_0000_f381, Some(0x0008_0400_0000_f781), Some(0x0008_0400_0000_f301)),
+    (H4, 3, 0x0048_0000_4000_03c3, Some(0x0048_0000_4000_07c3), Some(0x0048_0000_4000_0343)),
+    (H4, 3, 0x0040_0000_4000_07c3, None, None),
+    (H16W, 2, 0x0008_0000_4200_00c1, Some(0x0008_0000_4200_04c1), Some(0x0008_0000_4200_0041)),
+    (H64, 3, 0x0048_0000_4001_07c3, None, Some(0x0048_0000_4001_0743)),
     // Not what translates nothing, nor a table: there the bits are ignored.
     (A4, 3, 0x0068_0000_4000_0382, None, None),
     (A4, 3, 0x0068_0000_4000_0381, None, None),
@@ -826,12 +960,13 @@ pub fn means(&(regime, level, raw, line): &Row) -> Means {
                     shareability: (shareability != "s-").then(|| hex("s", shareability) as u8),
                     accessed: either(accessed, "A", "-"),
                     dirty: match regime {
-                        Regime::Arm64Stage1 { .. } | Regime::Arm64Stage2 { .. } => {
-                            DirtyState::Arm64 {
-                                dbm: matches!(dirty, "dbm" | "dbm+ro"),
-                                read_only: matches!(dirty, "ro" | "dbm+ro"),
-                            }
-                        }
+                        Regime::Arm64Stage1 { .. }
+                        | Regime::Arm64Stage1Sized { .. }
+                        | Regime::Arm64El2 { .. }
+                        | Regime::Arm64Stage2 { .. } => DirtyState::Arm64 {
+                            dbm: matches!(dirty, "dbm" | "dbm+ro"),
+                            read_only: matches!(dirty, "ro" | "dbm+ro"),
+                        },
                         _ => DirtyState::X86_64 {
                             dirty: either(dirty, "D", "-"),
                         },

@@ -145,11 +145,12 @@ macro_rules! set_up {
 }
 
 set_up!(
-    /// Says how tables of EL1 are read: [`MAIR`](crate::format::MAIR), and [`tcr_el1`](super::tcr_el1).
+    /// Says how tables of EL1 are read: [`MAIR`](super::Translation::MAIR), and [`tcr_el1`](super::tcr_el1).
     set_up_el1, mair "mair_el1", tcr "tcr_el1"
 );
 set_up!(
-    /// Says how tables of EL2 are read: [`MAIR`](crate::format::MAIR), and `TCR_EL2`.
+    /// Says how tables of EL2 are read: [`MAIR`](super::Translation::MAIR), and [`tcr_el2`](super::tcr_el2), or with
+    /// `HCR_EL2.E2H` set [`tcr_el1`](super::tcr_el1).
     set_up_el2, mair "mair_el2", tcr "tcr_el2"
 );
 set_up!(

@@ -4,8 +4,9 @@
 //!
 //! | what is translated | format | [`Regime`](crate::shootdown::arm64::Regime) | registers |
 //! |---|---|---|---|
-//! | EL1 and EL0 | [`Arm64`](crate::format::Arm64) | `El1` | [`ttbr`] for each half, [`tcr_el1`], [`MAIR`](crate::format::MAIR) |
-//! | EL2 and EL0 (VHE: `HCR_EL2.E2H` and `TGE` are set) | the same | the same, with the same names of registers and instructions (D8.1) | the same |
+//! | EL1 and EL0 | [`Arm64`](crate::format::Arm64) | `El1` | [`ttbr`] for each half, [`tcr_el1`], [`Translation::MAIR`] |
+//! | EL2 and EL0 (VHE: `HCR_EL2.E2H` and `TGE` are set) | the same | the same, with the same names of registers and instructions (D8.1) | the same: `TCR_EL2` has the fields of `TCR_EL1` |
+//! | EL2 (`HCR_EL2.E2H` is clear) | [`Arm64El2`](crate::format::Arm64El2) | `El2` | [`ttbr`] for `TTBR0_EL2`, [`tcr_el2`], [`Translation::MAIR`] |
 //! | a guest | [`Stage2`](crate::format::Stage2) | `Stage2` | [`ttbr`] for `VTTBR_EL2`, [`vtcr_el2`] |
 //!
 //! An embedder keeps a [`Cpu`] for each of the trees that it has, and hands the two functions of its
@@ -22,7 +23,7 @@ pub use execute::{
     set_up_el2, set_up_stage2,
 };
 pub use ids::Ids;
-pub use registers::{Translation, Unsupported, tcr_el1, ttbr, vtcr_el2};
+pub use registers::{Translation, Unsupported, tcr_el1, tcr_el2, ttbr, vtcr_el2};
 
 use crate::flush::Invalidation;
 #[cfg(target_arch = "aarch64")]

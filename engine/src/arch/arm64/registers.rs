@@ -4,7 +4,7 @@ use core::fmt;
 
 use super::Ids;
 use crate::addr::Pa;
-use crate::format::{Arm64, Format, Stage2};
+use crate::format::{Arm64, Arm64El2, Format, Stage2};
 use crate::platform::Caps;
 use crate::shootdown::arm64::Regime;
 
@@ -16,15 +16,41 @@ pub trait Translation: Format + sealed::Sealed {
     const REGIME: Regime;
     /// `HCR_EL2.FWB` is set.
     const FORCED: bool = false;
+    /// What `MAIR_EL1` holds, or `MAIR_EL2`; nothing where memory types stand in the descriptor.
+    ///
+    /// ```
+    /// use tablewright::arch::arm64::Translation;
+    /// use tablewright::format::{Arm64, Arm64K4, MAIR};
+    /// assert_eq!(Arm64K4::MAIR, MAIR);
+    /// assert_eq!(<Arm64<12, 48, false, 0x44ff>>::MAIR, 0x44ff);
+    /// ```
+    const MAIR: u64 = 0;
 }
 
 mod sealed {
     pub trait Sealed {}
 }
 
-impl<const PAGE_SHIFT: u32, const WIDE: bool> sealed::Sealed for Arm64<PAGE_SHIFT, WIDE> {}
-impl<const PAGE_SHIFT: u32, const WIDE: bool> Translation for Arm64<PAGE_SHIFT, WIDE> {
+impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64>
+    sealed::Sealed for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+{
+}
+impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64> Translation
+    for Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+{
     const REGIME: Regime = Regime::El1;
+    const MAIR: u64 = TYPES;
+}
+
+impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64>
+    sealed::Sealed for Arm64El2<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+{
+}
+impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64> Translation
+    for Arm64El2<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
+{
+    const REGIME: Regime = Regime::El2;
+    const MAIR: u64 = TYPES;
 }
 
 impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const FORCED: bool>
@@ -116,14 +142,14 @@ const fn output_size<F: Translation>(ids: &Ids) -> u64 {
 }
 
 /// `TCR_EL1` where TTBR0 has tables of format `L` and TTBR1 of format `U` (D19.2 TCR_EL1). With `HCR_EL2.E2H` set,
-/// `TCR_EL2` has the same fields.
+/// `TCR_EL2` has the same fields, and this is its value, too; without, it is [`tcr_el2`].
 ///
 /// Walks are write-back cacheable and inner shareable, the ASID is that in TTBR0, and hardware sets the flags that `caps`
 /// names.
 ///
 /// # Errors
-/// What the processor lacks; or that one bit, DS, cannot say two things: with 4 and 16 KiB either both halves are
-/// wide or none.
+/// What the processor lacks; or that one register cannot say two things: with 4 and 16 KiB either both halves are
+/// wide or none, which is DS, and both have their memory types from one `MAIR_EL1`.
 ///
 /// ```
 /// use tablewright::arch::arm64::{Ids, tcr_el1};
@@ -135,6 +161,9 @@ const fn output_size<F: Translation>(ids: &Ids) -> u64 {
 pub fn tcr_el1<L: Translation, U: Translation>(ids: &Ids, caps: &Caps) -> Result<u64, Unsupported> {
     if !matches!((L::REGIME, U::REGIME), (Regime::El1, Regime::El1)) {
         return Err(Unsupported("TCR_EL1 is of stage 1 of EL1"));
+    }
+    if L::MAIR != U::MAIR {
+        return Err(Unsupported("MAIR_EL1 is one register for both halves"));
     }
     ids.check::<L>()?;
     ids.check::<U>()?;
@@ -165,6 +194,31 @@ fn flags(ids: &Ids, caps: &Caps, low: u32) -> u64 {
     let access = caps.hardware_access && ids.has_access_flag();
     let dirty = access && caps.hardware_dirty && ids.has_dirty_state();
     u64::from(access) << low | u64::from(dirty) << (low + 1)
+}
+
+/// `TCR_EL2` with `HCR_EL2.E2H` clear, for tables of format `F` (D19.2 TCR_EL2); with it set, it is [`tcr_el1`].
+///
+/// # Errors
+/// What the processor lacks.
+///
+/// ```
+/// use tablewright::arch::arm64::{Ids, tcr_el2};
+/// use tablewright::{Caps, format::Arm64El2};
+/// let ids = Ids { isar0: 0, mmfr0: 0x25, mmfr1: 0, mmfr2: 0 };
+/// // T0SZ 25; 4 KiB; 48 bits out; bits 31 and 23 are one.
+/// assert_eq!(tcr_el2::<Arm64El2<12, 39>>(&ids, &ids.caps()), Ok(0x8085_3519));
+/// ```
+pub fn tcr_el2<F: Translation>(ids: &Ids, caps: &Caps) -> Result<u64, Unsupported> {
+    if !matches!(F::REGIME, Regime::El2) {
+        return Err(Unsupported("TCR_EL2 without VHE is of stage 1 of EL2"));
+    }
+    ids.check::<F>()?;
+    Ok(lower::<F>()
+        | output_size::<F>(ids) << 16
+        | flags(ids, caps, 21)
+        | 1 << 23 // RES1
+        | 1 << 31 // RES1
+        | u64::from(is_lpa2::<F>()) << 32)
 }
 
 /// `VTCR_EL2` for a guest whose tables are of format `F` (D19.2 VTCR_EL2).
@@ -201,7 +255,8 @@ pub fn vtcr_el2<F: Translation>(ids: &Ids, caps: &Caps) -> Result<u64, Unsupport
         | u64::from(is_lpa2::<F>()) << 32)
 }
 
-/// What TTBR0, TTBR1, or VTTBR holds (D19.2 TTBR0_EL1): the root, and the ASID or VMID under which it is loaded.
+/// What TTBR0, TTBR1, or VTTBR holds (D19.2 TTBR0_EL1): the root, and the ASID or VMID under which it is loaded. That of
+/// EL2 alone has none.
 ///
 /// `common` is CnP, for processors [that have it](Ids::has_common): all that set it have loaded the same tables under the
 /// same identifiers, and may share what they remember. An identifier must then mean the same on all of them.
@@ -231,7 +286,10 @@ pub fn ttbr<F: Translation>(root: Pa, id: u16, common: bool) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64, Arm64K64Wide};
+    use crate::format::{
+        Arm64K4, Arm64K4Va39, Arm64K4Wide, Arm64K16, Arm64K16Va36, Arm64K16Va47, Arm64K16Wide,
+        Arm64K64, Arm64K64Va42, Arm64K64Wide, MAIR,
+    };
 
     /// All granules with 52 bits, 52 bits of physical addresses, 16 of identifiers, both flags, forced write-back.
     const ALL: Ids = Ids {
@@ -294,9 +352,69 @@ mod tests {
             tcr_el1::<Arm64K64, Arm64K4Wide>(&ALL, &none),
             Ok(0x0800_0016_b50c_7510)
         );
+        // T0SZ and T1SZ: 64 less the bits of an input address.
+        assert_eq!(
+            tcr_el1::<Arm64K4Va39, Arm64K16Va36>(&ALL, &none),
+            Ok(0x15_751c_3519)
+        );
+        assert_eq!(
+            tcr_el1::<Arm64K64Va42, Arm64K16Va47>(&ALL, &none),
+            Ok(0x15_7511_7516)
+        );
+        assert_eq!(
+            tcr_el1::<Arm64<12, 25>, Arm64<12, 36>>(&ALL, &none),
+            Ok(0x15_b51c_3527)
+        );
+        // 48 bits in and 52 out, as where the other half has 52.
+        assert_eq!(
+            tcr_el1::<Arm64<12, 48, true>, Arm64K4Wide>(&ALL, &none),
+            Ok(0x0800_0016_b50c_3510)
+        );
+        assert_eq!(
+            tcr_el1::<Arm64<16, 48, true>, Arm64K64>(&ALL, &none),
+            Ok(0x16_f510_7510)
+        );
+        type Other = Arm64<12, 48, false, 0x44ff>;
+        assert!(tcr_el1::<Other, Arm64K4>(&ALL, &none).is_err());
+        assert_eq!(
+            tcr_el1::<Other, Other>(&ALL, &none),
+            tcr_el1::<Arm64K4, Arm64K4>(&ALL, &none)
+        );
+        assert_eq!(
+            (Other::MAIR, Arm64K4::MAIR, <Stage2<12, 40>>::MAIR),
+            (0x44ff, MAIR, 0)
+        );
+        assert!(tcr_el1::<Arm64El2<12, 48>, Arm64K4>(&ALL, &none).is_err());
         assert!(tcr_el1::<Arm64K4, Arm64K4Wide>(&ALL, &none).is_err());
         assert!(tcr_el1::<Arm64K4Wide, Arm64K16>(&ALL, &none).is_err());
         assert!(tcr_el1::<Arm64K4, Stage2<12, 40>>(&ALL, &none).is_err());
+    }
+
+    #[test]
+    fn the_control_register_of_el2_has_each_field_where_the_manual_says() {
+        // T0SZ 5:0, IRGN0 9:8, ORGN0 11:10, SH0 13:12, TG0 15:14, PS 18:16, HA 21, HD 22, 23 one, 31 one, DS 32.
+        let all = ALL.caps();
+        assert_eq!(
+            tcr_el2::<Arm64El2<12, 48>>(&LITTLE, &LITTLE.caps()),
+            Ok(0x8082_3510)
+        );
+        assert_eq!(tcr_el2::<Arm64El2<12, 39>>(&ALL, &all), Ok(0x80e5_3519));
+        assert_eq!(tcr_el2::<Arm64El2<14, 36>>(&ALL, &all), Ok(0x80e5_b51c));
+        assert_eq!(tcr_el2::<Arm64El2<16, 42>>(&ALL, &all), Ok(0x80e5_7516));
+        assert_eq!(
+            tcr_el2::<Arm64El2<12, 52, true>>(&ALL, &all),
+            Ok(0x1_80e6_350c)
+        );
+        assert_eq!(
+            tcr_el2::<Arm64El2<16, 52, true>>(&ALL, &all),
+            Ok(0x80e6_750c)
+        );
+        assert!(tcr_el2::<Arm64El2<14, 48>>(&LITTLE, &LITTLE.caps()).is_err());
+        assert!(tcr_el2::<Arm64K4>(&ALL, &all).is_err());
+        assert!(vtcr_el2::<Arm64El2<12, 48>>(&ALL, &all).is_err());
+        // No identifier.
+        let root = Pa::new(0x4567_8000);
+        assert_eq!(ttbr::<Arm64El2<12, 48>>(root, 9, false), 0x4567_8000);
     }
 
     #[test]

@@ -148,8 +148,8 @@ pub unsafe fn load_cr3(value: u64) {
     unsafe { write_cr3(value) }
 }
 
-/// Sets this processor up as the format [`X86_64`](crate::format::X86_64) means it: `IA32_PAT` holds
-/// [`PAT`], `CR0.WP`, `EFER.NXE`, and what there is of `CR4.PGE`, `SMEP`, and, if `identifiers` are wanted, `PCIDE`.
+/// Sets this processor up as the format [`X86_64`](crate::format::X86_64) means it, unless it says another PAT
+/// ([`set_up_with`]): `IA32_PAT` holds [`PAT`], `CR0.WP`, `EFER.NXE`, and what there is of `CR4.PGE`, `SMEP`, and, if `identifiers` are wanted, `PCIDE`.
 ///
 /// # Safety
 /// 1. The tables that are loaded mean the same by the new registers: none names entry 1, 5 or 7 of the PAT, none has its
@@ -158,6 +158,16 @@ pub unsafe fn load_cr3(value: u64) {
 /// 2. With `identifiers` bits 11:0 of CR3 are zero (SDM vol. 3A 5.10.1).
 /// 3. Processors do this before they use what another has mapped by memory types of the entries that change.
 pub unsafe fn set_up(features: &Features, identifiers: bool) {
+    // SAFETY: passed on (1. to 3.).
+    unsafe { set_up_with(features, identifiers, PAT) }
+}
+
+/// The same where `IA32_PAT` holds another value, that of the format: [`X86_64::PAT`](crate::format::X86_64::PAT).
+///
+/// # Safety
+/// As of [`set_up`]; for (1.), tables that are loaded name no entry whose type changes. And no byte of `pat` is a type that
+/// there is not, 2, 3, or above 7 (SDM vol. 3A 13.12.2).
+pub unsafe fn set_up_with(features: &Features, identifiers: bool, pat: u64) {
     const IA32_PAT: u32 = 0x277;
     const EFER: u32 = 0xc000_0080;
     // CR4: PGE 7, PCIDE 17, SMEP 20. CR0: WP 16. EFER: NXE 11.
@@ -166,7 +176,7 @@ pub unsafe fn set_up(features: &Features, identifiers: bool) {
         when(features.global, 7) | when(features.smep, 20) | when(features.pcid && identifiers, 17);
     // SAFETY: what the tables mean by these registers is what the caller vouches for (1. to 3.).
     unsafe {
-        write_msr(IA32_PAT, PAT);
+        write_msr(IA32_PAT, pat);
         write_msr(EFER, read_msr(EFER) | when(features.no_execute, 11));
         write_cr0(read_cr0() | 1 << 16);
         write_cr4(read_cr4() | more);

@@ -12,7 +12,7 @@ mod features;
 mod registers;
 
 #[cfg(target_arch = "x86_64")]
-pub use execute::{execute, invept, load_cr3, set_up, tlbsync};
+pub use execute::{execute, invept, load_cr3, set_up, set_up_with, tlbsync};
 pub use features::{EptFeatures, Features};
 pub use registers::{Extended, cr3, eptp, ncr3};
 
@@ -183,11 +183,12 @@ impl Cpu {
             Forget::All => each(Instruction::ToggleCr4),
             Forget::Space(id) => each(self.space(id, loaded)),
             Forget::Range { id, range, global } => {
+                let ranges = [range];
                 let flush = Invalidation {
                     root: Pa::new(0),
                     id,
                     global,
-                    what: What::Ranges(&[range]),
+                    what: What::Ranges(&ranges),
                 };
                 Self::alone(self.features).instructions(&flush, loaded, each);
             }

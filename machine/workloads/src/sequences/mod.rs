@@ -411,7 +411,10 @@ fn architecture(regime: Regime, dice: &Dice) -> Architecture {
             regime,
             ..Architecture::npt()
         },
-        Regime::Arm64Stage1 { .. } | Regime::Arm64Stage2 { .. } => {
+        Regime::Arm64Stage1 { .. }
+        | Regime::Arm64Stage1Sized { .. }
+        | Regime::Arm64El2 { .. }
+        | Regime::Arm64Stage2 { .. } => {
             let hardware_access = dice.once_in(2);
             let forced = matches!(
                 regime,
