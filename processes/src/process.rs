@@ -315,18 +315,17 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
         let copy = self.memory.take().ok_or(ProcessError::NoMemory)?;
         self.memory.copy(shared, copy);
         let mut gather = self.space.gather();
-        let replaced = gather.replace(page, copy, self.writable);
-        let completed = gather.issue().complete();
-        let held = match replaced {
+        let held = match gather.replace(page, copy, self.writable) {
             Ok(held) => held,
             // Nothing has changed.
             Err(error) => {
+                drop(gather);
                 self.memory.release(copy);
                 return Err(error.into());
             }
         };
         // Not before: until then a processor may read the old frame through what it remembers.
-        if let Ok(old) = completed.release(held) {
+        if let Ok(old) = gather.flush_with(held, |_| ()) {
             self.memory.release(old.frame());
         }
         Ok(Handled::Copied)
