@@ -1017,6 +1017,34 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
     }
 }
 
+/// Visits the leaves in some slices of a tree, and frees all tables but the root, in one pass.
+///
+/// # Safety
+/// 1. `root` holds the root of a tree of this format on `platform`, which nothing else walks or edits any more.
+/// 2. Slices end where entries of the root do.
+pub(crate) unsafe fn settle_all<F: Format, P: Platform>(
+    platform: &P,
+    root: Pa,
+    slices: impl Iterator<Item = Slice>,
+    leaves: &mut impl FnMut(Leaf<F>),
+) {
+    let mut settle = Settle::<F, P, _> {
+        platform,
+        visit: |leaf| {
+            leaves(leaf);
+            ControlFlow::Continue(())
+        },
+        stop: false,
+        denied: Denied::new(Perms::empty()),
+        format: PhantomData,
+    };
+    for slice in slices {
+        // SAFETY: the root (1.). Each table is below one entry of it, and the walk passes it once (2.).
+        let _: ControlFlow<u64> =
+            unsafe { walk::<F, P, _>(platform, root, F::root_level(), slice, &mut settle) };
+    }
+}
+
 /// Frees the table in `frame` and every table below it. The leaves are not looked at.
 ///
 /// The caller vouches that nothing can reach the table: it was never linked, or its invalidation is complete.

@@ -10,8 +10,8 @@ use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
 use crate::edit::{Recent, Template};
 use crate::entry::Table;
-use crate::flush::{Leaf, Ranges, Target, free_tree};
-use crate::format::{Format, Inexpressible, Kind};
+use crate::flush::{Invalidation, Leaf, Ranges, Target, What, settle_all};
+use crate::format::{Format, Inexpressible};
 use crate::gather::Gather;
 use crate::platform::{Barrier, Caps, Platform};
 use crate::walk::{Place, Slice, descend, walk};
@@ -346,6 +346,43 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.become_(Liveness::Dead);
     }
 
+    /// Has every processor forget what it remembers of the space, waits until they have, and makes it dead: the end of a
+    /// process, before its tables are [destroyed](Self::destroy). One invalidation, of the identifier.
+    ///
+    /// # Safety
+    /// 1. No processor has the root loaded, and none loads it any more.
+    /// 2. It was loaded under the identifier that the platform invalidates.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Liveness, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// # space.map(Span::new(Va::new(0x5000), 0x1000)?, Pa::new(0x8000), Attrs::USER_DATA)?;
+    /// space.make_live();
+    /// // The process has ended, and another root is loaded where it ran.
+    /// // SAFETY: as this says, under the space's own identifier.
+    /// unsafe { space.retire() };
+    /// assert_eq!((space.liveness(), platform.counts().invalidations), (Liveness::Dead, 1));
+    /// assert!(space.destroy(|leaf| assert_eq!(leaf.frame(), Pa::new(0x8000))).is_ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub unsafe fn retire(&mut self) {
+        if self.liveness == Liveness::Dead {
+            return;
+        }
+        let Target { root, id, global } = self.target();
+        self.platform.invalidate(&Invalidation {
+            root,
+            id,
+            global,
+            what: What::Everything,
+        });
+        self.platform.barrier(Barrier::Complete);
+        (self.owed, self.pending) = (false, false);
+        // SAFETY: the root is not loaded (1.), and what was cached of it is forgotten (2.).
+        unsafe { self.make_dead() };
+    }
+
     /// Takes the space apart.
     pub(crate) fn into_parts(self) -> Parts<P> {
         Parts {
@@ -404,27 +441,49 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///
     /// # Errors
     /// Gives a space back that is not dead.
-    pub fn destroy(self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Self> {
+    pub fn destroy(mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Self> {
+        // SAFETY: the space is gone after it (1.).
+        match unsafe { self.tear_down(leaves) } {
+            true => Ok(()),
+            false => Err(self),
+        }
+    }
+
+    /// The same where the space cannot be given away: in the `Drop` of what owns it. Whether it was dead; nothing has
+    /// happened if not.
+    ///
+    /// # Safety
+    /// 1. If it was dead, the space is not used any more but to be dropped.
+    ///
+    /// ```
+    /// use tablewright::{AddressSpace, format::Arm64K4, hosted::Hosted};
+    /// struct Process<'p>(AddressSpace<Arm64K4, &'p Hosted>);
+    /// impl Drop for Process<'_> {
+    ///     fn drop(&mut self) {
+    ///         // SAFETY: 1. of both: it does not run any more, and is not used after this.
+    ///         unsafe {
+    ///             self.0.retire();
+    ///             self.0.tear_down(|_leaf| ());
+    ///         }
+    ///     }
+    /// }
+    /// let platform = Hosted::new(64, 12);
+    /// drop(Process(AddressSpace::new(&platform).unwrap()));
+    /// assert_eq!(platform.counts().tables, 0);
+    /// ```
+    pub unsafe fn tear_down(&mut self, mut leaves: impl FnMut(Leaf<F>)) -> bool {
         if self.liveness != Liveness::Dead {
-            return Err(self);
+            return false;
         }
-        self.walk_all(leaves);
-        let level = F::root_level();
-        // SAFETY: the root of this space.
-        let table = unsafe { Table::open(&self.platform, self.root, level) };
-        // Of a half, only what is its own.
-        for slice in self.everything() {
-            for index in F::index(slice.first, level)..=F::index(slice.last, level) {
-                let entry = table.load(index);
-                if let (Kind::Table, Some(below)) = (F::kind(entry, level), level.down()) {
-                    free_tree::<F, P>(&self.platform, F::address(entry, level), below);
-                }
-            }
-        }
-        drop(table);
-        // SAFETY: no walker uses a dead space (2.), and the space, which owned the root, is gone (1.).
-        unsafe { self.platform.free_root(self.root, level, F::root_tables()) };
-        Ok(())
+        // SAFETY: no walker uses a dead space, it is borrowed exclusively, and is not used again (1.). What is not its own of
+        // a root is in no slice.
+        unsafe { settle_all::<F, P>(&self.platform, self.root, self.everything(), &mut leaves) };
+        // SAFETY: as above; the space owns the root.
+        unsafe {
+            self.platform
+                .free_root(self.root, F::root_level(), F::root_tables());
+        };
+        true
     }
 
     /// The same for one half of it.

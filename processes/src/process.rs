@@ -3,8 +3,8 @@
 use core::fmt;
 
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Change, EditError, Encoded, Format, Inexpressible, Invalidation,
-    Liveness, Mapping, Pa, Perms, Platform, Span, Va, What,
+    AddressSpace, Attrs, Change, EditError, Encoded, Format, Inexpressible, Mapping, Pa, Perms,
+    Platform, Span, Va,
 };
 
 use crate::area::{Area, Areas, Kind};
@@ -400,18 +400,8 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
     /// 1. No processor has the root loaded, and none loads it any more.
     /// 2. The identifier that the platform invalidates is that under which it was loaded.
     pub unsafe fn exit(mut self) {
-        if self.space.liveness() != Liveness::Dead {
-            let platform = self.space.platform();
-            platform.invalidate(&Invalidation {
-                root: self.space.root(),
-                id: self.space.id(),
-                global: false,
-                what: What::Everything,
-            });
-            platform.barrier(Barrier::Complete);
-            // SAFETY: no processor has the root loaded, by (1.), and what was cached of it is gone, by (2.).
-            unsafe { self.space.make_dead() };
-        }
+        // SAFETY: no processor has the root loaded (1.), and the identifier is that of the platform (2.).
+        unsafe { self.space.retire() };
         self.free();
     }
 

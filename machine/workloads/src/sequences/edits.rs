@@ -19,7 +19,9 @@ use super::guest::Guests;
 use super::logs;
 use super::operations::Kind;
 use super::platform::{Bug, Plat};
-use super::world::{Dice, Exclusive, Gathering, Place, Planned, SPACES, Slot, World, take_any};
+use super::world::{
+    Dice, Exclusive, Gathering, Place, Planned, SPACES, Slot, Way, World, take_any,
+};
 
 /// Whether something unwinds as it is meant to.
 fn unwinds(what: impl FnOnce()) {
@@ -56,7 +58,14 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 self.make_live(cpu, index, dice);
             }
             Kind::Describe => self.describe(cpu, dice),
-            Kind::Destroy => self.destroy(cpu, dice.index(SPACES), dice.below(3) > 0),
+            Kind::Destroy => {
+                let way = Way {
+                    refuses: dice.below(3) > 0,
+                    retires: dice.once_in(2),
+                    in_place: dice.once_in(2),
+                };
+                self.destroy(cpu, dice.index(SPACES), way);
+            }
             Kind::Share => self.share(cpu, dice),
             Kind::Unshare => {
                 self.unshare(

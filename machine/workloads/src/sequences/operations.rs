@@ -32,7 +32,7 @@ operations! {
         "shared::Gather::tables" "shared::Cut::moment"
     ];
     /// A space is destroyed, or refuses to be.
-    Destroy 3 ["space::AddressSpace::destroy"];
+    Destroy 4 ["space::AddressSpace::destroy"];
     /// A space is shared, or refuses to be.
     Share 6 ["shared::SharedSpace::new"];
     /// A space that is shared is not any more.

@@ -172,6 +172,17 @@ pub struct Asked {
     pub page: Option<Backing>,
 }
 
+/// How a space comes to its end.
+#[derive(Clone, Copy, Default)]
+pub struct Way {
+    /// Not at all, if it is live.
+    pub refuses: bool,
+    /// The engine has it forgotten.
+    pub retires: bool,
+    /// It is not given away.
+    pub in_place: bool,
+}
+
 /// A shared edit that has begun.
 pub struct Begun<'m> {
     mapper: Mapper<'m>,
@@ -768,7 +779,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// A live space refuses; one that no CPU uses is taken down.
-    pub fn destroy(&self, cpu: usize, index: usize, refuses: bool) {
+    pub fn destroy(&self, cpu: usize, index: usize, way: Way) {
         let slot = &self.slots[index];
         let place = slot.place.replace(Place::Taken);
         let mut exclusive = match place {
@@ -779,7 +790,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
         };
         let dead = exclusive.look().liveness() == Liveness::Dead;
-        if refuses && !dead {
+        if way.refuses && !dead {
             let (touched, murky) = (std::mem::take(&mut exclusive.touched), exclusive.murky);
             match exclusive.into_inner().destroy(|_| ()) {
                 Ok(()) => self.fail("a live space was destroyed"),
@@ -804,17 +815,25 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     local.loaded.set(None);
                 }
             }
-            self.machine.dsb_stores();
-            self.machine.tlbi(Tlbi::ALL);
-            self.machine.dsb();
+            if !way.retires {
+                self.machine.dsb_stores();
+                self.machine.tlbi(Tlbi::ALL);
+                self.machine.dsb();
+            }
+        }
+        if way.retires {
+            // SAFETY: no processor has the root loaded (1.), and the platform invalidates what it is given (2.).
+            unsafe { space.retire() };
         }
         // SAFETY: no processor has the root loaded, and everything is forgotten.
         unsafe { space.make_dead() };
         let batch = u64::from(slot.silent.get());
-        let destroyed = space.destroy(|leaf| self.out(batch, &leaf));
-        self.check(destroyed.is_ok(), || {
-            "a dead space was not destroyed".into()
-        });
+        let destroyed = match way.in_place {
+            // SAFETY: it is dropped, and not used before (1.).
+            true => unsafe { space.tear_down(|leaf| self.out(batch, &leaf)) },
+            false => space.destroy(|leaf| self.out(batch, &leaf)).is_ok(),
+        };
+        self.check(destroyed, || "a dead space was not destroyed".into());
         slot.plat.set(None);
         slot.place.replace(Place::Empty);
     }
@@ -1409,7 +1428,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             if let Place::Exclusive(it) = &mut *self.slots[index].place.borrow_mut() {
                 it.home = 0;
             }
-            self.destroy(0, index, false);
+            self.destroy(0, index, Way::default());
         }
         // What was leaked is not used any more.
         let mut frames: Vec<u64> = self.frames.take().into_keys().collect();
