@@ -592,7 +592,7 @@ pub(crate) fn check<F: Format>(
     }
     // The bits that have to be equal in a canonical address are so at both ends: so they are in everything between them, and
     // all of it is in the same half.
-    let low = F::INPUT_BITS - u32::from(F::Input::SIGNED && !F::HALVES);
+    let low = F::INPUT_BITS - u32::from(F::SIGNED && !F::HALVES);
     if !translates::<F>(half, slice.first) || (slice.first ^ slice.last) >> low != 0 {
         return Err(EditError::InputOutOfRange);
     }

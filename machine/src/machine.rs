@@ -576,6 +576,12 @@ impl Machine {
         self.publish();
     }
 
+    /// Runs a handler in the midst of an edit. A contiguous run of which the edit has changed a part so far has to be whole at
+    /// the edit's own next barrier, and not at those of the handler.
+    pub fn handle<T>(&self, handler: impl FnOnce() -> T) -> T {
+        self.hardware.handle(self.cpu().id(), handler)
+    }
+
     /// A program's own rule.
     pub fn check(&self, holds: bool, what: impl FnOnce() -> String) {
         if !holds {

@@ -444,6 +444,16 @@ impl Hardware {
         self.disturb(cpu, None);
     }
 
+    /// Runs a handler on this CPU: runs that are being changed under it have to be whole at a barrier after it.
+    pub(crate) fn handle<T>(&self, cpu: usize, handler: impl FnOnce() -> T) -> T {
+        let runs = &self.cores[cpu].runs;
+        let mut begun = runs.take();
+        let handled = handler();
+        begun.append(&mut runs.take());
+        runs.set(begun);
+        handled
+    }
+
     /// With FEAT_ETS2 a DSB orders the walks after it (the model of Arm, `DSB-ob`).
     pub(super) fn hold_walks(&self, cpu: usize) {
         if self.architecture.ordering == Ordering::Ets2 {

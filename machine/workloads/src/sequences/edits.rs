@@ -1258,7 +1258,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let (page, block) = (Self::PAGE, Self::BLOCK);
             let (at, _) = world.addresses(slot.base, dice);
             let inside = at.wrapping_sub(slot.base) < 16 * block;
-            if !inside || slot.mapping.get() {
+            // Nor over what faults of a guest map there at the same time: that would be other memory.
+            if !inside || slot.mapping.get() || slot.silent.get() {
                 return;
             }
             let first = at & !(block - 1);

@@ -103,6 +103,18 @@ struct Sweeping<'m, F: Format<Input = Ipa>> {
     sweep: Sweep<'m, 'm, F, Plat<'m>>,
     /// Pages that are free when it is over.
     pages: Vec<Pa>,
+    under: Under,
+}
+
+/// In which gathers the passes of a sweep are that are not complete.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Under {
+    /// All are complete.
+    None,
+    /// That of this number.
+    One(u64),
+    /// In several: which part is complete with which is not known.
+    Several,
 }
 
 /// What a CPU has of guests.
@@ -381,7 +393,13 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         let _ = sweep.span();
         self.world.slots[slot].users.update(|users| users + 1);
         let mut sweeps = self.local().sweeps.borrow_mut();
-        sweeps.push(Sweeping { slot, sweep, pages });
+        let under = Under::None;
+        sweeps.push(Sweeping {
+            slot,
+            sweep,
+            pages,
+            under,
+        });
     }
 
     fn slot_at(&self) {
@@ -751,12 +769,24 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 host.world
                     .check(right, || format!("with a gather of a guest: {pass:?}"));
                 if matches!(pass, Ok(Pass::Went)) {
-                    host.world.note(host.cpu, batch, span, begun);
+                    it.under = match it.under {
+                        Under::None => Under::One(batch),
+                        Under::One(other) if other == batch => it.under,
+                        _ => Under::Several,
+                    };
+                    if it.under != Under::Several {
+                        host.world.note(host.cpu, batch, span, begun);
+                    }
                 }
                 match pass {
                     Ok(Pass::Waiting) => host.world.machine.cpu().spend(Time::ns(300)),
                     // What was taken away is forgotten before anything relies on it.
-                    Ok(Pass::Went) if !it.pages.is_empty() => host.complete(gathering),
+                    Ok(Pass::Went) if !it.pages.is_empty() => {
+                        host.complete(gathering);
+                        if it.under != Under::Several {
+                            it.under = Under::None;
+                        }
+                    }
                     Ok(Pass::Went) => {}
                     Ok(Pass::Over) => over = true,
                     Err(EditError::ForeignGather) => {}

@@ -376,7 +376,8 @@ fn run_with<'m, F: Format, G: Guests<'m, F>>(
     /// 1. The pointer is to a world of these types.
     unsafe fn interrupt<'m, F: Format, G: Guests<'m, F>>(world: *const ()) {
         // SAFETY: by (1.).
-        unsafe { &*world.cast::<World<'m, F, G>>() }.interrupt();
+        let world = unsafe { &*world.cast::<World<'m, F, G>>() };
+        world.machine.handle(|| world.interrupt());
     }
     // SAFETY: the world lives until the handler is taken away below.
     unsafe {
