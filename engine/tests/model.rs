@@ -507,12 +507,13 @@ impl<'h, F: Decoded> World<'h, F> {
                     false => CHANGES,
                 };
                 let change = choices[usize::from(*change) % choices.len()];
+                let caps = self.platform.caps();
                 let result = self.exhaust_and_finish(|gather| gather.protect(span, change));
                 match result {
                     Ok(()) => self
                         .model
                         .change(span.start().bits(), span.last().bits(), |attrs| {
-                            change.apply(attrs)
+                            change.apply_on(attrs, F::RULE, &caps)
                         }),
                     Err(EditError::NeedsBreak(_) | EditError::OutOfTables) => {}
                     Err(error) => panic!("{error:?}"),

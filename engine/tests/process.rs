@@ -116,7 +116,9 @@ fn fork<F: Judged>(pieces: &[Piece], at: (u64, u64), bbm: u8, flags: bool, prote
         assert_eq!(judge::<F>(&platform, parent.root()), tables);
         assert_eq!(judge::<F>(&platform, child.root()), Stretches::default());
     }
-    before.change(first, last, |attrs| change.apply(attrs));
+    before.change(first, last, |attrs| {
+        change.apply_on(attrs, F::RULE, &caps(bbm, flags))
+    });
     assert_eq!(judge::<F>(&platform, parent.root()), before.stretches());
     let gone = before.unmap(first, last);
     assert_eq!(judge::<F>(&platform, child.root()), gone.sorted());
@@ -277,4 +279,29 @@ fn a_fork_whose_visitor_unwinds_has_everything_forgotten() {
             .perms
             .contains(Perms::WRITE)
     );
+}
+
+/// What is made writable can be written, where hardware does not mark it first.
+#[test]
+fn what_is_made_writable_is_writable_in_hardware() {
+    for hardware in [false, true] {
+        let platform = Hosted::new(64, 12).with_caps(Caps {
+            hardware_dirty: hardware,
+            hardware_access: hardware,
+            ..Caps::CONSERVATIVE
+        });
+        let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+        let page = span(0x7000, K4);
+        space
+            .map(page, Pa::new(0x9000), Attrs::USER_RODATA)
+            .unwrap();
+        let writable = Change::new().perms(Attrs::USER_DATA.perms);
+        let mut gather = space.gather();
+        gather.protect(page, writable).unwrap();
+        assert_eq!(gather.query(page.start()).unwrap().attrs().dirty, !hardware);
+        // A change that says so leaves it to the first write.
+        gather.protect(page, writable.dirty(false)).unwrap();
+        assert!(!gather.query(page.start()).unwrap().attrs().dirty);
+        gather.finish(|_| ());
+    }
 }

@@ -305,7 +305,7 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
         let shared = leaf.frame();
         // One user is this process, and only its own fork, under the same lock, makes it two.
         if self.memory.users(shared) == 1 {
-            let own = Change::new().perms(WRITABLE).dirty(true);
+            let own = Change::new().perms(WRITABLE);
             let mut gather = self.space.gather();
             gather.protect(page_at::<F>(page)?, own)?;
             // Where it stands: to finish it would move it, which is more than the edit.

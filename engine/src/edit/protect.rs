@@ -23,7 +23,7 @@ use crate::entry::Table;
 use crate::flush::Ranges;
 use crate::format::{Attrs, Format, Kind, Memory, Perms, Shareability};
 use crate::gather::Gather;
-use crate::platform::Platform;
+use crate::platform::{Caps, Platform};
 use crate::space::{Conditions, EditError, Liveness};
 use crate::walk::{Slice, Step, Visit, descend};
 
@@ -229,6 +229,31 @@ impl Change {
             } else {
                 attrs.native
             },
+        }
+    }
+
+    /// The attributes that [`protect`](Gather::protect) gives a leaf, under a rule and with these capabilities: those of
+    /// [`apply`](Self::apply), and dirty where that is what makes a leaf writable. On arm64 a leaf that is not dirty cannot be
+    /// written until hardware has marked it; where hardware does not, what is made writable is made dirty, unless the change
+    /// says otherwise.
+    ///
+    /// ```
+    /// use tablewright::{Attrs, Caps, Change, bbm::Rule};
+    /// let caps = Caps { hardware_dirty: false, ..Caps::CONSERVATIVE };
+    /// let writable = Change::new().perms(Attrs::USER_DATA.perms);
+    /// assert!(writable.apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
+    /// assert!(!writable.apply_on(Attrs::USER_RODATA, Rule::X86, &caps).dirty);
+    /// assert!(!writable.dirty(false).apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
+    /// ```
+    pub fn apply_on(&self, attrs: Attrs, rule: Rule, caps: &Caps) -> Attrs {
+        let gives = self
+            .new_perms()
+            .is_some_and(|perms| perms.intersects(Perms::ANY_WRITE));
+        let marks = rule == Rule::Arm && !caps.hardware_dirty && self.get_flag(DIRTY).is_none();
+        let new = self.apply(attrs);
+        Attrs {
+            dirty: new.dirty || gives && marks,
+            ..new
         }
     }
 }
@@ -547,7 +572,8 @@ impl Recent {
         if F::kind(entry, level) != Kind::Leaf {
             return plan;
         }
-        let attrs = self.change.apply(F::decode(entry, level));
+        let old = F::decode(entry, level);
+        let attrs = self.change.apply_on(old, F::RULE, &conditions.caps);
         let Ok(bits) = F::encode(&attrs, level) else {
             // `protect` has made sure that the change can be encoded.
             debug_assert!(false, "a change that cannot be encoded");

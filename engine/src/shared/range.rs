@@ -547,7 +547,7 @@ impl<V> Protect<'_, '_, V> {
                 return ControlFlow::Continue(());
             }
             let old = F::decode(entry, level);
-            let attrs = self.change.apply(old);
+            let attrs = self.change.apply_on(old, F::RULE, &self.caps);
             if attrs == old {
                 return ControlFlow::Continue(());
             }

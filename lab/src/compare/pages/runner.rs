@@ -343,7 +343,7 @@ mod tests {
     fn every_planted_fault_is_caught() {
         type Make = fn() -> Box<dyn Subject>;
         let planted: [(Make, &str); 5] = [
-            (|| faulty(Fault::LeavesOneOut), "faulty: begin"),
+            (|| faulty(Fault::LeavesOneOut), "faulty: map: 0x"),
             (|| faulty(Fault::ForgetsToProtect), "faulty: protect: 0x"),
             (|| faulty(Fault::ForgetsToUnmap), "faulty: unmap: 0x"),
             (

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use tablewright::flush::Held;
 use tablewright::{
     AddressSpace, Attrs, Change, EditError, Format, Gather, Leaf, Level, Liveness, Mapping, Memory,
-    Pa, Perms, Progress, Span, Va,
+    Pa, Perms, Platform, Progress, Span, Va,
 };
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError};
 
@@ -586,8 +586,13 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
     }
 
     fn protect(&mut self, first: u64, last: u64, change: Change) {
-        let becomes = |page: Page| Some(page.changed(&change));
-        self.change((first, last), becomes, &change, |this| {
+        // What is made writable is made dirty where no hardware marks it.
+        let clean = Attrs::KERNEL_RODATA;
+        let caps = self.gather().platform().caps();
+        let marks = change.apply_on(clean, F::RULE, &caps).dirty && !change.apply(clean).dirty;
+        let said = if marks { change.dirty(true) } else { change };
+        let becomes = |page: Page| Some(page.changed(&said));
+        self.change((first, last), becomes, &said, |this| {
             this.gather().protect(span(first, last), change)
         });
     }

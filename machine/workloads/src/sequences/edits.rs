@@ -11,7 +11,7 @@ use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, Step};
 use tablewright::{
     Address, Attrs, EditError, Encoded, Format, Gather, Half, Leaf, Level, Liveness, Mapping, Pa,
-    Perms, Progress, Span,
+    Perms, Platform, Progress, Span,
 };
 use tablewright_machine::Time;
 
@@ -725,13 +725,13 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             self.forget_before(cpu, slot, exclusive, span, false);
             match self.edit(slot, exclusive, |gather| gather.protect(span, change)) {
                 Ok(()) => {
+                    let caps = exclusive.look().platform().caps();
                     let becomes = |perms| {
-                        change
-                            .apply(Attrs {
-                                perms,
-                                ..Attrs::USER_RODATA
-                            })
-                            .perms
+                        let attrs = Attrs {
+                            perms,
+                            ..Attrs::USER_RODATA
+                        };
+                        change.apply_on(attrs, F::RULE, &caps).perms
                     };
                     let (first, last) = (span.start().bits(), span.last().bits());
                     slot.model.borrow_mut().protect(first, last, becomes);

@@ -48,7 +48,7 @@ operations! {
     MapFrames 3 ["edit::Gather::map_frames"];
     Unmap 7 ["edit::Gather::unmap"];
     ReplacePage 4 ["edit::Gather::replace" "gather::Gather::flush_with"];
-    Protect 6 ["edit::Gather::protect" "edit::Change::apply"];
+    Protect 6 ["edit::Gather::protect" "edit::Change::apply" "edit::Change::apply_on"];
     Split 4 ["edit::Gather::split"];
     Collapse 4 ["edit::Gather::collapse"];
     /// What is mapped in one space is mapped in another.
