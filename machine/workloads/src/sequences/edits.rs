@@ -1354,16 +1354,20 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             if unwind {
                 // This CPU is alone, and in one edit.
                 world.control.interrupt[cpu].set(0);
+                // What unwinds has begun; what is refused has not.
+                let mut begun = true;
                 unwinds(|| match dice.once_in(3) {
                     true => {
-                        let _refused = it
+                        let aged = it
                             .gather
                             .age(span, |_| std::panic::resume_unwind(Box::new(Planned)));
+                        begun = aged.is_ok();
                     }
-                    false => {
-                        let _refused = it.gather.unmap(span, &mut held);
-                    }
+                    false => begun = it.gather.unmap(span, &mut held).is_ok(),
                 });
+                if !begun {
+                    return;
+                }
                 // What was changed until then is forgotten with the rest.
                 world.note(cpu, batch, span, world.begin(it.slot));
                 // Before more is gathered, for which everything is forgotten.
