@@ -186,7 +186,7 @@ pub unsafe trait Actions {
     fn forget(&self, what: Forget);
 
     /// Interrupts these CPUs. What was stored before is visible to the handler: an x2APIC wants a fence before the
-    /// write of its register (SDM vol. 3A 10.12.3). A handler that interrupts this may call it.
+    /// write of its register (SDM vol. 3A 12.12.3). A handler that interrupts this may call it.
     fn interrupt(&self, cpus: &Cpus);
 
     /// Runs a function with the allocator of identifiers, under a lock, interrupts held off. Rarely needed.
