@@ -88,6 +88,7 @@ pub struct Arguments {
         value_delimiter = ',',
         default_missing_value = "1,4,16,64,512",
         value_parser = clap::value_parser!(u16).range(1..=pages::MOST as i64),
+        allow_negative_numbers = true,
         conflicts_with_all = ["size", "memory"],
     )]
     pages: Option<Vec<u16>>,

@@ -144,7 +144,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a leaf is released by the flush of others",
         file: FLUSH,
-        find: "if «held.serial == self.serial» {",
+        find: "if «held.is_of(self.serial)» {",
         with: "true",
         rules: FORGOTTEN,
     },
