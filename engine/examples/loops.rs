@@ -15,34 +15,49 @@ use tablewright::{
     AddressSpace, Attrs, Change, EditError, Encoded, Ipa, Mapping, Pa, Perms, Span, Va,
 };
 
-const EDITS: [&str; 10] = [
-    "map",
-    "protect",
-    "contended",
-    "unmap",
-    "query",
-    "fork",
-    "fault",
-    "replace",
-    "guest",
-    "nothing",
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Edit {
+    Map,
+    Protect,
+    Contended,
+    Unmap,
+    Query,
+    Fork,
+    Fault,
+    Replace,
+    Guest,
+    Nothing,
+}
+
+const EDITS: [(&str, Edit); 10] = [
+    ("map", Edit::Map),
+    ("protect", Edit::Protect),
+    ("contended", Edit::Contended),
+    ("unmap", Edit::Unmap),
+    ("query", Edit::Query),
+    ("fork", Edit::Fork),
+    ("fault", Edit::Fault),
+    ("replace", Edit::Replace),
+    ("guest", Edit::Guest),
+    ("nothing", Edit::Nothing),
 ];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
-        [] => EDITS.iter().for_each(|edit| {
-            run(edit, 4096, 4096);
-            run(edit, 4096, 1);
+        [] => EDITS.iter().for_each(|(name, edit)| {
+            run(name, *edit, 4096, 4096);
+            run(name, *edit, 4096, 1);
         }),
         [edit, pages] => {
             let (name, each) = match edit.strip_suffix("-each") {
                 Some(name) => (name, true),
                 None => (edit.as_str(), false),
             };
-            match pages.parse() {
-                Ok(pages @ 1..=0x1000_0000) if EDITS.contains(&name) => {
-                    run(name, pages, if each { 1 } else { pages });
+            let known = EDITS.iter().find(|(known, _)| *known == name);
+            match (pages.parse(), known) {
+                (Ok(pages @ 1..=0x1000_0000), Some(&(_, edit))) => {
+                    run(name, edit, pages, if each { 1 } else { pages });
                 }
                 _ => usage(),
             }
@@ -58,15 +73,34 @@ fn usage() {
     std::process::exit(2);
 }
 
-fn run(edit: &str, pages: u64, at_a_time: u64) {
+fn run(name: &str, edit: Edit, pages: u64, at_a_time: u64) {
     let measured = match edit {
-        "guest" => guest(pages),
+        Edit::Guest => guest(pages),
         _ => measure(edit, pages, at_a_time).map_err(|error| error.to_string()),
     };
     if let Err(error) = measured {
-        eprintln!("error: {edit}: {error}");
+        eprintln!("error: {name}: {error}");
         std::process::exit(1);
     }
+}
+
+type Space<'p> = AddressSpace<X86_64<4>, &'p Hosted>;
+
+/// Other memory for each page, as after a copy on write.
+fn replace(
+    space: &mut Space<'_>,
+    pages: u64,
+    mapping: Encoded<X86_64<4>>,
+) -> Result<(), EditError<Va>> {
+    let mut sum = 0u64;
+    for page in 0..pages {
+        let mut gather = space.gather();
+        let held = gather.replace(Va::new(page << 12), Pa::new(page << 13), mapping)?;
+        let released = gather.flush_with(held, |_| ());
+        sum = sum.wrapping_add(released.map_or(0, |leaf| leaf.frame().get()));
+    }
+    black_box(sum);
+    Ok(())
 }
 
 /// Faults of a guest, in tables that exist.
@@ -106,7 +140,7 @@ fn span(first: u64, pages: u64) -> Result<Span<Va>, EditError<Va>> {
     Span::new(Va::new(first << 12), pages << 12).map_err(|_| EditError::Misaligned)
 }
 
-fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> {
+fn measure(edit: Edit, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> {
     // The same memory for each size, so that only the edit differs.
     let platform = Hosted::new(4096, 12);
     let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;
@@ -115,14 +149,14 @@ fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
         dirty: false,
         ..Attrs::KERNEL_DATA
     };
-    let contended = edit == "contended";
+    let contended = edit == Edit::Contended;
     let attrs = if contended {
         untouched
     } else {
         Attrs::KERNEL_DATA
     };
     let mapping = Encoded::<X86_64<4>>::new(Mapping::new(attrs).pages_only())?;
-    let maps = edit == "map" || edit == "fault";
+    let maps = edit == Edit::Map || edit == Edit::Fault;
     if !maps || at_a_time == 1 {
         // What is measured finds its tables there. Their share is subtracted by mapping the larger size always.
         let most = pages.max(524_288);
@@ -138,32 +172,25 @@ fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
         space.make_live();
     }
     let mut sum = 0u64;
-    if edit == "fault" {
+    if edit == Edit::Fault {
         // One after the other, each with a gather of its own.
         for first in (0..pages).step_by(at_a_time as usize) {
             space.map(span(first, at_a_time)?, Pa::new(first << 12), mapping)?;
         }
         return Ok(());
     }
-    if edit == "replace" {
-        for page in 0..pages {
-            let mut gather = space.gather();
-            let held = gather.replace(Va::new(page << 12), Pa::new(page << 13), mapping)?;
-            let released = gather.flush_with(held, |_| ());
-            sum = sum.wrapping_add(released.map_or(0, |leaf| leaf.frame().get()));
-        }
-        black_box(sum);
-        return Ok(());
+    if edit == Edit::Replace {
+        return replace(&mut space, pages, mapping);
     }
     let mut child = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;
     let mut gather = space.gather();
     for first in (0..pages).step_by(at_a_time as usize) {
         let part = span(first, at_a_time)?;
         match edit {
-            "map" => gather.map(part, Pa::new(first << 12), mapping)?,
+            Edit::Map => gather.map(part, Pa::new(first << 12), mapping)?,
             // What the loop itself takes.
-            "nothing" => sum = sum.wrapping_add(black_box(part.start().get())),
-            "fork" => {
+            Edit::Nothing => sum = sum.wrapping_add(black_box(part.start().get())),
+            Edit::Fork => {
                 let mut into = child.gather();
                 let change = Change::new().write_protect();
                 gather.fork(part, change, &mut into, |leaf| {
@@ -171,10 +198,10 @@ fn measure(edit: &str, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
                 })?;
                 into.finish(|_| ());
             }
-            "unmap" => {
+            Edit::Unmap => {
                 let _ = gather.unmap(part, |_| ControlFlow::Continue(()))?;
             }
-            "query" => gather.walk(part, |leaf| {
+            Edit::Query => gather.walk(part, |leaf| {
                 sum = sum.wrapping_add(leaf.frame().get());
                 ControlFlow::Continue(())
             })?,

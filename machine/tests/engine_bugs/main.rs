@@ -188,7 +188,7 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
     ] {
         let _none = fs::remove_dir_all(to.join(part));
     }
-    for part in ["engine", "walker", "machine", "Cargo.lock"] {
+    for part in ["engine", "walker", "machine", "processes", "Cargo.lock"] {
         fs::create_dir_all(&to).map_err(io)?;
         copy(&from.join(part), &to.join(part)).map_err(io)?;
     }
@@ -197,7 +197,7 @@ fn copy_with_bugs() -> Result<PathBuf, String> {
     let line = |line: &str| match line.split_once("members = ") {
         Some((which, _)) => {
             format!(
-                "{which}members = [\"engine\", \"walker\", \"machine\", \"machine/workloads\"]\n"
+                "{which}members = [\"engine\", \"walker\", \"machine\", \"machine/workloads\", \"processes\"]\n"
             )
         }
         None => format!("{line}\n"),
