@@ -232,6 +232,7 @@ pub const BUGS: &[Bug] = &[
         find: "unclaim: «self.has_seen_unfinished(0)»,",
         with: "false",
         rules: &[
+            "invalidation",
             "program",
             "walk astray",
             "freed early",
