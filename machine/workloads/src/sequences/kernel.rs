@@ -78,6 +78,8 @@ fn kernel<'m, const LEVELS: u8>(
         plat.mapper.attach(kernel.root(), Half::Lower, kernel.id());
         kernel.make_live(Liveness::Live);
         plat.mapper.load();
+        // What is global of another space is remembered under this root as well.
+        forget_all(world);
         live(world, &mut kernel, dice);
         machine.unload();
         plat.mapper.detach();
