@@ -211,17 +211,21 @@ impl Conditions {
     /// How the leaf of a page may change into one of other memory.
     #[inline(always)]
     pub fn replacement<F: Format>(&self, old: u64, new: u64) -> Transition {
-        let mask = F::address_mask(Level::PAGE);
-        match F::RULE {
-            // What is mapped changes: that decides it whatever the attributes are.
-            Rule::Arm if (old ^ new) & mask != 0 => Transition::Break,
-            Rule::X86 if (old ^ new) & mask != 0 => Transition::Invalidate,
-            rule => {
-                let [old, new] = [old, new].map(|it| State::of::<F>(it, Level::PAGE));
-                let different = Contents::Different;
-                transition(rule, &old, &new, Level::PAGE, &self.caps, different)
-            }
+        let in_full = || {
+            let [old, new] = [old, new].map(|it| State::of::<F>(it, Level::PAGE));
+            let different = Contents::Different;
+            transition(F::RULE, &old, &new, Level::PAGE, &self.caps, different)
+        };
+        if (old ^ new) & F::address_mask(Level::PAGE) == 0 {
+            return in_full();
         }
+        // What is mapped changes: that decides it whatever the attributes are.
+        let how = match F::RULE {
+            Rule::Arm => Transition::Break,
+            Rule::X86 => Transition::Invalidate,
+        };
+        debug_assert_eq!(how, in_full(), "the rules know no other");
+        how
     }
 
     /// Whether a walker may write this leaf under the edit's hands, so that it has to be exchanged.
@@ -528,9 +532,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// All addresses that the root translates, in pieces that do not wrap.
     pub(crate) fn everything(&self) -> impl Iterator<Item = Slice> + use<F, P> {
-        // One root for both halves has its last bit for the sign.
-        let bits = F::INPUT_BITS - u32::from(F::SIGNED && !F::HALVES);
-        let (first, last) = (0, (1u64 << bits) - 1);
+        let (first, last) = (0, (1u64 << bits_of_half::<F>()) - 1);
         let lower = Slice { first, last };
         let upper = Slice {
             first: !last,
@@ -577,6 +579,13 @@ pub(crate) fn translates<F: Format>(half: Option<Half>, input: u64) -> bool {
     F::is_canonical(input) && half.is_none_or(|half| upper == (half == Half::Upper))
 }
 
+/// How many bits of an address differ within one half, or within all of it where there is one. One root for both halves has
+/// its last bit for the sign.
+#[inline(always)]
+fn bits_of_half<F: Format>() -> u32 {
+    F::INPUT_BITS - u32::from(F::SIGNED && !F::HALVES)
+}
+
 /// Checks a range that an edit of a root for `half` was given.
 #[inline]
 pub(crate) fn check<F: Format>(
@@ -592,8 +601,8 @@ pub(crate) fn check<F: Format>(
     }
     // The bits that have to be equal in a canonical address are so at both ends: so they are in everything between them, and
     // all of it is in the same half.
-    let low = F::INPUT_BITS - u32::from(F::SIGNED && !F::HALVES);
-    if !translates::<F>(half, slice.first) || (slice.first ^ slice.last) >> low != 0 {
+    if !translates::<F>(half, slice.first) || (slice.first ^ slice.last) >> bits_of_half::<F>() != 0
+    {
         return Err(EditError::InputOutOfRange);
     }
     Ok(slice)

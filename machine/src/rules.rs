@@ -347,35 +347,41 @@ impl Obligation {
     }
 }
 
-/// All obligations that are not discharged; the number of the last; and how often the program has looked.
 #[derive(Default)]
-pub(crate) struct Obligations(Vec<Obligation>, u64, u64);
+pub(crate) struct Obligations {
+    /// Those that are not discharged.
+    owed: Vec<Obligation>,
+    /// The number of the last.
+    last: u64,
+    /// How often the program has looked.
+    looks: u64,
+}
 
 /// So many of the last obligations may go on with a new one.
 const NEAR: usize = 64;
 
 impl Obligations {
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.owed.is_empty()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Obligation> {
-        self.0.iter()
+        self.owed.iter()
     }
 
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.owed.clear();
     }
 
     /// No CPU uses the space any more. What is global is used with any other.
     pub fn drop_of(&mut self, space: u16) {
-        self.0.retain(|o| o.space != space || o.global);
+        self.owed.retain(|o| o.space != space || o.global);
     }
 
     /// The space is loaded under another identifier, and no CPU has it loaded under the one before: what was changed visibly is
     /// remembered under none that is used.
     pub fn rename(&mut self, space: u16, id: u16, is_visible: impl Fn(&Obligation) -> bool) {
-        self.0.retain_mut(|o| {
+        self.owed.retain_mut(|o| {
             if o.space != space {
                 return true;
             }
@@ -386,8 +392,8 @@ impl Obligations {
 
     /// A number for the next.
     pub fn number(&mut self) -> u64 {
-        self.1 += 1;
-        self.1
+        self.last += 1;
+        self.last
     }
 
     /// What is owed under one number is owed under another as well.
@@ -397,14 +403,14 @@ impl Obligations {
             number: as_number,
             ..o.clone()
         };
-        let mut more: Vec<_> = self.0.iter().filter(of).map(again).collect();
-        self.0.append(&mut more);
+        let mut more: Vec<_> = self.owed.iter().filter(of).map(again).collect();
+        self.owed.append(&mut more);
     }
 
     /// The program looks: what arises from here on is later.
     pub fn look(&mut self) -> u64 {
-        self.2 += 1;
-        self.2
+        self.looks += 1;
+        self.looks
     }
 
     /// What arose in a range of a space before a look and is owed, though this CPU has seen the change; if it says so only what
@@ -417,7 +423,7 @@ impl Obligations {
         look: u64,
         own: bool,
     ) -> Option<&Obligation> {
-        self.0.iter().find(|o| {
+        self.owed.iter().find(|o| {
             let seen = !own && o.published || usize::from(o.writer) == cpu;
             let inside = range.0 <= o.span.0 && o.span.1 <= range.1;
             let meant = inside || !o.table && o.overlaps(range);
@@ -426,7 +432,7 @@ impl Obligations {
     }
 
     pub fn add(&mut self, mut new: Obligation) {
-        new.looks = self.2;
+        new.looks = self.looks;
         // CPUs that change entries in turn have one each.
         let alike = |o: &Obligation| {
             (o.space, o.id, o.global, o.depth, o.table, o.contiguous)
@@ -454,17 +460,17 @@ impl Obligations {
         };
         if !new.table
             && !new.scattered
-            && let Some(before) = self.0.iter_mut().rev().take(NEAR).find(|o| goes_on(o))
+            && let Some(before) = self.owed.iter_mut().rev().take(NEAR).find(|o| goes_on(o))
         {
             before.span.1 = new.span.1;
             return;
         }
-        self.0.push(new);
+        self.owed.push(new);
     }
 
     /// What `cpu` has changed is visible.
     pub fn publish(&mut self, cpu: usize) {
-        for obligation in &mut self.0 {
+        for obligation in &mut self.owed {
             let cut = obligation
                 .cutter
                 .is_some_and(|(by, _)| usize::from(by) == cpu);
@@ -475,7 +481,7 @@ impl Obligations {
     /// `cpu` cuts off a table with everything below it: what was changed there and is not visible yet is out of reach when
     /// the cut is.
     pub fn cut_off(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
-        for o in &mut self.0 {
+        for o in &mut self.owed {
             if !o.published && o.space == space && o.depth < depth && o.overlaps(span) {
                 o.cutter = Some((cpu as u16, depth));
             }
@@ -485,7 +491,7 @@ impl Obligations {
     /// Whether an entry at this depth can tell this CPU of anything.
     pub fn is_news(&self, cpu: usize, depth: u8) -> bool {
         let others = |by: u16| usize::from(by) != cpu;
-        self.0.iter().any(|o| {
+        self.owed.iter().any(|o| {
             let changed = o.depth == depth && others(o.writer);
             let cut = o.cutter.is_some_and(|(by, at)| at == depth && others(by));
             !o.published && (changed || cut)
@@ -495,7 +501,7 @@ impl Obligations {
     /// An entry was seen by this CPU: what another has changed there is visible to all, and what it has cut off there is out
     /// of reach.
     pub fn observe(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
-        for o in &mut self.0 {
+        for o in &mut self.owed {
             let changed = usize::from(o.writer) != cpu && o.depth == depth;
             let cut = o
                 .cutter
@@ -507,7 +513,7 @@ impl Obligations {
     /// An invalidation was issued.
     pub fn issue(&mut self, cpu: usize, tlbi: &Tlbi) {
         let mut more = Vec::new();
-        for obligation in &mut self.0 {
+        for obligation in &mut self.owed {
             if obligation.combined && tlbi.stages == Stages::First {
                 obligation.issue_combined(cpu, tlbi);
                 continue;
@@ -553,12 +559,12 @@ impl Obligations {
                 *obligation = more.swap_remove(first);
             }
         }
-        self.0.append(&mut more);
+        self.owed.append(&mut more);
     }
 
     /// A CPU says that what `tlbi` names of this space is invalidated once it is complete.
     pub fn claim(&mut self, cpu: usize, space: u16, range: (u64, u64), tlbi: &Tlbi) {
-        for o in &mut self.0 {
+        for o in &mut self.owed {
             // What others have changed they invalidate themselves, each with what covers it.
             let named = o.space == space
                 && usize::from(o.writer) == cpu
@@ -605,7 +611,7 @@ impl Obligations {
     ) -> (Vec<Obligation>, Vec<Obligation>) {
         let this = cpu as u16;
         let (mut discharged, mut wrong) = (Vec::new(), Vec::new());
-        self.0.retain_mut(|obligation| {
+        self.owed.retain_mut(|obligation| {
             for told in &mut obligation.local {
                 told.1 |= told.0 == this;
             }
@@ -629,14 +635,14 @@ impl Obligations {
 
     /// The obligation that stands in the way of making a new descriptor for `span`.
     pub fn about(&self, space: u16, span: (u64, u64)) -> impl Iterator<Item = &Obligation> {
-        self.0
+        self.owed
             .iter()
             .filter(move |o| o.space == space && o.overlaps(span))
     }
 
     /// The obligation that stands in the way of giving back memory.
     pub fn leading_to(&self, memory: (u64, u64)) -> Option<&Obligation> {
-        self.0.iter().find(|o| {
+        self.owed.iter().find(|o| {
             o.memory()
                 .is_some_and(|(first, last)| first <= memory.1 && memory.0 <= last)
                 && !o.harmless
@@ -645,13 +651,13 @@ impl Obligations {
 
     /// What was changed under this number need not be invalidated.
     pub fn excuse(&mut self, number: u64) {
-        let under = self.0.iter_mut().filter(|o| o.number == number);
+        let under = self.owed.iter_mut().filter(|o| o.number == number);
         under.for_each(|o| o.harmless = true);
     }
 
     /// The obligation under which a table was cut off, if it is not discharged.
     pub fn under(&self, number: u64) -> Option<&Obligation> {
-        self.0.iter().find(|o| o.number == number)
+        self.owed.iter().find(|o| o.number == number)
     }
 }
 

@@ -343,6 +343,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
         ControlFlow::Continue(())
     }
 }
+
 /// Finds the first leaf.
 struct FirstLeaf;
 

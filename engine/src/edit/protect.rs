@@ -244,13 +244,12 @@ impl Change {
     /// assert!(writable.apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
     /// assert!(!writable.apply_on(Attrs::USER_RODATA, Rule::X86, &caps).dirty);
     /// assert!(!writable.dirty(false).apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
+    /// assert!(!writable.write_protect().apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
     /// ```
     pub fn apply_on(&self, attrs: Attrs, rule: Rule, caps: &Caps) -> Attrs {
-        let gives = self
-            .new_perms()
-            .is_some_and(|perms| perms.intersects(Perms::ANY_WRITE));
-        let marks = rule == Rule::Arm && !caps.hardware_dirty && self.get_flag(DIRTY).is_none();
         let new = self.apply(attrs);
+        let gives = self.has(HAS_PERMS) && new.perms.intersects(Perms::ANY_WRITE);
+        let marks = rule == Rule::Arm && !caps.hardware_dirty && self.get_flag(DIRTY).is_none();
         Attrs {
             dirty: new.dirty || gives && marks,
             ..new

@@ -8,6 +8,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
@@ -809,10 +810,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
 impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
     /// Makes what was looked up before out of date.
     fn sweep<'g, T>(&'g self, sweep: impl FnOnce(&'g Guest<'m, F, Plat<'m>>) -> T) -> T {
-        let number = self.begun.get() + 1;
-        self.begun.set(number);
-        let swept = sweep(&self.guest);
-        self.made.update(|made| made.max(number));
+        let Ok(swept) = self.change(|guest| Ok::<_, Infallible>(sweep(guest)));
         swept
     }
 
