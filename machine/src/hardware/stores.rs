@@ -7,7 +7,7 @@ use crate::sched::cold;
 use crate::trace::Event;
 use tablewright_walker::{Denied, Descriptor};
 
-use super::{ACCESSED, Bits, Buffered, DIRTY, Hardware, How, MOST_BUFFERED, Spot};
+use super::{ACCESSED, Bits, Buffered, Core, DIRTY, Hardware, How, MOST_BUFFERED, Spot};
 
 impl Hardware {
     /// Where in memory an entry is. `None`: not in this memory, but the program's own.
@@ -288,6 +288,15 @@ impl Hardware {
             return own.value;
         }
         self.memory.read(pa)
+    }
+
+    /// What a CPU has stored, and others do not see yet.
+    pub(super) fn stored(&self, pa: u64) -> Option<u64> {
+        let newest = |core: &Core| {
+            let buffer = core.buffer.borrow();
+            buffer.iter().rev().find(|b| b.pa == pa).map(|b| b.value)
+        };
+        self.cores.iter().find_map(newest)
     }
 
     /// An atomic exchange by software: gives what was there.

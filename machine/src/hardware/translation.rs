@@ -428,7 +428,9 @@ impl Hardware {
                 if !self.judging.get() {
                     break;
                 }
-                let gained = self.flags(after) & !self.flags(before);
+                // A store that has not come this far says for itself what its CPU knows.
+                let known = self.stored(place).map_or(0, |value| self.flags(value));
+                let gained = self.flags(after) & !self.flags(before) & !known;
                 *self.unseen.borrow_mut().entry(place).or_default() |= gained;
                 self.wary.set(true);
             }
