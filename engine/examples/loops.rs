@@ -1,8 +1,9 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query|fork|fault|replace|guest|nothing PAGES`; without arguments, all of them over a few pages.
+//! `loops map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing PAGES`; without arguments, all of them over a few pages.
 //! With `-each` behind its name an edit is made for one page at a time, in tables that exist, in a live space with one gather;
-//! `fault` and `replace` have a gather for each page. `guest` is a fault of a guest, looked up and mapped, page by page always.
+//! `fault` and `replace` have a gather for each page. `guest` is a fault of a guest, looked up and mapped, page by page always;
+//! `walk` is what of it is not the engine's: the loop, and the platform's own at the beginning and the end of a walk.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
@@ -10,7 +11,7 @@ use std::ops::ControlFlow;
 use tablewright::format::{Ept, X86_64};
 use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
 use tablewright::hosted::{Hosted, Threads};
-use tablewright::shared::{Refused, SharedSpace};
+use tablewright::shared::{Refused, SharedPlatform, SharedSpace};
 use tablewright::{
     AddressSpace, Attrs, Change, EditError, Encoded, Ipa, Mapping, Pa, Perms, Span, Va,
 };
@@ -26,10 +27,11 @@ enum Edit {
     Fault,
     Replace,
     Guest,
+    Walk,
     Nothing,
 }
 
-const EDITS: [(&str, Edit); 10] = [
+const EDITS: [(&str, Edit); 11] = [
     ("map", Edit::Map),
     ("protect", Edit::Protect),
     ("contended", Edit::Contended),
@@ -39,6 +41,7 @@ const EDITS: [(&str, Edit); 10] = [
     ("fault", Edit::Fault),
     ("replace", Edit::Replace),
     ("guest", Edit::Guest),
+    ("walk", Edit::Walk),
     ("nothing", Edit::Nothing),
 ];
 
@@ -68,14 +71,14 @@ fn main() {
 
 fn usage() {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|fork|fault|replace|guest|nothing][-each] PAGES"
+        "error: usage: loops [map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing][-each] PAGES"
     );
     std::process::exit(2);
 }
 
 fn run(name: &str, edit: Edit, pages: u64, at_a_time: u64) {
     let measured = match edit {
-        Edit::Guest => guest(pages),
+        Edit::Guest | Edit::Walk => guest(pages, edit == Edit::Guest),
         _ => measure(edit, pages, at_a_time).map_err(|error| error.to_string()),
     };
     if let Err(error) = measured {
@@ -103,8 +106,8 @@ fn replace(
     Ok(())
 }
 
-/// Faults of a guest, in tables that exist.
-fn guest(pages: u64) -> Result<(), String> {
+/// Faults of a guest, in tables that exist; or all but what the engine does about them.
+fn guest(pages: u64, mapped: bool) -> Result<(), String> {
     let said = |error: &dyn std::fmt::Debug| format!("{error:?}");
     let platform = Threads::new(4096, 12, 1);
     let cells = [const { SlotCell::new() }; 8];
@@ -133,7 +136,17 @@ fn guest(pages: u64) -> Result<(), String> {
         mapped.map(|_| ()).map_err(|refused| said(&refused))
     };
     (0..tables).try_for_each(|table| fault(table * 512))?;
-    (0..pages).try_for_each(|page| fault(page / 511 * 512 + page % 511 + 1))
+    let scattered = |page: u64| page / 511 * 512 + page % 511 + 1;
+    if mapped {
+        return (0..pages).try_for_each(|page| fault(scattered(page)));
+    }
+    (0..pages).try_for_each(|page| {
+        let page = scattered(page);
+        let fault = Fault::new(Ipa::new(page << 12), Access::Write);
+        let _ = black_box((fault, Backing::new(Pa::new(page << 12), 4096)));
+        drop(platform.enter());
+        black_box(Ok(()))
+    })
 }
 
 fn span(first: u64, pages: u64) -> Result<Span<Va>, EditError<Va>> {

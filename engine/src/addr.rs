@@ -255,8 +255,10 @@ impl<A: Address> Span<A> {
     }
 
     /// Whether `address` lies in the range.
+    #[inline]
     pub fn contains(self, address: A) -> bool {
-        self.start <= address && address <= self.last()
+        // What lies below the start wraps around, past the size.
+        address.bits().wrapping_sub(self.start.bits()) < self.size
     }
 
     /// Whether both ends are multiples of `1 << shift` bytes.

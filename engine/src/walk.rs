@@ -137,7 +137,8 @@ impl<P: Platform> Place<'_, P> {
     }
 }
 
-/// Goes straight down from the root in `frame` to the table of pages that covers all of `slice`.
+/// Goes straight down from the root in `frame` to the table of pages that covers all of `slice`. With `SHARED`, tables may be
+/// linked meanwhile.
 ///
 /// It is the walk of what is small, and of most edits: a load and a test for each level.
 ///
@@ -147,7 +148,7 @@ impl<P: Platform> Place<'_, P> {
 /// # Safety
 /// 1. `frame` holds the root of a tree of this format on `platform`.
 #[inline(always)]
-pub(crate) unsafe fn descend<F: Format, P: Platform>(
+pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
     platform: &P,
     mut frame: Pa,
     slice: Slice,
@@ -165,7 +166,10 @@ pub(crate) unsafe fn descend<F: Format, P: Platform>(
                 // SAFETY: the root (1.), or what a table descriptor of the tree points to.
                 let table = unsafe { Table::open(platform, frame, level) };
                 let index = F::index(slice.first, level);
-                let entry = table.load(index);
+                let entry = match SHARED {
+                    true => table.follow(index),
+                    false => table.load(index),
+                };
                 if F::kind(entry, level) != Kind::Table {
                     let range = index..index + 1;
                     return Err(Some((Place { table, range, limits }, level)));

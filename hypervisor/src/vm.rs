@@ -327,7 +327,7 @@ impl Vm {
             // What it writes is marked after it was made writable, and before it goes on; room is made sure of before.
             let marker = match &self.log {
                 Some(log) if request.is_logged_write() => {
-                    Some(log.marker(cpu::number(), request.slot()))
+                    Some(log.marker(cpu::number(), &request.slot()))
                 }
                 _ => None,
             };
@@ -338,7 +338,7 @@ impl Vm {
             }
             let mark = || {
                 if let Some(marker) = &marker {
-                    self.guest.mark(marker, request.slot(), request.at());
+                    self.guest.mark(marker, &request.slot(), request.at());
                 }
             };
             if self.log.is_some() && self.guest.reopen(&request) == Ok(true) {

@@ -71,7 +71,7 @@ impl Vm {
         let mapped = self.guest.gather().map(request, &page);
         if mapped.is_ok() && request.is_logged_write() {
             let marker = Marker::Bitmap(&self.bitmap);
-            self.guest.mark(&marker, request.slot(), request.at());
+            self.guest.mark(&marker, &request.slot(), request.at());
         }
         mapped.is_ok()
     }

@@ -334,7 +334,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let conditions = || Conditions::new(platform, liveness);
         let live = liveness != Liveness::Dead;
         // SAFETY: the root of the space.
-        let place = match unsafe { descend::<F, P>(platform, space.root, slice) } {
+        let place = match unsafe { descend::<F, P, false>(platform, space.root, slice) } {
             Ok(place) => place,
             Err(_) => return false,
         };

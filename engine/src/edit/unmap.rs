@@ -57,7 +57,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let serial = self.serial();
         // SAFETY: the root of the space.
         let end = if let Ok(place) =
-            unsafe { descend::<F, P>(&self.space.platform, self.space.root, slice) }
+            unsafe { descend::<F, P, false>(&self.space.platform, self.space.root, slice) }
             && place.is_whole::<F>(self.space.runs)
             // A table that is left with nothing is cut off instead.
             && !slice.is_whole::<F>(Level::PAGE.up())

@@ -76,7 +76,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         let at = Ipa::new(request.at);
         // SAFETY: a walk is entered (1.).
         unsafe { self.space.wake_walking(at, writes)? };
-        let logged = request.slot.log.is_on();
+        let logged = request.slot.log().is_on();
         let given = match writes {
             true => Perms::ANY_WRITE,
             false => Perms::empty(),
@@ -229,20 +229,20 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
     /// [`Refused`]; [`Refused::Retry`] also if no more can be carried: finish the gather, and go on.
     pub fn recover(&mut self, request: &Request, page: &Backing) -> Result<bool, Refused<Ipa>> {
         let guest = self.guest;
-        if request.slot.log.is_on() {
+        if request.slot.log().is_on() {
             return Ok(false);
         }
-        let attrs = guest.attrs(request, page)?;
+        let frame = page.frame.get();
+        let top = guest.fitting(request.at, frame, &request.slot, page.size);
+        let leaf_at = |level| guest.leaf(request, page, level);
+        let leaf = leaf_at(top)?;
         let _walk = guest.space.platform().enter();
         if !guest.slots.is_current(request.version) {
             return Err(Refused::Retry);
         }
-        let frame = page.frame.get();
-        let top = guest.fitting(request.at, frame, &request.slot, page.size);
-        let leaf_at = |level| Guest::<F, P>::leaf_at(request, page, level, attrs);
-        let level = guest.space.affordable(top, CLAIM, leaf_at)?;
+        let leaf = guest.space.affordable(leaf, CLAIM, leaf_at)?;
         // SAFETY: a walk is entered (1.).
-        unsafe { self.gather.recover_walking(&leaf_at(level)?) }
+        unsafe { self.gather.recover_walking(&leaf) }
     }
 }
 

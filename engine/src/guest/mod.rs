@@ -63,7 +63,7 @@ use crate::shared::{
 use crate::space::EditError;
 use crate::walk::MAX_LEVELS;
 
-use slots::{Slots, Version};
+use slots::{Packed, Slots, Version};
 
 /// The most bytes that are cleaned by one fault: 2 MiB, which takes a quarter of a millisecond where cleaning is slow.
 pub const CLAIM: u64 = 2 << 20;
@@ -134,15 +134,15 @@ pub struct Request {
     at: u64,
     access: Access,
     cause: Cause,
-    slot: Slot,
+    slot: Packed,
     version: Version,
     tables: u8,
 }
 
 impl Request {
     /// The slot.
-    pub fn slot(&self) -> &Slot {
-        &self.slot
+    pub fn slot(&self) -> Slot {
+        self.slot.slot()
     }
 
     /// The address.
@@ -169,7 +169,7 @@ impl Request {
 
     /// Whether the page has to be marked in the dirty log, once it is mapped.
     pub fn is_logged_write(&self) -> bool {
-        self.slot.log == Log::ByFault && self.access == Access::Write
+        self.slot.log() == Log::ByFault && self.access == Access::Write
     }
 }
 
@@ -216,6 +216,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Gather {
             guest: self,
             gather: self.space.gather(),
+            recent: None,
         }
     }
 
@@ -274,7 +275,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     /// # Errors
     /// [`SlotError::Unknown`], [`SlotError::Busy`].
     pub fn slot(&self, at: Ipa) -> Result<Slot, SlotError> {
-        self.slots.find(at.get())?.0.ok_or(SlotError::Unknown)
+        let (slot, _) = self.slots.find(at.get())?;
+        Ok(slot.ok_or(SlotError::Unknown)?.slot())
     }
 
     fn fits(&self, slot: &Slot) -> Result<(), SlotError> {
@@ -297,8 +299,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         let at = fault.at.get();
         let (slot, version) = self.slots.find(at).map_err(|_| Declined::Busy)?;
         let slot = slot.ok_or(Declined::NoSlot)?;
-        if !slot.perms.contains(fault.access.perms()) {
-            return Err(Declined::Denied(slot));
+        if !slot.perms().contains(fault.access.perms()) {
+            return Err(Declined::Denied(slot.slot()));
         }
         Ok(Request {
             at,
@@ -311,24 +313,30 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     }
 
     /// How many tables are missing between where the walk ended and where the leaf will be.
-    fn guess(&self, fault: &Fault, slot: &Slot) -> u8 {
-        let leaf = self.fitting(fault.at.get(), fault.at.get(), slot, slot.page);
+    fn guess(&self, fault: &Fault, slot: &Packed) -> u8 {
         match fault.cause {
             // It has a leaf. A large one is taken apart where writes are logged.
             Cause::AccessFlag => 0,
-            Cause::Permission if !slot.log.is_on() => 0,
+            Cause::Permission if !slot.log().is_on() => 0,
             Cause::Permission | Cause::Translation => {
                 // Where tables sleep the walk of the hardware may have ended above what is there.
-                let known = fault.level.filter(|_| !self.space.may_sleep());
-                let level = known.unwrap_or_else(|| self.space.level_of(fault.at));
-                level.height().saturating_sub(leaf.height())
+                match fault.level.filter(|_| !self.space.may_sleep()) {
+                    Some(level) => {
+                        let (at, page) = (fault.at.get(), slot.slot().page);
+                        let leaf = self.fitting(at, at, slot, page);
+                        level.height().saturating_sub(leaf.height())
+                    }
+                    // To look would be a walk for each fault. What is not needed stays in the gather for the next.
+                    None => F::root_level().height(),
+                }
             }
         }
     }
 
     /// The largest leaf around `at` that a page of `size` bytes at `frame`, the slot, and the processor allow.
-    fn fitting(&self, at: u64, frame: u64, slot: &Slot, size: u64) -> Level {
-        if slot.log.is_on() {
+    #[inline]
+    fn fitting(&self, at: u64, frame: u64, slot: &Packed, size: u64) -> Level {
+        if size < 1 << F::shift(Level::PAGE.up()) || slot.log().is_on() {
             return Level::PAGE;
         }
         let largest = F::largest_leaf(&self.space.caps());
@@ -349,24 +357,31 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         best
     }
 
-    fn leaf_at(
+    /// The leaf at `level` for the page that was found for a request.
+    fn leaf(
+        &self,
         request: &Request,
         page: &Backing,
         level: Level,
-        attrs: Attrs,
-    ) -> Result<NewLeaf<F>, EditError<Ipa>> {
+    ) -> Result<NewLeaf<F>, Refused<Ipa>> {
+        let attrs = self.attrs(request, page)?;
         let frame = page.frame.get() & !((1u64 << F::shift(level)) - 1);
-        NewLeaf::new(Ipa::new(request.at), Pa::new(frame), level, attrs)
+        Ok(NewLeaf::new(
+            Ipa::new(request.at),
+            Pa::new(frame),
+            level,
+            attrs,
+        )?)
     }
 
     fn attrs(&self, request: &Request, page: &Backing) -> Result<Attrs, Refused<Ipa>> {
-        let Request { slot, access, .. } = request;
+        let (slot, access) = (request.slot(), request.access);
         let mut perms = slot.perms & page.perms;
         if !perms.contains(access.perms()) {
             return Err(Refused::Denied);
         }
         let writable = perms.intersects(Perms::ANY_WRITE);
-        if slot.log == Log::ByFault && *access != Access::Write {
+        if slot.log == Log::ByFault && access != Access::Write {
             perms -= Perms::ANY_WRITE;
         }
         let base = match slot.memory.is_device() {
@@ -380,7 +395,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
             accessed: true,
             // Where hardware marks what is written, it says so itself.
             software: if writable { HOST_WRITES } else { 0 },
-            dirty: writes && (*access == Access::Write || !self.space.caps().hardware_dirty),
+            dirty: writes && (access == Access::Write || !self.space.caps().hardware_dirty),
             ..base
         })
     }
@@ -421,6 +436,19 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 pub struct Gather<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> {
     guest: &'g Guest<'s, F, P>,
     gather: shared::Gather<'g, F, P>,
+    /// The descriptor of the page that was mapped last without its address, if nothing has to be done to caches: most faults
+    /// differ from the one before in nothing but the address.
+    recent: Option<(Like, u64)>,
+}
+
+/// What the attributes of a page are made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Like {
+    /// All of the slot that is not an address.
+    slot: u64,
+    access: Access,
+    /// What the host allows.
+    perms: Perms,
 }
 
 impl<'g, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Deref for Gather<'g, '_, F, P> {
@@ -508,9 +536,38 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
     /// [`Refused::Edit`]: the page lies where the format does not reach.
     pub fn map(&mut self, request: &Request, page: &Backing) -> Result<Mapped<F>, Refused<Ipa>> {
         let guest = self.guest;
-        let attrs = guest.attrs(request, page)?;
         let top = guest.fitting(request.at, page.frame.get(), &request.slot, page.size);
-        let leaf_at = |level| Guest::<F, P>::leaf_at(request, page, level, attrs);
+        let like = Like {
+            slot: request.slot.rest,
+            access: request.access,
+            perms: page.perms,
+        };
+        if let Some((of, bits)) = self.recent
+            && of == like
+            && top == Level::PAGE
+        {
+            let _walk = guest.space.platform().enter();
+            let ready = guest.slots.is_current(request.version) && !guest.space.may_sleep();
+            // SAFETY: a walk is entered (1.).
+            if ready && unsafe { guest.space.fill_hole(request.at(), page.frame, bits)? } {
+                return Ok(Mapped::Installed);
+            }
+        }
+        self.map_anything(request, page, top, like)
+    }
+
+    /// The same whatever is there, and for leaves of all sizes.
+    #[inline(never)]
+    fn map_anything(
+        &mut self,
+        request: &Request,
+        page: &Backing,
+        top: Level,
+        like: Like,
+    ) -> Result<Mapped<F>, Refused<Ipa>> {
+        let guest = self.guest;
+        let leaf_at = |level| guest.leaf(request, page, level);
+        let mut leaf = leaf_at(top)?;
         // From here to the end nothing is swept that was looked up before.
         let _walk = guest.space.platform().enter();
         if !guest.slots.is_current(request.version) {
@@ -519,13 +576,16 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
         let writes = request.access == Access::Write;
         // SAFETY: a walk is entered (1.).
         unsafe { guest.space.wake_walking(Ipa::new(request.at), writes)? };
-        let mut level = guest.space.affordable(top, CLAIM, leaf_at)?;
+        match top == Level::PAGE {
+            true => self.recent = guest.space.template(&leaf).map(|bits| (like, bits)),
+            false => leaf = guest.space.affordable(leaf, CLAIM, leaf_at)?,
+        }
         // A leaf that is in the way is split one level at a time.
         for _ in 0..MAX_LEVELS {
             // SAFETY: a walk is entered (1.).
-            let mapped = unsafe { self.gather.map_walking(&leaf_at(level)?) };
+            let mapped = unsafe { self.gather.map_walking(&leaf) };
             match mapped {
-                Err(Refused::Larger(larger)) if larger <= top => level = larger,
+                Err(Refused::Larger(larger)) if larger <= top => leaf = leaf_at(larger)?,
                 Err(Refused::Larger(larger)) => {
                     let below = larger.down().unwrap_or(Level::PAGE);
                     let at = Ipa::new(request.at);

@@ -70,12 +70,10 @@ impl Log {
         !matches!(self, Self::Off)
     }
 
+    #[inline(always)]
     fn from_bits(bits: u64) -> Self {
-        match bits & 3 {
-            0 => Self::Off,
-            1 => Self::ByFault,
-            _ => Self::ByHardware,
-        }
+        const LOGS: [Log; 4] = [Log::Off, Log::ByFault, Log::ByHardware, Log::ByHardware];
+        LOGS[bits as usize % LOGS.len()]
     }
 }
 
@@ -147,6 +145,40 @@ impl fmt::Display for SlotError {
 
 impl core::error::Error for SlotError {}
 
+/// A slot as it stands in its cell: of most, a fault needs no more than what it may do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packed {
+    pub guest: Span<Ipa>,
+    pub host: u64,
+    /// The number, the permissions, the memory, the log and the size of pages: what is not an address.
+    pub rest: u64,
+}
+
+impl Packed {
+    #[inline(always)]
+    pub fn perms(&self) -> Perms {
+        Perms::from_bits_truncate((self.rest >> 16) as u8)
+    }
+
+    #[inline(always)]
+    pub fn log(&self) -> Log {
+        Log::from_bits(self.rest >> 27)
+    }
+
+    pub fn slot(&self) -> Slot {
+        let Self { guest, host, rest } = *self;
+        Slot {
+            id: rest as u16,
+            guest,
+            host,
+            perms: self.perms(),
+            memory: MEMORY[(rest >> 24) as usize % MEMORY.len()],
+            page: 1 << (rest >> 32 & 63),
+            log: self.log(),
+        }
+    }
+}
+
 /// Room for one slot.
 ///
 /// ```
@@ -187,18 +219,13 @@ impl SlotCell {
     }
 
     /// What it holds; whether that is one slot or pieces of two, the version tells.
-    fn load(&self) -> Option<Slot> {
+    #[inline]
+    fn load(&self) -> Option<Packed> {
         let first = Ipa::new(self.first.load(Ordering::Relaxed));
-        let guest = Span::new(first, self.size.load(Ordering::Relaxed)).ok()?;
-        let rest = self.rest.load(Ordering::Relaxed);
-        Some(Slot {
-            id: rest as u16,
-            guest,
+        Some(Packed {
+            guest: Span::new(first, self.size.load(Ordering::Relaxed)).ok()?,
             host: self.host.load(Ordering::Relaxed),
-            perms: Perms::from_bits_truncate((rest >> 16) as u8),
-            memory: MEMORY[(rest >> 24 & 7) as usize % MEMORY.len()],
-            page: 1 << (rest >> 32 & 63),
-            log: Log::from_bits(rest >> 27),
+            rest: self.rest.load(Ordering::Relaxed),
         })
     }
 
@@ -225,14 +252,16 @@ impl Default for SlotCell {
     }
 }
 
-/// In the order of the numbers that stand for them.
-const MEMORY: [Memory; 6] = [
+/// In the order of the numbers that stand for them, of three bits.
+const MEMORY: [Memory; 8] = [
     Memory::Normal,
     Memory::WriteThrough,
     Memory::NonCacheable,
     Memory::Device,
     Memory::DeviceStrict,
     Memory::Tagged,
+    Memory::Normal,
+    Memory::Normal,
 ];
 
 /// All slots of a guest, and the version of what faults look up.
@@ -263,7 +292,8 @@ impl<'s> Slots<'s> {
     }
 
     /// The slot that holds an address, if any, and the version under which that is so.
-    pub fn find(&self, at: u64) -> Result<(Option<Slot>, Version), SlotError> {
+    #[inline]
+    pub fn find(&self, at: u64) -> Result<(Option<Packed>, Version), SlotError> {
         let version = self.version.load(Ordering::Acquire);
         if version & 1 != 0 {
             return Err(SlotError::Busy);
@@ -272,9 +302,9 @@ impl<'s> Slots<'s> {
         let after = self.cells.partition_point(|cell| {
             cell.size.load(Ordering::Relaxed) != 0 && cell.first.load(Ordering::Relaxed) <= at
         });
-        let slot = after
-            .checked_sub(1)
-            .and_then(|index| self.cells[index].load())
+        let cell = after.checked_sub(1).and_then(|index| self.cells.get(index));
+        let slot = cell
+            .and_then(SlotCell::load)
             .filter(|slot| slot.guest.contains(Ipa::new(at)));
         fence(Ordering::Acquire);
         if self.version.load(Ordering::Relaxed) != version {
@@ -294,7 +324,7 @@ impl<'s> Slots<'s> {
             .cells
             .iter()
             .filter_map(SlotCell::load)
-            .any(|slot| is_so(&slot));
+            .any(|slot| is_so(&slot.slot()));
         fence(Ordering::Acquire);
         match version & 1 == 0 && self.version.load(Ordering::Relaxed) == version {
             true => Ok(found),
@@ -348,7 +378,8 @@ pub(super) struct Change<'a> {
 
 impl Change<'_> {
     fn slots(&self) -> impl Iterator<Item = Slot> {
-        self.cells[..self.used].iter().filter_map(SlotCell::load)
+        let cells = self.cells[..self.used].iter();
+        cells.filter_map(SlotCell::load).map(|slot| slot.slot())
     }
 
     pub fn insert(&mut self, slot: Slot) -> Result<(), SlotError> {
@@ -365,7 +396,8 @@ impl Change<'_> {
             .position(|other| other.guest.start() > slot.guest.start())
             .unwrap_or(self.used);
         for index in (place..self.used).rev() {
-            self.cells[index + 1].store(self.cells[index].load());
+            let slot = self.cells[index].load().map(|slot| slot.slot());
+            self.cells[index + 1].store(slot);
         }
         self.cells[place].store(Some(slot));
         self.used += 1;
@@ -377,7 +409,7 @@ impl Change<'_> {
         let (place, slot) = found.ok_or(SlotError::Unknown)?;
         for index in place..self.used {
             let next = self.cells.get(index + 1).and_then(SlotCell::load);
-            self.cells[index].store(next);
+            self.cells[index].store(next.map(|slot| slot.slot()));
         }
         self.used -= 1;
         Ok(slot)

@@ -7,7 +7,7 @@ use crate::flush::{Fate, Invalidation, Leaf, Ranges, Stale, Target, What};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::Barrier;
 use crate::space::EditError;
-use crate::walk::{MAX_LEVELS, Slice};
+use crate::walk::{MAX_LEVELS, Slice, descend};
 
 use super::range::extent;
 use super::{Found, Gather, Refused, SharedPlatform, SharedSpace, plain};
@@ -50,13 +50,8 @@ impl<F: Format> NewLeaf<F> {
         if !frame.is_aligned(F::shift(level)) {
             return Err(EditError::Misaligned);
         }
-        if !F::is_canonical(input.bits()) {
-            return Err(EditError::InputOutOfRange);
-        }
         let size = 1u64 << F::shift(level);
-        if (frame.get() + (size - 1)) >> F::OUTPUT_BITS != 0 {
-            return Err(EditError::OutputOutOfRange);
-        }
+        check_page::<F>(input, frame.get() + (size - 1))?;
         Ok(Self {
             input: input.bits() & !(size - 1),
             frame,
@@ -92,6 +87,18 @@ impl<F: Format> NewLeaf<F> {
             first: self.input,
             last: self.input + (self.size() - 1),
         }
+    }
+}
+
+/// Checks what a leaf maps: an address, and the last of the memory.
+#[inline(always)]
+fn check_page<F: Format>(input: F::Input, last: u64) -> Result<(), EditError<F::Input>> {
+    if !F::is_canonical(input.bits()) {
+        return Err(EditError::InputOutOfRange);
+    }
+    match last >> F::OUTPUT_BITS {
+        0 => Ok(()),
+        _ => Err(EditError::OutputOutOfRange),
     }
 }
 
@@ -439,34 +446,27 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
 }
 
 impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
-    /// The level at which the walk for `input` ends. The address is one that the root translates.
-    pub(crate) fn level_of(&self, input: F::Input) -> Level {
-        let _walk = self.platform.enter();
-        // SAFETY: a walk is entered.
-        unsafe { self.find(input.bits(), Level::PAGE) }.level
-    }
-
-    /// The largest level up to `top` at which mapping the leaf takes no more than `most` bytes to be cleaned, or that of
-    /// pages. The caller has entered a walk.
+    /// The largest leaf, up to `leaf`, that takes no more than `most` bytes to be cleaned, or that of a page; `leaf_at` makes
+    /// it at another level. The caller has entered a walk.
     pub(crate) fn affordable(
         &self,
-        top: Level,
+        mut leaf: NewLeaf<F>,
         most: u64,
-        leaf_at: impl Fn(Level) -> Result<NewLeaf<F>, EditError<F::Input>>,
-    ) -> Result<Level, EditError<F::Input>> {
-        let mut level = top;
+        leaf_at: impl Fn(Level) -> Result<NewLeaf<F>, Refused<F::Input>>,
+    ) -> Result<NewLeaf<F>, Refused<F::Input>> {
         loop {
-            let leaf = leaf_at(level)?;
             let cleans = leaf.size() > most && self.upkeep(&leaf.attrs, Perms::empty()).0;
             if !cleans || self.lacks_little(&leaf, most) {
-                return Ok(level);
+                return Ok(leaf);
             }
+            let mut level = leaf.level;
             loop {
                 level = level.down().unwrap_or(Level::PAGE);
                 if F::is_leaf_level(level) {
                     break;
                 }
             }
+            leaf = leaf_at(level)?;
         }
     }
 
@@ -564,6 +564,42 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             Err(now) if self.grants(now, leaf) => Ok(Mapped::Already),
             Err(_) => Err(Refused::Retry),
         }
+    }
+
+    /// The descriptor of a leaf without its address, if nothing has to be done to caches before it may be seen.
+    pub(crate) fn template(&self, leaf: &NewLeaf<F>) -> Option<u64> {
+        let ready = self.upkeep(&leaf.attrs, Perms::empty()) == (false, false);
+        ready.then_some(leaf.bits & !F::address_mask(leaf.level))
+    }
+
+    /// Maps the page around `frame` by a descriptor that has no address yet, if there is a hole for it, in a table. Whether it
+    /// has; nothing has happened otherwise.
+    ///
+    /// # Safety
+    /// 1. A walk has been entered.
+    #[inline(always)]
+    pub(crate) unsafe fn fill_hole(
+        &self,
+        input: F::Input,
+        frame: Pa,
+        bits: u64,
+    ) -> Result<bool, EditError<F::Input>> {
+        let low = (1 << F::PAGE_SHIFT) - 1;
+        check_page::<F>(input, frame.get() | low)?;
+        let slice = Slice {
+            first: input.bits() & !low,
+            last: input.bits() | low,
+        };
+        // SAFETY: the root of the space, in a walk.
+        let Ok(place) = (unsafe { descend::<F, P, true>(&self.platform, self.root, slice) }) else {
+            return Ok(false);
+        };
+        let bits = bits | F::put_address(Pa::new(frame.get() & !low));
+        let filled = place.table.compare_exchange(place.range.start, 0, bits);
+        if filled.is_ok() {
+            self.platform.barrier(Barrier::Publish);
+        }
+        Ok(filled.is_ok())
     }
 
     /// Whether the entry is this leaf already, allowing at least as much.

@@ -108,7 +108,7 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
     fn mark(&self, request: &Request, at: Ipa) {
         let slot = request.slot();
         let bitmap = &self.bitmaps[usize::from(slot.id)];
-        self.guest.mark(&Marker::Bitmap(bitmap), slot, at);
+        self.guest.mark(&Marker::Bitmap(bitmap), &slot, at);
     }
 }
 

@@ -197,7 +197,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a logged write makes a whole block writable",
         file: GUEST,
-        find: "if «slot.log.is_on()» {\n            return Level::PAGE;",
+        find: "|| «slot.log().is_on()» {\n            return Level::PAGE;",
         with: "false",
         rules: &["program"],
     },

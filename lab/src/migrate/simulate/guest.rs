@@ -146,7 +146,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
             }
         };
         if opened && request.is_logged_write() {
-            self.guest.mark(&marker, request.slot(), at);
+            self.guest.mark(&marker, &request.slot(), at);
             cpu.spend(self.machine.costs().exchange);
         }
     }

@@ -1460,7 +1460,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 let walk = request.slot().log.is_on().then(|| self.mapper.enter());
                 let reopened = self.guest.reopen(&request);
                 if reopened == Ok(true) && request.is_logged_write() {
-                    self.mark(request.slot(), fault);
+                    self.mark(&request.slot(), fault);
                 }
                 drop(walk);
                 match reopened {
@@ -1484,7 +1484,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 let walk = request.slot().log.is_on().then(|| self.mapper.enter());
                 let mapped = gather.map(&request, &page);
                 if mapped.is_ok() && request.is_logged_write() {
-                    self.mark(request.slot(), fault);
+                    self.mark(&request.slot(), fault);
                 }
                 drop(walk);
                 match mapped {

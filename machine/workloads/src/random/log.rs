@@ -429,7 +429,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 }
                 if let Some(request) = self.owed[cpu.id()].take() {
                     self.pause(dice, 8);
-                    self.mark(&self.marker(request.slot()), &request, dice);
+                    self.mark(&self.marker(&request.slot()), &request, dice);
                 }
                 return;
             };
@@ -519,13 +519,13 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                     return Served::Later;
                 }
             };
-            let marker = self.marker(request.slot());
+            let marker = self.marker(&request.slot());
             let logged = request.is_logged_write();
             if logged && !self.is(Bug::RoomAskedAfterwards) && marker.room().is_err() {
                 return Served::Full;
             }
             if logged && self.is(Bug::MarkedBeforeWritable) {
-                self.guest.mark(&marker, request.slot(), request.at());
+                self.guest.mark(&marker, &request.slot(), request.at());
                 self.pause(dice, 8);
             }
             if dice.below(3) > 0 {
@@ -598,7 +598,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             let what = || "a ring that had room has none".to_owned();
             return self.machine.check(!asked, what);
         }
-        self.guest.mark(marker, request.slot(), request.at());
+        self.guest.mark(marker, &request.slot(), request.at());
     }
 
     // ---- The host's memory ----

@@ -549,11 +549,11 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             }
             host.judge(&mapped);
             if mapped.is_ok() && request.is_logged_write() {
-                let bitmap = guest.bitmap(request.slot());
+                let bitmap = guest.bitmap(&request.slot());
                 let at = request.at();
                 guest
                     .guest
-                    .mark(&Marker::Bitmap(&bitmap), request.slot(), at);
+                    .mark(&Marker::Bitmap(&bitmap), &request.slot(), at);
             }
         });
     }
