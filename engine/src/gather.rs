@@ -109,6 +109,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     #[inline]
     fn send(&mut self) -> bool {
         let target = self.space.target();
+        self.left.news |= core::mem::take(&mut self.space.news);
         let issued = self.left.issue::<F, P>(&self.space.platform, target);
         self.space.owed = false;
         // What was issued before may be what an edit of this gather has found done.
@@ -196,8 +197,9 @@ impl<F: Format, P: Platform + Clone> Drop for Gather<'_, F, P> {
         let Flush { news, detached, .. } = &self.left;
         if self.space.owed || !detached.is_empty() {
             self.flush_rest();
-        } else if *news {
+        } else if *news || self.space.news {
             self.space.platform.barrier(Barrier::Publish);
+            self.space.news = false;
         }
     }
 }

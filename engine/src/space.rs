@@ -157,6 +157,8 @@ pub struct AddressSpace<F: Format, P: Platform> {
     /// Walkers may remember something that an edit has changed, and no gather is there that will have it forgotten, unless it
     /// is the one that borrows the space: the next starts with everything.
     pub(crate) owed: bool,
+    /// Something was mapped that walkers may not see yet.
+    pub(crate) news: bool,
     /// Something was issued, and is perhaps not complete.
     pub(crate) pending: bool,
     /// Some table may take permissions away, so that adding one has to look.
@@ -276,6 +278,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             liveness,
             serial: 0,
             owed: false,
+            news: false,
             pending: false,
             tables_deny: true,
             runs: true,
@@ -505,6 +508,20 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         check::<F>(self.half, span)
     }
 
+    /// The same of one page.
+    #[inline]
+    pub(crate) fn check_page(&self, page: F::Input) -> Result<Slice, EditError<F::Input>> {
+        let (first, low) = (page.bits(), (1 << F::PAGE_SHIFT) - 1);
+        if first & low != 0 {
+            return Err(EditError::Misaligned);
+        }
+        if !self.translates(first) {
+            return Err(EditError::InputOutOfRange);
+        }
+        let last = first | low;
+        Ok(Slice { first, last })
+    }
+
     /// What many roots share is remembered under many identities: an invalidation finds all of it only if it is global.
     #[inline]
     pub(crate) fn check_global(&self, global: bool) -> Result<(), Inexpressible> {
@@ -563,7 +580,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         slice: Slice,
     ) -> Result<Place<'_, P>, Option<(Place<'_, P>, Level)>> {
         // SAFETY: as above.
-        unsafe { descend::<F, P>(&self.platform, self.root, slice) }
+        unsafe { descend::<F, P, false>(&self.platform, self.root, slice) }
     }
 
     /// Invalidates at once and waits: the middle of a break-before-make.

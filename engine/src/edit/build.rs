@@ -363,3 +363,42 @@ fn build_pages<F: Format, P: Platform, S: Source>(
     table.fill(end..1 << F::INDEX_BITS, 0, 0);
     Some(frame)
 }
+
+/// Builds what is missing below an entry at `level` for one page, whose descriptor is `page`. Its tables take `deny` away.
+/// `None`, and nothing is left of it, if there were not enough frames.
+#[cold]
+#[inline(never)]
+pub(crate) fn build_path<F: Format, P: Platform>(
+    platform: &P,
+    level: Level,
+    input: u64,
+    page: u64,
+    deny: Perms,
+) -> Option<Pa> {
+    let (mut entry, mut at) = (page, Level::PAGE);
+    loop {
+        let Some(frame) = platform.alloc_table(at) else {
+            // Each table that was made is the only one in the next.
+            while let Some(below) = at.down() {
+                let frame = F::address(entry, at);
+                // SAFETY: allocated below, and never linked: freed once (1., 2.).
+                unsafe {
+                    entry = Table::open(platform, frame, below).load(F::index(input, below));
+                    platform.free_table(frame, below);
+                }
+                at = below;
+            }
+            return None;
+        };
+        // SAFETY: the frame was allocated for this table.
+        let table = unsafe { Table::open(platform, frame, at) };
+        table.fill(0..1 << F::INDEX_BITS, 0, 0);
+        table.store(F::index(input, at), entry);
+        drop(table);
+        at = at.up();
+        if at == level {
+            return Some(frame);
+        }
+        entry = F::table(frame, deny);
+    }
+}

@@ -79,7 +79,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         child.space.tables_deny |= parent.tables_deny;
         child.space.runs |= parent.runs;
         child.space.globals |= parent.globals || change.turns_global();
-        child.left.news |= child.space.liveness() != Liveness::Dead;
+        child.space.news |= child.space.liveness() != Liveness::Dead;
 
         // If the visitor unwinds, what was changed until then is not named: everything is, until it has come to its end.
         let live = plans.conditions.live;

@@ -10,14 +10,14 @@ use core::convert::Infallible;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
-use super::build::{Consecutive, Fresh, Leaves, Scattered, Source, build};
+use super::build::{Consecutive, Fresh, Leaves, Scattered, Source, build, build_path};
 use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::entry::Table;
-use crate::flush::free_tree;
+use crate::flush::{Ranges, free_tree};
 use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::gather::Gather;
-use crate::platform::Platform;
-use crate::space::{EditError, Liveness};
+use crate::platform::{Barrier, Platform};
+use crate::space::{AddressSpace, EditError, Liveness};
 use crate::walk::{Slice, Step, Visit};
 
 /// How to map: the attributes, and which leaves may be used.
@@ -59,6 +59,15 @@ impl Mapping {
     /// The highest level whose leaves may be used.
     pub(crate) const fn top(&self) -> Level {
         self.largest
+    }
+
+    /// What tables made for it take away.
+    #[inline(always)]
+    fn denied(&self) -> Perms {
+        match self.tables_deny {
+            true => Perms::ANY_EXEC - self.attrs.perms,
+            false => Perms::empty(),
+        }
     }
 
     /// The same leaves with other attributes.
@@ -275,6 +284,37 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Ok(size)
     }
 
+    /// Maps one page: what a demand fault does. As [`map`](Gather::map) of a range of that size, in less code: a kernel that
+    /// maps nothing but pages links nothing else.
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, EditError, Encoded, Pa, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// let anonymous = Encoded::new(Attrs::USER_DATA)?;
+    /// let mut gather = space.gather();
+    /// gather.map_page(Va::new(0x7000), Pa::new(0x2000), anonymous)?;
+    /// let again = gather.map_page(Va::new(0x7000), Pa::new(0x3000), anonymous);
+    /// assert_eq!(again, Err(EditError::AlreadyMapped(Va::new(0x7000))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn map_page(
+        &mut self,
+        page: F::Input,
+        frame: Pa,
+        mapping: impl Template<F>,
+    ) -> Result<(), EditError<F::Input>> {
+        let slice = self.space.check_page(page)?;
+        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
+        self.space.map_leaf(slice, frame, &mapping)?;
+        self.mapped(slice);
+        Ok(())
+    }
+
     /// Maps `slice` to the memory of `source`, both of which have been checked.
     #[inline(always)]
     fn map_leaves<S: Source>(
@@ -283,24 +323,20 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         source: S,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
+        if slice.is_whole::<F>(Level::PAGE) {
+            let memory = slice.first.wrapping_add(source.at(slice.first).delta);
+            self.space.map_leaf(slice, Pa::new(memory), template)?;
+            self.mapped(slice);
+            return Ok(());
+        }
         let mapping = template.mapping();
         let small = if let Ok(place) = self.space.place(slice)
             && !(self.space.tables_deny && place.denied::<F>().intersects(mapping.attrs.perms))
         {
             let page = template.page()?;
             self.space.check_global(mapping.attrs.global)?;
-            let range = place.range.clone();
-            if slice.is_whole::<F>(Level::PAGE)
-                && F::kind(place.table.load(range.start), Level::PAGE) == Kind::Invalid
-            {
-                // One page is in no run.
-                let memory = slice.first.wrapping_add(source.at(slice.first).delta);
-                let leaf = page | F::put_address(Pa::new(memory));
-                place.table.store(range.start, leaf);
-            } else {
-                let leaves = Leaves::<F, S>::of_pages(source.clone(), page, mapping.runs);
-                fill_holes(&place.table, range, slice.first, &leaves)?;
-            }
+            let leaves = Leaves::<F, S>::of_pages(source.clone(), page, mapping.runs);
+            fill_holes(&place.table, place.range.clone(), slice.first, &leaves)?;
             true
         } else {
             false
@@ -308,18 +344,18 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if !small {
             self.map_tree(slice, source, &mapping)?;
         }
-        self.mapped(slice, &mapping);
+        self.space.runs |= mapping.runs;
+        self.space.globals |= mapping.attrs.global;
+        self.mapped(slice);
         Ok(())
     }
 
-    /// Notes what is mapped now.
+    /// Notes what walkers have to see.
     #[inline(always)]
-    fn mapped(&mut self, slice: Slice, mapping: &Mapping) {
+    fn mapped(&mut self, slice: Slice) {
         let space = &mut *self.space;
-        space.runs |= mapping.runs;
-        space.globals |= mapping.attrs.global;
         if space.liveness() != Liveness::Dead {
-            self.left.news = true;
+            space.news = true;
             if space.platform.caps().invalid_entries_cached {
                 space.owed = true;
                 self.left.ranges.add(slice, None, true);
@@ -337,11 +373,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ) -> Result<(), EditError<F::Input>> {
         let largest = F::largest_leaf(&self.space.platform.caps()).min(mapping.largest);
         let leaves = Leaves::<F, S>::new(slice, source, &mapping.attrs, largest, mapping.runs)?;
-        let deny = if mapping.tables_deny {
-            Perms::ANY_EXEC - mapping.attrs.perms
-        } else {
-            Perms::empty()
-        };
+        let deny = mapping.denied();
         let space = &mut *self.space;
         space.check_global(mapping.attrs.global)?;
         space.tables_deny |= !deny.is_empty();
@@ -362,6 +394,88 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             let _: ControlFlow<Infallible> = space.visit(slice, &mut prepare.commit);
         }
 
+        Ok(())
+    }
+}
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// Maps one page, which is used at once: as [`Gather::map_page`], and made visible to the walkers.
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Encoded, Pa, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// let anonymous = Encoded::new(Attrs::USER_DATA)?; // once, for all faults
+    /// space.map_page(Va::new(0x5000), Pa::new(0x8000), anonymous)?;
+    /// assert_eq!(space.query(Va::new(0x5123)).unwrap().frame(), Pa::new(0x8000));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn map_page(
+        &mut self,
+        page: F::Input,
+        frame: Pa,
+        mapping: impl Template<F>,
+    ) -> Result<(), EditError<F::Input>> {
+        let slice = self.check_page(page)?;
+        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
+        self.map_leaf(slice, frame, &mapping)?;
+        // What the space owes from before is left to the next gather: nothing is given out here.
+        let live = self.liveness() != Liveness::Dead;
+        if live && self.platform.caps().invalid_entries_cached {
+            let mut ranges = Ranges::new();
+            ranges.add(slice, None, true);
+            self.invalidate_now(&ranges);
+        } else if live {
+            self.platform.barrier(Barrier::Publish);
+        }
+        Ok(())
+    }
+
+    /// Maps one page, all of which has been checked. Walkers have to see it.
+    #[inline(always)]
+    fn map_leaf(
+        &mut self,
+        slice: Slice,
+        frame: Pa,
+        template: &impl Template<F>,
+    ) -> Result<(), EditError<F::Input>> {
+        let mapping = template.mapping();
+        let leaf = template.page()? | F::put_address(frame);
+        self.check_global(mapping.attrs.global)?;
+        // One page is in one table.
+        let (place, level) = match self.place(slice) {
+            Ok(place) => (place, Level::PAGE),
+            Err(Some((place, level))) => (place, level),
+            Err(None) => return Err(EditError::Misaligned),
+        };
+        let (table, index) = (&place.table, place.range.start);
+        let at = F::Input::from_bits(slice.first);
+        if self.tables_deny && place.denied::<F>().intersects(mapping.attrs.perms) {
+            return Err(EditError::Denied(at));
+        }
+        if F::kind(table.load(index), level) != Kind::Invalid {
+            return Err(EditError::AlreadyMapped(at));
+        }
+        let mut denies = false;
+        if level == Level::PAGE {
+            table.store(index, leaf);
+        } else {
+            let deny = mapping.denied();
+            if !mapping.allocate {
+                return Err(EditError::NeedsTable(at));
+            }
+            let child = build_path::<F, P>(&self.platform, level, slice.first, leaf, deny);
+            table.link(index, F::table(child.ok_or(EditError::OutOfTables)?, deny));
+            denies = !deny.is_empty();
+        }
+        drop(place);
+        self.tables_deny |= denies;
+        self.runs |= mapping.runs;
+        self.globals |= mapping.attrs.global;
         Ok(())
     }
 }

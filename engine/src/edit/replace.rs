@@ -6,7 +6,7 @@
 
 use super::live::Cut;
 use super::map::{Template, check_memory};
-use crate::addr::{AddressError, Level, Pa, Span};
+use crate::addr::{Level, Pa};
 use crate::bbm::{Rule, Transition};
 use crate::flush::{Held, Leaf, Ranges};
 use crate::format::{Format, Kind};
@@ -47,12 +47,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         frame: Pa,
         template: impl Template<F>,
     ) -> Result<Held<Leaf<F>>, EditError<F::Input>> {
-        let span = Span::new(page, 1 << F::PAGE_SHIFT).map_err(|error| match error {
-            AddressError::Misaligned { .. } => EditError::Misaligned,
-            AddressError::Empty | AddressError::Wraps => EditError::InputOutOfRange,
-        })?;
-        let slice = self.space.check(span)?;
-        check_memory::<F>(frame, span.size())?;
+        let slice = self.space.check_page(page)?;
+        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
         let attrs = template.mapping().attrs();
         let new = template.page()? | F::put_address(frame);
         self.space.check_global(attrs.global)?;
@@ -62,7 +58,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let (old, denied, how) = loop {
             let space = &mut *self.space;
             // SAFETY: the root of the space.
-            match unsafe { descend::<F, P>(&space.platform, space.root, slice) } {
+            match unsafe { descend::<F, P, false>(&space.platform, space.root, slice) } {
                 Ok(place) => {
                     let index = place.range.start;
                     let entry = place.table.load(index);

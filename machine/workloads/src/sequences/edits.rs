@@ -378,13 +378,19 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 if exclusive.gather.is_some() {
                     self.complete(cpu, slot, exclusive);
                 }
-                let mapped = exclusive.space().map(span, frame, mapping);
-                // Its gather is dropped. That completes what the space owes, and does not wait for what was issued before.
-                exclusive.dropped();
-                mapped
+                if span.size() == Self::PAGE && dice.once_in(2) {
+                    (exclusive.space()).map_page(span.start(), frame, mapping)
+                } else {
+                    let mapped = exclusive.space().map(span, frame, mapping);
+                    // Its gather is dropped. That completes what the space owes, and does not wait for what was issued before.
+                    exclusive.dropped();
+                    mapped
+                }
             } else {
                 let encoded = Encoded::<F>::new(mapping);
+                let page = span.size() == Self::PAGE && dice.once_in(2);
                 self.edit(slot, exclusive, |gather| match encoded {
+                    _ if page => gather.map_page(span.start(), frame, mapping),
                     Ok(encoded) if dice.once_in(2) => gather.map(span, frame, encoded),
                     _ => gather.map(span, frame, mapping),
                 })
@@ -518,6 +524,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         mapped: Result<(), EditError<F::Input>>,
     ) {
         let (first, last) = (span.start().bits(), span.last().bits());
+        if ![first, last].iter().all(|&at| Self::is_in_window(slot, at)) {
+            slot.wide.set(true);
+        }
         let mut model = slot.model.borrow_mut();
         let taken = model.overlaps(first, last);
         let aligned = span.is_aligned(F::PAGE_SHIFT) && frame.is_aligned(F::PAGE_SHIFT);
@@ -948,8 +957,13 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let Some((batch, root, issued)) = take_any(dice, &local.issued) else {
                 return;
             };
+            let before = self.control.completes[cpu].get();
             let completed = issued.complete();
             local.completed.borrow_mut().push((batch, completed));
+            if self.control.completes[cpu].get() == before {
+                // It had nothing to wait for, and so says nothing about what was issued after it.
+                return;
+            }
             for slot in &self.slots {
                 let Ok(mut place) = slot.place.try_borrow_mut() else {
                     continue;

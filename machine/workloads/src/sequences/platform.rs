@@ -62,6 +62,8 @@ pub struct Control {
     pub alive: Cell<i64>,
     /// Calls until the next interrupt, on each CPU; 0: none comes.
     pub interrupt: [Cell<u32>; 2],
+    /// How often each CPU was told to wait until what it has issued is complete.
+    pub completes: [Cell<u32>; 2],
     handler: Cell<Option<Handler>>,
     calls: Cell<u32>,
 }
@@ -73,6 +75,7 @@ impl Control {
             tables: Cell::new(u32::MAX),
             alive: Cell::new(0),
             interrupt: [const { Cell::new(0) }; 2],
+            completes: [const { Cell::new(0) }; 2],
             handler: Cell::new(None),
             calls: Cell::new(0),
         }
@@ -176,7 +179,11 @@ unsafe impl Platform for Plat<'_> {
         self.tick();
         let left_out = match barrier {
             Barrier::Publish => self.is(Bug::SkipsPublication),
-            Barrier::Complete => self.is(Bug::SkipsCompletion),
+            Barrier::Complete => {
+                let completes = &self.control.completes[self.mapper.machine().cpu().id()];
+                completes.set(completes.get() + 1);
+                self.is(Bug::SkipsCompletion)
+            }
         };
         if !left_out {
             self.mapper.barrier(barrier);

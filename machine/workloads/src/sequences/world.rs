@@ -150,6 +150,8 @@ pub struct Slot<'m, F: Format, G> {
     /// A CPU is mapping. What is where is for one host to say: no other memory comes to be in a table while a leaf takes its
     /// place.
     pub mapping: Cell<bool>,
+    /// It has had something mapped outside of its window. What is global of that is remembered under other roots as well.
+    pub wide: Cell<bool>,
     /// All of it was protected, and nothing lets a guest write since.
     pub lulled: Cell<bool>,
 }
@@ -314,6 +316,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 model: RefCell::default(),
                 silent: Cell::new(false),
                 mapping: Cell::new(false),
+                wide: Cell::new(false),
                 lulled: Cell::new(false),
             }
         };
@@ -1061,6 +1064,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
+    /// Whether an address is in the window of a space, which no other space uses for what it maps on purpose.
+    pub fn is_in_window(slot: &Slot<'m, F, G>, at: u64) -> bool {
+        at.wrapping_sub(slot.base) < 16 * Self::BLOCK
+    }
+
     /// One of the pages of a window.
     pub fn page(&self, base: u64, dice: &Dice) -> Span<F::Input> {
         let first = base + Self::BLOCK + dice.below(PAGES) * Self::PAGE;
@@ -1278,8 +1286,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             false => self.page(slot.base, dice).start().bits(),
         };
-        let inside = page.wrapping_sub(slot.base) < 16 * Self::BLOCK;
-        if !slot.attached.get() || !inside {
+        let other = |it: &Slot<'m, F, G>| !std::ptr::eq(it, slot);
+        let elsewhere = self.slots.iter().any(|it| other(it) && it.wide.get());
+        if !slot.attached.get() || !Self::is_in_window(slot, page) || elsewhere {
             return;
         }
         let va = page + 8 * cpu as u64;
