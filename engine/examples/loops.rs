@@ -187,8 +187,8 @@ fn measure(edit: Edit, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
     let mut sum = 0u64;
     if edit == Edit::Fault {
         // One after the other, each with a gather of its own.
-        for first in (0..pages).step_by(at_a_time as usize) {
-            space.map(span(first, at_a_time)?, Pa::new(first << 12), mapping)?;
+        for page in 0..pages {
+            space.map_page(Va::new(page << 12), Pa::new(page << 12), mapping)?;
         }
         return Ok(());
     }

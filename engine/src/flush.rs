@@ -240,17 +240,16 @@ impl Ranges {
                 return;
             }
         }
-        if self.len == MAX_RANGES {
+        let Some(place) = self.items.get_mut(self.len) else {
             self.overflowed = true;
             return self.stretch(slice);
-        }
-        let item = Stale {
+        };
+        place.write(Stale {
             first,
             last,
             level,
             tables,
-        };
-        self.items[self.len].write(item);
+        });
         self.len += 1;
     }
 
@@ -601,7 +600,7 @@ impl Detached {
         if self.len > 0 {
             self.len -= 1;
             // SAFETY: places below `len` were written by `push`.
-            let (word, first) = unsafe { self.unlinked[self.len].assume_init() };
+            let (word, first) = unsafe { self.unlinked.get(self.len)?.assume_init() };
             return Root::from_word(word, first).map(|root| (root, None));
         }
         let root = Root::from_word(self.head.0, self.head.1)?;
@@ -1006,7 +1005,10 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
         ControlFlow::Continue(())
     }
 
-    const LEAVES: bool = true;
+    #[inline(always)]
+    fn leaves(&self) -> bool {
+        true
+    }
 
     fn leave(&mut self, level: Level, child: Pa) {
         if let Some(below) = level.down() {

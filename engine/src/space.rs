@@ -14,7 +14,7 @@ use crate::flush::{Invalidation, Leaf, Ranges, Target, What, settle_all};
 use crate::format::{Format, Inexpressible};
 use crate::gather::Gather;
 use crate::platform::{Barrier, Caps, Platform};
-use crate::walk::{Place, Slice, descend, walk};
+use crate::walk::{Place, Slice, Visit, descend, walk};
 
 /// Whether table walkers use a space while it is edited.
 ///
@@ -564,13 +564,23 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Walks the space over `slice`, which has been checked.
     #[inline(always)]
-    pub(crate) fn visit<V: crate::walk::Visit<F, P>>(
+    pub(crate) fn visit<V: Visit<F, P> + ?Sized>(
         &self,
         slice: Slice,
         visitor: &mut V,
     ) -> core::ops::ControlFlow<V::Stop> {
         // SAFETY: the root of a space holds a tree of its format: `new` made it so, or the caller of `adopt` vouched.
         unsafe { walk::<F, P, V>(&self.platform, self.root, F::root_level(), slice, visitor) }
+    }
+
+    /// The same for a visitor whose own work is small beside what it prepares or mends: they share one walk.
+    #[inline(never)]
+    pub(crate) fn visit_rarely(
+        &self,
+        slice: Slice,
+        visitor: &mut dyn Visit<F, P, Stop = EditError<F::Input>>,
+    ) -> core::ops::ControlFlow<EditError<F::Input>> {
+        self.visit(slice, visitor)
     }
 
     /// Goes straight down to the table of pages that covers `slice`, which has been checked; otherwise as [`descend`].
@@ -592,8 +602,19 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 /// Whether a root for `half` translates this address.
 #[inline]
 pub(crate) fn translates<F: Format>(half: Option<Half>, input: u64) -> bool {
-    let upper = input >> 63 != 0;
-    F::is_canonical(input) && half.is_none_or(|half| upper == (half == Half::Upper))
+    check_ends::<F>(half, input, input)
+}
+
+/// Whether a root for `half` translates all from `first` to `last`: in both, what lies above the bits of a half is a copy of
+/// the sign, and alike; so it is in everything between them.
+#[inline(always)]
+fn check_ends<F: Format>(half: Option<Half>, first: u64, last: u64) -> bool {
+    let sign = match F::SIGNED {
+        true => (first as i64 >> 63) as u64,
+        false => 0,
+    };
+    let above = ((first ^ sign) | (first ^ last)) >> bits_of_half::<F>();
+    above == 0 && half.is_none_or(|half| (sign != 0) == (half == Half::Upper))
 }
 
 /// How many bits of an address differ within one half, or within all of it where there is one. One root for both halves has
@@ -616,13 +637,10 @@ pub(crate) fn check<F: Format>(
     if !span.is_aligned(F::PAGE_SHIFT) {
         return Err(EditError::Misaligned);
     }
-    // The bits that have to be equal in a canonical address are so at both ends: so they are in everything between them, and
-    // all of it is in the same half.
-    if !translates::<F>(half, slice.first) || (slice.first ^ slice.last) >> bits_of_half::<F>() != 0
-    {
-        return Err(EditError::InputOutOfRange);
+    match check_ends::<F>(half, slice.first, slice.last) {
+        true => Ok(slice),
+        false => Err(EditError::InputOutOfRange),
     }
-    Ok(slice)
 }
 
 impl<F: Format, P: Platform> fmt::Debug for AddressSpace<F, P> {

@@ -7,7 +7,7 @@
 //!
 //! The depth is bounded by the levels of the format, at most five; so is the recursion.
 
-use core::ops::{ControlFlow, Range};
+use core::ops::{ControlFlow, Index, IndexMut, Range};
 
 use crate::addr::{Level, Pa};
 use crate::entry::Table;
@@ -52,31 +52,59 @@ impl Slice {
     }
 }
 
+/// Something for each level, with as much room as makes any index one of it.
+#[derive(Clone, Copy)]
+pub(crate) struct ByLevel<T>([T; 8]);
+
+impl<T: Copy> ByLevel<T> {
+    #[inline(always)]
+    pub const fn new(value: T) -> Self {
+        Self([value; 8])
+    }
+}
+
+impl<T> Index<Level> for ByLevel<T> {
+    type Output = T;
+
+    #[inline(always)]
+    fn index(&self, level: Level) -> &T {
+        &self.0[level.height() as usize % 8]
+    }
+}
+
+impl<T> IndexMut<Level> for ByLevel<T> {
+    #[inline(always)]
+    fn index_mut(&mut self, level: Level) -> &mut T {
+        &mut self.0[level.height() as usize % 8]
+    }
+}
+
 /// What the tables above each level take away, along the path that a walk is on.
 #[derive(Clone, Copy)]
-pub(crate) struct Denied([Perms; MAX_LEVELS]);
+pub(crate) struct Denied(ByLevel<Perms>);
 
 impl Denied {
     /// Nothing yet, but `denied` at the level where the walk starts and below.
     #[inline(always)]
     pub fn new(denied: Perms) -> Self {
-        Self([denied; MAX_LEVELS])
+        Self(ByLevel::new(denied))
     }
 
     /// What is taken away from the entries at `level`.
     #[inline(always)]
     pub fn at(&self, level: Level) -> Perms {
-        self.0[level.height() as usize]
+        self.0[level]
     }
 
     /// The walk goes through the table descriptor `table` at the level above `below`.
     #[inline(always)]
     pub fn enter<F: Format>(&mut self, table: u64, below: Level) {
-        self.0[below.height() as usize] = self.at(below.up()) | F::denied(table);
+        self.0[below] = self.at(below.up()) | F::denied(table);
     }
 }
 
-/// What is done at the entries.
+/// What is done at the entries. Where that is the inner loop of an edit, the walk is compiled for it; all else shares one walk
+/// ([`AddressSpace::visit_rarely`](crate::space::AddressSpace::visit_rarely)).
 pub(crate) trait Visit<F: Format, P: Platform> {
     /// Why a walk ends early.
     type Stop;
@@ -104,7 +132,10 @@ pub(crate) trait Visit<F: Format, P: Platform> {
     }
 
     /// Whether the visitor wants to know when a table is [left](Visit::leave).
-    const LEAVES: bool = false;
+    #[inline(always)]
+    fn leaves(&self) -> bool {
+        false
+    }
 
     /// The walk has come back from the table in `child` that [`entry`](Visit::entry) sent it into.
     #[inline(always)]
@@ -196,7 +227,7 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
 /// # Safety
 /// 1. `frame` holds a table at `level` of a tree of this format on `platform`, and so does what its table descriptors
 ///    point to.
-pub(crate) unsafe fn walk<F: Format, P: Platform, V: Visit<F, P>>(
+pub(crate) unsafe fn walk<F: Format, P: Platform, V: Visit<F, P> + ?Sized>(
     platform: &P,
     mut frame: Pa,
     mut level: Level,
@@ -217,7 +248,7 @@ pub(crate) unsafe fn walk<F: Format, P: Platform, V: Visit<F, P>>(
             let part = Slice { first, last };
             let at_end = last == slice.last;
             if let Step::Into(child) = visitor.entry(&table, index, level, part)? {
-                if at_end && !V::LEAVES {
+                if at_end && !visitor.leaves() {
                     // No way back is needed. A walk to a single page is this loop and nothing else.
                     (frame, level, slice) = (child, below, part);
                     break;

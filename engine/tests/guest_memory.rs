@@ -251,7 +251,7 @@ fn sizes<F: Format<Input = Ipa> + PartialEq>(clean: bool) {
     let large = if clean && block > CLAIM { page } else { block };
     assert_eq!(cpu.fault(write(block + 5), page), Ok(Mapped::Installed));
     assert_eq!(size(&vm, block), Some(page));
-    assert_eq!(cpu.top_ups, 1);
+    assert_eq!(cpu.top_ups, 0);
     assert_eq!(
         cpu.fault(write(3 * block + page), block),
         Ok(Mapped::Installed)

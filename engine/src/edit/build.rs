@@ -13,7 +13,7 @@ use crate::entry::Table;
 use crate::flush::free_tree;
 use crate::format::{Attrs, Format, Inexpressible, Perms};
 use crate::platform::Platform;
-use crate::walk::{MAX_LEVELS, Slice};
+use crate::walk::{ByLevel, Slice};
 
 /// A stretch of input addresses that is mapped to consecutive frames.
 #[derive(Clone, Copy)]
@@ -99,7 +99,7 @@ impl Source for Scattered<'_> {
 /// The leaves of one mapping: for any address, which leaf translates it.
 pub(crate) struct Leaves<F: Format, S = Consecutive> {
     /// The descriptor at each level, without an address.
-    bits: [u64; MAX_LEVELS],
+    bits: ByLevel<u64>,
     source: S,
     /// The highest level whose leaves are allowed.
     top: Level,
@@ -118,7 +118,7 @@ impl<F: Format, S: Source> Leaves<F, S> {
         runs: bool,
     ) -> Result<Self, Inexpressible> {
         let mut leaves = Self {
-            bits: [0; MAX_LEVELS],
+            bits: ByLevel::new(0),
             source,
             top: Level::PAGE,
             runs,
@@ -126,7 +126,7 @@ impl<F: Format, S: Source> Leaves<F, S> {
         };
         let mut level = Level::PAGE;
         while level <= largest && slice.holds::<F>(level) {
-            leaves.bits[level.height() as usize] = F::encode(attrs, level)?;
+            leaves.bits[level] = F::encode(attrs, level)?;
             leaves.top = level;
             level = level.up();
         }
@@ -136,8 +136,10 @@ impl<F: Format, S: Source> Leaves<F, S> {
     /// The same of pages alone, by the descriptor of one without its address.
     #[inline(always)]
     pub fn of_pages(source: S, page: u64, runs: bool) -> Self {
+        let mut bits = ByLevel::new(0);
+        bits[Level::PAGE] = page;
         Self {
-            bits: [page, 0, 0, 0, 0],
+            bits,
             source,
             top: Level::PAGE,
             runs,
@@ -174,7 +176,7 @@ impl<F: Format, S: Source> Leaves<F, S> {
     /// The leaf at `level` that translates `first`, not in a run.
     #[inline(always)]
     pub fn leaf(&self, level: Level, first: u64) -> u64 {
-        self.bits[level.height() as usize] | F::put_address(self.memory(first))
+        self.bits[level] | F::put_address(self.memory(first))
     }
 
     /// The memory that `first` is mapped to.

@@ -5,7 +5,6 @@
 //! points to the table is suspended before it, and the leaf is made after it from what the small leaves say *then*:
 //! a walker that was on its way may have set accessed and dirty bits in them until the invalidation was complete.
 
-use core::convert::Infallible;
 use core::ops::ControlFlow;
 
 use super::run::Fold;
@@ -78,12 +77,12 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 remake: false,
                 done: 0,
             };
-            let _: ControlFlow<Infallible> = space.visit(slice, &mut collapse);
+            let _: ControlFlow<_> = space.visit_rarely(slice, &mut collapse);
             let broken = core::mem::replace(&mut collapse.broken, Ranges::new());
             if !broken.is_empty() {
                 space.invalidate_now(&broken);
                 collapse.remake = true;
-                let _: ControlFlow<Infallible> = space.visit(slice, &mut collapse);
+                let _: ControlFlow<_> = space.visit_rarely(slice, &mut collapse);
                 space.platform.barrier(Barrier::Publish);
             }
             done += collapse.done;
@@ -98,7 +97,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 broken: Ranges::new(),
                 done: 0,
             };
-            let _: ControlFlow<Infallible> = space.visit(slice, &mut fold);
+            let _: ControlFlow<_> = space.visit_rarely(slice, &mut fold);
             let (broken, folded) = (fold.broken, fold.done);
             space.resume(slice, &broken);
             space.runs |= folded > 0;
@@ -283,7 +282,7 @@ impl<P: Platform> Collapse<'_, P> {
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, P> {
-    type Stop = Infallible;
+    type Stop = EditError<F::Input>;
 
     fn entry(
         &mut self,
@@ -291,7 +290,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, P> {
         index: usize,
         level: Level,
         slice: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         match F::kind(entry, level) {
             Kind::Table if level > self.level => {

@@ -18,7 +18,7 @@ use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, EditError, Liveness};
-use crate::walk::{Denied, MAX_LEVELS, Slice, Step, Visit};
+use crate::walk::{ByLevel, Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Maps in `child` whatever is mapped in `span` here, at the same addresses, changed by `change`; and changes it here, too.
@@ -71,9 +71,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         parent.cleave(slice)?;
         let mut tables = Tables {
             child: child.space,
-            denied: [Perms::empty(); MAX_LEVELS],
+            denied: ByLevel::new(Perms::empty()),
         };
-        if let ControlFlow::Break(error) = parent.visit(slice, &mut tables) {
+        if let ControlFlow::Break(error) = parent.visit_rarely(slice, &mut tables) {
             return Err(error);
         }
         child.space.tables_deny |= parent.tables_deny;
@@ -103,7 +103,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 struct Tables<'a, F: Format, P: Platform> {
     child: &'a AddressSpace<F, P>,
     /// What the table at each level takes away here.
-    denied: [Perms; MAX_LEVELS],
+    denied: ByLevel<Perms>,
 }
 
 impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
@@ -117,7 +117,7 @@ impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
             let table = unsafe { Table::open(platform, frame, at) };
             let index = F::index(input, at);
             let entry = table.load(index);
-            let deny = self.denied[below.height() as usize];
+            let deny = self.denied[below];
             frame = match F::kind(entry, at) {
                 Kind::Table if F::denied(entry) == deny => F::address(entry, at),
                 Kind::Table | Kind::Leaf => {
@@ -154,7 +154,7 @@ impl<F: Format, P: Platform + Clone> Visit<F, P> for Tables<'_, F, P> {
         let entry = table.load(index);
         match (F::kind(entry, level), level.down()) {
             (Kind::Table, Some(below)) => {
-                self.denied[below.height() as usize] = F::denied(entry);
+                self.denied[below] = F::denied(entry);
                 return ControlFlow::Continue(Step::Into(F::address(entry, level)));
             }
             (Kind::Leaf, _) => self.make(slice.first, level)?,

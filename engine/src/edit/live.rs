@@ -9,7 +9,6 @@
 //!   not mapped.
 //! * *What has to be refused*, in a space whose ground must not be pulled away: a [`Look`] before anything has changed.
 
-use core::convert::Infallible;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
@@ -115,7 +114,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(never)]
     fn resume_broken(&self, slice: Slice, broken: &Ranges) {
         self.invalidate_now(broken);
-        let _: ControlFlow<Infallible> = self.visit(slice, &mut Resume);
+        let _: ControlFlow<_> = self.visit_rarely(slice, &mut Resume);
         self.platform.barrier(Barrier::Publish);
     }
 }
@@ -174,7 +173,7 @@ impl<F: Format, P: Platform, R: FnMut(u64, Level) -> bool> Visit<F, P> for Look<
 pub(super) struct Resume;
 
 impl<F: Format, P: Platform> Visit<F, P> for Resume {
-    type Stop = Infallible;
+    type Stop = EditError<F::Input>;
 
     fn entry(
         &mut self,
@@ -182,7 +181,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Resume {
         index: usize,
         level: Level,
         _: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         match F::kind(entry, level) {
             Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
@@ -198,7 +197,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Resume {
         table: &Table<'_, P>,
         range: Range<usize>,
         _: u64,
-    ) -> ControlFlow<Infallible> {
+    ) -> ControlFlow<Self::Stop> {
         for index in range {
             let entry = table.load(index);
             if F::kind(entry, Level::PAGE) == Kind::Invalid && entry != 0 {

@@ -6,7 +6,6 @@
 //! are taken out again, and no walker has seen anything. The second pass cannot fail: it writes leaves into tables that
 //! exist and makes the suspended entries valid.
 
-use core::convert::Infallible;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
@@ -386,12 +385,12 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             commit: Commit { leaves, slice },
             done: false,
         };
-        if let ControlFlow::Break(error) = space.visit(slice, &mut prepare) {
-            let _: ControlFlow<Infallible> = space.visit(slice, &mut Undo(&space.platform));
+        if let ControlFlow::Break(error) = space.visit_rarely(slice, &mut prepare) {
+            let _: ControlFlow<_> = space.visit_rarely(slice, &mut Undo(&space.platform));
             return Err(error);
         }
         if !prepare.done {
-            let _: ControlFlow<Infallible> = space.visit(slice, &mut prepare.commit);
+            let _: ControlFlow<_> = space.visit_rarely(slice, &mut prepare.commit);
         }
 
         Ok(())
@@ -446,11 +445,36 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let mapping = template.mapping();
         let leaf = template.page()? | F::put_address(frame);
         self.check_global(mapping.attrs.global)?;
-        // One page is in one table.
-        let (place, level) = match self.place(slice) {
-            Ok(place) => (place, Level::PAGE),
-            Err(Some((place, level))) => (place, level),
-            Err(None) => return Err(EditError::Misaligned),
+        let at = F::Input::from_bits(slice.first);
+        let perms = mapping.attrs.perms;
+        if let Ok(place) = self.place(slice) {
+            if self.tables_deny && place.denied::<F>().intersects(perms) {
+                return Err(EditError::Denied(at));
+            }
+            if F::kind(place.table.load(place.range.start), Level::PAGE) != Kind::Invalid {
+                return Err(EditError::AlreadyMapped(at));
+            }
+            place.table.store(place.range.start, leaf);
+        } else {
+            self.map_below(slice, leaf, &mapping)?;
+        }
+        self.runs |= mapping.runs;
+        self.globals |= mapping.attrs.global;
+        Ok(())
+    }
+
+    /// The same where tables are missing.
+    #[cold]
+    #[inline(never)]
+    fn map_below(
+        &mut self,
+        slice: Slice,
+        leaf: u64,
+        mapping: &Mapping,
+    ) -> Result<(), EditError<F::Input>> {
+        // One page is in one table, and that is not there.
+        let Err(Some((place, level))) = self.place(slice) else {
+            return Ok(());
         };
         let (table, index) = (&place.table, place.range.start);
         let at = F::Input::from_bits(slice.first);
@@ -460,22 +484,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if F::kind(table.load(index), level) != Kind::Invalid {
             return Err(EditError::AlreadyMapped(at));
         }
-        let mut denies = false;
-        if level == Level::PAGE {
-            table.store(index, leaf);
-        } else {
-            let deny = mapping.denied();
-            if !mapping.allocate {
-                return Err(EditError::NeedsTable(at));
-            }
-            let child = build_path::<F, P>(&self.platform, level, slice.first, leaf, deny);
-            table.link(index, F::table(child.ok_or(EditError::OutOfTables)?, deny));
-            denies = !deny.is_empty();
+        if !mapping.allocate {
+            return Err(EditError::NeedsTable(at));
         }
+        let deny = mapping.denied();
+        let child = build_path::<F, P>(&self.platform, level, slice.first, leaf, deny);
+        table.link(index, F::table(child.ok_or(EditError::OutOfTables)?, deny));
         drop(place);
-        self.tables_deny |= denies;
-        self.runs |= mapping.runs;
-        self.globals |= mapping.attrs.global;
+        self.tables_deny |= !deny.is_empty();
         Ok(())
     }
 }
@@ -565,7 +581,7 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
         }
         self.done = self.commit.is_all(slice);
         if self.done {
-            let ControlFlow::Continue(_) = self.commit.entry(table, index, level, slice);
+            let _: ControlFlow<_, _> = self.commit.entry(table, index, level, slice);
         }
         ControlFlow::Continue(Step::Next)
     }
@@ -586,7 +602,7 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
         let last = input.wrapping_sub(1);
         self.done = self.commit.is_all(Slice { first, last });
         if self.done {
-            let ControlFlow::Continue(()) = self.commit.pages(table, range, first);
+            let _: ControlFlow<_, _> = self.commit.pages(table, range, first);
         }
         ControlFlow::Continue(())
     }
@@ -596,7 +612,7 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
 struct Undo<'a, P>(&'a P);
 
 impl<F: Format, P: Platform> Visit<F, P> for Undo<'_, P> {
-    type Stop = Infallible;
+    type Stop = EditError<F::Input>;
 
     fn entry(
         &mut self,
@@ -604,7 +620,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Undo<'_, P> {
         index: usize,
         level: Level,
         _: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         match (F::kind(entry, level), level.down()) {
             (Kind::Table, _) => {
@@ -657,7 +673,7 @@ impl<F: Format, S: Source> Commit<F, S> {
 }
 
 impl<F: Format, P: Platform, S: Source> Visit<F, P> for Commit<F, S> {
-    type Stop = Infallible;
+    type Stop = EditError<F::Input>;
 
     fn entry(
         &mut self,
@@ -665,7 +681,7 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Commit<F, S> {
         index: usize,
         level: Level,
         slice: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         if F::kind(entry, level) == Kind::Table {
             return ControlFlow::Continue(Step::Into(F::address(entry, level)));
@@ -688,7 +704,7 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Commit<F, S> {
         table: &Table<'_, P>,
         range: Range<usize>,
         first: u64,
-    ) -> ControlFlow<Infallible> {
+    ) -> ControlFlow<Self::Stop> {
         self.leaves.fill(table, Level::PAGE, range, first);
         ControlFlow::Continue(())
     }

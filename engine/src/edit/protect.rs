@@ -374,8 +374,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         } else if live {
             if plan.invalidate {
                 self.left.ranges.add(slice, Some(Level::PAGE), false);
+            } else if plan.news {
+                self.left.news = true;
             }
-            self.left.news |= plan.news;
         }
         true
     }
@@ -415,7 +416,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 perms: change.new_perms().filter(|_| grants),
                 format: PhantomData,
             };
-            if let ControlFlow::Break(error) = space.visit(slice, &mut look) {
+            if let ControlFlow::Break(error) = space.visit_rarely(slice, &mut look) {
                 return Err(error);
             }
         }

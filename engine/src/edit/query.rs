@@ -1,6 +1,5 @@
 //! Query and walk: what is mapped, and how.
 
-use core::convert::Infallible;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
@@ -96,7 +95,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub fn count_tables(&self) -> u64 {
         let mut count = CountTables(1);
         for slice in self.everything() {
-            let _: ControlFlow<Infallible> = self.visit(slice, &mut count);
+            let _: ControlFlow<_> = self.visit_rarely(slice, &mut count);
         }
         count.0
     }
@@ -201,7 +200,7 @@ fn whole<F: Format, P: Platform>(
 struct CountTables(u64);
 
 impl<F: Format, P: Platform> Visit<F, P> for CountTables {
-    type Stop = Infallible;
+    type Stop = EditError<F::Input>;
 
     fn entry(
         &mut self,
@@ -209,7 +208,7 @@ impl<F: Format, P: Platform> Visit<F, P> for CountTables {
         index: usize,
         level: Level,
         _: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         ControlFlow::Continue(if F::kind(entry, level) == Kind::Table {
             self.0 += 1;

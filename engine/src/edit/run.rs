@@ -13,7 +13,6 @@
 //! **The bit is a change of size.** Below level 1 of FEAT_BBM the members are broken, all of them, before one is
 //! remade with or without it.
 
-use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
 use super::live::Cut;
@@ -25,6 +24,7 @@ use crate::flush::{Flush, Ranges};
 use crate::format::{Attrs, Format, Kind};
 use crate::platform::Platform;
 use crate::space::Conditions;
+use crate::space::EditError;
 use crate::walk::{Slice, Step, Visit};
 
 /// The members of the run that the entry `index` of a table at `level` is one of, or would be.
@@ -137,7 +137,7 @@ impl Unfold {
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Unfold {
-    type Stop = Infallible;
+    type Stop = EditError<F::Input>;
 
     fn entry(
         &mut self,
@@ -145,7 +145,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Unfold {
         index: usize,
         level: Level,
         slice: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         match F::kind(entry, level) {
             Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
@@ -162,7 +162,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Unfold {
         table: &Table<'_, P>,
         range: Range<usize>,
         first: u64,
-    ) -> ControlFlow<Infallible> {
+    ) -> ControlFlow<Self::Stop> {
         if F::contiguous(Level::PAGE) == 0 {
             return ControlFlow::Continue(());
         }
@@ -241,7 +241,7 @@ impl Fold<'_> {
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Fold<'_> {
-    type Stop = Infallible;
+    type Stop = EditError<F::Input>;
 
     fn entry(
         &mut self,
@@ -249,7 +249,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Fold<'_> {
         index: usize,
         level: Level,
         slice: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         if F::kind(entry, level) == Kind::Table {
             return ControlFlow::Continue(Step::Into(F::address(entry, level)));
@@ -266,7 +266,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Fold<'_> {
         table: &Table<'_, P>,
         range: Range<usize>,
         first: u64,
-    ) -> ControlFlow<Infallible> {
+    ) -> ControlFlow<Self::Stop> {
         let run = 1usize << F::contiguous(Level::PAGE);
         if run > 1 {
             let from = range.start;

@@ -24,7 +24,7 @@ use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Conditions, EditError};
-use crate::walk::{MAX_LEVELS, Slice, Step, Visit};
+use crate::walk::{ByLevel, MAX_LEVELS, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Splits what is mapped in `span` until no leaf is above `largest`, and unfolds runs. The translation of no
@@ -68,7 +68,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 perms: None,
                 format: PhantomData,
             };
-            if let ControlFlow::Break(error) = space.visit(slice, &mut look) {
+            if let ControlFlow::Break(error) = space.visit_rarely(slice, &mut look) {
                 return Err(error);
             }
         }
@@ -155,7 +155,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
         let mut reserve = Reserve {
             platform: &self.platform,
-            heads: [0; MAX_LEVELS],
+            heads: ByLevel::new(0),
         };
         let mut count = Count::<F, P> {
             wish,
@@ -163,13 +163,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             reserve: &mut reserve,
             format: PhantomData,
         };
-        let counted = self.visit(slice, &mut count);
+        let counted = self.visit_rarely(slice, &mut count);
         if let ControlFlow::Break(error) = counted {
             reserve.release();
-            return Err(match error {
-                Refusal::OutOfTables => EditError::OutOfTables,
-                Refusal::NeedsBreak(at) => refused(at),
-            });
+            return Err(error);
         }
 
         // Edit.
@@ -190,7 +187,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             cut: Cut::default(),
             broken: Ranges::new(),
         };
-        let _: ControlFlow<Infallible> = self.visit(slice, &mut split);
+        let _: ControlFlow<_> = self.visit_rarely(slice, &mut split);
         let (broken, split_cut) = (split.broken, split.cut);
         reserve.release();
         cut.merge(split_cut);
@@ -201,7 +198,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Unfolds the runs in `slice`, all of which are whole.
     fn unfold(&self, slice: Slice) -> Cut {
         let mut unfold = Unfold::new(self.conditions());
-        let _: ControlFlow<Infallible> = self.visit(slice, &mut unfold);
+        let _: ControlFlow<_> = self.visit_rarely(slice, &mut unfold);
         self.resume(slice, &unfold.broken);
         unfold.cut
     }
@@ -267,7 +264,7 @@ fn extent<F: Format>(first: u64, level: Level) -> Slice {
 struct Reserve<'a, P: Platform> {
     platform: &'a P,
     /// The first frame of each chain, with bit 0 set; 0 is the end.
-    heads: [u64; MAX_LEVELS],
+    heads: ByLevel<u64>,
 }
 
 impl<P: Platform> Reserve<'_, P> {
@@ -278,7 +275,7 @@ impl<P: Platform> Reserve<'_, P> {
         };
         // SAFETY: the frame was just allocated for a table at this level.
         let table = unsafe { Table::open(self.platform, frame, level) };
-        let head = &mut self.heads[level.height() as usize];
+        let head = &mut self.heads[level];
         table.store(0, *head);
         *head = frame.get() | 1;
         true
@@ -298,18 +295,13 @@ impl<P: Platform> Reserve<'_, P> {
 
 impl<P: Platform> Frames for Reserve<'_, P> {
     fn take(&mut self, level: Level) -> Option<Pa> {
-        let head = &mut self.heads[level.height() as usize];
+        let head = &mut self.heads[level];
         let frame = (*head & 1 != 0).then_some(Pa::new(*head & !1))?;
         // SAFETY: a frame of the reserve was allocated for a table at this level.
         let table = unsafe { Table::open(self.platform, frame, level) };
         *head = table.load(0);
         Some(frame)
     }
-}
-
-enum Refusal {
-    OutOfTables,
-    NeedsBreak(u64),
 }
 
 /// Reserves the tables for a split, and looks whether it may be done.
@@ -321,7 +313,7 @@ struct Count<'a, 'p, F: Format, P: Platform> {
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
-    type Stop = Refusal;
+    type Stop = EditError<F::Input>;
 
     fn entry(
         &mut self,
@@ -329,7 +321,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
         index: usize,
         level: Level,
         slice: Slice,
-    ) -> ControlFlow<Refusal, Step> {
+    ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         let extent = extent::<F>(slice.first, level);
         match F::kind(entry, level) {
@@ -337,14 +329,16 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
             Kind::Leaf if self.wish.names(level, extent) => {
                 let how = split_how::<F>(entry, level, &self.conditions);
                 if how == Transition::Break && !self.conditions.may_break {
-                    return ControlFlow::Break(Refusal::NeedsBreak(slice.first));
+                    return ControlFlow::Break(EditError::NeedsBreak(F::Input::from_bits(
+                        slice.first,
+                    )));
                 }
                 let reserve = &mut self.reserve;
                 let enough = self.wish.tables::<F, ()>(level, extent, &mut |level| {
                     if reserve.add(level) { Ok(()) } else { Err(()) }
                 });
                 if enough.is_err() {
-                    return ControlFlow::Break(Refusal::OutOfTables);
+                    return ControlFlow::Break(EditError::OutOfTables);
                 }
             }
             _ => {}
@@ -419,7 +413,7 @@ impl<P: Platform> Split<'_, '_, P> {
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
-    type Stop = Infallible;
+    type Stop = EditError<F::Input>;
 
     fn entry(
         &mut self,
@@ -427,7 +421,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
         index: usize,
         level: Level,
         slice: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
         let extent = extent::<F>(slice.first, level);
         match (F::kind(entry, level), level.down()) {
