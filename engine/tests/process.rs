@@ -305,3 +305,73 @@ fn what_is_made_writable_is_writable_in_hardware() {
         gather.finish(|_| ());
     }
 }
+
+/// What a gather that was forgotten has mapped is published by the next one, though that has nothing of its own to tell.
+#[test]
+fn what_a_forgotten_gather_has_mapped_is_published_by_the_next() {
+    let platform = Hosted::new(64, 12);
+    let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    gather
+        .map(span(0, K4), Pa::new(0), Attrs::USER_DATA)
+        .unwrap();
+    core::mem::forget(gather);
+    let before = platform.counts().publications;
+    space.gather().finish(|_| ());
+    assert_eq!(platform.counts().publications, before + 1);
+    space.gather().finish(|_| ());
+    assert_eq!(platform.counts().publications, before + 1);
+}
+
+/// A page that is mapped by itself: what is there says so, and too few tables leave nothing behind.
+#[test]
+fn a_page_is_mapped_or_nothing_is() {
+    fn check<F: Judged>() {
+        let page = 1u64 << F::PAGE_SHIFT;
+        let rodata = Attrs::USER_RODATA;
+        for tables in 0..=F::LEVELS {
+            let platform = Hosted::new(64, F::PAGE_SHIFT);
+            let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+            platform.limit_allocations(Some(u64::from(tables)));
+            let at = Va::new(5 * page);
+            let mapped = space.map_page(at, Pa::new(3 * page), rodata);
+            if tables + 1 < F::LEVELS {
+                assert_eq!(mapped, Err(EditError::OutOfTables));
+                assert_eq!(
+                    (platform.counts().tables, platform.counts().bad_frees),
+                    (1, 0)
+                );
+                continue;
+            }
+            assert_eq!(mapped, Ok(()));
+            assert_eq!(
+                space.query(at).map(|leaf| leaf.frame()),
+                Some(Pa::new(3 * page))
+            );
+            let again = space.map_page(at, Pa::new(0), rodata);
+            assert_eq!(again, Err(EditError::AlreadyMapped(at)));
+            let askew = space.map_page(Va::new(5 * page + 8), Pa::new(0), rodata);
+            assert_eq!(askew, Err(EditError::Misaligned));
+            let beyond = Va::new(1 << F::INPUT_BITS);
+            let beyond = space.map_page(beyond, Pa::new(0), rodata);
+            assert_eq!(beyond, Err(EditError::InputOutOfRange));
+        }
+        // Tables that deny execution are made by it, and respected.
+        let platform = Hosted::new(64, F::PAGE_SHIFT);
+        let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+        let data = Mapping::new(rodata).tables_deny_execution();
+        let (first, next) = (Va::new(0), Va::new(page));
+        space.map_page(first, Pa::new(0), data).unwrap();
+        let code = space.map_page(next, Pa::new(page), Attrs::USER_TEXT);
+        assert_eq!(code, Err(EditError::Denied(next)));
+        let far = Va::new(1 << (F::INPUT_BITS - 2));
+        let none = space.map_page(far, Pa::new(0), Mapping::new(rodata).without_allocation());
+        assert_eq!(none, Err(EditError::NeedsTable(far)));
+    }
+    check::<Arm64K4>();
+    check::<Arm64K16>();
+    check::<Arm64K64Wide>();
+    check::<X86_64<4>>();
+    check::<X86_64<5>>();
+}
