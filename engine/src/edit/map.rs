@@ -295,7 +295,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             {
                 // One page is in no run.
                 let memory = slice.first.wrapping_add(source.at(slice.first).delta);
-                let leaf = page | F::put_address(Pa::new(memory));
+                let leaf = F::with_address(page, Pa::new(memory));
                 place.table.store(range.start, leaf);
             } else {
                 let leaves = Leaves::<F, S>::of_pages(source.clone(), page, mapping.runs);

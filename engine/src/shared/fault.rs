@@ -62,7 +62,7 @@ impl<F: Format> NewLeaf<F> {
             frame,
             level,
             attrs,
-            bits: F::encode(&attrs, level)? | F::put_address(frame),
+            bits: F::with_address(F::encode(&attrs, level)?, frame),
             format: core::marker::PhantomData,
         })
     }
@@ -268,8 +268,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
                 software: leaf.attrs.software,
                 ..old
             };
-            let new =
-                F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(leaf.frame);
+            let bits = F::encode(&relaxed, level).map_err(EditError::from)?;
+            let new = F::with_address(bits, leaf.frame);
             let (_, instructions) = space.upkeep(&relaxed, old.perms);
             space.maintain(leaf.frame, leaf.size(), false, instructions);
             match found.replace(entry, new) {
@@ -300,7 +300,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         let mut ranges = Ranges::new();
         ranges.add(leaf.slice(), (!others).then_some(level), others);
         loop {
-            let old = State::of::<F>(entry, level);
+            let old = State::remembered::<F>(entry, level);
             let how = transition(F::RULE, &old, &new, level, &caps, Contents::Different);
             let done = if how == Transition::Break || clean || instructions {
                 space.claim_and(found, entry, F::FROZEN, leaf.bits, |space| {
@@ -366,12 +366,12 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             ..leaf.attrs
         };
         let bits = F::encode(&attrs, leaf.level)
-            .map_or(leaf.bits, |bits| bits | F::put_address(leaf.frame));
+            .map_or(leaf.bits, |bits| F::with_address(bits, leaf.frame));
         let caps = space.caps();
         let how = transition(
             F::RULE,
             &State::of::<F>(found.entry, leaf.level),
-            &State::of::<F>(bits, leaf.level),
+            &State::remembered::<F>(bits, leaf.level),
             leaf.level,
             &caps,
             Contents::Same,
@@ -697,6 +697,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     clean = false;
                     instructions &= !attrs.perms.intersects(Perms::ANY_EXEC);
                     survey.dirty |= attrs.dirty || attrs.perms.intersects(Perms::ANY_WRITE);
+                    // Walkers fault at what is parked.
+                    survey.holes |= F::is_parked(entry) && !F::is_parked(leaf.bits);
                 }
                 (Kind::Leaf, _) => survey.strangers = true,
                 // What is being replaced may be anything.
@@ -771,7 +773,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 self.relaxed(slice, level);
                 return Ok(Relaxed::Already);
             }
-            let new = F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(frame);
+            let bits = F::encode(&relaxed, level).map_err(EditError::from)?;
+            let new = F::with_address(bits, frame);
             let (_, instructions) = self.upkeep(&relaxed, old.perms);
             self.maintain(frame, 1 << F::shift(level), false, instructions);
             match found.replace(entry, new) {
