@@ -340,31 +340,10 @@ pub const BUGS: &[Bug] = &[
         rules: FORGOTTEN,
     },
     Bug {
-        name: "what was parked comes back and is not published",
-        file: PROTECT,
-        find: "_ => «plan.news = !F::is_parked(bits ^ plan.flip)»,",
-        with: "plan.news = false",
-        rules: &["invalidation", "no progress", "program", "stale use"],
-    },
-    Bug {
         name: "what is parked names memory on x86",
         file: X86,
         find: "return Ok(«leaf ^ Self::address_mask(level)»);",
         with: "leaf",
         rules: &["forbidden memory", "program"],
-    },
-    Bug {
-        name: "a shared edit takes what is parked for what was never there",
-        file: RANGE,
-        find: "«State::remembered::<F>(it, level)»",
-        with: "State::of::<F>(it, level)",
-        rules: FORGOTTEN,
-    },
-    Bug {
-        name: "what is parked is replaced as a hole is filled",
-        file: FAULT,
-        find: "let old = «State::remembered::<F>(entry, level)»;",
-        with: "State::of::<F>(entry, level)",
-        rules: FORGOTTEN,
     },
 ];
