@@ -177,7 +177,7 @@ pub enum Shareability {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attrs {
-    /// What accesses may do, at which privilege.
+    /// What accesses may do, at which privilege. A leaf that permits nothing is [parked](Format::is_parked).
     pub perms: Perms,
     /// How the memory is cached.
     pub memory: Memory,
