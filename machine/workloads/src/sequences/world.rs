@@ -1125,7 +1125,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         };
         // Rarely it is parked from the start.
         match (attrs.accessed, attrs.software) {
-            (false, 6..) => attrs.with_perms(Perms::empty()),
+            (false, 0..=1) => attrs.with_perms(Perms::empty()),
             _ => attrs,
         }
     }
