@@ -45,7 +45,7 @@ pub enum Rule {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Nothing is translated.
+    /// Nothing is translated: a hole, or a parked leaf.
     Absent,
     /// A table.
     Table {
@@ -70,18 +70,32 @@ impl State {
     pub fn of<F: Format>(entry: u64, level: Level) -> Self {
         match F::kind(entry, level) {
             Kind::Invalid => Self::Absent,
+            Kind::Leaf if F::is_parked(entry) => Self::Absent,
             Kind::Table => Self::Table {
                 frame: F::address(entry, level),
                 denied: F::denied(entry),
             },
-            Kind::Leaf => Self::Leaf {
-                frame: F::address(entry, level),
-                attrs: Attrs {
-                    software: 0,
-                    ..F::decode(entry, level)
-                },
-                contiguous: entry & F::CONTIGUOUS != 0,
+            Kind::Leaf => Self::leaf::<F>(entry, level),
+        }
+    }
+
+    /// The same where what a parked leaf was before may be remembered still, because the edit that has parked it is perhaps not
+    /// complete: it is a leaf without permissions.
+    pub(crate) fn remembered<F: Format>(entry: u64, level: Level) -> Self {
+        match F::kind(entry, level) {
+            Kind::Leaf => Self::leaf::<F>(entry, level),
+            _ => Self::of::<F>(entry, level),
+        }
+    }
+
+    fn leaf<F: Format>(entry: u64, level: Level) -> Self {
+        Self::Leaf {
+            frame: F::address(entry, level),
+            attrs: Attrs {
+                software: 0,
+                ..F::decode(entry, level)
             },
+            contiguous: entry & F::CONTIGUOUS != 0,
         }
     }
 }

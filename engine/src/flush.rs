@@ -977,8 +977,9 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
                 table.prefetch_ahead(index);
                 for (offset, entry) in line.iter_mut().enumerate() {
                     *entry = read(index + offset);
-                    leaves &=
-                        F::kind(*entry, Level::PAGE) == Kind::Leaf && *entry & F::CONTIGUOUS == 0;
+                    leaves &= F::kind(*entry, Level::PAGE) == Kind::Leaf
+                        && !F::is_parked(*entry)
+                        && *entry & F::CONTIGUOUS == 0;
                 }
             }
             if leaves {

@@ -214,7 +214,7 @@ impl Conditions {
     #[inline(always)]
     pub fn replacement<F: Format>(&self, old: u64, new: u64) -> Transition {
         let in_full = || {
-            let [old, new] = [old, new].map(|it| State::of::<F>(it, Level::PAGE));
+            let [old, new] = [old, new].map(|it| State::remembered::<F>(it, Level::PAGE));
             let different = Contents::Different;
             transition(F::RULE, &old, &new, Level::PAGE, &self.caps, different)
         };
@@ -262,8 +262,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Takes over a tree that exists already.
     ///
     /// # Safety
-    /// 1. `root` holds the first table of a tree of this format, and the frames that its descriptors point to hold
-    ///    its tables, all reachable through [`Platform::table`] and, if they are to be freed, known to
+    /// 1. `root` holds the first table of a tree of this format, in which entries that hardware ignores are holes, or what
+    ///    this engine has left there; and the frames that its descriptors point to hold its tables, all reachable through [`Platform::table`] and, if they are to be freed, known to
     ///    [`Platform::free_root`] and [`Platform::free_table`].
     /// 2. Nothing else edits it while the space exists.
     /// 3. `liveness` is true: a space that is said to be dead is not used by any walker until it is made live; and one that

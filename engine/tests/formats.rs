@@ -9,6 +9,7 @@ mod common;
 mod table;
 
 use common::{Decoded, OTHER_MAIR, RESET_PAT, is_arm, is_el2, is_guest, words};
+use tablewright::bbm::State;
 use tablewright::format::{Absence, Arm64, Arm64El2, Arm64K4, Ept, Npt, Stage2, X86_64};
 use tablewright::{Attrs, Caps, Format, Kind, Level, Memory, Pa, Perms, Shareability};
 use tablewright_walker as walker;
@@ -127,7 +128,8 @@ fn refused<F: Decoded>(attrs: &Attrs) -> bool {
     let has = |perms: Perms| attrs.perms.contains(perms);
     // One U/S bit or AP[1], one bit for writing: the privileged read always; the user reads what it writes; both
     // write, or neither.
-    let unreadable = !has(Perms::READ);
+    // With no permission at all the leaf is parked.
+    let unreadable = !has(Perms::READ) && !attrs.perms.is_empty();
     let user_writes_only = has(Perms::USER_WRITE) && !has(Perms::USER_READ);
     let software = attrs.software > 7;
     let native = attrs.native & !F::NATIVE != 0 || is_missing::<F>(attrs.memory);
@@ -216,16 +218,21 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
             let Ok(bits) = encoded else { return };
             held += 1;
             assert!(seen.insert(bits), "two combinations have one descriptor");
-            let leaf = bits | F::put_address(frame);
+            let leaf = F::with_address(bits, frame);
             assert_eq!(F::kind(leaf, level), Kind::Leaf);
+            assert_eq!(F::is_parked(leaf), attrs.perms.is_empty());
             assert_eq!(F::decode(leaf, level), attrs, "{}: {leaf:#x}", F::NAME);
             assert_eq!(F::address(leaf, level), frame);
+            assert_eq!(bits & F::CONTIGUOUS, 0);
+            if attrs.perms.is_empty() {
+                check_parked::<F>(leaf, frame, level);
+                return;
+            }
             assert_eq!(
                 bits & F::address_mask(level),
                 0,
                 "attributes in the address"
             );
-            assert_eq!(bits & F::CONTIGUOUS, 0);
             let found = walk::<F>(leaf, level).unwrap_or_else(|fault| panic!("{fault}"));
             assert_eq!(words::<F>(&found), attrs, "{}: {leaf:#x}", F::NAME);
             assert_eq!((found.pa, found.size), (frame.get(), 1 << F::shift(level)));
@@ -549,6 +556,64 @@ fn check_mark<F: Decoded>(entry: u64, absence: Absence, frame: Option<Pa>, level
     }
 }
 
+/// Checks a leaf that permits nothing: to the walker nothing is mapped, and an editor finds all of it.
+fn check_parked<F: Decoded>(leaf: u64, frame: Pa, level: Level) {
+    let name = F::NAME;
+    assert_eq!(F::kind(leaf, level), Kind::Leaf, "{name}: {leaf:#x}");
+    assert!(F::is_parked(leaf), "{name}: {leaf:#x}");
+    assert_eq!(F::address(leaf, level), frame, "{name}: {leaf:#x}");
+    assert_eq!(State::of::<F>(leaf, level), State::Absent);
+    let found = walk::<F>(leaf, level);
+    assert!(
+        matches!(found, Err(Fault::NotMapped { .. })),
+        "{name}: {leaf:#x}: {found:?}"
+    );
+    if !is_arm::<F>() {
+        // As of other entries that are not present, for the L1 terminal fault.
+        let field = 0x000f_ffff_ffff_f000 & (u64::MAX << F::shift(level));
+        assert_eq!(!leaf & field, frame.get() & field, "{name}: {leaf:#x}");
+    }
+    let caps = Caps {
+        hardware_access: true,
+        hardware_dirty: true,
+        ..Caps::CONSERVATIVE
+    };
+    assert!(!F::hardware_writes(leaf, level, &caps), "{name}: {leaf:#x}");
+}
+
+fn a_parked_leaf_keeps_everything_and_comes_back<F: Decoded>() {
+    for level in leaf_levels::<F>() {
+        let frames = frames(F::shift(level), F::OUTPUT_BITS);
+        let mut number = 0;
+        each_attrs(&[0, 7], |attrs| {
+            let parked = attrs.with_perms(Perms::empty());
+            let (Ok(valid), Ok(bits)) = (F::encode(&attrs, level), F::encode(&parked, level))
+            else {
+                return;
+            };
+            number += 1;
+            let frame = frames[number % frames.len()];
+            for mark in [0, F::CONTIGUOUS] {
+                for native in [0, F::NATIVE] {
+                    let leaf = F::with_address(bits, frame) | mark | native;
+                    check_parked::<F>(leaf, frame, level);
+                    let attrs = Attrs { native, ..attrs };
+                    let kept = F::decode(leaf, level);
+                    assert_eq!(kept, attrs.with_perms(Perms::empty()), "{leaf:#x}");
+                    assert_eq!(leaf & F::CONTIGUOUS, mark, "{leaf:#x}");
+                    // What flips between the two is the same for every frame.
+                    let back = F::with_address(valid, frame) | mark | native;
+                    let flip =
+                        F::with_address(bits, Pa::new(0)) ^ F::with_address(valid, Pa::new(0));
+                    assert_eq!(leaf ^ flip, back, "{leaf:#x}");
+                    assert_eq!(F::decode(back, level), attrs, "{back:#x}");
+                }
+            }
+        });
+        assert!(number > 100, "{}: {number}", F::NAME);
+    }
+}
+
 /// Checks that a valid entry can be suspended.
 fn check_marks<F: Decoded>(entry: u64, frame: Pa, level: Level) {
     let suspended = F::suspend(entry);
@@ -564,6 +629,9 @@ fn a_suspended_entry_is_invalid_and_not_a_hole_and_keeps_everything<F: Decoded>(
             let Ok(bits) = F::encode(&attrs, level) else {
                 return;
             };
+            if attrs.perms.is_empty() {
+                return; // not valid as it is
+            }
             // One frame after the other.
             number += 1;
             let frame = frames[number % frames.len()];
@@ -608,7 +676,8 @@ fn hardware_writes_what_the_manual_says_it_writes<F: Decoded>() {
                 };
                 // The accessed flag where it is clear; the dirty state of what may be written and was not.
                 let writable = attrs.perms.contains(Perms::WRITE);
-                let expected = hardware_access && !attrs.accessed
+                let used = !attrs.perms.is_empty();
+                let expected = hardware_access && used && !attrs.accessed
                     || hardware_dirty && writable && !attrs.dirty;
                 assert_eq!(
                     F::hardware_writes(leaf, level, &caps),
@@ -714,7 +783,12 @@ fn every_row_by_hand_means_what_the_manual_says<F: Decoded>() {
         let &(_, level, raw, _) = row;
         let level = level_of::<F>(level);
         match table::means(row) {
-            table::Means::Invalid => assert_eq!(F::kind(raw, level), Kind::Invalid, "{row:x?}"),
+            table::Means::Invalid => match F::kind(raw, level) {
+                Kind::Invalid => {}
+                // It may look like one that is parked.
+                Kind::Leaf => assert!(F::is_parked(raw), "{row:x?}"),
+                Kind::Table => panic!("{row:x?}"),
+            },
             table::Means::Table { pa, takes } => {
                 assert_eq!(F::kind(raw, level), Kind::Table, "{row:x?}");
                 assert_eq!(F::address(raw, level), Pa::new(pa), "{row:x?}");
@@ -818,6 +892,7 @@ for_all!(
     every_bit_of_an_address_has_its_place,
     descriptors_of_consecutive_frames_differ_by_the_size_of_one,
     a_suspended_entry_is_invalid_and_not_a_hole_and_keeps_everything,
+    a_parked_leaf_keeps_everything_and_comes_back,
     a_frozen_entry_is_invalid_and_nothing_else,
     hardware_writes_what_the_manual_says_it_writes,
     every_row_by_hand_means_what_the_manual_says,
@@ -830,8 +905,46 @@ for_each_format_of_other_types!(
     native_bits_stand_where_they_are_given,
     every_bit_of_an_address_has_its_place,
     a_suspended_entry_is_invalid_and_not_a_hole_and_keeps_everything,
+    a_parked_leaf_keeps_everything_and_comes_back,
     hardware_writes_what_the_manual_says_it_writes,
 );
+
+#[test]
+fn rows_by_hand_are_what_is_parked() {
+    let none = |attrs: Attrs| attrs.with_perms(Perms::empty());
+    let marked = none(Attrs {
+        software: 5,
+        ..Attrs::USER_DATA
+    });
+    let clean = Attrs {
+        dirty: false,
+        ..marked
+    };
+    let kernel = none(Attrs::KERNEL_DATA);
+    // Stage 1: UXN, PXN, nG, AF, inner shareable, AP[2] read only, bit 1, bit 55 for dirty. EL2: XN, AP[1] in the place of nG.
+    check_encoded::<Arm64K4>(&[
+        (marked, 0, 0x05e0_0000_0000_0f82),
+        (marked, 1, 0x05e0_0000_0000_0f82),
+        (clean, 0, 0x0560_0000_0000_0f82),
+        (kernel, 0, 0x00e0_0000_0000_0782),
+    ]);
+    check_encoded::<Arm64El2<12, 48>>(&[(kernel, 0, 0x00c0_0000_0000_07c2)]);
+    // Stage 2: XN[1], AF, inner shareable, write-back, bit 1.
+    check_encoded::<Stage2<12, 40>>(&[(marked, 0, 0x05c0_0000_0000_073e)]);
+    // XD, software, dirty, accessed, the mark at R/W; PS of a block. The address is all ones without one.
+    check_encoded::<X86_64<4>>(&[
+        (marked, 0, 0x800f_ffff_ffff_fa62),
+        (clean, 0, 0x800f_ffff_ffff_fa22),
+        (marked, 1, 0x800f_ffff_ffe0_0ae2),
+        (kernel, 2, 0x800f_ffff_c000_01e2),
+    ]);
+    check_encoded::<Npt<4>>(&[(marked, 0, 0x800f_ffff_ffff_fa62)]);
+    // Software, bit 11, dirty, accessed, write-back.
+    check_encoded::<Ept<4>>(&[
+        (marked, 0, 0x005f_ffff_ffff_fb30),
+        (marked, 1, 0x005f_ffff_ffe0_0bb0),
+    ]);
+}
 
 /// Encodes, and compares with what was worked out by hand from the manuals.
 fn check_encoded<F: Format>(rows: &[(Attrs, u8, u64)]) {

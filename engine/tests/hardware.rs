@@ -20,8 +20,8 @@ use tablewright::format::{Arm64K4, Arm64K16, X86_64};
 use tablewright::hosted::Hosted;
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Gather, Hooks, Invalidation,
-    Leaf, Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress, Span, TableLink, Va,
-    What,
+    Kind, Leaf, Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress, Span, TableLink,
+    Va, What,
 };
 use tablewright_walker as walker;
 
@@ -317,7 +317,11 @@ impl<F: Judged> Machine<F> {
         // An empty table may go: nothing is translated through it.
         let breaks = match was {
             Seen::Leaf(_) => is == Seen::Invalid,
-            Seen::Table(_) => is == Seen::Invalid && new != 0,
+            // Nor is anything through one of leaves that are parked, which may become a leaf that is.
+            Seen::Table(_) => {
+                let parked = F::kind(new, Level::new(height as u8)) == Kind::Leaf;
+                is == Seen::Invalid && new != 0 && !parked
+            }
             Seen::Invalid => false,
         };
         assert!(
@@ -577,6 +581,12 @@ impl<F: Judged> World<'_, '_, F> {
             ControlFlow::Continue(())
         })
         .unwrap();
+        // The walker does not see what is parked.
+        self.gather.walk_all(|leaf| {
+            if leaf.attrs().perms.is_empty() {
+                told.push(Self::told(&leaf));
+            }
+        });
         self.compare(&told);
         let walker = self.machine.walker.borrow();
         let forgotten = walker.written.iter().chain(&walker.accessed).next();
@@ -680,7 +690,19 @@ impl<F: Judged> World<'_, '_, F> {
         };
         let change = Change::new();
         let both = Perms::READ | Perms::WRITE;
-        match dice.roll(16) {
+        match dice.roll(19) {
+            16..=17 => {
+                // What is parked is meant not to be mapped, and no more of the space.
+                let unbroken = self.machine.unbroken.replace(false);
+                self.change(at, change.perms(Perms::empty()), (false, false));
+                self.machine.unbroken.set(unbroken);
+            }
+            18 => {
+                let parked = change.perms(Perms::empty()).memory(Memory::NonCacheable);
+                let unbroken = self.machine.unbroken.replace(false);
+                self.change(at, parked, (false, false));
+                self.machine.unbroken.set(unbroken);
+            }
             0..=3 => self.map(at, mapping),
             4..=5 => self.unmap(at),
             6 => self.change(at, change.perms(Perms::READ), (false, false)),

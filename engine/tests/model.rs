@@ -9,7 +9,7 @@ mod common;
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 
-use common::{Decoded, Mapped, Model, Stretches, is_el2, is_guest, judge, snapshot};
+use common::{Decoded, Mapped, Model, Stretches, is_el2, is_guest, judge_with_parked, snapshot};
 use proptest::prelude::*;
 use tablewright::hosted::Hosted;
 use tablewright::{
@@ -129,7 +129,7 @@ impl Place {
     }
 }
 
-const ATTRS: [Attrs; 7] = [
+const ATTRS: [Attrs; 8] = [
     Attrs::KERNEL_DATA,
     Attrs::KERNEL_TEXT,
     Attrs::USER_DATA,
@@ -146,10 +146,14 @@ const ATTRS: [Attrs; 7] = [
         software: 2,
         ..Attrs::KERNEL_RODATA
     },
+    Attrs {
+        software: 3,
+        ..Attrs::USER_DATA.with_perms(Perms::empty())
+    },
 ];
 
 /// The same for formats of stage 2, where the guest is one.
-const GUEST_ATTRS: [Attrs; 7] = [
+const GUEST_ATTRS: [Attrs; 8] = [
     Attrs::GUEST_MEMORY,
     Attrs::USER_DATA,
     Attrs::USER_RODATA,
@@ -166,10 +170,11 @@ const GUEST_ATTRS: [Attrs; 7] = [
         software: 2,
         ..Attrs::USER_RODATA
     },
+    Attrs::GUEST_MEMORY.with_perms(Perms::empty()),
 ];
 
 /// The same for EL2 alone, where there is no user.
-const EL2_ATTRS: [Attrs; 7] = [
+const EL2_ATTRS: [Attrs; 8] = [
     Attrs::KERNEL_DATA,
     Attrs::KERNEL_TEXT,
     Attrs::KERNEL_RODATA,
@@ -186,9 +191,10 @@ const EL2_ATTRS: [Attrs; 7] = [
         software: 2,
         ..Attrs::KERNEL_RODATA
     },
+    Attrs::KERNEL_DATA.with_perms(Perms::empty()),
 ];
 
-const CHANGES: [Change; 8] = [
+const CHANGES: [Change; 10] = [
     Change::new().perms(Perms::READ),
     Change::new().write_protect(),
     Change::new().perms(Perms::READ.union(Perms::WRITE)),
@@ -199,9 +205,11 @@ const CHANGES: [Change; 8] = [
     Change::new()
         .perms(Perms::READ.union(Perms::USER_READ).union(Perms::USER_EXEC))
         .global(false),
+    Change::new().perms(Perms::empty()),
+    Change::new().perms(Attrs::USER_DATA.perms).dirty(false),
 ];
 
-const GUEST_CHANGES: [Change; 8] = [
+const GUEST_CHANGES: [Change; 10] = [
     Change::new().perms(Perms::READ.and_user()),
     Change::new().write_protect(),
     Change::new().perms(Perms::READ.union(Perms::WRITE).and_user()),
@@ -210,9 +218,11 @@ const GUEST_CHANGES: [Change; 8] = [
     Change::new().dirty(true),
     Change::new().software(3),
     Change::new().perms(Perms::READ.union(Perms::EXEC).and_user()),
+    Change::new().perms(Perms::empty()),
+    Change::new().perms(Attrs::GUEST_MEMORY.perms).dirty(false),
 ];
 
-const EL2_CHANGES: [Change; 8] = [
+const EL2_CHANGES: [Change; 10] = [
     Change::new().perms(Perms::READ),
     Change::new().write_protect(),
     Change::new().perms(Perms::READ.union(Perms::WRITE)),
@@ -221,6 +231,8 @@ const EL2_CHANGES: [Change; 8] = [
     Change::new().dirty(true),
     Change::new().software(3),
     Change::new().perms(Perms::READ.union(Perms::EXEC)),
+    Change::new().perms(Perms::empty()),
+    Change::new().perms(Attrs::KERNEL_DATA.perms).dirty(false),
 ];
 
 type Outcome<F, T> = Result<T, EditError<<F as Format>::Input>>;
@@ -301,7 +313,7 @@ impl<'h, F: Decoded> World<'h, F> {
     }
 
     fn check(&mut self) {
-        let found = judge::<F>(self.platform, self.space.root());
+        let found = judge_with_parked(self.platform, &self.space);
         self.compare(&found, &self.model.stretches().sorted(), "the walker");
         // What was said too much is true from now on.
         for (first, mapped) in found.0 {
@@ -550,7 +562,7 @@ impl<'h, F: Decoded> World<'h, F> {
                 };
                 let level = Level::new(*level);
                 // What is merged has the bits of all: the model does the same, over what was merged.
-                let before = judge::<F>(self.platform, self.space.root());
+                let before = judge_with_parked(self.platform, &self.space);
                 let result = self.exhaust_and_finish(|gather| gather.collapse(span, level, *runs));
                 match result {
                     Ok(_) => self.follow_collapse(&before),

@@ -160,6 +160,98 @@ fn pages_become_a_block_and_a_block_pages() {
     }
 }
 
+/// Without permissions a page is not there for a walker, and is for the engine: a fault gives it back, or puts another in its
+/// place, and what it was before is forgotten first where that matters.
+#[test]
+fn what_is_parked_is_given_back_by_a_fault() {
+    fn parked<F: Judged + PartialEq>() {
+        let name = F::NAME;
+        let platform = Threads::new(64, F::PAGE_SHIFT, 1).with_caps(Caps {
+            bbm: 0,
+            ..tablewright::hosted::CAPS
+        });
+        let space = share::<F>(&platform);
+        let (page, at) = (1u64 << F::PAGE_SHIFT, Va::new(1 << F::PAGE_SHIFT));
+        let whole = Span::new(at, page).unwrap();
+        let written = Attrs {
+            software: 5,
+            ..Attrs::USER_DATA
+        };
+        let none = Change::new().perms(Perms::empty());
+        let mut gather = space.gather();
+        let new = leaf(at.get(), Level::PAGE, written);
+        assert_eq!(map(&mut gather, &new), Ok(Mapped::Installed));
+        let mapped = space.query(at).unwrap();
+        let leaves = || {
+            let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
+            let (root, mut count) = (space.root().get(), 0);
+            walker::leaves(F::REGIME, root, walker::Half::Lower, &mut read, |_| {
+                count += 1;
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+            count
+        };
+        let park = |gather: &mut tablewright::shared::Gather<'_, F, _>| {
+            assert!(gather.protect(whole, none).unwrap().changed);
+            assert!(!gather.is_clean(), "{name}");
+            settle(gather, &mut |_| ());
+            let there = space.query(at).unwrap();
+            assert_eq!((there.frame(), leaves()), (mapped.frame(), 0), "{name}");
+            assert_eq!(there.attrs(), written.with_perms(Perms::empty()));
+        };
+        // By a change, which leaves nothing to forget.
+        park(&mut gather);
+        let back = Change::new().perms(written.perms);
+        assert!(gather.protect(whole, back).unwrap().changed);
+        assert!(gather.is_clean(), "{name}");
+        settle(&mut gather, &mut |_| ());
+        assert_eq!((space.query(at), leaves()), (Some(mapped), 1), "{name}");
+        // By a fault.
+        park(&mut gather);
+        assert_eq!(map(&mut gather, &new), Ok(Mapped::Relaxed), "{name}");
+        assert_eq!((space.query(at), leaves()), (Some(mapped), 1), "{name}");
+        park(&mut gather);
+        let relaxed = space.relax(at, written.perms, false);
+        assert_eq!(relaxed, Ok(Relaxed::Done), "{name}");
+        assert_eq!((space.query(at), leaves()), (Some(mapped), 1), "{name}");
+        // What was written is found, and once.
+        park(&mut gather);
+        let mut dirty = 0;
+        gather.wash(whole, |_| dirty += 1).unwrap();
+        gather.wash(whole, |_| dirty += 1).unwrap();
+        assert_eq!(dirty, 1, "{name}");
+        // What may be remembered is not mixed with another type, or another frame.
+        let device = Change::new().memory(Memory::Device);
+        let changed = gather.protect(whole, device);
+        assert_eq!(changed.is_err(), F::HALVES, "{name}: {changed:?}");
+        let normal = Change::new().memory(written.memory);
+        gather.protect(whole, normal).unwrap();
+        platform.record();
+        let other = NewLeaf::new(at, Pa::new(7 * page), Level::PAGE, written).unwrap();
+        let Ok(Mapped::Replaced(gone)) = map(&mut gather, &other) else {
+            panic!("{name}: another frame takes its place");
+        };
+        assert_eq!(gone.frame(), mapped.frame(), "{name}");
+        let events = platform.take_events();
+        assert!(events.contains(&Event::Complete), "{name}: {events:?}");
+        // A block in the place of a table with what is parked: the table did not translate all of it.
+        assert!(gather.protect(whole, none).unwrap().changed);
+        let block = leaf(0, Level::new(1), written);
+        assert_eq!(map(&mut gather, &block), Ok(Mapped::Coalesced), "{name}");
+        assert_eq!(space.query(at).unwrap().attrs().perms, written.perms);
+        settle(&mut gather, &mut |_| ());
+        drop(gather);
+        unmap_all(
+            &space,
+            Span::new(Va::new(0), 1 << F::shift(Level::new(2))).unwrap(),
+        );
+    }
+    parked::<X86_64<4>>();
+    parked::<Arm64K4>();
+    parked::<Arm64K16>();
+}
+
 /// Seed 70752 of the guests: a leaf whose access flag was cleared without a flush, and which a TLB therefore still held, was
 /// split without a break.
 #[test]
@@ -269,9 +361,8 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
                         12 | 13 => {
                             let size = page << dice.roll(F::INDEX_BITS as u64 + 1);
                             let span = Span::new(Va::new(at & !(size - 1)), size).unwrap();
-                            let change = Change::new().perms(
-                                [Perms::READ, Perms::READ | Perms::WRITE][dice.roll(2) as usize],
-                            );
+                            let perms = [Perms::READ, Perms::READ | Perms::WRITE, Perms::empty()];
+                            let change = Change::new().perms(perms[dice.roll(3) as usize]);
                             gather.protect(span, change).unwrap();
                         }
                         _ => {

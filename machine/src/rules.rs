@@ -88,7 +88,7 @@ rules! {
     IdentifierReused = "identifier reused",
     /// An accessed or dirty flag that hardware had set was overwritten by software that had not seen it.
     FlagLost = "flag lost",
-    /// Memory was mapped that must not be.
+    /// Memory was mapped that must not be; or it is named by an entry of x86 that is not present (the L1 terminal fault).
     ForbiddenMemory = "forbidden memory",
     /// A window does not show the frame that it was moved to.
     WindowStale = "window stale",

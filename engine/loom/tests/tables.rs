@@ -54,6 +54,7 @@ unsafe impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
     const ASLEEP: u64 = ASLEEP;
     const WAKING: u64 = WAKING;
     const FROZEN: u64 = 1 << 61;
+    const PRESENT: u64 = PRESENT;
     const INDEX_BITS: u32 = 2;
 
     fn is_leaf_level(level: Level) -> bool {

@@ -176,7 +176,7 @@ impl<F: Format, S: Source> Leaves<F, S> {
     /// The leaf at `level` that translates `first`, not in a run.
     #[inline(always)]
     pub fn leaf(&self, level: Level, first: u64) -> u64 {
-        self.bits[level] | F::put_address(self.memory(first))
+        F::with_address(self.bits[level], self.memory(first))
     }
 
     /// The memory that `first` is mapped to.
@@ -249,6 +249,11 @@ impl<F: Format, S: Source> Leaves<F, S> {
         mark: u64,
     ) {
         let (mut start, mut first) = (range.start, first);
+        let mut step = 1u64 << F::shift(level);
+        if self.bits[level] & F::address_mask(level) != 0 {
+            // A parked leaf's address is inverted on x86.
+            step = step.wrapping_neg();
+        }
         while start < range.end {
             let mut count = range.end - start;
             if F::LINEAR_BITS < 64 {
@@ -258,7 +263,7 @@ impl<F: Format, S: Source> Leaves<F, S> {
                 count = count.min(usize::try_from(left).unwrap_or(usize::MAX));
             }
             let value = self.leaf(level, first) | mark;
-            table.fill(start..start + count, value, 1 << F::shift(level));
+            table.fill(start..start + count, value, step);
             start += count;
             first = first.wrapping_add((count as u64) << F::shift(level));
         }

@@ -151,6 +151,8 @@ fn sum<F: Format, P: Platform>(
     let mut attrs = expected;
     let mut contended = false;
     let mut pattern = !first & !mask;
+    // Of parked leaves, which are all parked or none, the address may be inverted.
+    let template = F::with_address(first, start) & mask;
     for index in 0..entries {
         let entry = table.load(index);
         let place = start.get() + ((index as u64) << F::shift(level));
@@ -166,7 +168,7 @@ fn sum<F: Format, P: Platform>(
             attrs.dirty |= decoded.dirty;
             contended |= conditions.is_contended::<F>(entry, level);
         }
-        if entry & mask != F::put_address(Pa::new(place)) {
+        if entry & mask != F::with_address(template, Pa::new(place)) {
             return (Sum::Mixed, false);
         }
     }
@@ -223,8 +225,8 @@ impl<P: Platform> Collapse<'_, P> {
         let Ok(bits) = F::encode(&attrs, level) else {
             return;
         };
-        let mut leaf = bits | F::put_address(frame);
-        let (old, new) = (State::of::<F>(entry, level), State::of::<F>(leaf, level));
+        let mut leaf = F::with_address(bits, frame);
+        let [old, new] = [entry, leaf].map(|it| State::remembered::<F>(it, level));
         let how = self.conditions.transition::<F>(&old, &new, level);
         if how == Transition::Break {
             if self.conditions.may_break {
@@ -270,7 +272,7 @@ impl<P: Platform> Collapse<'_, P> {
         if let Sum::Leaf(frame, attrs) = sum
             && let Ok(bits) = F::encode(&attrs, level)
         {
-            table.store(index, bits | F::put_address(frame));
+            table.store(index, F::with_address(bits, frame));
             // SAFETY: the table was part of the space (1.), and the invalidation that covers it is complete (2.).
             unsafe { self.platform.free_table(child, below) };
             self.done += 1;

@@ -292,9 +292,10 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
             }
             let plan = self.recode.plans.plan(entry, Level::PAGE);
             let from = index;
-            if plan.is_plain() && entry & F::CONTIGUOUS == 0 {
+            let (key, now) = (plan.key(), plan.key() ^ plan.flip);
+            let parked = F::is_parked(key) || F::is_parked(now);
+            if plan.is_plain() && entry & F::CONTIGUOUS == 0 && !parked {
                 // A stretch of leaves of one pattern that no walker writes: the inner loop.
-                let (key, now) = (plan.key(), plan.key() ^ plan.flip);
                 let mut copy = |index: usize, entry: u64| {
                     // A walker may set a flag in what is kept.
                     if now != key {

@@ -443,7 +443,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
         let mapping = template.mapping();
-        let leaf = template.page()? | F::put_address(frame);
+        let leaf = F::with_address(template.page()?, frame);
         self.check_global(mapping.attrs.global)?;
         let at = F::Input::from_bits(slice.first);
         let perms = mapping.attrs.perms;

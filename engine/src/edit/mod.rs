@@ -32,9 +32,13 @@ fn with_flags<F: Format>(entry: u64, level: Level, accessed: bool, dirty: bool) 
         dirty: attrs.dirty || dirty,
         ..attrs
     };
-    let kept = entry & (F::address_mask(level) | F::CONTIGUOUS);
     // What was decoded can be encoded.
-    F::encode(&flagged, level).map_or(entry, |bits| bits | kept)
+    F::encode(&flagged, level).map_or(entry, |bits| in_place_of::<F>(entry, level, bits))
+}
+
+/// The leaf that a format has encoded, in the place of `entry`: with its address, and in its run.
+pub(crate) fn in_place_of<F: Format>(entry: u64, level: Level, bits: u64) -> u64 {
+    F::with_address(bits, F::address(entry, level)) | entry & F::CONTIGUOUS
 }
 
 /// The leaf `entry` with every flag set that a walker may still set in it. Where what walkers set from now on is not

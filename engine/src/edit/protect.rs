@@ -16,7 +16,7 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::live::{Cut, Look};
-use super::saturate;
+use super::{in_place_of, saturate};
 use crate::addr::{Level, Span};
 use crate::bbm::{Rule, State, Transition};
 use crate::entry::Table;
@@ -106,7 +106,36 @@ impl Change {
         self.set & bit != 0
     }
 
-    /// Sets the permissions.
+    /// Sets the permissions. With none of them a leaf is parked: hardware takes it for unmapped, and it keeps its frame, size,
+    /// memory type, flags, software bits, and all else, until a change gives permissions back. It is mapped: what maps is told
+    /// so, what unmaps gives it out.
+    ///
+    /// Parking is invalidated like any change that takes away; giving back is no more than a store, which is published.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Change, EditError, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// let pages = Span::new(Va::new(0x5000), 0x3000)?;
+    /// space.map(pages, Pa::new(0x8000), Attrs { software: 3, ..Attrs::USER_DATA })?;
+    /// space.make_live();
+    ///
+    /// // mprotect(PROT_NONE), and back.
+    /// let mut gather = space.gather();
+    /// gather.protect(pages, Change::new().perms(Perms::empty()))?;
+    /// gather.finish(|_| ());
+    /// let parked = space.query(Va::new(0x6000)).unwrap();
+    /// assert_eq!((parked.frame(), parked.attrs().perms), (Pa::new(0x9000), Perms::empty()));
+    /// assert_eq!(space.map(pages, Pa::new(0), Attrs::USER_DATA), Err(EditError::AlreadyMapped(Va::new(0x5000))));
+    ///
+    /// let mut gather = space.gather();
+    /// gather.protect(pages, Change::new().perms(Attrs::USER_DATA.perms))?;
+    /// gather.finish(|_| ());
+    /// assert_eq!(platform.counts().invalidations, 1); // the first
+    /// let back = space.query(Va::new(0x6000)).unwrap().attrs();
+    /// assert_eq!(back, Attrs { software: 3, ..Attrs::USER_DATA });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub const fn perms(self, perms: Perms) -> Self {
         self.field(0, PERMS | HAS_PERMS, perms.bits() as u64 | HAS_PERMS)
     }
@@ -561,7 +590,6 @@ impl Recent {
     #[cold]
     #[inline(never)]
     fn work_out<F: Format>(&self, conditions: &Conditions, entry: u64, level: Level) -> Plan {
-        let mask = F::address_mask(level);
         let mut plan = Plan {
             key: Plan::key_of::<F>(entry, level),
             flip: 0,
@@ -579,7 +607,7 @@ impl Recent {
             debug_assert!(false, "a change that cannot be encoded");
             return plan;
         };
-        let new = bits | entry & (mask | F::CONTIGUOUS);
+        let new = in_place_of::<F>(entry, level, bits);
         plan.flip = entry ^ new;
         if plan.flip == 0 {
             return plan;
@@ -589,6 +617,10 @@ impl Recent {
         } else {
             How::Store
         };
+        if F::is_parked(entry) || F::is_parked(new) {
+            self.park::<F>(conditions, &mut plan, level);
+            return plan;
+        }
         let (old, new) = (State::of::<F>(entry, level), State::of::<F>(new, level));
         match conditions.transition::<F>(&old, &new, level) {
             // The software bits are no part of a state.
@@ -597,6 +629,22 @@ impl Recent {
             Transition::Break => plan.how = How::Break,
         }
         plan
+    }
+
+    /// The plan where the leaf is parked, before it is carried out or afterwards.
+    ///
+    /// What is parked can be given back by a store: no walker remembers that it is not valid. But it may remember what the leaf
+    /// was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as it would
+    /// be if the leaf were valid.
+    fn park<F: Format>(&self, conditions: &Conditions, plan: &mut Plan, level: Level) {
+        // A run is parked and comes back whole, and no two of its members are valid and different.
+        let bits = plan.key() & !F::CONTIGUOUS;
+        let [old, new] = [bits, bits ^ plan.flip].map(|it| State::remembered::<F>(it, level));
+        match conditions.transition::<F>(&old, &new, level) {
+            Transition::Break => plan.how = How::Break,
+            _ if !F::is_parked(bits) => plan.invalidate = true,
+            _ => plan.news = !F::is_parked(bits ^ plan.flip),
+        }
     }
 
     /// Rewrites one entry, by its plan or, if a walker has changed it meanwhile, by the plan for what it is now. Returns what
@@ -625,8 +673,13 @@ impl Recent {
                     // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
                     let last = table.exchange(index, F::suspend(entry));
                     let plan = self.plan::<F>(conditions, last, level);
-                    table.store(index, F::suspend(last ^ plan.flip));
-                    return (How::Break, last ^ plan.flip);
+                    let next = last ^ plan.flip;
+                    let next_for_now = match F::is_parked(next) {
+                        true => next,
+                        false => F::suspend(next),
+                    };
+                    table.store(index, next_for_now);
+                    return (How::Break, next);
                 }
             }
             return (plan.how, entry ^ plan.flip);

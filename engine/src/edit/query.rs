@@ -140,6 +140,19 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
         let (first, entry) = whole::<F, P>(table, index, level, input, entry);
         (self.visit)(Leaf::new(first, entry, level, self.denied.at(level)))
     }
+
+    /// The same of a page that is parked.
+    #[cold]
+    #[inline(never)]
+    fn parked<P: Platform>(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        input: u64,
+        entry: u64,
+    ) -> ControlFlow<()> {
+        self.leaf(table, index, Level::PAGE, input, entry)
+    }
 }
 
 impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> for Find<F, V> {
@@ -170,8 +183,13 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
         let mut input = first;
         for index in range {
             let entry = table.load(index);
-            if F::kind(entry, Level::PAGE) == Kind::Leaf {
-                self.leaf(table, index, Level::PAGE, input, entry)?;
+            // What is parked is apart from others, of which it is known then how their address stands.
+            if !F::is_parked(entry) {
+                if F::kind(entry, Level::PAGE) == Kind::Leaf {
+                    self.leaf(table, index, Level::PAGE, input, entry)?;
+                }
+            } else if F::kind(entry, Level::PAGE) == Kind::Leaf {
+                self.parked(table, index, input, entry)?;
             }
             input = input.wrapping_add(1 << F::PAGE_SHIFT);
         }

@@ -50,7 +50,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let slice = self.space.check_page(page)?;
         check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
         let attrs = template.mapping().attrs();
-        let new = template.page()? | F::put_address(frame);
+        let new = F::with_address(template.page()?, frame);
         self.space.check_global(attrs.global)?;
         let conditions = self.space.conditions();
         let serial = self.serial();

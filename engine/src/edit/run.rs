@@ -70,8 +70,8 @@ pub(crate) fn gather<F: Format>(
 
 /// How the leaf `entry` at `level` may become, or cease to be, a member of a run.
 pub(super) fn how<F: Format>(entry: u64, level: Level, conditions: &Conditions) -> Transition {
-    let old = State::of::<F>(entry, level);
-    let new = State::of::<F>(entry ^ F::CONTIGUOUS, level);
+    let old = State::remembered::<F>(entry, level);
+    let new = State::remembered::<F>(entry ^ F::CONTIGUOUS, level);
     conditions.transition::<F>(&old, &new, level)
 }
 
@@ -118,13 +118,14 @@ impl Unfold {
             // A walker that holds the run may still set a flag in any member, for any page of it.
             single = saturate::<F>(single, level);
         }
-        let frame = F::address(single, level).get();
-        let pattern = single & !F::address_mask(level);
+        let frame = F::address(single, level);
+        let pattern = F::with_address(single, frame);
         for (number, member) in members.enumerate() {
-            let place = F::put_address(Pa::new(frame + number as u64 * step));
+            let place = Pa::new(frame.get() + number as u64 * step);
+            let leaf = F::with_address(pattern, place);
             match how {
-                Transition::Break => table.store(member, F::suspend(pattern | place)),
-                _ => table.store(member, pattern | place),
+                Transition::Break if !F::is_parked(leaf) => table.store(member, F::suspend(leaf)),
+                _ => table.store(member, leaf),
             }
         }
         let extent = extent::<F>(input, level);
@@ -213,9 +214,9 @@ impl Fold<'_> {
             return;
         }
         let members = members::<F>(start, level);
-        let pattern = entry & !F::address_mask(level);
+        let pattern = F::with_address(entry, frame);
         let member =
-            |number: usize| pattern | F::put_address(Pa::new(frame.get() + number as u64 * step));
+            |number: usize| F::with_address(pattern, Pa::new(frame.get() + number as u64 * step));
         let alike = |(number, index)| table.load(index) == member(number);
         if !members.clone().enumerate().all(alike) {
             return;
@@ -227,7 +228,9 @@ impl Fold<'_> {
         for (number, index) in members.enumerate() {
             let folded = member(number) | F::CONTIGUOUS;
             match how {
-                Transition::Break => table.store(index, F::suspend(folded)),
+                Transition::Break if !F::is_parked(folded) => {
+                    table.store(index, F::suspend(folded));
+                }
                 _ => table.store(index, folded),
             }
         }

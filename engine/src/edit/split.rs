@@ -349,7 +349,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
 
 /// How a leaf may become a table that translates the same.
 fn split_how<F: Format>(entry: u64, level: Level, conditions: &Conditions) -> Transition {
-    let old = State::of::<F>(entry, level);
+    let old = State::remembered::<F>(entry, level);
     // Runs are unfolded before they are split.
     let old = match old {
         State::Leaf { frame, attrs, .. } => State::Leaf {

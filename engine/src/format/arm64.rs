@@ -126,6 +126,9 @@ const WAKING: u64 = 1 << 58;
 // Marks of invalid entries, of which the hardware ignores every bit. No valid entry of ours has the first.
 const SUSPENDED: u64 = 1 << 63;
 const FROZEN: u64 = 1 << 57;
+// An invalid entry with bit 1 that is not suspended is a parked leaf, at every level; it keeps all the rest as it is, and holes
+// and frozen entries have bit 1 clear. A block gets the bit back to zero when it is valid again.
+const PARKED: u64 = NOT_BLOCK;
 
 /// D8.7.1, table of the contiguous bit, by the height of the level.
 const fn run(page_shift: u32, height: u8) -> u32 {
@@ -324,6 +327,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const ASLEEP: u64 = AP_TABLE_READ_ONLY;
     const WAKING: u64 = WAKING;
     const FROZEN: u64 = FROZEN;
+    const PRESENT: u64 = VALID;
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {
@@ -342,12 +346,13 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     #[inline(always)]
     fn kind(entry: u64, level: Level) -> Kind {
         match (entry & VALID != 0, entry & NOT_BLOCK != 0, level) {
-            (false, _, _) => Kind::Invalid,
             (true, true, Level::PAGE) => Kind::Leaf,
             (true, true, _) => Kind::Table,
             // A block descriptor at the last level is reserved and translates nothing.
             (true, false, Level::PAGE) => Kind::Invalid,
             (true, false, _) => Kind::Leaf,
+            (false, true, _) if entry & SUSPENDED == 0 => Kind::Leaf, // parked
+            (false, _, _) => Kind::Invalid,
         }
     }
 
@@ -390,6 +395,11 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         let perms = attrs.perms;
         if !Self::is_leaf_level(level) {
             return Err(Inexpressible("no block can stand at this level"));
+        }
+        if perms.is_empty() {
+            // As what can be read, but not valid.
+            let readable = Self::encode(&attrs.with_perms(Perms::READ), level)?;
+            return Ok(readable & !VALID | PARKED);
         }
         let mut bits = VALID;
         if level == Level::PAGE {
@@ -498,6 +508,9 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     #[inline]
     fn effective(entry: u64, _: Level, denied: Perms) -> Perms {
         let has = |bit: u64| entry & bit != 0;
+        if !has(VALID) {
+            return Perms::empty();
+        }
         let write = !has(AP_READ_ONLY) || has(DIRTY_MODIFIER);
         let write = write && !denied.contains(Perms::WRITE);
         let user = has(AP_USER) && !denied.contains(Perms::USER_READ);
@@ -546,9 +559,9 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
         // D8.5.4 and D8.5.5: the access flag where it is clear; AP[2] where DBM says that the page is writable.
-        caps.hardware_access && leaf & ACCESS == 0
-            || caps.hardware_dirty
-                && leaf & (DIRTY_MODIFIER | AP_READ_ONLY) == DIRTY_MODIFIER | AP_READ_ONLY
+        let clean = DIRTY_MODIFIER | AP_READ_ONLY | VALID;
+        caps.hardware_access && leaf & (VALID | ACCESS) == VALID
+            || caps.hardware_dirty && leaf & clean == clean
     }
 
     #[inline(always)]

@@ -91,6 +91,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const ASLEEP: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::ASLEEP;
     const WAKING: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::WAKING;
     const FROZEN: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::FROZEN;
+    const PRESENT: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::PRESENT;
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {
@@ -148,6 +149,9 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline]
     fn effective(entry: u64, _: Level, denied: Perms) -> Perms {
+        if entry & Self::PRESENT == 0 {
+            return Perms::empty();
+        }
         let mut perms = Perms::READ;
         let write = entry & (READ_ONLY | DIRTY_MODIFIER) != READ_ONLY;
         perms.set(Perms::WRITE, write && !denied.contains(Perms::WRITE));

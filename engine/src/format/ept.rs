@@ -16,7 +16,8 @@
 //!
 //! Hardware ignores all of such an entry but bit 63, suppress #VE: a guest that is told of its own EPT violations must
 //! not hear of those that the engine causes for a moment, so every mark comes with it. A suspended entry keeps what
-//! made it present, and its own bit 63, in bits that hardware ignores in a present one.
+//! made it present, and its own bit 63, in bits that hardware ignores in a present one. Of a parked leaf, which the embedder
+//! has asked for, bit 63 is what the embedder says, as in any leaf.
 
 use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability, check_guest};
 use crate::addr::{Ipa, Level, Pa};
@@ -65,9 +66,11 @@ const SUPPRESS_VE_ASIDE: u32 = 1;
 const ASIDE: u64 =
     GRANTS << GRANTS_ASIDE | USER_EXEC << USER_EXEC_ASIDE | SUPPRESS_VE >> SUPPRESS_VE_ASIDE;
 const SUSPENDED: u64 = 1 << 59;
+/// Of a parked leaf.
+const PARKED: u64 = 1 << 11;
 // Ignored in the descriptor of a table.
 const WAKING: u64 = 1 << 52;
-const FROZEN: u64 = 1 << 11 | SUPPRESS_VE | ADDRESS;
+const FROZEN: u64 = 1 << 54 | SUPPRESS_VE | ADDRESS;
 
 // SDM 29.3.7: memory types; 2, 3 and 7 are reserved.
 const UNCACHEABLE: u64 = 0;
@@ -76,6 +79,12 @@ const WRITE_THROUGH: u64 = 4;
 const WRITE_BACK: u64 = 6;
 
 impl<const LEVELS: u8, const MODE_BASED: bool> Ept<LEVELS, MODE_BASED> {
+    /// An entry is present if it has one of these.
+    const ANY: u64 = match MODE_BASED {
+        true => GRANTS | USER_EXEC,
+        false => GRANTS,
+    };
+
     /// What an entry, of a leaf or of a table, permits by itself.
     #[inline(always)]
     fn grants(entry: u64) -> Perms {
@@ -118,6 +127,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
     const ASLEEP: u64 = 0;
     const WAKING: u64 = WAKING;
     const FROZEN: u64 = FROZEN;
+    const PRESENT: u64 = Self::ANY;
     // SDM appendix A.10: both sizes of large pages are features.
     const SURE_LEAF: Level = Level::PAGE;
 
@@ -133,17 +143,17 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
 
     #[inline(always)]
     fn kind(entry: u64, level: Level) -> Kind {
-        let present = if MODE_BASED {
-            GRANTS | USER_EXEC
+        if level == Level::PAGE || Self::is_leaf_level(level) && entry & LARGE != 0 {
+            match entry & (Self::ANY | PARKED) {
+                0 => Kind::Invalid,
+                // Of a present entry bit 11 is ignored, and of one that is suspended the rights are elsewhere.
+                _ => Kind::Leaf,
+            }
         } else {
-            GRANTS
-        };
-        if entry & present == 0 {
-            Kind::Invalid
-        } else if level == Level::PAGE || Self::is_leaf_level(level) && entry & LARGE != 0 {
-            Kind::Leaf
-        } else {
-            Kind::Table
+            match entry & Self::ANY {
+                0 => Kind::Invalid,
+                _ => Kind::Table,
+            }
         }
     }
 
@@ -163,7 +173,12 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
             Kind::Table => ADDRESS,
             _ => Self::address_mask(level),
         };
-        Pa::new(entry & mask)
+        // The address is inverted where it is not present.
+        let absent = match entry & Self::ANY {
+            0 => ADDRESS,
+            _ => 0,
+        };
+        Pa::new((entry ^ absent) & mask)
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
@@ -171,6 +186,12 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         let may = |perms: Perms| attrs.perms.contains(perms);
         if !Self::is_leaf_level(level) {
             return Err(Inexpressible("no large page can stand at this level"));
+        }
+        if attrs.perms.is_empty() {
+            // As what can be read, but not present, and with the address inverted.
+            let readable = attrs.with_perms(Perms::READ.and_user());
+            let leaf = Self::encode(&readable, level)? & !READ | PARKED;
+            return Ok(leaf ^ Self::address_mask(level));
         }
         // SDM 29.3.3.1: writing without reading is a misconfiguration, executing without it may be one; an entry that
         // permits nothing is not present.
@@ -265,7 +286,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
     #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
         // SDM 29.3.5: the accessed flag on any use, the dirty flag on a write, which needs bit 1.
-        caps.hardware_access && leaf & ACCESSED == 0
+        caps.hardware_access && leaf & ACCESSED == 0 && leaf & Self::ANY != 0
             || caps.hardware_dirty && leaf & (WRITE | DIRTY) == WRITE
     }
 
@@ -274,7 +295,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         let aside = (entry & GRANTS) << GRANTS_ASIDE
             | (entry & USER_EXEC) << USER_EXEC_ASIDE
             | (entry & SUPPRESS_VE) >> SUPPRESS_VE_ASIDE;
-        let stays = entry & !(GRANTS | USER_EXEC);
+        let stays = entry & !(GRANTS | USER_EXEC | ASIDE | PARKED);
         // The address is inverted for the sake of processors with the L1 terminal fault, as in x86-64.
         (stays | aside | SUSPENDED | SUPPRESS_VE) ^ ADDRESS
     }

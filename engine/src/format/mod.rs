@@ -18,6 +18,13 @@
 //! same memory, or neither, so [`Attrs`] have to say so of both ([`Perms::and_user`]); what each may execute differs
 //! where the hardware tells them apart. A translation belongs to one guest: none is [global](Attrs::global).
 //!
+//! # Leaves without permissions
+//!
+//! A leaf that permits nothing is *parked*: hardware takes the entry for invalid and remembers nothing of it, and to editors
+//! it is a leaf like any other ([`Kind::Leaf`]), with its frame, size, memory type, flags, and all other bits. It is what
+//! [encode](Format::encode) makes of attributes with no permission, in every format. That it is not valid is all that tells it
+//! from others ([`Format::is_parked`]).
+//!
 //! # Three kinds of invalid entry
 //!
 //! Hardware ignores an invalid entry, so it can tell editors of the tables something ([`Absence`]):
@@ -29,8 +36,8 @@
 //! * [`Format::FROZEN`] stands where an edit is replacing an entry: no other touches it, and one that meets it has to
 //!   come back later.
 //!
-//! Each has a mark that no other has. On x86 the address of such an entry names no memory: a processor with the L1
-//! terminal fault reads the cache through the address of an entry that is not present.
+//! Each has a mark that no other has, nor a parked leaf. On x86 the address of such an entry, and of a parked leaf, names no
+//! memory: a processor with the L1 terminal fault reads the cache through the address of an entry that is not present.
 //!
 //! # Tables that sleep
 //!
@@ -76,7 +83,7 @@ bitflags::bitflags! {
     /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Perms: u8 {
-        /// The privileged may read. No stage-1 format can map a page without it.
+        /// The privileged may read. No stage-1 format can give another permission without it.
         const READ = 1;
         /// The privileged may write.
         const WRITE = 2;
@@ -170,7 +177,7 @@ pub enum Shareability {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attrs {
-    /// What accesses may do, at which privilege.
+    /// What accesses may do, at which privilege. A leaf that permits nothing is [parked](Format::is_parked).
     pub perms: Perms,
     /// How the memory is cached.
     pub memory: Memory,
@@ -334,7 +341,8 @@ pub enum Kind {
     Invalid,
     /// Points to a table one level down.
     Table,
-    /// Translates addresses: a page or a block.
+    /// Translates addresses: a page or a block. One that permits nothing is ignored by hardware
+    /// ([parked](Format::is_parked)).
     Leaf,
 }
 
@@ -357,7 +365,8 @@ pub enum Kind {
 ///    most 5.
 /// 2. [`address`](Format::address) of a table descriptor is the frame that [`table`](Format::table) was given, whatever of
 ///    the other functions was applied to it since; [`kind`](Format::kind) of it is a table, and of nothing else.
-/// 3. A suspended, a frozen, and a zero entry are [invalid](Kind::Invalid), and all different.
+/// 3. A suspended, a frozen, and a zero entry are [invalid](Kind::Invalid), and all different; a parked leaf is a leaf, and
+///    different from them.
 /// 4. A run has no more entries than a table, [`contiguous`](Format::contiguous) is 0 where [`CONTIGUOUS`] is, and the
 ///    level of pages has leaves.
 ///
@@ -428,6 +437,9 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// An entry that is being replaced: invalid, and neither a hole nor suspended.
     const FROZEN: u64;
 
+    /// Hardware takes an entry for valid only if it has one of these bits.
+    const PRESENT: u64;
+
     /// What `entry` is, at `level`.
     fn kind(entry: u64, level: Level) -> Kind;
 
@@ -440,7 +452,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The frame that a leaf or a table descriptor at `level` points to.
     fn address(entry: u64, level: Level) -> Pa;
 
-    /// A leaf at `level` with these attributes, without its address.
+    /// A leaf at `level` with these attributes, without its address, which is [added](Format::with_address) by exclusive or.
+    /// With no permission at all it is [parked](Format::is_parked).
     ///
     /// # Errors
     /// [`Inexpressible`] says what the format cannot hold.
@@ -471,6 +484,41 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
 
     /// Undoes [`suspend`](Format::suspend).
     fn resume(suspended: u64) -> u64;
+
+    /// The leaf that [`encode`](Format::encode) has made, with its address; or the same without it again.
+    ///
+    /// In an entry that is not present x86 has the address inverted.
+    ///
+    /// ```
+    /// use tablewright::{Attrs, Format, Level, Pa, Perms, format::X86_64};
+    /// let with = |attrs| {
+    ///     let bits = X86_64::<4>::encode(&attrs, Level::PAGE)?;
+    ///     Ok::<_, tablewright::Inexpressible>(X86_64::<4>::with_address(bits, Pa::new(0x1000)))
+    /// };
+    /// assert_eq!(with(Attrs::KERNEL_TEXT), Ok(0x1121));
+    /// let parked = with(Attrs::KERNEL_TEXT.with_perms(Perms::empty()))?;
+    /// assert_eq!(parked & 0x000f_ffff_ffff_f000, !0x1000 & 0x000f_ffff_ffff_f000);
+    /// assert_eq!(X86_64::<4>::address(parked, Level::PAGE), Pa::new(0x1000));
+    /// # Ok::<(), tablewright::Inexpressible>(())
+    /// ```
+    #[inline(always)]
+    fn with_address(leaf: u64, frame: Pa) -> u64 {
+        leaf ^ Self::put_address(frame)
+    }
+
+    /// Whether a leaf is parked: it permits nothing, and hardware takes it for invalid.
+    ///
+    /// ```
+    /// use tablewright::{Attrs, Format, Kind, Level, Perms, format::Arm64K4};
+    /// let parked = Arm64K4::encode(&Attrs::USER_DATA.with_perms(Perms::empty()), Level::PAGE)?;
+    /// assert!(Arm64K4::is_parked(parked) && Arm64K4::kind(parked, Level::PAGE) == Kind::Leaf);
+    /// assert!(Arm64K4::decode(parked, Level::PAGE).dirty); // as it was
+    /// # Ok::<(), tablewright::Inexpressible>(())
+    /// ```
+    #[inline(always)]
+    fn is_parked(leaf: u64) -> bool {
+        leaf & Self::PRESENT == 0
+    }
 
     /// A frozen entry that tells by 44 bits of `tag` whose it is, where the rule is that of arm64: hardware ignores all of an
     /// invalid entry there. On x86, where an address in it may be read through, and where none has to be told, there is one

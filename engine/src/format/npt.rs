@@ -56,6 +56,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
     const ASLEEP: u64 = X86_64::<LEVELS, TYPES>::ASLEEP;
     const WAKING: u64 = X86_64::<LEVELS, TYPES>::WAKING;
     const FROZEN: u64 = X86_64::<LEVELS, TYPES>::FROZEN;
+    const PRESENT: u64 = X86_64::<LEVELS, TYPES>::PRESENT;
     const SURE_LEAF: Level = X86_64::<LEVELS, TYPES>::SURE_LEAF;
 
     #[inline(always)]
@@ -90,7 +91,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
         check_guest(attrs)?;
-        if !attrs.perms.contains(Perms::READ) {
+        if !attrs.perms.is_empty() && !attrs.perms.contains(Perms::READ) {
             return Err(Inexpressible(
                 "nested paging cannot map memory that the guest cannot read",
             ));

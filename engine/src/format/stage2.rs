@@ -85,13 +85,16 @@ const WRITE: u64 = 1 << 7; // S2AP[1]
 const SHAREABILITY: u32 = 8; // 9:8, not with LPA2
 const ACCESS: u64 = 1 << 10; // AF
 const NO_XS: u64 = 1 << 11; // FnXS, FEAT_XS
+/// Of a parked leaf, as in stage 1.
+const PARKED: u64 = NOT_BLOCK;
 const DIRTY_MODIFIER: u64 = 1 << 51; // DBM
 const NEVER: u32 = 53; // XN[1:0], 54:53
 const SOFTWARE_DIRTY: u64 = 1 << 55; // 58:55 are for software
 const SOFTWARE: u32 = 56;
 const PBHA: u64 = 0xf << 59; // 62:59, FEAT_HPDS2 or ignored
-// Of a table that sleeps, which is invalid: the hardware ignores every bit. It keeps bit 1, which frozen entries have not.
-const ASLEEP: u64 = 1 << 58;
+// Of a table that sleeps, which is invalid: the hardware ignores every bit. It keeps bit 1, which frozen entries have not, and
+// parked blocks have; of those bit 53, XN[0], is clear.
+const ASLEEP: u64 = 1 << 53;
 const WAKING: u64 = 1 << 56;
 
 /// D8.2: as few levels as there can be with up to 16 tables, 4 bits, beside each other at the first; two at least.
@@ -145,6 +148,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const ASLEEP: u64 = ASLEEP;
     const WAKING: u64 = WAKING;
     const FROZEN: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::FROZEN;
+    const PRESENT: u64 = VALID;
 
     #[inline(always)]
     fn is_leaf_level(level: Level) -> bool {
@@ -177,8 +181,10 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn address(entry: u64, level: Level) -> Pa {
-        // A table that sleeps keeps its address where it was.
-        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::address(entry | VALID, level)
+        // A table that sleeps keeps its address where it was, and so does a parked block.
+        let asleep = Self::kind(entry, level) == Kind::Table;
+        let entry = if asleep { entry | VALID } else { entry };
+        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::address(entry, level)
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
@@ -251,7 +257,11 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
                 "a native bit does not belong to the embedder",
             ));
         }
-        Ok(bits | attrs.native)
+        bits |= attrs.native;
+        Ok(match attrs.perms.is_empty() {
+            true => bits & !VALID | PARKED,
+            false => bits,
+        })
     }
 
     #[inline]
@@ -304,8 +314,9 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
         // D8.5.4 and D8.5.5: the access flag where it is clear; S2AP[1] where DBM says that the page is writable.
-        caps.hardware_access && leaf & ACCESS == 0
-            || caps.hardware_dirty && leaf & (DIRTY_MODIFIER | WRITE) == DIRTY_MODIFIER
+        let written = DIRTY_MODIFIER | WRITE | VALID;
+        caps.hardware_access && leaf & (VALID | ACCESS) == VALID
+            || caps.hardware_dirty && leaf & written == written & !WRITE
     }
 
     #[inline(always)]

@@ -54,6 +54,11 @@ const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000; // 51:12
 // Marks of entries that are not present: bits 58:52 are ignored even in a present one, and none of ours has these.
 const SUSPENDED: u64 = 1 << 58;
+/// Where R/W of a suspended entry waits.
+const WRITE_ASIDE: u32 = 56; // from 1 to 57
+/// Of a parked leaf, at the place of R/W, which it has not: it is next to the bit that says present, so that both are looked
+/// at as one.
+const PARKED: u64 = WRITE;
 /// Of a table that sleeps.
 const WAKING: u64 = 1 << 52;
 const FROZEN: u64 = 1 << 56 | ADDRESS;
@@ -137,6 +142,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     const ASLEEP: u64 = 0;
     const WAKING: u64 = WAKING;
     const FROZEN: u64 = FROZEN;
+    const PRESENT: u64 = PRESENT;
     // SDM 5.5.4: 2 MiB; pages of 1 GiB are a feature.
     const SURE_LEAF: Level = Level::new(1);
 
@@ -152,12 +158,16 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
 
     #[inline(always)]
     fn kind(entry: u64, level: Level) -> Kind {
-        if entry & PRESENT == 0 {
-            Kind::Invalid
-        } else if level == Level::PAGE || Self::is_leaf_level(level) && entry & SIZE_OR_PAT != 0 {
-            Kind::Leaf
+        if level == Level::PAGE || Self::is_leaf_level(level) && entry & SIZE_OR_PAT != 0 {
+            match entry & (PRESENT | PARKED) {
+                0 => Kind::Invalid,
+                _ => Kind::Leaf,
+            }
         } else {
-            Kind::Table
+            match entry & PRESENT {
+                0 => Kind::Invalid,
+                _ => Kind::Table,
+            }
         }
     }
 
@@ -177,13 +187,21 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
             Kind::Table => ADDRESS,
             _ => Self::address_mask(level),
         };
-        Pa::new(entry & mask)
+        // All ones if it is not present: the address is inverted then.
+        let absent = (entry & PRESENT).wrapping_sub(1);
+        Pa::new((entry ^ absent) & mask)
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
         let perms = attrs.perms;
         if !Self::is_leaf_level(level) {
             return Err(Inexpressible("no large page can stand at this level"));
+        }
+        if perms.is_empty() {
+            // As what can be read, but not present, and with the address inverted, as in `suspend`.
+            let readable = attrs.with_perms(Perms::READ);
+            let leaf = Self::encode(&readable, level)? & !PRESENT | PARKED;
+            return Ok(leaf ^ Self::address_mask(level));
         }
         // SDM 5.6.1: a present page can be read; one U/S bit and one R/W bit serve both.
         if !perms.contains(Perms::READ) {
@@ -273,6 +291,9 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     fn effective(entry: u64, _: Level, denied: Perms) -> Perms {
         // SDM 5.6.1: a page is one of the user if every level says so, and is written or executed if every level lets it.
         let has = |bit: u64| entry & bit != 0;
+        if !has(PRESENT) {
+            return Perms::empty();
+        }
         let user = has(USER) && !denied.contains(Perms::USER_READ);
         let write = has(WRITE) && !denied.contains(Perms::WRITE);
         let exec = !has(NO_EXECUTE) && !denied.contains(Perms::EXEC);
@@ -316,19 +337,22 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
         // SDM 5.8: the accessed flag on any use, the dirty flag on a write, which needs R/W.
-        caps.hardware_access && leaf & ACCESSED == 0
-            || caps.hardware_dirty && leaf & (WRITE | DIRTY) == WRITE
+        caps.hardware_access && leaf & (PRESENT | ACCESSED) == PRESENT
+            || caps.hardware_dirty && leaf & (PRESENT | WRITE | DIRTY) == PRESENT | WRITE
     }
 
     #[inline(always)]
     fn suspend(entry: u64) -> u64 {
         // The address is inverted while the entry is not present: a processor with the L1 terminal fault reads the
         // cache through the address of a non-present entry, and the inverted one names no memory.
-        (entry & !PRESENT | SUSPENDED) ^ ADDRESS
+        let aside = (entry & WRITE) << WRITE_ASIDE;
+        let stays = entry & !(PRESENT | WRITE | WRITE << WRITE_ASIDE);
+        (stays | aside | SUSPENDED) ^ ADDRESS
     }
 
     #[inline(always)]
     fn resume(suspended: u64) -> u64 {
-        (suspended ^ ADDRESS) & !SUSPENDED | PRESENT
+        let back = suspended >> WRITE_ASIDE & WRITE;
+        (suspended ^ ADDRESS) & !(SUSPENDED | WRITE << WRITE_ASIDE) | back | PRESENT
     }
 }

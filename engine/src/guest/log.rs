@@ -83,7 +83,9 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         };
         let is_right = |attrs: &Attrs, level| {
             let host = attrs.software & HOST_WRITES != 0 && (level == Level::PAGE || !logged);
-            (host || !writes) && (attrs.perms | given).contains(request.access.perms())
+            // Neither the log nor a table that sleeps takes reading away: what is parked, the host has parked.
+            let parked = attrs.perms.is_empty();
+            !parked && (host || !writes) && (attrs.perms | given).contains(request.access.perms())
         };
         // SAFETY: a walk is entered (1.).
         let reopened = unsafe { self.space.relax_if(at, given, writes, is_right) };

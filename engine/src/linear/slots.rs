@@ -215,7 +215,7 @@ unsafe impl<F: Format, P: Platform, M: SlotMemory, const N: usize> Window
                 let Some(slot) = slot else {
                     unreachable!("more tables are open than a walk can have")
                 };
-                let entry = self.leaf | F::put_address(frame);
+                let entry = F::with_address(self.leaf, frame);
                 // SAFETY: a valid entry, without another editor.
                 unsafe { store(self.platform, self.entry(slot), entry) };
                 self.platform.barrier(Barrier::Publish);

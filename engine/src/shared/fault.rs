@@ -57,7 +57,7 @@ impl<F: Format> NewLeaf<F> {
             frame,
             level,
             attrs,
-            bits: F::encode(&attrs, level)? | F::put_address(frame),
+            bits: F::with_address(F::encode(&attrs, level)?, frame),
             format: core::marker::PhantomData,
         })
     }
@@ -275,8 +275,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
                 software: leaf.attrs.software,
                 ..old
             };
-            let new =
-                F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(leaf.frame);
+            let bits = F::encode(&relaxed, level).map_err(EditError::from)?;
+            let new = F::with_address(bits, leaf.frame);
             let (_, instructions) = space.upkeep(&relaxed, old.perms);
             space.maintain(leaf.frame, leaf.size(), false, instructions);
             match found.replace(entry, new) {
@@ -307,7 +307,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         let mut ranges = Ranges::new();
         ranges.add(leaf.slice(), (!others).then_some(level), others);
         loop {
-            let old = State::of::<F>(entry, level);
+            let old = State::remembered::<F>(entry, level);
             let how = transition(F::RULE, &old, &new, level, &caps, Contents::Different);
             let done = if how == Transition::Break || clean || instructions {
                 space.claim_and(found, entry, F::FROZEN, leaf.bits, |space| {
@@ -373,12 +373,12 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             ..leaf.attrs
         };
         let bits = F::encode(&attrs, leaf.level)
-            .map_or(leaf.bits, |bits| bits | F::put_address(leaf.frame));
+            .map_or(leaf.bits, |bits| F::with_address(bits, leaf.frame));
         let caps = space.caps();
         let how = transition(
             F::RULE,
             &State::of::<F>(found.entry, leaf.level),
-            &State::of::<F>(bits, leaf.level),
+            &State::remembered::<F>(bits, leaf.level),
             leaf.level,
             &caps,
             Contents::Same,
@@ -566,10 +566,10 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// The descriptor of a leaf without its address, if nothing has to be done to caches before it may be seen.
+    /// The descriptor of a leaf without its address, which the second time takes it out, if nothing has to be done to caches before it may be seen.
     pub(crate) fn template(&self, leaf: &NewLeaf<F>) -> Option<u64> {
         let ready = self.upkeep(&leaf.attrs, Perms::empty()) == (false, false);
-        ready.then_some(leaf.bits & !F::address_mask(leaf.level))
+        ready.then_some(F::with_address(leaf.bits, leaf.frame))
     }
 
     /// Maps the page around `frame` by a descriptor that has no address yet, if there is a hole for it, in a table. Whether it
@@ -594,7 +594,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let Ok(place) = (unsafe { descend::<F, P, true>(&self.platform, self.root, slice) }) else {
             return Ok(false);
         };
-        let bits = bits | F::put_address(Pa::new(frame.get() & !low));
+        let bits = F::with_address(bits, Pa::new(frame.get() & !low));
         let filled = place.table.compare_exchange(place.range.start, 0, bits);
         if filled.is_ok() {
             self.platform.barrier(Barrier::Publish);
@@ -733,6 +733,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     clean = false;
                     instructions &= !attrs.perms.intersects(Perms::ANY_EXEC);
                     survey.dirty |= attrs.dirty || attrs.perms.intersects(Perms::ANY_WRITE);
+                    // Walkers fault at what is parked.
+                    survey.holes |= F::is_parked(entry) && !F::is_parked(leaf.bits);
                 }
                 (Kind::Leaf, _) => survey.strangers = true,
                 // What is being replaced may be anything.
@@ -807,7 +809,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 self.relaxed(slice, level);
                 return Ok(Relaxed::Already);
             }
-            let new = F::encode(&relaxed, level).map_err(EditError::from)? | F::put_address(frame);
+            let bits = F::encode(&relaxed, level).map_err(EditError::from)?;
+            let new = F::with_address(bits, frame);
             let (_, instructions) = self.upkeep(&relaxed, old.perms);
             self.maintain(frame, 1 << F::shift(level), false, instructions);
             match found.replace(entry, new) {

@@ -4,7 +4,7 @@ use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
-use crate::edit::{Change, Frames};
+use crate::edit::{Change, Frames, in_place_of};
 use crate::entry::Table;
 use crate::flush::{Fate, Flush, Held, Leaf, Progress, Ranges};
 use crate::format::{Format, Kind, Perms};
@@ -230,7 +230,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         // Whatever flags hardware sets meanwhile.
         let how = transition(
             F::RULE,
-            &State::of::<F>(entry, at),
+            &State::remembered::<F>(entry, at),
             &State::of::<F>(link, at),
             at,
             &space.caps(),
@@ -310,7 +310,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let start = F::address(leaf, at).get();
         for index in 0..1usize << F::INDEX_BITS {
             let frame = Pa::new(start + ((index as u64) << F::shift(below)));
-            table.store(index, bits | F::put_address(frame));
+            table.store(index, F::with_address(bits, frame));
         }
         Ok(())
     }
@@ -552,13 +552,18 @@ impl<V> Protect<'_, '_, V> {
                 return ControlFlow::Continue(());
             }
             let new = match F::encode(&attrs, level) {
-                Ok(bits) => bits | F::put_address(F::address(entry, level)),
+                Ok(bits) => in_place_of::<F>(entry, level, bits),
                 Err(why) => return ControlFlow::Break(why.into()),
             };
-            let (was, is) = (State::of::<F>(entry, level), State::of::<F>(new, level));
-            let how = transition(F::RULE, &was, &is, level, &self.caps, Contents::Same);
+            // What a parked leaf was before, another processor may be about to have forgotten.
+            let [was, is] = [entry, new].map(|it| State::remembered::<F>(it, level));
+            let mut how = transition(F::RULE, &was, &is, level, &self.caps, Contents::Same);
             if how == Transition::Break {
                 return ControlFlow::Break(EditError::NeedsBreak(F::Input::from_bits(at)));
+            }
+            if F::is_parked(entry) {
+                // This edit leaves nothing to forget.
+                how = Transition::Store;
             }
             if how == Transition::Invalidate {
                 self.count.begin();

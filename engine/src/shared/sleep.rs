@@ -30,7 +30,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::addr::{Address, Level};
-use crate::edit::Change;
+use crate::edit::{Change, in_place_of};
 use crate::entry::Table;
 use crate::flush::Ranges;
 use crate::format::{Format, Kind};
@@ -370,9 +370,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 #[cold]
 fn read_only<F: Format>(leaf: u64, level: Level) -> u64 {
     let attrs = Change::new().write_protect().apply(F::decode(leaf, level));
-    let kept = leaf & (F::address_mask(level) | F::CONTIGUOUS);
     // What can be written can be read, in every format.
-    F::encode(&attrs, level).map_or(leaf, |bits| bits | kept)
+    F::encode(&attrs, level).map_or(leaf, |bits| in_place_of::<F>(leaf, level, bits))
 }
 
 /// Why a table was not woken.

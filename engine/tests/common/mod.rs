@@ -346,6 +346,33 @@ pub fn judge<F: Decoded>(platform: &Hosted, root: Pa) -> Stretches {
     found
 }
 
+/// The same, and what permits nothing, of which the walker says that it is not mapped, as the engine finds it.
+pub fn judge_with_parked<F: Decoded>(
+    platform: &Hosted,
+    space: &AddressSpace<F, &Hosted>,
+) -> Stretches {
+    let mut found = judge::<F>(platform, space.root());
+    let seen = found.clone();
+    space.walk_all(|leaf| {
+        if leaf.attrs().perms.is_empty() {
+            let (first, mapped) = (
+                leaf.input().bits(),
+                Mapped {
+                    size: leaf.size(),
+                    pa: leaf.frame().get(),
+                    attrs: leaf.attrs(),
+                },
+            );
+            let last = first + (mapped.size - 1);
+            let meets = |(at, it): &(u64, Mapped)| *at <= last && first <= at + (it.size - 1);
+            let valid = seen.0.iter().find(|stretch| meets(stretch));
+            assert!(valid.is_none(), "{}: {leaf:?} is {valid:?}", F::NAME);
+            found.0.push((first, mapped));
+        }
+    });
+    found.sorted()
+}
+
 /// The attributes of a leaf that the walker decoded.
 pub fn words<F: Decoded>(leaf: &walker::Leaf) -> Attrs {
     let regime = F::REGIME;

@@ -104,7 +104,10 @@ impl Hardware {
             self.check_flags(cpu, pa, value);
         }
         match meta.state.get() {
-            State::Live => self.changed(cpu, pa, frame, before, value, how),
+            State::Live => {
+                self.check_absent(cpu, pa, value);
+                self.changed(cpu, pa, frame, before, value, how);
+            }
             State::Free => self.violate(
                 Rule::FreedEarly,
                 cpu,
@@ -139,6 +142,22 @@ impl Hardware {
             }
         }
         self.look_around();
+    }
+
+    /// On x86 an entry that is not present names no memory: a processor with the L1 terminal fault reads the cache through its
+    /// address.
+    fn check_absent(&self, cpu: usize, pa: u64, value: u64) {
+        const ADDRESS: u64 = (1 << 52) - (1 << 12);
+        if !self.architecture.is_x86() || value == 0 || self.is_valid(value) {
+            return;
+        }
+        if self.memory.frame_at(value & ADDRESS).is_some() {
+            self.violate(
+                Rule::ForbiddenMemory,
+                cpu,
+                format!("the entry at {pa:#x}, {value:#x}, is not present, and names memory"),
+            );
+        }
     }
 
     /// What an entry links is reached by the walkers that reach its table: by all, or, if that was cut off, by those that still

@@ -8,6 +8,7 @@ const FLUSH: &str = "flush.rs";
 const GATHER: &str = "gather.rs";
 const KERNEL_HALF: &str = "kernel_half.rs";
 const LOG: &str = "guest/log.rs";
+const PROTECT: &str = "edit/protect.rs";
 const QUIET: &str = "shared/quiet.rs";
 const RANGE: &str = "shared/range.rs";
 const SHARED: &str = "shared/mod.rs";
@@ -17,6 +18,7 @@ const SPACE: &str = "space.rs";
 const SPLIT: &str = "edit/split.rs";
 const SWEEP: &str = "guest/sweep.rs";
 const UNMAP: &str = "edit/unmap.rs";
+const X86: &str = "format/x86_64.rs";
 
 /// What comes of memory that is used again before it is forgotten, and of what is relied on too early.
 const FORGOTTEN: &[&str] = &[
@@ -328,5 +330,20 @@ pub const BUGS: &[Bug] = &[
         find: "let _walk = self.space.platform().enter();\n        if «!self.slots.is_current(request.version)» {\n            return Err(Refused::Retry);\n        }\n        let at",
         with: "false",
         rules: SAID,
+    },
+    // Leaves without permissions.
+    Bug {
+        name: "what is parked is not invalidated",
+        file: PROTECT,
+        find: "_ if !F::is_parked(bits) => «plan.invalidate = true»,",
+        with: "plan.news = true",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "what is parked names memory on x86",
+        file: X86,
+        find: "return Ok(«leaf ^ Self::address_mask(level)»);",
+        with: "leaf",
+        rules: &["forbidden memory", "program"],
     },
 ];

@@ -1125,11 +1125,16 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 ]),
             ),
         };
-        Attrs {
+        let attrs = Attrs {
             dirty: dice.once_in(2),
             accessed: !dice.once_in(4),
             software: dice.below(8) as u8,
             ..base
+        };
+        // Rarely it is parked from the start.
+        match (attrs.accessed, attrs.software) {
+            (false, 0..=1) => attrs.with_perms(Perms::empty()),
+            _ => attrs,
         }
     }
 
@@ -1142,7 +1147,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             false => change.perms(perms.and_user()),
         };
         match dice.below(18) {
-            0..=2 => change.write_protect(),
+            0..=1 => change.write_protect(),
+            2 => change.perms(Perms::empty()),
             3..=4 => perms(user),
             5 => perms(data),
             6 => perms(user - Perms::ANY_WRITE),
@@ -1317,7 +1323,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let wrong = match (expected, result) {
             (None, Ok(_)) => true,
             (Some((pa, perms)), Ok(reached)) => pa != reached || !perms.contains(right),
-            (Some(_), Err(Fault::Translation { .. })) => true,
+            // What permits nothing is not mapped for a walker.
+            (Some((_, perms)), Err(Fault::Translation { .. })) => !perms.is_empty(),
             (Some((_, perms)), Err(Fault::Permission { .. })) => {
                 want == Want::Read && perms.contains(right)
             }
