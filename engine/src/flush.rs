@@ -29,6 +29,7 @@ use crate::edit::run;
 use crate::entry::{LINE, Table};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
+use crate::shootdown::Identity;
 use crate::walk::{Denied, Slice, Step, Visit, walk};
 
 /// All that one flush of one space invalidates, as the platform is asked to issue it.
@@ -70,7 +71,8 @@ use crate::walk::{Denied, Slice, Step, Visit, walk};
 pub struct Invalidation<'a> {
     /// The root of the space's tables.
     pub root: Pa,
-    /// The identity of the space (ASID, PCID, VMID), as the embedder gave it to the space.
+    /// The identity of the space (ASID, PCID, VMID), as the embedder gave it to the space; where its root has an
+    /// [`Identity`], the identifier that it has at this moment.
     pub id: u16,
     /// Translations that may be global are meant, so that processors remember them whatever space they have loaded: all
     /// processors have to be told, by what includes global translations, and what is cached of tables under any identity
@@ -136,9 +138,27 @@ pub const MAX_UNLINKED: usize = 8;
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub root: Pa,
+    /// Under which it is loaded, if its root has no identity.
     pub id: u16,
     /// The space may hold global translations.
     pub global: bool,
+}
+
+impl Target {
+    /// What is to be forgotten, of changes that are published: under the identifier that the space has by now.
+    #[inline(always)]
+    pub fn forgetting<'w, P: Platform>(self, platform: &P, what: What<'w>) -> Invalidation<'w> {
+        let Self { root, id, global } = self;
+        let id = platform
+            .identity_of(root)
+            .map_or(id, Identity::id_after_changes);
+        Invalidation {
+            root,
+            id,
+            global,
+            what,
+        }
+    }
 }
 
 /// Ranges to invalidate: merged, bounded.
@@ -271,7 +291,6 @@ impl Ranges {
             return false;
         }
         platform.barrier(Barrier::Publish);
-        let Target { root, id, global } = target;
         let operations = self.as_slice().iter().fold(0u64, |sum, item| {
             let shift = item.level.map_or(F::PAGE_SHIFT, F::shift);
             sum.saturating_add(((item.last - item.first) >> shift) + 1)
@@ -284,12 +303,7 @@ impl Ranges {
         } else {
             What::Ranges(self.as_slice())
         };
-        platform.invalidate(&Invalidation {
-            root,
-            id,
-            global,
-            what,
-        });
+        platform.invalidate(&target.forgetting(platform, what));
         true
     }
 

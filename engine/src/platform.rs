@@ -12,6 +12,7 @@ use core::ptr::NonNull;
 use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink, fill};
 use crate::flush::Invalidation;
+use crate::shootdown::Identity;
 
 /// A barrier that an edit needs.
 ///
@@ -93,8 +94,9 @@ impl Default for Caps {
 /// What the engine asks of its embedder.
 ///
 /// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for embedders that take large
-/// ranges down, [`table_done`](Platform::table_done) for those that reach tables through a window,
-/// [`alloc_root`](Platform::alloc_root) for hypervisors, and [`hooks`](Platform::hooks) for simulators.
+/// ranges down, [`identity_of`](Platform::identity_of) for those whose identifiers roll over,
+/// [`table_done`](Platform::table_done) for those that reach tables through a window, [`alloc_root`](Platform::alloc_root)
+/// for hypervisors, and [`hooks`](Platform::hooks) for simulators.
 ///
 /// # Safety
 /// The engine reads and writes memory where the implementation tells it to, and gives memory back when the implementation
@@ -111,7 +113,7 @@ impl Default for Caps {
 /// 4. When [`barrier(Publish)`](Barrier::Publish) returns, every store to a table that was made before it is visible to
 ///    the walkers of every processor.
 /// 5. [`invalidate`](Platform::invalidate) is about all that any processor remembers of the space: under the
-///    [identifier](Invalidation::id) that is named, with which alone the root is ever loaded, and, where
+///    [identifier](Invalidation::id) that is named, with which alone the root is ever loaded (9. excepted), and, where
 ///    [global](Invalidation::global) translations are meant, whatever is loaded. All that is named is covered: every range,
 ///    at every level where none is named, with what is cached of tables where tables were cut off.
 /// 6. [`barrier(Complete)`](Barrier::Complete) does not return before every invalidation issued before it, by this
@@ -121,6 +123,11 @@ impl Default for Caps {
 /// 7. A clone of the platform, where it has any, is the same platform: what one allocates the other may free, and what
 ///    one issues the other may complete.
 /// 8. None of its functions unwinds: an edit is between two stores when it calls them.
+/// 9. [`identity_of`](Platform::identity_of) returns the same for a root each time, from its allocation until it is freed,
+///    and no two roots have one identity at a time. A processor loads a root that has an identity as
+///    [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last, of the one
+///    [`Identifiers`](crate::shootdown::Identifiers) of these processors, with its one allocator; and has forgotten what
+///    that has asked it to forget.
 ///
 /// The functions may be called from interrupt handlers, if spaces are edited there; what they share with the code that was
 /// interrupted is theirs to protect.
@@ -220,6 +227,18 @@ pub unsafe trait Platform {
     #[inline(always)]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         let _ = frame;
+        None
+    }
+
+    /// The identity of the space with this root, if its identifier is one of those that are
+    /// [given out](crate::shootdown::Identifiers) and taken back while it lives. Without it, a space has the number that it
+    /// was [given](crate::AddressSpace::with_id).
+    ///
+    /// A platform of one space returns its own; one of all spaces finds it by the frame, as it does a
+    /// [link](Platform::link_of). It is asked when something is invalidated, and when the space is made live or dead.
+    #[inline(always)]
+    fn identity_of(&self, root: Pa) -> Option<&Identity> {
+        let _ = root;
         None
     }
 
@@ -352,7 +371,7 @@ pub struct NoHooks;
 unsafe impl Hooks for NoHooks {}
 
 // SAFETY: everything is passed on to the platform behind the reference, which made the promises; a copy of a
-// reference is the same platform (6.).
+// reference is the same platform (7.).
 unsafe impl<P: Platform> Platform for &P {
     #[inline(always)]
     fn alloc_table(&self, level: Level) -> Option<Pa> {
@@ -396,6 +415,10 @@ unsafe impl<P: Platform> Platform for &P {
     #[inline(always)]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         (**self).link_of(frame)
+    }
+    #[inline(always)]
+    fn identity_of(&self, root: Pa) -> Option<&Identity> {
+        (**self).identity_of(root)
     }
     #[inline(always)]
     fn prefetch(&self, frame: Pa) {
