@@ -535,3 +535,73 @@ proptest! {
         }
     }
 }
+
+/// What a change of so many pages beside each other takes, by what each kind of processor is said to do best.
+#[test]
+fn a_range_of_any_size_takes_few_instructions() {
+    fn told<F: Format<Input = Va>>(caps: Caps, pages: u64, unmap: bool) -> Vec<Told> {
+        let hosted = Hosted::new(64, 12).with_caps(caps);
+        let mut space = AddressSpace::<F, _>::new(&hosted).unwrap().with_id(5);
+        let mapping = tablewright::Mapping::new(Attrs::USER_DATA).pages_only();
+        let heap = span(HEAP, pages);
+        space.map(heap, Pa::new(0x8000_0000), mapping).unwrap();
+        space.make_live();
+        hosted.record();
+        let mut gather = space.gather();
+        if unmap {
+            let unmapped = gather.unmap(heap, |_| ControlFlow::Continue(()));
+            assert!(unmapped.unwrap().is_done());
+        } else {
+            gather.protect(heap, Change::new().write_protect()).unwrap();
+        }
+        gather.finish(|_| ());
+        hosted.take_log()
+    }
+    let arm64 = |isar0: u64, pages, unmap| {
+        let ids = arm64::Ids {
+            isar0,
+            mmfr0: 0x25,
+            mmfr1: 0,
+            mmfr2: 0,
+        };
+        let mut all = 0;
+        for told in told::<Arm64K4>(ids.caps(), pages, unmap) {
+            let cpu = arm64::Cpu::of::<Arm64K4>(&ids);
+            cpu.instructions(&told.invalidation(), |_| all += 1);
+        }
+        all
+    };
+    let x86 = |invlpgb, pages, unmap| {
+        let features = x86_64::Features {
+            pcid: true,
+            invpcid: true,
+            invlpgb,
+            ..x86_64::Features::LEAST
+        };
+        let cpu = x86_64::Cpu::broadcast(features).unwrap_or(x86_64::Cpu::alone(features));
+        let loaded = x86_64::Loaded {
+            cr3: 5,
+            cr4: 1 << 17,
+        };
+        let mut all = 0;
+        for told in told::<X86_64<4>>(features.caps(), pages, unmap) {
+            cpu.instructions(&told.invalidation(), loaded, |_| all += 1);
+        }
+        all
+    };
+    const RANGES: u64 = 2 << 56;
+    // A whole table.
+    for unmap in [false, true] {
+        assert_eq!([arm64(0, 512, unmap), arm64(RANGES, 512, unmap)], [1, 1]);
+        assert_eq!([x86(None, 512, unmap), x86(Some(7), 512, unmap)], [1, 1]);
+    }
+    for pages in [1, 2, 5, 31, 33, 34, 63, 64, 65, 100, 511, 513, 1024, 5000] {
+        for unmap in [false, true] {
+            let most = |least: u64, other: u64| if pages <= least { pages } else { other };
+            assert!(arm64(0, pages, unmap) <= most(64, 1), "{pages}");
+            assert!(arm64(RANGES, pages, unmap) <= 5, "{pages}");
+            assert!(x86(None, pages, unmap) <= most(33, 1), "{pages}");
+            assert!(x86(Some(7), pages, unmap) <= 5, "{pages}");
+        }
+    }
+}
