@@ -266,6 +266,31 @@ impl<A: Address> Span<A> {
         shift < 64 && (self.start.bits() | self.size) & ((1 << shift) - 1) == 0
     }
 
+    /// This range and `next` as one, if that begins where this ends.
+    ///
+    /// ```
+    /// use tablewright::{Pa, Span};
+    /// let page = |at| Span::new(Pa::new(at), 0x1000).unwrap();
+    /// assert_eq!(page(0x3000).join(page(0x4000)), Span::new(Pa::new(0x3000), 0x2000).ok());
+    /// assert_eq!(page(0x4000).join(page(0x3000)), None);
+    /// ```
+    #[inline]
+    pub fn join(self, next: Self) -> Option<Self> {
+        let follows = self.last().bits().checked_add(1) == Some(next.start.bits());
+        // All addresses that there are have no size.
+        let size = self.size.checked_add(next.size).filter(|_| follows)?;
+        Some(Self {
+            start: self.start,
+            size,
+        })
+    }
+
+    /// The range of a leaf: as long as a power of two and aligned to it, so that it does not wrap.
+    #[inline(always)]
+    pub(crate) const fn of_leaf(start: A, size: u64) -> Self {
+        Self { start, size }
+    }
+
     /// What the two ranges share, if anything.
     pub fn intersect(self, other: Self) -> Option<Self> {
         let start = self.start.max(other.start);

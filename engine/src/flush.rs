@@ -24,11 +24,12 @@ use core::mem::MaybeUninit;
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Address, Level, Pa};
+use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::run;
 use crate::entry::{LINE, Table};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
+use crate::shootdown::Identity;
 use crate::walk::{Denied, Slice, Step, Visit, walk};
 
 /// All that one flush of one space invalidates, as the platform is asked to issue it.
@@ -70,7 +71,8 @@ use crate::walk::{Denied, Slice, Step, Visit, walk};
 pub struct Invalidation<'a> {
     /// The root of the space's tables.
     pub root: Pa,
-    /// The identity of the space (ASID, PCID, VMID), as the embedder gave it to the space.
+    /// The identity of the space (ASID, PCID, VMID), as the embedder gave it to the space; where its root has an
+    /// [`Identity`], the identifier that it has at this moment.
     pub id: u16,
     /// Translations that may be global are meant, so that processors remember them whatever space they have loaded: all
     /// processors have to be told, by what includes global translations, and what is cached of tables under any identity
@@ -136,9 +138,27 @@ pub const MAX_UNLINKED: usize = 8;
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub root: Pa,
+    /// Under which it is loaded, if its root has no identity.
     pub id: u16,
     /// The space may hold global translations.
     pub global: bool,
+}
+
+impl Target {
+    /// What is to be forgotten, of changes that are published: under the identifier that the space has by now.
+    #[inline(always)]
+    pub fn forgetting<'w, P: Platform>(self, platform: &P, what: What<'w>) -> Invalidation<'w> {
+        let Self { root, id, global } = self;
+        let id = platform
+            .identity_of(root)
+            .map_or(id, Identity::id_after_changes);
+        Invalidation {
+            root,
+            id,
+            global,
+            what,
+        }
+    }
 }
 
 /// Ranges to invalidate: merged, bounded.
@@ -270,7 +290,6 @@ impl Ranges {
             return false;
         }
         platform.barrier(Barrier::Publish);
-        let Target { root, id, global } = target;
         let operations = self.as_slice().iter().fold(0u64, |sum, item| {
             let shift = item.level.map_or(F::PAGE_SHIFT, F::shift);
             sum.saturating_add(((item.last - item.first) >> shift) + 1)
@@ -283,12 +302,7 @@ impl Ranges {
         } else {
             What::Ranges(self.as_slice())
         };
-        platform.invalidate(&Invalidation {
-            root,
-            id,
-            global,
-            what,
-        });
+        platform.invalidate(&target.forgetting(platform, what));
         true
     }
 
@@ -353,6 +367,12 @@ impl<F: Format> Leaf<F> {
             shift += F::contiguous(self.level);
         }
         1 << shift
+    }
+
+    /// The memory that it translates to.
+    #[inline(always)]
+    pub fn memory(&self) -> Span<Pa> {
+        Span::of_leaf(self.frame(), self.size())
     }
 
     /// The level it stands at.
@@ -434,6 +454,67 @@ impl<T> Held<T> {
     /// 1. The flush it belongs to is complete, or what it names is not reused before it is.
     pub unsafe fn assume_complete(self) -> T {
         self.value
+    }
+}
+
+impl<F: Format> Held<Leaf<F>> {
+    /// The memory that the leaf translated to: what an allocator wants back, and what can be [joined](Held::join).
+    #[inline]
+    pub fn memory(self) -> Held<Span<Pa>> {
+        Held::new(self.value.memory(), self.serial)
+    }
+}
+
+impl Held<Span<Pa>> {
+    /// Adds what follows in memory, and is held by the same flush: of a range whose frames are consecutive one word is kept, or
+    /// two, and not a leaf for each page.
+    ///
+    /// # Errors
+    /// Gives it back if it does not follow, or another flush holds it.
+    ///
+    /// ```
+    /// use core::ops::ControlFlow;
+    /// use tablewright::{AddressSpace, Attrs, Mapping, Pa, Span, Va, flush::Held, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// let span = Span::new(Va::new(0x4000), 0x40_0000)?;
+    /// space.map(span, Pa::new(0x10_0000), Mapping::new(Attrs::USER_DATA).pages_only())?;
+    /// space.make_live();
+    ///
+    /// let mut held: Vec<Held<Span<Pa>>> = Vec::new();
+    /// let mut gather = space.gather();
+    /// let progress = gather.unmap(span, |leaf| {
+    ///     let memory = leaf.memory();
+    ///     let rest = match held.last_mut() {
+    ///         Some(last) => last.join(memory).err(),
+    ///         None => Some(memory),
+    ///     };
+    ///     held.extend(rest);
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// # assert!(progress.is_done());
+    /// let completed = gather.issue().complete();
+    /// // Pages of tables that were not cut off, at both ends: 508 and 4.
+    /// let mut free: Vec<Span<Pa>> = held.into_iter().filter_map(|it| completed.release(it).ok()).collect();
+    /// assert_eq!(free.len(), 2);
+    /// // The table between them, whose pages need not be held.
+    /// completed.finish(|leaf| match free.last().and_then(|last| last.join(leaf.memory())) {
+    ///     Some(longer) => *free.last_mut().expect("it has one") = longer,
+    ///     None => free.push(leaf.memory()),
+    /// });
+    /// assert_eq!(free.len(), 3);
+    /// assert_eq!(free.iter().map(|run| run.size()).sum::<u64>(), span.size());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn join(&mut self, next: Self) -> Result<(), Self> {
+        match self.value.join(next.value) {
+            Some(both) if self.serial == next.serial => {
+                self.value = both;
+                Ok(())
+            }
+            _ => Err(next),
+        }
     }
 }
 

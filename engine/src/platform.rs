@@ -12,6 +12,7 @@ use core::ptr::NonNull;
 use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink, fill};
 use crate::flush::Invalidation;
+use crate::shootdown::Identity;
 
 /// A barrier that an edit needs.
 ///
@@ -60,8 +61,22 @@ pub struct Caps {
     /// A walker may have cached that an address was *not* mapped, so that a new mapping needs an invalidation
     /// (no arm64 or x86 processor; RISC-V without Svvptc).
     pub invalid_entries_cached: bool,
-    /// More page-sized invalidations than this in one flush are replaced by one of everything. It is a cost of the
-    /// machine, not of the format; with range instructions, set it high.
+    /// One flush has at most so many operations, a leaf each; above that it is one of everything.
+    ///
+    /// It is a cost of the machine, not of the format: what it takes to forget a space *and to find again what was needed*,
+    /// divided by what it takes to forget one leaf more in a flush that is waited for in any case. Measured on the machine it is
+    /// right; without that:
+    ///
+    /// | | default | so that 512 pages, a table, take |
+    /// |---|---|---|
+    /// | x86 ([`Features::caps`](crate::arch::x86_64::Features::caps)) | 33 pages | one INVPCID or load of CR3; one INVLPGB |
+    /// | arm64 with FEAT_TLBIRANGE ([`Ids::caps`](crate::arch::arm64::Ids::caps)) | 2<sup>21</sup> pages, what one instruction names | one RVALE1IS |
+    /// | arm64 without it | [64](Caps::WITHOUT_RANGES) pages | one ASIDE1IS |
+    /// | [`CONSERVATIVE`](Caps::CONSERVATIVE) | the same | one of everything |
+    ///
+    /// Where an instruction names a range, the number of *pages* says little: a range of any size takes one instruction for
+    /// each scale that it is made of, four at most, and one for an odd page. There are at most
+    /// [`MAX_RANGES`](crate::flush::MAX_RANGES) of them.
     pub invalidate_all_above: u64,
     /// The largest leaf that the processors have, where not all have those of the format: pages of 1 GiB on x86
     /// (`CPUID` 8000_0001 EDX bit 26), large pages of EPT (`IA32_VMX_EPT_VPID_CAP` bits 16 and 17). No edit makes a leaf
@@ -70,16 +85,25 @@ pub struct Caps {
 }
 
 impl Caps {
+    /// [So many](Caps::invalidate_all_above) invalidations of one page each, where all processors hear each of them.
+    ///
+    /// On an Ampere Altra, a table that is shown, cleared and forgotten takes 1.7 µs, of which 79 % and more is the wait, which a
+    /// flush has once (`docs/map-mem.md`): one invalidation more is 0.36 µs at most. To find again all that its second-level
+    /// TLB holds, 1280 entries (Neoverse N1 TRM), takes 25 µs at 20 ns for a walk whose descriptors are cached. The ratio is 70.
+    ///
+    /// Linux goes on to 512 (`MAX_DVM_OPS`), which is to avoid soft lock-ups, as it says, and not where it costs least.
+    pub const WITHOUT_RANGES: u64 = 64;
+
     /// Correct on any arm64 or x86 processor.
     ///
-    /// The threshold of 512 operations is where kernels without range instructions commonly give up (the arm64 port
-    /// of Linux uses this number); what [`arch`](crate::arch) says of a processor is closer to it. Leaves are those that every processor has, which is all of them on arm64.
+    /// What [`arch`](crate::arch) says of a processor is closer to it. Leaves are those that every processor has, which is all
+    /// of them on arm64.
     pub const CONSERVATIVE: Self = Self {
         bbm: 0,
         hardware_access: true,
         hardware_dirty: true,
         invalid_entries_cached: false,
-        invalidate_all_above: 512,
+        invalidate_all_above: Self::WITHOUT_RANGES,
         largest_leaf: Level::PAGE,
     };
 }
@@ -93,8 +117,9 @@ impl Default for Caps {
 /// What the engine asks of its embedder.
 ///
 /// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for embedders that take large
-/// ranges down, [`table_done`](Platform::table_done) for those that reach tables through a window,
-/// [`alloc_root`](Platform::alloc_root) for hypervisors, and [`hooks`](Platform::hooks) for simulators.
+/// ranges down, [`identity_of`](Platform::identity_of) for those whose identifiers roll over,
+/// [`table_done`](Platform::table_done) for those that reach tables through a window, [`alloc_root`](Platform::alloc_root)
+/// for hypervisors, and [`hooks`](Platform::hooks) for simulators.
 ///
 /// # Safety
 /// The engine reads and writes memory where the implementation tells it to, and gives memory back when the implementation
@@ -111,7 +136,7 @@ impl Default for Caps {
 /// 4. When [`barrier(Publish)`](Barrier::Publish) returns, every store to a table that was made before it is visible to
 ///    the walkers of every processor.
 /// 5. [`invalidate`](Platform::invalidate) is about all that any processor remembers of the space: under the
-///    [identifier](Invalidation::id) that is named, with which alone the root is ever loaded, and, where
+///    [identifier](Invalidation::id) that is named, with which alone the root is ever loaded (9. excepted), and, where
 ///    [global](Invalidation::global) translations are meant, whatever is loaded. All that is named is covered: every range,
 ///    at every level where none is named, with what is cached of tables where tables were cut off.
 /// 6. [`barrier(Complete)`](Barrier::Complete) does not return before every invalidation issued before it, by this
@@ -121,6 +146,11 @@ impl Default for Caps {
 /// 7. A clone of the platform, where it has any, is the same platform: what one allocates the other may free, and what
 ///    one issues the other may complete.
 /// 8. None of its functions unwinds: an edit is between two stores when it calls them.
+/// 9. [`identity_of`](Platform::identity_of) returns the same for a root each time, from its allocation until it is freed,
+///    and no two roots have one identity at a time. A processor loads a root that has an identity as
+///    [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last, of the one
+///    [`Identifiers`](crate::shootdown::Identifiers) of these processors, with its one allocator; and has forgotten what
+///    that has asked it to forget.
 ///
 /// The functions may be called from interrupt handlers, if spaces are edited there; what they share with the code that was
 /// interrupted is theirs to protect.
@@ -220,6 +250,18 @@ pub unsafe trait Platform {
     #[inline(always)]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         let _ = frame;
+        None
+    }
+
+    /// The identity of the space with this root, if its identifier is one of those that are
+    /// [given out](crate::shootdown::Identifiers) and taken back while it lives. Without it, a space has the number that it
+    /// was [given](crate::AddressSpace::with_id).
+    ///
+    /// A platform of one space returns its own; one of all spaces finds it by the frame, as it does a
+    /// [link](Platform::link_of). It is asked when something is invalidated, and when the space is made live or dead.
+    #[inline(always)]
+    fn identity_of(&self, root: Pa) -> Option<&Identity> {
+        let _ = root;
         None
     }
 
@@ -352,7 +394,7 @@ pub struct NoHooks;
 unsafe impl Hooks for NoHooks {}
 
 // SAFETY: everything is passed on to the platform behind the reference, which made the promises; a copy of a
-// reference is the same platform (6.).
+// reference is the same platform (7.).
 unsafe impl<P: Platform> Platform for &P {
     #[inline(always)]
     fn alloc_table(&self, level: Level) -> Option<Pa> {
@@ -396,6 +438,10 @@ unsafe impl<P: Platform> Platform for &P {
     #[inline(always)]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         (**self).link_of(frame)
+    }
+    #[inline(always)]
+    fn identity_of(&self, root: Pa) -> Option<&Identity> {
+        (**self).identity_of(root)
     }
     #[inline(always)]
     fn prefetch(&self, frame: Pa) {

@@ -10,7 +10,7 @@ use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
 use crate::edit::{Recent, Template};
 use crate::entry::Table;
-use crate::flush::{Invalidation, Leaf, Ranges, Target, What, settle_all};
+use crate::flush::{Leaf, Ranges, Target, What, settle_all};
 use crate::format::{Format, Inexpressible};
 use crate::gather::Gather;
 use crate::platform::{Barrier, Caps, Platform};
@@ -267,9 +267,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///    [`Platform::free_root`] and [`Platform::free_table`].
     /// 2. Nothing else edits it while the space exists.
     /// 3. `liveness` is true: a space that is said to be dead is not used by any walker until it is made live; and one that
-    ///    is not was loaded under identity 0, which [`with_id`](Self::with_id) no longer changes.
+    ///    is not was loaded under the [identity](Platform::identity_of) of its root, if that has one, or else under 0, which
+    ///    [`with_id`](Self::with_id) no longer changes.
     pub unsafe fn adopt(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
-        Self {
+        let space = Self {
             platform,
             root,
             id: 0,
@@ -285,11 +286,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             globals: F::GLOBALS,
             recent: Recent::NONE,
             format: PhantomData,
-        }
+        };
+        space.announce();
+        space
     }
 
     /// The same with an identity (ASID, PCID, VMID), which its invalidations carry. 0 until it is set. A space that
     /// walkers use keeps the one that they know it by.
+    ///
+    /// For embedders that number their spaces by hand, and for good. A space whose root has an
+    /// [`Identity`](crate::shootdown::Identity) goes by that one; see [`Platform::identity_of`].
     pub fn with_id(mut self, id: u16) -> Self {
         if self.liveness == Liveness::Dead {
             self.id = id;
@@ -302,9 +308,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.root
     }
 
-    /// Its identity.
+    /// Its identity: what [`with_id`](Self::with_id) has set, or where its root has an
+    /// [`Identity`](crate::shootdown::Identity) the identifier of this moment, 0 before it is loaded first.
     pub fn id(&self) -> u16 {
-        self.id
+        (self.platform.identity_of(self.root)).map_or(self.id, |identity| identity.id())
     }
 
     /// Which half it translates; [`Half::Lower`] if all of it.
@@ -341,8 +348,19 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     fn become_(&mut self, liveness: Liveness) {
         self.liveness = liveness;
+        self.announce();
         // How a leaf is changed depends on it.
         self.recent = Recent::NONE;
+    }
+
+    /// What is loaded under its identity, if it has one: its root, while walkers may use it. It is published.
+    pub(crate) fn announce(&self) {
+        if let Some(identity) = self.platform.identity_of(self.root) {
+            match self.liveness {
+                Liveness::Dead => identity.part(self.root),
+                Liveness::Live | Liveness::Own => identity.join(self.root),
+            }
+        }
     }
 
     /// Walkers no longer use the space.
@@ -377,13 +395,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if self.liveness == Liveness::Dead {
             return;
         }
-        let Target { root, id, global } = self.target();
-        self.platform.invalidate(&Invalidation {
-            root,
-            id,
-            global,
-            what: What::Everything,
-        });
+        let everything = self.target().forgetting(&self.platform, What::Everything);
+        self.platform.invalidate(&everything);
         self.platform.barrier(Barrier::Complete);
         (self.owed, self.pending) = (false, false);
         // SAFETY: the root is not loaded (1.), and what was cached of it is forgotten (2.).

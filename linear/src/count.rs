@@ -150,6 +150,11 @@ unsafe impl<P: Platform + Hooks> Platform for Counted<P> {
     }
 
     #[inline(always)]
+    fn identity_of(&self, root: Pa) -> Option<&tablewright::shootdown::Identity> {
+        self.platform.identity_of(root)
+    }
+
+    #[inline(always)]
     fn prefetch(&self, frame: Pa) {
         self.platform.prefetch(frame);
     }

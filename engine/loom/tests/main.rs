@@ -12,6 +12,7 @@ extern crate tablewright_loom as tablewright;
 mod entries;
 mod exclusive;
 mod guest;
+mod identity;
 mod log;
 mod quiet;
 mod shared;

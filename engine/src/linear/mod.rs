@@ -565,6 +565,10 @@ unsafe impl<P: Platform, W: Window> Platform for Windowed<'_, P, W> {
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         self.platform.link_of(frame)
     }
+    #[inline(always)]
+    fn identity_of(&self, root: Pa) -> Option<&crate::shootdown::Identity> {
+        self.platform.identity_of(root)
+    }
     fn alloc_root(&self, level: Level, tables: usize) -> Option<Pa> {
         self.platform.alloc_root(level, tables)
     }

@@ -3,7 +3,7 @@
 use crate::addr::{Address, Level, Pa};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
 use crate::entry::Table;
-use crate::flush::{Fate, Invalidation, Leaf, Ranges, Stale, Target, What};
+use crate::flush::{Fate, Leaf, Ranges, Stale, What};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::Barrier;
 use crate::space::EditError;
@@ -653,13 +653,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             level: (!others).then_some(level),
             tables: others,
         };
-        let Target { root, id, global } = self.target(true);
-        self.platform.invalidate_here(&Invalidation {
-            root,
-            id,
-            global,
-            what: What::Ranges(&[stale]),
-        });
+        let what = What::Ranges(&[stale]);
+        let forgetting = self.target(true).forgetting(&self.platform, what);
+        self.platform.invalidate_here(&forgetting);
     }
 
     /// Whether two leaves differ in nothing but what hardware sets.

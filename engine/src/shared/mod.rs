@@ -207,6 +207,10 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             return Err(space);
         }
         space.gather().share();
+        // It is published.
+        if let Some(identity) = space.platform.identity_of(space.root) {
+            identity.join(space.root);
+        }
         let parts = space.into_parts();
         let base = next_serial(0);
         Ok(Self {

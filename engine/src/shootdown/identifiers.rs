@@ -17,11 +17,41 @@
 //! compare-exchange that finds what was read has not been overtaken.
 //!
 //! The slow path needs the [`Allocator`], exclusively; the embedder has it behind a lock.
+//!
+//! # Spaces that are invalidated by identity
+//!
+//! A platform that says which [`Identity`] a root has ([`Platform::identity_of`](crate::Platform::identity_of)) has every
+//! invalidation of the space name the identifier of that moment, and CPUs load what [`Identifiers::switch`] says: root and
+//! identifier. Why that is enough:
+//!
+//! | a CPU that edits | a CPU that loads the space |
+//! |---|---|
+//! | changes entries, publishes them | gives the space an identifier, if its own is of an older generation |
+//! | full fence | full fence |
+//! | reads the identifier, and invalidates under it | its walker reads entries |
+//!
+//! * *The identifier that is read is the one under which the space is loaded, wherever it is.* A space that is loaded
+//!   when a generation begins keeps its identifier, because that of each active word stays reserved. So it is never
+//!   loaded under two at a time.
+//! * *The space is given another after the identifier was read.* Then a CPU that loads it under that one walks the entries
+//!   as they have become.
+//! * *The space had another before.* What CPUs remember under that one is of no use to any of them: it is given out
+//!   again only in a generation that a CPU enters behind a flush of everything. A frame that comes out may still stand in
+//!   a TLB under it, and is not reached through it.
+//! * *The space was never loaded.* The identifier is 0, which no space has. By the second point there is nothing to be
+//!   forgotten; it is issued all the same, under 0. An edit between `make_live` and the first load is too rare for a
+//!   case of its own.
+//!
+//! On the fast path there is no fence. The CPU reads a word that another has written, and a walk comes after that read; on
+//! arm64 and x86 what one CPU has seen of another all have (DDI 0487 B2.3, other-multi-copy atomicity; SDM vol. 3A
+//! 9.2.3.5), so that an edit that reads an older word has changed its entries before.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use crate::addr::Pa;
 
 /// Identifiers are the low bits of a word, the generation the rest. 0 is none.
 const BITS: u32 = 16;
@@ -67,28 +97,95 @@ impl Default for Holder {
     }
 }
 
-/// The identifier of a space. It has none at first.
+/// The identifier of a space, which has none at first, and the root that is loaded under it.
+///
+/// It is the space's for as long as walkers use it, and of no other space meanwhile. The space comes to it by
+/// [`Platform::identity_of`](crate::Platform::identity_of), when it is made live; it leaves it when it is made dead, and the
+/// next space may have it then.
 #[derive(Debug)]
-pub struct Identity(AtomicU64);
+pub struct Identity {
+    /// The identifier, with its generation.
+    word: AtomicU64,
+    /// The root of the live space that has it, with [`Identity::JOINED`]; or 0.
+    root: AtomicU64,
+}
 
 impl Identity {
+    /// A root is aligned, and may be at address 0.
+    const JOINED: u64 = 1;
+
     /// None yet.
     #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
-        Self(AtomicU64::new(0))
+        Self {
+            word: AtomicU64::new(0),
+            root: AtomicU64::new(0),
+        }
     }
 
     /// None yet.
     #[cfg(feature = "loom")]
     pub fn new() -> Self {
-        Self(AtomicU64::new(0))
+        Self {
+            word: AtomicU64::new(0),
+            root: AtomicU64::new(0),
+        }
     }
 
     /// The identifier under which CPUs have the space loaded, for an invalidation after a change: a full fence lies
     /// between the change and this. 0, which no space has, if it was never loaded.
     pub fn id(&self) -> u16 {
-        self.0.load(Ordering::Relaxed) as u16
+        self.word.load(Ordering::Relaxed) as u16
     }
+
+    /// The same behind that fence.
+    #[inline(always)]
+    pub(crate) fn id_after_changes(&self) -> u16 {
+        // Its other half is in `load`, between the identifier and the first walk under it.
+        fence(Ordering::SeqCst);
+        self.id()
+    }
+
+    /// The root that CPUs may load: of the space that has it, while that is live.
+    pub fn root(&self) -> Option<Pa> {
+        // Acquire: the tables below it, which were published before.
+        let root = self.root.load(Ordering::Acquire);
+        (root & Self::JOINED != 0).then_some(Pa::new(root & !Self::JOINED))
+    }
+
+    /// The space with this root is live. Where another has the identity, it stays with that one, and this one is not loaded.
+    pub(crate) fn join(&self, root: Pa) {
+        let joined = root.get() | Self::JOINED;
+        // Release: the tables before the root.
+        let _of_another =
+            (self.root).compare_exchange(0, joined, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// The space with this root is dead.
+    pub(crate) fn part(&self, root: Pa) {
+        let joined = root.get() | Self::JOINED;
+        let _of_another =
+            (self.root).compare_exchange(joined, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// What a CPU is to load: what [`Identifiers::switch`] says.
+///
+/// ```
+/// use tablewright::shootdown::Switch;
+/// use tablewright::{Pa, arch::arm64::ttbr, arch::x86_64::cr3, format::Arm64K4};
+/// let switch = Switch { root: Pa::new(0x1234_5000), id: 7 };
+/// // arm64: TTBR0_EL1, and VTTBR_EL2 in the same way.
+/// assert_eq!(ttbr::<Arm64K4>(switch.root, switch.id, false), 7 << 48 | 0x1234_5000);
+/// // x86: CR3. What is remembered under the identifier is kept: what had to be forgotten has been.
+/// assert_eq!(cr3(switch.root, switch.id, true), 1 << 63 | 0x1234_5007);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// The root of its tables.
+    pub root: Pa,
+    /// The identifier to load it under.
+    pub id: u16,
 }
 
 impl Default for Identity {
@@ -148,19 +245,54 @@ impl<'m> Allocator<'m> {
     }
 }
 
-/// Identifiers for spaces on any number of CPUs.
+/// Identifiers for spaces on any number of CPUs. Each identifier that hardware has is given out by one of these, with
+/// one allocator.
 ///
 /// ```
-/// use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity};
+/// use core::ptr::NonNull;
+/// use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity, Switch};
+/// use tablewright::{AddressSpace, Attrs, Change, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
+/// # use tablewright::{Barrier, Entry, Invalidation, Level, Platform};
+///
+/// /// The platform of one process.
+/// struct Tables<'k> { kernel: &'k Hosted, identity: Identity }
+/// // SAFETY: passed on; each process has a platform, and with it an identity, of its own (9.).
+/// unsafe impl Platform for Tables<'_> {
+/// #   fn alloc_table(&self, level: Level) -> Option<Pa> { self.kernel.alloc_table(level) }
+/// #   unsafe fn free_table(&self, frame: Pa, level: Level) { unsafe { self.kernel.free_table(frame, level) } }
+/// #   unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> { unsafe { self.kernel.table(frame, level) } }
+/// #   fn barrier(&self, barrier: Barrier) { self.kernel.barrier(barrier) }
+/// #   fn invalidate(&self, what: &Invalidation<'_>) { self.kernel.invalidate(what) }
+///     // the five functions, and:
+///     fn identity_of(&self, _root: Pa) -> Option<&Identity> { Some(&self.identity) }
+/// }
+///
+/// // Of the machine.
 /// let holders = [const { Holder::new() }; 2];
 /// let mut memory = [0; Allocator::words(8)];
 /// let mut allocator = Allocator::new(8, &mut memory).ok_or("memory")?;
 /// let identifiers = Identifiers::new(&allocator, &holders).ok_or("more CPUs than identifiers")?;
-/// let space = Identity::new();
-/// let mut flushes = 0;
-/// let id = identifiers.load(0, &space, |with| with(&mut allocator), || flushes += 1);
-/// assert_eq!((id, flushes), (Some(1), 0)); // load it with the root, after whatever had to be forgotten
-/// # Ok::<(), &str>(())
+///
+/// let kernel = Hosted::new(16, 12);
+/// let process = Tables { kernel: &kernel, identity: Identity::new() };
+/// let mut space = AddressSpace::<Arm64K4, _>::new(&process).ok_or("memory")?;
+/// let page = Span::new(Va::new(0x4000), 4096)?;
+/// space.map(page, Pa::new(0x8000), Attrs::USER_DATA)?;
+/// space.make_live();
+///
+/// // A context switch on CPU 0, which needs no lock of the process. It has nothing to forget.
+/// let mut flushes = 0; // tlbi vmalle1; dsb nsh; isb
+/// let switch = identifiers.switch(0, &process.identity, |with| with(&mut allocator), || flushes += 1);
+/// assert_eq!(switch, Some(Switch { root: space.root(), id: 1 })); // msr ttbr0_el1
+/// assert_eq!(flushes, 0);
+///
+/// // Invalidations name it.
+/// kernel.record();
+/// let mut gather = space.gather();
+/// gather.protect(page, Change::new().write_protect())?;
+/// gather.finish(|_| ());
+/// assert_eq!(kernel.take_log()[0].id, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Identifiers<'m> {
@@ -181,11 +313,29 @@ impl<'m> Identifiers<'m> {
         })
     }
 
-    /// CPU `cpu` is about to load a space: the identifier to load it with. Interrupts are held off until it is loaded.
-    /// `None` for a CPU without a holder.
+    /// CPU `cpu` leaves what it has loaded, and is about to load the space that has this identity: what it is to load, and
+    /// nothing else until it calls this again, but tables without a space of their own under identifier 0. Interrupts are
+    /// held off until it is loaded. `None` for a CPU without a holder, and where no space that is live has the identity;
+    /// nothing is changed then.
     ///
     /// `allocator` runs a function with the allocator, under a lock; `forget` forgets everything under all identifiers,
-    /// on this CPU. Both are rarely called.
+    /// on this CPU, what is global excepted (arm64: `tlbi vmalle1`; x86: `INVPCID` type 3). Both are rarely called. What
+    /// is remembered under the identifier besides is kept.
+    #[inline]
+    pub fn switch(
+        &self,
+        cpu: usize,
+        to: &Identity,
+        allocator: impl FnOnce(&mut dyn FnMut(&mut Allocator<'_>)),
+        forget: impl FnOnce(),
+    ) -> Option<Switch> {
+        let root = to.root()?;
+        let id = self.load(cpu, to, allocator, forget)?;
+        Some(Switch { root, id })
+    }
+
+    /// The same for a space that the engine does not edit, or knows by another way: the identifier alone. `None` for a CPU
+    /// without a holder.
     pub fn load(
         &self,
         cpu: usize,
@@ -195,7 +345,7 @@ impl<'m> Identifiers<'m> {
     ) -> Option<u16> {
         let holder = self.holders.get(cpu)?;
         // Acquire: a CPU that reads an identifier of a new generation finds its active word taken away.
-        let word = space.0.load(Ordering::Acquire);
+        let word = space.word.load(Ordering::Acquire);
         let active = holder.active.load(Ordering::Relaxed);
         let current = word >> BITS == self.generation.load(Ordering::Relaxed);
         // Relaxed: what has to be agreed on is the order of two accesses to this word. See above.
@@ -229,7 +379,7 @@ impl<'m> Identifiers<'m> {
     /// The word of a space in this generation.
     fn renew(&self, allocator: &mut Allocator<'_>, space: &Identity) -> u64 {
         let generation = self.generation.load(Ordering::Relaxed);
-        let old = space.0.load(Ordering::Relaxed);
+        let old = space.word.load(Ordering::Relaxed);
         if old >> BITS == generation {
             return old;
         }
@@ -245,7 +395,7 @@ impl<'m> Identifiers<'m> {
             word = self.generation.load(Ordering::Relaxed) << BITS | u64::from(id);
         }
         // Release: after the active words were taken away, if that has just been done.
-        space.0.store(word, Ordering::Release);
+        space.word.store(word, Ordering::Release);
         word
     }
 

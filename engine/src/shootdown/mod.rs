@@ -139,7 +139,7 @@ pub use cpus::{Cpus, Space};
 pub use deferred::{Deferred, PreemptedFlag};
 pub use here::{Cpu, Here, Shootdown, inbox_words};
 pub use hypercall::{Hypercall, Hypercalls};
-pub use identifiers::{Allocator, Holder, Identifiers, Identity};
+pub use identifiers::{Allocator, Holder, Identifiers, Identity, Switch};
 
 use crate::addr::Pa;
 use crate::flush::{Invalidation, MAX_RANGES, Stale, What};

@@ -13,6 +13,7 @@
 //! name of those that are.
 
 mod bugs;
+mod identity;
 mod log;
 mod shootdown;
 mod sound;
@@ -100,10 +101,11 @@ impl Hunter {
 }
 
 /// What is planted, and the program that is to catch it.
-const PLANTED: [(Hunter, &[Bug]); 4] = [
+const PLANTED: [(Hunter, &[Bug]); 5] = [
     (Hunter::Seeds("guest"), bugs::BUGS),
     (Hunter::Seeds("log"), log::BUGS),
     (Hunter::Seeds("shootdown"), shootdown::BUGS),
+    (Hunter::Seeds("identities"), identity::BUGS),
     (Hunter::Sequences, sound::BUGS),
 ];
 /// Which bug is on, from 1.

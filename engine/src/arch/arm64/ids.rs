@@ -201,8 +201,8 @@ impl Ids {
     /// conflict abort (D8.17.2), for which the embedder needs a handler that invalidates and returns. With one, say
     /// `Caps { bbm: ids.bbm(), ..ids.caps() }`.
     ///
-    /// *Everything instead of pages*: from a table of pages of 4 KiB on, so that what goes with it takes one instruction and
-    /// not 512, all of which every processor hears; with range instructions, from more pages on than one names.
+    /// *Everything instead of pages*: from 65 pages on ([why](Caps::WITHOUT_RANGES)); with range instructions, from more pages
+    /// on than one names.
     ///
     /// ```
     /// use tablewright::arch::arm64::Ids;
@@ -220,7 +220,7 @@ impl Ids {
                 // (NUM + 1) << (5 * SCALE + 1) with both at their greatest (C5.5, TLBI RVAE1IS).
                 32 << 16
             } else {
-                511
+                Caps::WITHOUT_RANGES
             },
             ..Caps::CONSERVATIVE
         }

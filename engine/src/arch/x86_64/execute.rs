@@ -141,7 +141,9 @@ pub fn invept(what: Invept) {
 /// 1. The value is [`cr3`](super::cr3) of the root of tables that translate everything that this processor uses, as it uses
 ///    it, and that stay while they are loaded.
 /// 2. If what is remembered under the identifier is kept, it was remembered of these tables, and all that was changed in
-///    them since has been invalidated here.
+///    them since has been invalidated here. So it is where INVLPGB tells all processors, or there is one, and root and
+///    identifier are what [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last; and in
+///    [`Here::switch`](crate::shootdown::Here::switch).
 #[inline]
 pub unsafe fn load_cr3(value: u64) {
     // SAFETY: passed on (1., 2.).

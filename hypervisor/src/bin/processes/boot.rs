@@ -10,6 +10,7 @@ use core::ops::Range;
 use smccc::{Hvc, psci};
 use tablewright::arch::arm64::{Cpu, Ids, load_ttbr0_el1, set_up_el1, tcr_el1, ttbr};
 use tablewright::format::{Arm64K4, MAIR};
+use tablewright::shootdown::Switch;
 use tablewright::{AddressSpace, Attrs, Entry, Half, Pa, Span, Va};
 
 use crate::common::{BLOCK, OFFSET, REGISTERS, SCTLR, TCR, UART, physical};
@@ -177,11 +178,11 @@ pub fn settle() -> Result<(), &'static str> {
 /// Loads a process on this processor.
 ///
 /// # Safety
-/// 1. The root is that of a live space, which stays until this processor has [left](leave) it.
-/// 2. The identifier was got for it, on this processor.
-pub unsafe fn load(root: Pa, id: u16) {
+/// 1. The space stays live until this processor has [left](leave) it.
+/// 2. It is what this processor was told last.
+pub unsafe fn load(switch: Switch) {
     // SAFETY: the lower half is the process's alone, and the caller vouches for it (1., 2.).
-    unsafe { load_ttbr0_el1(ttbr::<Arm64K4>(root, id, false)) };
+    unsafe { load_ttbr0_el1(ttbr::<Arm64K4>(switch.root, switch.id, false)) };
 }
 
 /// No process is loaded on this processor.

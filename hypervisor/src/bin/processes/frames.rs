@@ -5,7 +5,7 @@
 //! was freed twice.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use spin::mutex::SpinMutex;
 use spin::relax::RelaxStrategy;
@@ -157,35 +157,37 @@ impl Memory for Pool {
     }
 }
 
-/// The platform of one process's tables.
+/// The platform of one process's tables, or of the kernel's.
 #[derive(Clone, Copy)]
 pub struct Tables {
     cpu: Cpu,
     caps: Caps,
-    /// Under what processors have it loaded.
-    identity: &'static Identity,
+    /// Under what processors have it loaded; what they have of the kernel is global.
+    identity: Option<&'static Identity>,
 }
 
 impl Tables {
-    /// Tables of a process with this identity.
-    pub fn new(identity: &'static Identity) -> Self {
+    /// The kernel's tables.
+    pub fn kernel() -> Self {
         Self {
             cpu: boot::cpu(),
             caps: boot::ids().caps(),
-            identity,
+            identity: None,
         }
     }
 
-    /// Under what processors have the process loaded.
-    pub fn identity(&self) -> &'static Identity {
-        self.identity
+    /// Tables of the process that has this identity.
+    pub fn of(identity: &'static Identity) -> Self {
+        Self {
+            identity: Some(identity),
+            ..Self::kernel()
+        }
     }
 }
 
 // SAFETY: the pool hands a frame out once (1.), all memory is in the kernel's map (2.), and there are no links (3.). Barriers and
-// invalidations are the engine's own, for all processors (4., 6.), under the identifier that processors load the process with: they
-// get it from `Identifiers`, which asks for a full fence between the change and the look at it (5.). Copies are alike (7.); a
-// panic ends the kernel (8.).
+// invalidations are the engine's own, for all processors, under the identifier that they name (4., 5., 6.). Copies are alike (7.); a
+// panic ends the kernel (8.). A process has an identity for as long as it lives, and processors load what `switch` says (9.).
 unsafe impl Platform for Tables {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
         POOL.get(TABLE)
@@ -208,9 +210,11 @@ unsafe impl Platform for Tables {
     }
 
     fn invalidate(&self, flush: &Invalidation<'_>) {
-        fence(Ordering::SeqCst);
-        let id = self.identity.id();
-        self.cpu.invalidate(&Invalidation { id, ..*flush });
+        self.cpu.invalidate(flush);
+    }
+
+    fn identity_of(&self, _: Pa) -> Option<&Identity> {
+        self.identity
     }
 
     fn caps(&self) -> Caps {

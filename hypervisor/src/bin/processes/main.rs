@@ -84,20 +84,17 @@ fn with<T>(number: usize, call: impl FnOnce(&mut Running) -> T) -> Result<T, Str
 fn load(cpu: usize, number: usize) -> Done {
     let identifiers = IDENTIFIERS.get().ok_or("no identifiers")?;
     let allocator = ALLOCATOR.get().ok_or("no identifiers")?;
-    let (root, identity) = with(number, |process| {
-        let space = process.space();
-        (space.root(), space.platform().identity())
-    })?;
+    let identity = &IDENTITIES[number];
     let forget = || {
         instruct!("tlbi vmalle1");
         instruct!("dsb nsh");
         instruct!("isb");
     };
-    let id = identifiers.load(cpu, identity, |with| with(&mut allocator.lock()), forget);
-    let id = id.ok_or("a processor without identifiers")?;
-    // SAFETY: a process is live, and exits when its processor has left it (1.); the identifier is this processor's and the
-    // process's, with no interrupt between (2.).
-    unsafe { boot::load(root, id) };
+    let switch = identifiers.switch(cpu, identity, |with| with(&mut allocator.lock()), forget);
+    let switch = switch.ok_or("no process is live, or a processor without identifiers")?;
+    // SAFETY: a process is live, and exits when its processor has left it (1.); this is what this processor was told last, with
+    // no interrupt between (2.).
+    unsafe { boot::load(switch) };
     Ok(())
 }
 
@@ -318,7 +315,7 @@ fn start() -> Done {
     let said = |error: ProcessError| error.to_string();
     let program = POOL.take().ok_or("no memory for the program")?;
     user::install(program);
-    let mut parent = Process::new(Tables::new(&IDENTITIES[PARENT]), 0, &POOL).map_err(said)?;
+    let mut parent = Process::new(Tables::of(&IDENTITIES[PARENT]), 0, &POOL).map_err(said)?;
     parent.map_text(page(TEXT)?, program).map_err(said)?;
     parent.reserve(heap()?, true).map_err(said)?;
     *PROCESSES[PARENT].lock() = Some(parent);
@@ -343,7 +340,7 @@ fn demand() -> Done {
 fn fork() -> Done {
     let child = counted::<{ Step::Fork.number() }, _>(|| {
         let forked = with(PARENT, |parent| {
-            parent.fork(Tables::new(&IDENTITIES[CHILD]), 0)
+            parent.fork(Tables::of(&IDENTITIES[CHILD]), 0)
         })?;
         forked.map_err(|error| error.to_string())
     })?;
@@ -525,7 +522,6 @@ fn boot() -> Result<(), &'static str> {
     const SIZE: usize = 64 << 10;
     static mut MEMORY: [u8; SIZE] = [0; SIZE];
     static WORDS: Lock<[u64; Allocator::words(BITS)]> = Lock::new([0; Allocator::words(BITS)]);
-    static KERNEL: Identity = Identity::new();
     // SAFETY: memory of its own, given away once: this function is called once.
     unsafe {
         HEAP_MEMORY
@@ -538,7 +534,7 @@ fn boot() -> Result<(), &'static str> {
     let identifiers = Identifiers::new(&allocator, &HOLDERS).ok_or("too few identifiers")?;
     IDENTIFIERS.call_once(|| identifiers);
     ALLOCATOR.call_once(|| Lock::new(allocator));
-    let root = boot::map(Tables::new(&KERNEL))?;
+    let root = boot::map(Tables::kernel())?;
     // SAFETY: the root of the kernel's map.
     unsafe { boot::switch(root) };
     boot::start_second(root)?;

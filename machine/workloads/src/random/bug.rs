@@ -99,6 +99,12 @@ pub enum Bug {
     SameIdentifierTwice,
     /// The pages of one space are said to be those of all.
     UserPagesGlobal,
+    /// A space that is given another is invalidated under the one that it had first.
+    IdentityOfBefore,
+    /// It is loaded under the one that it had first.
+    LoadedAsBefore,
+    /// A CPU that enters a generation forgets nothing.
+    NothingForgottenAtSwitch,
 
     // Tables by hand, on one CPU: what published crates do, and what is known of others.
     /// `x86_64`: a new table is linked, and then zeroed.

@@ -15,6 +15,7 @@ mod faulty;
 mod guest;
 mod guests;
 mod identifiers;
+mod identities;
 mod kernel;
 mod later;
 mod log;
@@ -59,11 +60,13 @@ pub enum Workload {
     Shootdown,
     /// A kernel's half that all roots share.
     Kernel,
+    /// Spaces that are invalidated by identity, with identifiers that roll over.
+    Identities,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Edits,
         Self::Windows,
         Self::Identifiers,
@@ -74,6 +77,7 @@ impl Workload {
         Self::Log,
         Self::Shootdown,
         Self::Kernel,
+        Self::Identities,
     ];
 
     /// As it is given on a command line.
@@ -89,6 +93,7 @@ impl Workload {
             Self::Log => "log",
             Self::Shootdown => "shootdown",
             Self::Kernel => "kernel",
+            Self::Identities => "identities",
         }
     }
 }
@@ -363,7 +368,7 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
     let cpus = match workload {
         Workload::Concurrent | Workload::Guests | Workload::Kernel => 2 + dice.below(MOST_CPUS - 1),
         Workload::Shootdown if dice.once_in(16) => 2 + dice.below(shootdown::MOST_CPUS - 1),
-        Workload::Shootdown => 2 + dice.below(MOST_CPUS - 1),
+        Workload::Shootdown | Workload::Identities => 2 + dice.below(MOST_CPUS - 1),
         _ => 1 + dice.below(MOST_CPUS),
     };
     let host = (workload == Workload::Guests).then(|| guests::Host::of(&dice));
@@ -386,6 +391,7 @@ pub fn run(workload: Workload, seed: u64, bug: Option<Bug>, trace: Option<Sink>)
             Workload::Concurrent => concurrent::run::<F>(machine, &fault, &dice, kind, between),
             Workload::Shootdown => shootdown::run::<F>(machine, &dice, cpus as usize, between),
             Workload::Kernel => kernel::run::<F>(machine, &fault, &dice, cpus as usize, between),
+            Workload::Identities => identities::run::<F>(machine, &fault, &dice, cpus as usize, between),
             Workload::Guests | Workload::Guest | Workload::Log => unreachable!("a guest has a host"),
         })
     })
