@@ -283,7 +283,7 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
         };
         let frame = self.memory.take().ok_or(ProcessError::NoMemory)?;
         // Nothing was there, so nothing is remembered: it is published, and that is all.
-        match self.space.map(page_at::<F>(page)?, frame, template) {
+        match self.space.map_page(page, frame, template) {
             Ok(()) => Ok(Handled::Mapped),
             Err(error) => {
                 self.memory.release(frame);

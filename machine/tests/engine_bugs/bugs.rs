@@ -157,6 +157,21 @@ pub const BUGS: &[Bug] = &[
         with: "false",
         rules: &["freed early", "program", "stale use", "cache maintenance"],
     },
+    // A page that is put straight where there is a hole for it.
+    Bug {
+        name: "a hole is filled for a look-up that is out of date",
+        file: GUEST,
+        find: "let ready = «guest.slots.is_current(request.version)» &&",
+        with: "true",
+        rules: &["freed early", "program", "forbidden memory"],
+    },
+    Bug {
+        name: "a hole is filled with the attributes of another page",
+        file: GUEST,
+        find: "&& «of == like»",
+        with: "true",
+        rules: &["program", "forbidden memory"],
+    },
     // Caches.
     Bug {
         name: "memory is cleaned after it was mapped",

@@ -11,6 +11,14 @@ const SLEEP: &str = "shared/sleep.rs";
 const SWEEP: &str = "guest/sweep.rs";
 
 pub const BUGS: &[Bug] = &[
+    // Faults.
+    Bug {
+        name: "a hole is filled below a table that sleeps",
+        file: GUEST,
+        find: "&& «!guest.space.may_sleep()»;",
+        with: "true",
+        rules: &["program"],
+    },
     // Harvests.
     Bug {
         name: "a harvest does not mark again what it has passed over",
