@@ -159,7 +159,7 @@ fn a_guest_that_always_writes_is_migrated_over_a_link_that_is_faster() {
     job.writes = Writes::Model {
         model: Model::Sequential,
         set: 4096,
-        rate: Some(500_000),
+        rate: Some(400_000),
         seed: 1,
     };
     job.bandwidth = 6 << 30;
