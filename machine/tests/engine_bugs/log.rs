@@ -66,7 +66,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a read maps a page to be written",
         file: GUEST,
-        find: "if «slot.log == Log::ByFault && *access != Access::Write» {",
+        find: "if «slot.log == Log::ByFault && access != Access::Write» {",
         with: "false",
         rules: &["program"],
     },
