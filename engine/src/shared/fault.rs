@@ -653,7 +653,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             level: (!others).then_some(level),
             tables: others,
         };
-        let what = What::Ranges(&[stale]);
+        let ranges = [stale];
+        let what = What::Ranges(&ranges);
         let forgetting = self.target(true).forgetting(&self.platform, what);
         self.platform.invalidate_here(&forgetting);
     }
