@@ -42,10 +42,12 @@ pub const VMID: u16 = 1;
 /// The identity of a stage 1 of EL1 that is made to be [checked](crate::check).
 pub const EL1: u16 = 2;
 
-/// What the engine has to know. The flags are left to software: `VTCR_EL2.HA` and `HD` are clear, and those of `TCR_EL2`.
+/// What the engine has to know. The flags are left to software: `VTCR_EL2.HA` and `HD` are clear, and those of `TCR_EL2`. A table of
+/// pages is still named page by page: to forget all of a guest costs it what both of its stages have remembered.
 pub const CAPS: Caps = Caps {
     hardware_access: false,
     hardware_dirty: false,
+    invalidate_all_above: 512,
     ..Caps::CONSERVATIVE
 };
 
