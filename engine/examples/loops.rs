@@ -2,7 +2,7 @@
 //!
 //! `loops map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing PAGES`; without arguments, all of them over a few pages.
 //! With `-each` behind its name an edit is made for one page at a time, in tables that exist, in a live space with one gather;
-//! `fault` and `replace` have a gather for each page. `guest` is a fault of a guest, looked up and mapped, page by page always;
+//! `replace` has a gather for each page. `fault` maps a page, and `guest` looks a fault of a guest up and maps it, page by page always;
 //! `walk` is what of it is not the engine's: the loop, and the platform's own at the beginning and the end of a walk.
 
 use std::hint::black_box;
@@ -186,7 +186,6 @@ fn measure(edit: Edit, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
     }
     let mut sum = 0u64;
     if edit == Edit::Fault {
-        // One after the other, each with a gather of its own.
         for page in 0..pages {
             space.map_page(Va::new(page << 12), Pa::new(page << 12), mapping)?;
         }

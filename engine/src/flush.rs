@@ -241,7 +241,7 @@ impl Ranges {
     #[inline(never)]
     fn insert(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
         let Slice { first, last } = slice;
-        if self.len == MAX_RANGES && self.overflowed {
+        if self.overflowed {
             return self.stretch(slice);
         }
         // Edits go upwards through the space, so a range that can be merged is nearly always the last one.

@@ -263,8 +263,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///
     /// # Safety
     /// 1. `root` holds the first table of a tree of this format, in which entries that hardware ignores are holes, or what
-    ///    this engine has left there; and the frames that its descriptors point to hold its tables, all reachable through [`Platform::table`] and, if they are to be freed, known to
-    ///    [`Platform::free_root`] and [`Platform::free_table`].
+    ///    this engine has left there; and the frames that its descriptors point to hold its tables, all reachable through
+    ///    [`Platform::table`] and, if they are to be freed, known to [`Platform::free_root`] and [`Platform::free_table`].
     /// 2. Nothing else edits it while the space exists.
     /// 3. `liveness` is true: a space that is said to be dead is not used by any walker until it is made live; and one that
     ///    is not was loaded under the [identity](Platform::identity_of) of its root, if that has one, or else under 0, which
@@ -346,15 +346,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.become_(liveness);
     }
 
-    fn become_(&mut self, liveness: Liveness) {
+    /// What walkers may use is published.
+    pub(crate) fn become_(&mut self, liveness: Liveness) {
         self.liveness = liveness;
         self.announce();
         // How a leaf is changed depends on it.
         self.recent = Recent::NONE;
     }
 
-    /// What is loaded under its identity, if it has one: its root, while walkers may use it. It is published.
-    pub(crate) fn announce(&self) {
+    /// What is loaded under its identity, if it has one: its root, while walkers may use it.
+    fn announce(&self) {
         if let Some(identity) = self.platform.identity_of(self.root) {
             match self.liveness {
                 Liveness::Dead => identity.part(self.root),
@@ -524,15 +525,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The same of one page.
     #[inline]
     pub(crate) fn check_page(&self, page: F::Input) -> Result<Slice, EditError<F::Input>> {
-        let (first, low) = (page.bits(), (1 << F::PAGE_SHIFT) - 1);
-        if first & low != 0 {
+        if page.bits() & ((1 << F::PAGE_SHIFT) - 1) != 0 {
             return Err(EditError::Misaligned);
         }
-        if !self.translates(first) {
+        if !self.translates(page.bits()) {
             return Err(EditError::InputOutOfRange);
         }
-        let last = first | low;
-        Ok(Slice { first, last })
+        Ok(Slice::around::<F>(page.bits(), Level::PAGE))
     }
 
     /// What many roots share is remembered under many identities: an invalidation finds all of it only if it is global.

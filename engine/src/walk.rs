@@ -33,6 +33,16 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
+    /// What one entry at `level` covers, around an address.
+    #[inline(always)]
+    pub fn around<F: Format>(input: u64, level: Level) -> Self {
+        let low = (1 << F::shift(level)) - 1;
+        Self {
+            first: input & !low,
+            last: input | low,
+        }
+    }
+
     /// Whether one table of pages covers all of it.
     #[inline(always)]
     pub fn is_in_one_table<F: Format>(self) -> bool {

@@ -76,8 +76,17 @@ type Space = AddressSpace<Format, Direct>;
 
 /// A demand fault: a page, by a template that the kernel keeps. 0 if it was done.
 #[unsafe(no_mangle)]
-pub extern "C" fn fault(space: &mut Space, page: u64, frame: u64, template: &Encoded<Format>) -> u32 {
-    u32::from(space.map_page(Va::new(page), Pa::new(frame), *template).is_err())
+pub extern "C" fn fault(
+    space: &mut Space,
+    page: u64,
+    frame: u64,
+    template: &Encoded<Format>,
+) -> u32 {
+    u32::from(
+        space
+            .map_page(Va::new(page), Pa::new(frame), *template)
+            .is_err(),
+    )
 }
 
 #[cfg(feature = "all")]
@@ -118,7 +127,9 @@ pub extern "C" fn protect(space: &mut Space, at: u64, size: u64) -> u32 {
 #[cfg(feature = "all")]
 #[unsafe(no_mangle)]
 pub extern "C" fn query(space: &Space, at: u64) -> u64 {
-    space.query(Va::new(at)).map_or(0, |leaf| leaf.frame().get())
+    space
+        .query(Va::new(at))
+        .map_or(0, |leaf| leaf.frame().get())
 }
 
 #[panic_handler]

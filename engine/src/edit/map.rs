@@ -17,7 +17,7 @@ use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::{Barrier, Platform};
 use crate::space::{AddressSpace, EditError, Liveness};
-use crate::walk::{Slice, Step, Visit};
+use crate::walk::{Place, Slice, Step, Visit};
 
 /// How to map: the attributes, and which leaves may be used.
 ///
@@ -307,9 +307,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.space.check_page(page)?;
-        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
-        self.space.map_leaf(slice, frame, &mapping)?;
+        let slice = self.space.map_one(page, frame, &mapping)?;
         self.mapped(slice);
         Ok(())
     }
@@ -419,9 +417,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.check_page(page)?;
-        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
-        self.map_leaf(slice, frame, &mapping)?;
+        let slice = self.map_one(page, frame, &mapping)?;
         // What the space owes from before is left to the next gather: nothing is given out here.
         let live = self.liveness() != Liveness::Dead;
         if live && self.platform.caps().invalid_entries_cached {
@@ -434,7 +430,21 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(())
     }
 
-    /// Maps one page, all of which has been checked. Walkers have to see it.
+    /// Maps one page, which walkers have to see.
+    #[inline(always)]
+    fn map_one(
+        &mut self,
+        page: F::Input,
+        frame: Pa,
+        template: &impl Template<F>,
+    ) -> Result<Slice, EditError<F::Input>> {
+        let slice = self.check_page(page)?;
+        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
+        self.map_leaf(slice, frame, template)?;
+        Ok(slice)
+    }
+
+    /// The same of one that has been checked.
     #[inline(always)]
     fn map_leaf(
         &mut self,
@@ -445,15 +455,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let mapping = template.mapping();
         let leaf = F::with_address(template.page()?, frame);
         self.check_global(mapping.attrs.global)?;
-        let at = F::Input::from_bits(slice.first);
-        let perms = mapping.attrs.perms;
         if let Ok(place) = self.place(slice) {
-            if self.tables_deny && place.denied::<F>().intersects(perms) {
-                return Err(EditError::Denied(at));
-            }
-            if F::kind(place.table.load(place.range.start), Level::PAGE) != Kind::Invalid {
-                return Err(EditError::AlreadyMapped(at));
-            }
+            self.check_hole(&place, Level::PAGE, slice, &mapping)?;
             place.table.store(place.range.start, leaf);
         } else {
             self.map_below(slice, leaf, &mapping)?;
@@ -461,6 +464,25 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.runs |= mapping.runs;
         self.globals |= mapping.attrs.global;
         Ok(())
+    }
+
+    /// Checks that a page may be mapped where a walk has come to.
+    #[inline(always)]
+    fn check_hole(
+        &self,
+        place: &Place<'_, P>,
+        level: Level,
+        slice: Slice,
+        mapping: &Mapping,
+    ) -> Result<(), EditError<F::Input>> {
+        let at = F::Input::from_bits(slice.first);
+        if self.tables_deny && place.denied::<F>().intersects(mapping.attrs.perms) {
+            return Err(EditError::Denied(at));
+        }
+        match F::kind(place.table.load(place.range.start), level) {
+            Kind::Invalid => Ok(()),
+            Kind::Leaf | Kind::Table => Err(EditError::AlreadyMapped(at)),
+        }
     }
 
     /// The same where tables are missing.
@@ -476,20 +498,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let Err(Some((place, level))) = self.place(slice) else {
             return Ok(());
         };
-        let (table, index) = (&place.table, place.range.start);
-        let at = F::Input::from_bits(slice.first);
-        if self.tables_deny && place.denied::<F>().intersects(mapping.attrs.perms) {
-            return Err(EditError::Denied(at));
-        }
-        if F::kind(table.load(index), level) != Kind::Invalid {
-            return Err(EditError::AlreadyMapped(at));
-        }
+        self.check_hole(&place, level, slice, mapping)?;
         if !mapping.allocate {
-            return Err(EditError::NeedsTable(at));
+            return Err(EditError::NeedsTable(F::Input::from_bits(slice.first)));
         }
         let deny = mapping.denied();
         let child = build_path::<F, P>(&self.platform, level, slice.first, leaf, deny);
-        table.link(index, F::table(child.ok_or(EditError::OutOfTables)?, deny));
+        let link = F::table(child.ok_or(EditError::OutOfTables)?, deny);
+        place.table.link(place.range.start, link);
         drop(place);
         self.tables_deny |= !deny.is_empty();
         Ok(())

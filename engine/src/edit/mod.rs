@@ -36,6 +36,14 @@ fn with_flags<F: Format>(entry: u64, level: Level, accessed: bool, dirty: bool) 
     F::encode(&flagged, level).map_or(entry, |bits| in_place_of::<F>(entry, level, bits))
 }
 
+/// What stands in the place of a leaf until what was there is forgotten. No walker takes a parked leaf for valid, then or now.
+pub(crate) fn withheld<F: Format>(leaf: u64) -> u64 {
+    match F::is_parked(leaf) {
+        true => leaf,
+        false => F::suspend(leaf),
+    }
+}
+
 /// The leaf that a format has encoded, in the place of `entry`: with its address, and in its run.
 pub(crate) fn in_place_of<F: Format>(entry: u64, level: Level, bits: u64) -> u64 {
     F::with_address(bits, F::address(entry, level)) | entry & F::CONTIGUOUS

@@ -16,7 +16,7 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::live::{Cut, Look};
-use super::{in_place_of, saturate};
+use super::{in_place_of, saturate, withheld};
 use crate::addr::{Level, Span};
 use crate::bbm::{Rule, State, Transition};
 use crate::entry::Table;
@@ -674,11 +674,7 @@ impl Recent {
                     let last = table.exchange(index, F::suspend(entry));
                     let plan = self.plan::<F>(conditions, last, level);
                     let next = last ^ plan.flip;
-                    let next_for_now = match F::is_parked(next) {
-                        true => next,
-                        false => F::suspend(next),
-                    };
-                    table.store(index, next_for_now);
+                    table.store(index, withheld::<F>(next));
                     return (How::Break, next);
                 }
             }

@@ -38,11 +38,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates an address which the root translates.
     #[inline(always)]
     pub(super) fn leaf_at(&self, input: u64) -> Option<Leaf<F>> {
-        let page = input & !((1 << F::PAGE_SHIFT) - 1);
-        let slice = Slice {
-            first: page,
-            last: page | ((1 << F::PAGE_SHIFT) - 1),
-        };
+        let slice = Slice::around::<F>(input, Level::PAGE);
         // One page is in one table.
         let leaf = |place: Place<'_, P>, level| {
             let index = place.range.start;

@@ -16,15 +16,14 @@
 use core::ops::{ControlFlow, Range};
 
 use super::live::Cut;
-use super::{saturate, with_flags};
+use super::{saturate, with_flags, withheld};
 use crate::addr::{Level, Pa};
 use crate::bbm::{State, Transition};
 use crate::entry::Table;
 use crate::flush::{Flush, Ranges};
 use crate::format::{Attrs, Format, Kind};
 use crate::platform::Platform;
-use crate::space::Conditions;
-use crate::space::EditError;
+use crate::space::{Conditions, EditError};
 use crate::walk::{Slice, Step, Visit};
 
 /// The members of the run that the entry `index` of a table at `level` is one of, or would be.
@@ -124,7 +123,7 @@ impl Unfold {
             let place = Pa::new(frame.get() + number as u64 * step);
             let leaf = F::with_address(pattern, place);
             match how {
-                Transition::Break if !F::is_parked(leaf) => table.store(member, F::suspend(leaf)),
+                Transition::Break => table.store(member, withheld::<F>(leaf)),
                 _ => table.store(member, leaf),
             }
         }
@@ -228,9 +227,7 @@ impl Fold<'_> {
         for (number, index) in members.enumerate() {
             let folded = member(number) | F::CONTIGUOUS;
             match how {
-                Transition::Break if !F::is_parked(folded) => {
-                    table.store(index, F::suspend(folded));
-                }
+                Transition::Break => table.store(index, withheld::<F>(folded)),
                 _ => table.store(index, folded),
             }
         }

@@ -250,15 +250,6 @@ impl Wish {
     }
 }
 
-/// The extent of the leaf at `level` that translates `first`.
-fn extent<F: Format>(first: u64, level: Level) -> Slice {
-    let low = (1 << F::shift(level)) - 1;
-    Slice {
-        first: first & !low,
-        last: first | low,
-    }
-}
-
 /// Frames taken from the platform before anything is changed, for each level a chain through the first entry of each
 /// frame: nothing else can reach these frames yet.
 struct Reserve<'a, P: Platform> {
@@ -323,7 +314,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
         slice: Slice,
     ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
-        let extent = extent::<F>(slice.first, level);
+        let extent = Slice::around::<F>(slice.first, level);
         match F::kind(entry, level) {
             Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
             Kind::Leaf if self.wish.names(level, extent) => {
@@ -423,7 +414,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
         slice: Slice,
     ) -> ControlFlow<Self::Stop, Step> {
         let entry = table.load(index);
-        let extent = extent::<F>(slice.first, level);
+        let extent = Slice::around::<F>(slice.first, level);
         match (F::kind(entry, level), level.down()) {
             (Kind::Table, _) => {
                 return ControlFlow::Continue(Step::Into(F::address(entry, level)));

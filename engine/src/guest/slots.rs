@@ -155,6 +155,19 @@ pub(super) struct Packed {
 }
 
 impl Packed {
+    fn new(slot: Slot) -> Self {
+        let memory = MEMORY.iter().position(|&kind| kind == slot.memory);
+        Self {
+            guest: slot.guest,
+            host: slot.host,
+            rest: u64::from(slot.id)
+                | u64::from(slot.perms.bits()) << 16
+                | (memory.unwrap_or(0) as u64) << 24
+                | (slot.log as u64) << 27
+                | u64::from(slot.page.max(1).ilog2()) << 32,
+        }
+    }
+
     #[inline(always)]
     pub fn perms(&self) -> Perms {
         Perms::from_bits_truncate((self.rest >> 16) as u8)
@@ -229,16 +242,11 @@ impl SlotCell {
         })
     }
 
-    fn store(&self, slot: Option<Slot>) {
-        let (first, size, host, rest) = slot.map_or((0, 0, 0, 0), |slot| {
-            let memory = MEMORY.iter().position(|&kind| kind == slot.memory);
-            let rest = u64::from(slot.id)
-                | u64::from(slot.perms.bits()) << 16
-                | (memory.unwrap_or(0) as u64) << 24
-                | (slot.log as u64) << 27
-                | u64::from(slot.page.max(1).ilog2()) << 32;
-            (slot.guest.start().get(), slot.guest.size(), slot.host, rest)
-        });
+    fn store(&self, slot: Option<Packed>) {
+        let (first, size, host, rest) = slot
+            .map_or((0, 0, 0, 0), |Packed { guest, host, rest }| {
+                (guest.start().get(), guest.size(), host, rest)
+            });
         self.first.store(first, Ordering::Relaxed);
         self.size.store(size, Ordering::Relaxed);
         self.host.store(host, Ordering::Relaxed);
@@ -396,10 +404,9 @@ impl Change<'_> {
             .position(|other| other.guest.start() > slot.guest.start())
             .unwrap_or(self.used);
         for index in (place..self.used).rev() {
-            let slot = self.cells[index].load().map(|slot| slot.slot());
-            self.cells[index + 1].store(slot);
+            self.cells[index + 1].store(self.cells[index].load());
         }
-        self.cells[place].store(Some(slot));
+        self.cells[place].store(Some(Packed::new(slot)));
         self.used += 1;
         Ok(())
     }
@@ -409,7 +416,7 @@ impl Change<'_> {
         let (place, slot) = found.ok_or(SlotError::Unknown)?;
         for index in place..self.used {
             let next = self.cells.get(index + 1).and_then(SlotCell::load);
-            self.cells[index].store(next.map(|slot| slot.slot()));
+            self.cells[index].store(next);
         }
         self.used -= 1;
         Ok(slot)

@@ -9,7 +9,6 @@ use crate::platform::Barrier;
 use crate::space::EditError;
 use crate::walk::{MAX_LEVELS, Slice, descend};
 
-use super::range::extent;
 use super::{Found, Gather, Refused, SharedPlatform, SharedSpace, plain};
 
 /// A leaf to be mapped, checked and encoded.
@@ -51,7 +50,7 @@ impl<F: Format> NewLeaf<F> {
             return Err(EditError::Misaligned);
         }
         let size = 1u64 << F::shift(level);
-        check_page::<F>(input, frame.get() + (size - 1))?;
+        check_reach::<F>(input, frame.get() + (size - 1))?;
         Ok(Self {
             input: input.bits() & !(size - 1),
             frame,
@@ -90,9 +89,9 @@ impl<F: Format> NewLeaf<F> {
     }
 }
 
-/// Checks what a leaf maps: an address, and the last of the memory.
+/// Checks that the format reaches what a leaf maps: an address, and the last of the memory.
 #[inline(always)]
-fn check_page<F: Format>(input: F::Input, last: u64) -> Result<(), EditError<F::Input>> {
+fn check_reach<F: Format>(input: F::Input, last: u64) -> Result<(), EditError<F::Input>> {
     if !F::is_canonical(input.bits()) {
         return Err(EditError::InputOutOfRange);
     }
@@ -566,7 +565,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// The descriptor of a leaf without its address, which the second time takes it out, if nothing has to be done to caches before it may be seen.
+    /// The descriptor of a leaf with its address taken out again, if nothing has to be done to caches before it may be seen.
     pub(crate) fn template(&self, leaf: &NewLeaf<F>) -> Option<u64> {
         let ready = self.upkeep(&leaf.attrs, Perms::empty()) == (false, false);
         ready.then_some(F::with_address(leaf.bits, leaf.frame))
@@ -585,11 +584,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         bits: u64,
     ) -> Result<bool, EditError<F::Input>> {
         let low = (1 << F::PAGE_SHIFT) - 1;
-        check_page::<F>(input, frame.get() | low)?;
-        let slice = Slice {
-            first: input.bits() & !low,
-            last: input.bits() | low,
-        };
+        check_reach::<F>(input, frame.get() | low)?;
+        let slice = Slice::around::<F>(input.bits(), Level::PAGE);
         // SAFETY: the root of the space, in a walk.
         let Ok(place) = (unsafe { descend::<F, P, true>(&self.platform, self.root, slice) }) else {
             return Ok(false);
@@ -639,7 +635,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     pub(crate) fn forget_here(&self, input: F::Input) {
         // SAFETY: a walk is entered, by the caller.
         let level = unsafe { self.find(input.bits(), Level::PAGE) }.level;
-        self.relaxed(extent::<F>(input.bits(), level), level);
+        self.relaxed(Slice::around::<F>(input.bits(), level), level);
     }
 
     /// More is allowed than before: another processor may fault once for nothing, this one shall not.
@@ -800,7 +796,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 ..old
             };
             let frame = F::address(entry, level);
-            let slice = extent::<F>(input.bits(), level);
+            let slice = Slice::around::<F>(input.bits(), level);
             if relaxed == old {
                 // This processor has faulted all the same: it remembers the leaf as it was, and would for ever.
                 self.relaxed(slice, level);

@@ -208,9 +208,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
         space.gather().share();
         // It is published.
-        if let Some(identity) = space.platform.identity_of(space.root) {
-            identity.join(space.root);
-        }
+        space.become_(Liveness::Live);
         let parts = space.into_parts();
         let base = next_serial(0);
         Ok(Self {

@@ -224,7 +224,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         let Some(frame) = self.tables.take(below) else {
             return Err(Refused::NeedsTables(1));
         };
-        let slice = extent::<F>(input.bits(), at);
+        let slice = Slice::around::<F>(input.bits(), at);
         let link = F::table(frame, Perms::empty());
         let _unfinished = space.begin();
         // Whatever flags hardware sets meanwhile.
@@ -332,18 +332,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let _walk = self.platform.enter();
         // SAFETY: a walk is entered.
         let found = unsafe { self.find(input.bits(), Level::PAGE) };
-        let first = extent::<F>(input.bits(), found.level).first;
+        let first = Slice::around::<F>(input.bits(), found.level).first;
         (F::kind(found.entry, found.level) == Kind::Leaf)
             .then(|| Leaf::new(first, found.entry, found.level, Perms::empty()))
-    }
-}
-
-/// All that one entry at `level` translates, around `at`.
-pub(super) fn extent<F: Format>(at: u64, level: Level) -> Slice {
-    let low = (1 << F::shift(level)) - 1;
-    Slice {
-        first: at & !low,
-        last: at | low,
     }
 }
 
@@ -421,7 +412,7 @@ impl<P: Platform, V> Unmap<'_, '_, P, V> {
     where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     {
-        let slice = extent::<F>(at, level);
+        let slice = Slice::around::<F>(at, level);
         self.flush.ranges.add(slice, Some(level), false);
         let leaf = Leaf::new(slice.first, entry, level, Perms::empty());
         self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
@@ -498,7 +489,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 }
             }
             if F::kind(entry, Level::PAGE) == Kind::Invalid {
-                let slice = extent::<F>(at, Level::PAGE);
+                let slice = Slice::around::<F>(at, Level::PAGE);
                 pass_over(self.flush, entry, slice);
             }
             at = at.wrapping_add(1 << F::PAGE_SHIFT);
@@ -542,7 +533,7 @@ impl<V> Protect<'_, '_, V> {
             if F::kind(entry, level) != Kind::Leaf {
                 if F::kind(entry, level) == Kind::Invalid {
                     self.sum.passed_over |= is_kept::<F>(entry);
-                    pass_over(self.flush, entry, extent::<F>(at, level));
+                    pass_over(self.flush, entry, Slice::around::<F>(at, level));
                 }
                 return ControlFlow::Continue(());
             }
@@ -571,7 +562,7 @@ impl<V> Protect<'_, '_, V> {
             match table.compare_exchange(index, entry, new) {
                 Ok(()) => {
                     self.sum.changed = true;
-                    let extent = extent::<F>(at, level);
+                    let extent = Slice::around::<F>(at, level);
                     if how == Transition::Invalidate {
                         self.flush.ranges.add(extent, Some(level), false);
                     } else if was != is {

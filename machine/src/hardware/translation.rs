@@ -431,8 +431,10 @@ impl Hardware {
                 // A store that has not come this far says for itself what its CPU knows.
                 let known = self.stored(place).map_or(0, |value| self.flags(value));
                 let gained = self.flags(after) & !self.flags(before) & !known;
-                *self.unseen.borrow_mut().entry(place).or_default() |= gained;
-                self.wary.set(true);
+                if gained != 0 {
+                    *self.unseen.borrow_mut().entry(place).or_default() |= gained;
+                    self.wary.set(true);
+                }
             }
             break;
         }

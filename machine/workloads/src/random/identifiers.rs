@@ -9,7 +9,7 @@ use tablewright::{AddressSpace, Attrs, Format, Half, Mapping, Pa, Span, Va};
 use tablewright_machine::{Cpu, Machine, Outcome, Rule, RunError, Tlbi};
 
 use super::faulty::{Fault, Faulty};
-use super::{Bug, Dice, Kind, announce, until_done};
+use super::{Bug, Dice, Kind, announce, check_no_frames, until_done};
 
 const PAGES: u64 = 2;
 const AT: u64 = 1 << 30;
@@ -85,8 +85,7 @@ pub fn run<F: Format<Input = Va>>(
         kernel.retire(slot);
     }
     kernel.roll_over();
-    let used = machine.memory().used();
-    machine.check(used == 0, || format!("{used} frames are left"));
+    check_no_frames(machine);
     Ok(outcome)
 }
 

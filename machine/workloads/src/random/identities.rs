@@ -16,7 +16,7 @@ use tablewright::{
 use tablewright_machine::{Cpu, Machine, Outcome, RunError, Time, Tlbi};
 
 use super::faulty::{Fault, Faulty, Stage};
-use super::{Bug, Dice, announce};
+use super::{Bug, Dice, announce, check_no_frames};
 
 /// Spaces at a time: more than there are identifiers.
 const SLOTS: usize = 8;
@@ -171,8 +171,7 @@ pub fn run<F: Format<Input = Va>>(
     if machine.violations().is_empty() {
         machine.calm();
         (0..SLOTS).for_each(|slot| program.retire(slot));
-        let used = machine.memory().used();
-        machine.check(used == 0, || format!("{used} frames are left"));
+        check_no_frames(machine);
     }
     Ok(outcome)
 }

@@ -11,7 +11,7 @@ use tablewright_machine::{Cpu, Globals, Machine, Outcome, RunError, Time, Tlbi};
 
 use super::faulty::{Fault, Faulty};
 use super::raw::{self, Place};
-use super::{Bug, Dice, announce};
+use super::{Bug, Dice, announce, check_no_frames};
 
 const ROOTS: usize = 3;
 /// Pages of a table that are used.
@@ -509,8 +509,7 @@ impl Kernel<'_, '_> {
             free(frame, level);
         }
         roots.iter().for_each(|&root| free(root, F::root_level()));
-        let used = machine.memory().used();
-        machine.check(used == 0, || format!("{used} frames are left"));
+        check_no_frames(machine);
     }
 }
 

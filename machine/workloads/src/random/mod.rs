@@ -459,6 +459,11 @@ fn destroy<F: Format, P: Platform + Clone>(
     machine.check(destroyed.is_ok() && left == 0, || {
         format!("{left} leaves are left")
     });
+    check_no_frames(machine);
+}
+
+/// In the end every frame that was taken has been given back.
+fn check_no_frames(machine: &Machine) {
     let used = machine.memory().used();
     machine.check(used == 0, || format!("{used} frames are left"));
 }

@@ -21,7 +21,7 @@ use tablewright::{
 use tablewright_machine::{Cpu, CpuState, Globals, Machine, Mapper, Outcome, RunError, Tlbi};
 use tablewright_machine::{Granule, Regime, Time};
 
-use super::{Dice, announce};
+use super::{Dice, announce, check_no_frames};
 
 pub const MOST_CPUS: u64 = 16;
 /// Spaces at a time, and in all.
@@ -599,8 +599,7 @@ pub fn run<F: Format<Input = Va>>(
         for slot in 0..SLOTS {
             program.retire(slot);
         }
-        let used = machine.memory().used();
-        machine.check(used == 0, || format!("{used} frames are left"));
+        check_no_frames(machine);
     }
     kernel.links.take();
     Ok(outcome)
