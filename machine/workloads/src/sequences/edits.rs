@@ -290,10 +290,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         match dice.below(8) {
             0..=1 => self.complete(cpu, slot, exclusive),
             // It is finished when it is dropped. What is held leaks.
-            2 => {
-                exclusive.gather = None;
-                exclusive.dropped();
-            }
+            2 if exclusive.gather.take().is_some() => exclusive.dropped(),
             _ => {}
         }
     }
