@@ -1,14 +1,14 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing PAGES`; without arguments, all of them over a few pages.
-//! With `-each` behind its name an edit is made for one page at a time, in tables that exist, in a live space with one gather;
+//! `loops [arm64-]map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing PAGES`; without arguments, all of them
+//! over a few pages. The format is that of x86-64 with 4 levels, or arm64's with 4 KiB and 48 bits. With `-each` behind its name an edit is made for one page at a time, in tables that exist, in a live space with one gather;
 //! `replace` has a gather for each page. `fault` maps a page, and `guest` looks a fault of a guest up and maps it, page by page always;
 //! `walk` is what of it is not the engine's: the loop, and the platform's own at the beginning and the end of a walk.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;
 
-use tablewright::format::{Ept, X86_64};
+use tablewright::format::{Arm64K4, Ept, Format, X86_64};
 use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
 use tablewright::hosted::{Hosted, Threads};
 use tablewright::shared::{Refused, SharedPlatform, SharedSpace};
@@ -49,10 +49,17 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
         [] => EDITS.iter().for_each(|(name, edit)| {
-            run(name, *edit, 4096, 4096);
-            run(name, *edit, 4096, 1);
+            for arm64 in [false, true] {
+                run(name, *edit, 4096, 4096, arm64);
+                run(name, *edit, 4096, 1, arm64);
+            }
         }),
-        [edit, pages] => {
+        [edit, pages, format @ ..] => {
+            let arm64 = match format {
+                [] => false,
+                [format] if format == "arm64" => true,
+                _ => usage(),
+            };
             let (name, each) = match edit.strip_suffix("-each") {
                 Some(name) => (name, true),
                 None => (edit.as_str(), false),
@@ -60,7 +67,7 @@ fn main() {
             let known = EDITS.iter().find(|(known, _)| *known == name);
             match (pages.parse(), known) {
                 (Ok(pages @ 1..=0x1000_0000), Some(&(_, edit))) => {
-                    run(name, edit, pages, if each { 1 } else { pages });
+                    run(name, edit, pages, if each { 1 } else { pages }, arm64);
                 }
                 _ => usage(),
             }
@@ -69,17 +76,18 @@ fn main() {
     }
 }
 
-fn usage() {
+fn usage() -> ! {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing][-each] PAGES"
+        "error: usage: loops [map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing][-each] PAGES [arm64]"
     );
     std::process::exit(2);
 }
 
-fn run(name: &str, edit: Edit, pages: u64, at_a_time: u64) {
+fn run(name: &str, edit: Edit, pages: u64, at_a_time: u64, arm64: bool) {
     let measured = match edit {
         Edit::Guest | Edit::Walk => guest(pages, edit == Edit::Guest),
-        _ => measure(edit, pages, at_a_time).map_err(|error| error.to_string()),
+        _ if arm64 => measure::<Arm64K4>(edit, pages, at_a_time),
+        _ => measure::<X86_64<4>>(edit, pages, at_a_time),
     };
     if let Err(error) = measured {
         eprintln!("error: {name}: {error}");
@@ -87,13 +95,11 @@ fn run(name: &str, edit: Edit, pages: u64, at_a_time: u64) {
     }
 }
 
-type Space<'p> = AddressSpace<X86_64<4>, &'p Hosted>;
-
 /// Other memory for each page, as after a copy on write.
-fn replace(
-    space: &mut Space<'_>,
+fn replace<F: Format<Input = Va>>(
+    space: &mut AddressSpace<F, &Hosted>,
     pages: u64,
-    mapping: Encoded<X86_64<4>>,
+    mapping: Encoded<F>,
 ) -> Result<(), EditError<Va>> {
     let mut sum = 0u64;
     for page in 0..pages {
@@ -153,10 +159,19 @@ fn span(first: u64, pages: u64) -> Result<Span<Va>, EditError<Va>> {
     Span::new(Va::new(first << 12), pages << 12).map_err(|_| EditError::Misaligned)
 }
 
-fn measure(edit: Edit, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> {
+fn measure<F: Format<Input = Va>>(edit: Edit, pages: u64, at_a_time: u64) -> Result<(), String> {
+    let measured = edit_pages::<F>(edit, pages, at_a_time);
+    measured.map_err(|error| error.to_string())
+}
+
+fn edit_pages<F: Format<Input = Va>>(
+    edit: Edit,
+    pages: u64,
+    at_a_time: u64,
+) -> Result<(), EditError<Va>> {
     // The same memory for each size, so that only the edit differs.
     let platform = Hosted::new(4096, 12);
-    let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;
+    let mut space = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
     let untouched = Attrs {
         accessed: false,
         dirty: false,
@@ -168,7 +183,7 @@ fn measure(edit: Edit, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
     } else {
         Attrs::KERNEL_DATA
     };
-    let mapping = Encoded::<X86_64<4>>::new(Mapping::new(attrs).pages_only())?;
+    let mapping = Encoded::<F>::new(Mapping::new(attrs).pages_only())?;
     let maps = edit == Edit::Map || edit == Edit::Fault;
     if !maps || at_a_time == 1 {
         // What is measured finds its tables there. Their share is subtracted by mapping the larger size always.
@@ -194,7 +209,7 @@ fn measure(edit: Edit, pages: u64, at_a_time: u64) -> Result<(), EditError<Va>> 
     if edit == Edit::Replace {
         return replace(&mut space, pages, mapping);
     }
-    let mut child = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or(EditError::OutOfTables)?;
+    let mut child = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
     let mut gather = space.gather();
     for first in (0..pages).step_by(at_a_time as usize) {
         let part = span(first, at_a_time)?;

@@ -164,10 +164,19 @@ pub(crate) struct Place<'p, P: Platform> {
 }
 
 impl<P: Platform> Place<'_, P> {
-    /// What the tables above take away.
+    /// What the tables above take away, if any table of the space does.
     #[inline(always)]
-    pub fn denied<F: Format>(&self) -> Perms {
-        F::denied(self.limits ^ F::GRANTS)
+    pub fn denied<F: Format>(&self, any: bool) -> Perms {
+        match any {
+            true => F::denied(self.limits ^ F::GRANTS),
+            false => Perms::empty(),
+        }
+    }
+
+    /// Whether that is any of `perms`.
+    #[inline(always)]
+    pub fn denies<F: Format>(&self, any: bool, perms: Perms) -> bool {
+        any && F::denied(self.limits ^ F::GRANTS).intersects(perms)
     }
 
     /// Whether, of pages, those at the two ends are in no run, so that no leaf reaches over an end.

@@ -328,7 +328,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         let mapping = template.mapping();
         let small = if let Ok(place) = self.space.place(slice)
-            && !(self.space.tables_deny && place.denied::<F>().intersects(mapping.attrs.perms))
+            && !place.denies::<F>(self.space.tables_deny, mapping.attrs.perms)
         {
             let page = template.page()?;
             self.space.check_global(mapping.attrs.global)?;
@@ -476,7 +476,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
         let at = F::Input::from_bits(slice.first);
-        if self.tables_deny && place.denied::<F>().intersects(mapping.attrs.perms) {
+        if place.denies::<F>(self.tables_deny, mapping.attrs.perms) {
             return Err(EditError::Denied(at));
         }
         match F::kind(place.table.load(place.range.start), level) {

@@ -367,9 +367,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             Ok(place) => place,
             Err(_) => return false,
         };
-        let denied = |perms| place.denied::<F>().intersects(perms);
+        let denied = |perms| place.denies::<F>(space.tables_deny, perms);
         if !place.is_whole::<F>(space.runs)
-            || space.tables_deny && change.new_perms().is_some_and(denied)
+            || change.new_perms().is_some_and(denied)
             || F::RULE == Rule::Arm && conditions().may_refuse::<F>(change, space.runs)
             || space.pinned && change.turns_local()
             || !space.recent.take_up::<F>(change)

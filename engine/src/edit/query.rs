@@ -47,7 +47,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 return None;
             }
             let (first, entry) = whole::<F, P>(&place.table, index, level, input, entry);
-            Some(Leaf::new(first, entry, level, place.denied::<F>()))
+            let denied = place.denied::<F>(self.tables_deny);
+            Some(Leaf::new(first, entry, level, denied))
         };
         match self.place(slice) {
             Ok(place) => leaf(place, Level::PAGE),
@@ -68,7 +69,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let mut find = Find::new(visit);
         let _: ControlFlow<()> = match self.place(slice) {
             Ok(place) => {
-                find.denied = Denied::new(place.denied::<F>());
+                find.denied = Denied::new(place.denied::<F>(self.tables_deny));
                 find.pages(&place.table, place.range.clone(), slice.first)
             }
             Err(_) => self.visit(slice, &mut find),

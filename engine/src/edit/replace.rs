@@ -65,8 +65,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                     if F::kind(entry, Level::PAGE) != Kind::Leaf {
                         return Err(EditError::NotMapped(page));
                     }
-                    let denied = place.denied::<F>();
-                    if space.tables_deny && denied.intersects(attrs.perms) {
+                    let denied = place.denied::<F>(space.tables_deny);
+                    if denied.intersects(attrs.perms) {
                         return Err(EditError::Denied(page));
                     }
                     let how = match conditions.live {
@@ -98,7 +98,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 Err(Some((place, level)))
                     if F::kind(place.table.load(place.range.start), level) == Kind::Leaf =>
                 {
-                    if space.tables_deny && place.denied::<F>().intersects(attrs.perms) {
+                    if place.denies::<F>(space.tables_deny, attrs.perms) {
                         return Err(EditError::Denied(page));
                     }
                 }

@@ -62,8 +62,28 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             // A table that is left with nothing is cut off instead.
             && !slice.is_whole::<F>(Level::PAGE.up())
         {
+            let space = &*self.space;
+            let denied = place.denied::<F>(space.tables_deny);
+            if slice.is_whole::<F>(Level::PAGE) {
+                let index = place.range.start;
+                let entry = place.table.load(index);
+                if F::kind(entry, Level::PAGE) != Kind::Leaf {
+                    return Ok(Progress::Done);
+                }
+                let conditions = space.conditions();
+                let entry = take::<F, P>(&place.table, conditions, index, Level::PAGE, entry);
+                let leaf = Leaf::new(slice.first, entry, Level::PAGE, denied);
+                drop(place);
+                if conditions.live {
+                    self.space.owed = true;
+                    self.left.ranges.add(slice, Some(Level::PAGE), false);
+                }
+                let mut held = held;
+                let _: ControlFlow<()> = held(Held::new(leaf, serial));
+                return Ok(Progress::Done);
+            }
             self.space.owed |= self.space.liveness() != Liveness::Dead;
-            let (denied, range) = (place.denied::<F>(), place.range.clone());
+            let range = place.range.clone();
             self.left.cut_off(self.space, serial, held, |unmap| {
                 unmap.denied = Denied::new(denied);
                 unmap.pages(&place.table, range, slice.first)
@@ -113,6 +133,22 @@ impl Flush {
     }
 }
 
+/// Takes one leaf out of its table.
+#[inline(always)]
+fn take<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    conditions: Conditions,
+    index: usize,
+    level: Level,
+    entry: u64,
+) -> u64 {
+    if conditions.is_contended::<F>(entry, level) {
+        return table.exchange(index, 0);
+    }
+    table.store(index, 0);
+    entry
+}
+
 struct Unmap<'a, P: Platform, V> {
     platform: &'a P,
     conditions: Conditions,
@@ -140,14 +176,7 @@ impl<P: Platform, V> Unmap<'_, P, V> {
     ) where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     {
-        let take = |member: usize, entry: u64| {
-            if self.conditions.is_contended::<F>(entry, level) {
-                table.exchange(member, 0)
-            } else {
-                table.store(member, 0);
-                entry
-            }
-        };
+        let take = |member, entry| take::<F, P>(table, self.conditions, member, level, entry);
         let entry = if entry & F::CONTIGUOUS == 0 {
             take(index, entry)
         } else {
