@@ -50,8 +50,8 @@ fn main() {
     match arguments.as_slice() {
         [] => EDITS.iter().for_each(|(name, edit)| {
             for arm64 in [false, true] {
-                run(name, *edit, 4096, 4096, arm64);
-                run(name, *edit, 4096, 1, arm64);
+                run(name, *edit, 4096, false, arm64);
+                run(name, *edit, 4096, true, arm64);
             }
         }),
         [edit, pages, format @ ..] => {
@@ -67,7 +67,7 @@ fn main() {
             let known = EDITS.iter().find(|(known, _)| *known == name);
             match (pages.parse(), known) {
                 (Ok(pages @ 1..=0x1000_0000), Some(&(_, edit))) => {
-                    run(name, edit, pages, if each { 1 } else { pages }, arm64);
+                    run(name, edit, pages, each, arm64);
                 }
                 _ => usage(),
             }
@@ -83,11 +83,11 @@ fn usage() -> ! {
     std::process::exit(2);
 }
 
-fn run(name: &str, edit: Edit, pages: u64, at_a_time: u64, arm64: bool) {
+fn run(name: &str, edit: Edit, pages: u64, each: bool, arm64: bool) {
     let measured = match edit {
         Edit::Guest | Edit::Walk => guest(pages, edit == Edit::Guest),
-        _ if arm64 => measure::<Arm64K4>(edit, pages, at_a_time),
-        _ => measure::<X86_64<4>>(edit, pages, at_a_time),
+        _ if arm64 => measure::<Arm64K4>(edit, pages, each),
+        _ => measure::<X86_64<4>>(edit, pages, each),
     };
     if let Err(error) = measured {
         eprintln!("error: {name}: {error}");
@@ -102,12 +102,14 @@ fn replace<F: Format<Input = Va>>(
     mapping: Encoded<F>,
 ) -> Result<(), EditError<Va>> {
     let mut sum = 0u64;
-    for page in 0..pages {
+    parts::<true>(pages, |part| {
         let mut gather = space.gather();
-        let held = gather.replace(Va::new(page << 12), Pa::new(page << 13), mapping)?;
+        let frame = Pa::new(part.start().get() << 1);
+        let held = gather.replace(part.start(), frame, mapping)?;
         let released = gather.flush_with(held, |_| ());
         sum = sum.wrapping_add(released.map_or(0, |leaf| leaf.frame().get()));
-    }
+        Ok(())
+    })?;
     black_box(sum);
     Ok(())
 }
@@ -159,15 +161,17 @@ fn span(first: u64, pages: u64) -> Result<Span<Va>, EditError<Va>> {
     Span::new(Va::new(first << 12), pages << 12).map_err(|_| EditError::Misaligned)
 }
 
-fn measure<F: Format<Input = Va>>(edit: Edit, pages: u64, at_a_time: u64) -> Result<(), String> {
-    let measured = edit_pages::<F>(edit, pages, at_a_time);
+fn measure<F: Format<Input = Va>>(edit: Edit, pages: u64, each: bool) -> Result<(), String> {
+    let measured = match each {
+        true => edit_pages::<F, true>(edit, pages),
+        false => edit_pages::<F, false>(edit, pages),
+    };
     measured.map_err(|error| error.to_string())
 }
 
-fn edit_pages<F: Format<Input = Va>>(
+fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     edit: Edit,
     pages: u64,
-    at_a_time: u64,
 ) -> Result<(), EditError<Va>> {
     // The same memory for each size, so that only the edit differs.
     let platform = Hosted::new(4096, 12);
@@ -185,7 +189,7 @@ fn edit_pages<F: Format<Input = Va>>(
     };
     let mapping = Encoded::<F>::new(Mapping::new(attrs).pages_only())?;
     let maps = edit == Edit::Map || edit == Edit::Fault;
-    if !maps || at_a_time == 1 {
+    if !maps || EACH {
         // What is measured finds its tables there. Their share is subtracted by mapping the larger size always.
         let most = pages.max(524_288);
         let mut gather = space.gather();
@@ -201,41 +205,64 @@ fn edit_pages<F: Format<Input = Va>>(
     }
     let mut sum = 0u64;
     if edit == Edit::Fault {
-        for page in 0..pages {
-            space.map_page(Va::new(page << 12), Pa::new(page << 12), mapping)?;
-        }
-        return Ok(());
+        return parts::<true>(pages, |part| {
+            space.map_page(part.start(), Pa::new(part.start().get()), mapping)
+        });
     }
     if edit == Edit::Replace {
         return replace(&mut space, pages, mapping);
     }
     let mut child = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
     let mut gather = space.gather();
-    for first in (0..pages).step_by(at_a_time as usize) {
-        let part = span(first, at_a_time)?;
-        match edit {
-            Edit::Map => gather.map(part, Pa::new(first << 12), mapping)?,
-            // What the loop itself takes.
-            Edit::Nothing => sum = sum.wrapping_add(black_box(part.start().get())),
-            Edit::Fork => {
-                let mut into = child.gather();
-                let change = Change::new().write_protect();
-                gather.fork(part, change, &mut into, |leaf| {
-                    sum = sum.wrapping_add(leaf.frame().get());
-                })?;
-                into.finish(|_| ());
-            }
-            Edit::Unmap => {
-                let _ = gather.unmap(part, |_| ControlFlow::Continue(()))?;
-            }
-            Edit::Query => gather.walk(part, |leaf| {
+    let change = Change::new();
+    match edit {
+        Edit::Map => parts::<EACH>(pages, |part| {
+            gather.map(part, Pa::new(part.start().get()), mapping)
+        })?,
+        // What the loop itself takes.
+        Edit::Nothing => parts::<EACH>(pages, |part| {
+            sum = sum.wrapping_add(black_box(part.start().get()));
+            Ok(())
+        })?,
+        Edit::Fork => parts::<EACH>(pages, |part| {
+            let mut into = child.gather();
+            gather.fork(part, change.write_protect(), &mut into, |leaf| {
+                sum = sum.wrapping_add(leaf.frame().get());
+            })?;
+            into.finish(|_| ());
+            Ok(())
+        })?,
+        Edit::Unmap => parts::<EACH>(pages, |part| {
+            let progress = gather.unmap(part, |_| ControlFlow::Continue(()))?;
+            debug_assert!(progress.is_done());
+            Ok(())
+        })?,
+        Edit::Query => parts::<EACH>(pages, |part| {
+            gather.walk(part, |leaf| {
                 sum = sum.wrapping_add(leaf.frame().get());
                 ControlFlow::Continue(())
-            })?,
-            _ => gather.protect(part, Change::new().perms(Perms::READ))?,
-        }
+            })
+        })?,
+        _ => parts::<EACH>(pages, |part| {
+            gather.protect(part, change.perms(Perms::READ))
+        })?,
     }
     gather.finish(|leaf| sum = sum.wrapping_add(leaf.frame().get()));
     black_box(sum);
+    Ok(())
+}
+
+/// Calls `edit` for all pages at once, or for each. A function of its own for each edit, as a kernel has one.
+#[inline(never)]
+fn parts<const EACH: bool>(
+    pages: u64,
+    mut edit: impl FnMut(Span<Va>) -> Result<(), EditError<Va>>,
+) -> Result<(), EditError<Va>> {
+    let at_a_time = if EACH { 1 } else { pages };
+    let mut first = 0;
+    while first < pages {
+        edit(span(black_box(first), at_a_time)?)?;
+        first += at_a_time;
+    }
     Ok(())
 }

@@ -255,6 +255,12 @@ impl<'p, P: Platform> Table<'p, P> {
         }
     }
 
+    /// Where it is.
+    #[inline(always)]
+    pub fn frame(&self) -> Pa {
+        self.frame
+    }
+
     #[inline(always)]
     fn at(&self, index: usize) -> NonNull<Entry> {
         // SAFETY: indices come from `Format::index` or from ranges of such, which stay inside a table; by the

@@ -128,6 +128,16 @@ pub struct Stale {
     pub tables: bool,
 }
 
+impl Stale {
+    /// Whether the same is right for it.
+    #[inline(always)]
+    fn is_of(&self, level: Option<Level>, tables: bool) -> bool {
+        // As bytes: a comparison of two that may be none has branches.
+        let byte = |level: Option<Level>| level.map_or(0, |level| 1 + level.height());
+        byte(self.level) == byte(level) && self.tables == tables
+    }
+}
+
 /// How many separate ranges a flush has before it becomes one of everything.
 pub const MAX_RANGES: usize = 16;
 
@@ -227,15 +237,35 @@ impl Ranges {
     #[inline(always)]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
         let Slice { first, last } = slice;
-        // Most edits go upwards, and begin where the last one ended.
-        if let Some(item) = self.as_mut_slice().last_mut()
-            && item.last.checked_add(1) == Some(first)
-            && (item.level, item.tables) == (level, tables)
-        {
-            item.last = last;
-            return;
+        match self.as_mut_slice().last_mut() {
+            // Most edits go upwards, and begin where the last one ended.
+            Some(item)
+                if first.wrapping_sub(item.last) == 1
+                    && first != 0
+                    && item.is_of(level, tables) =>
+            {
+                item.last = last;
+            }
+            Some(_) => self.insert(slice, level, tables),
+            None => self.push(Stale {
+                first,
+                last,
+                level,
+                tables,
+            }),
         }
-        self.insert(slice, level, tables);
+    }
+
+    /// Adds one more, if there is room.
+    #[inline(always)]
+    fn push(&mut self, item: Stale) {
+        match self.items.get_mut(self.len) {
+            Some(place) => {
+                place.write(item);
+                self.len += 1;
+            }
+            None => self.overflowed = true,
+        }
     }
 
     #[inline(never)]
@@ -250,7 +280,7 @@ impl Ranges {
                 first <= item.last.saturating_add(1) && item.first <= last.saturating_add(1);
             let overlaps = first <= item.last && item.first <= last;
             // Ranges that merely touch stay apart if one hint is not right for both; those that overlap lose it.
-            if overlaps || touches && item.level == level && item.tables == tables {
+            if overlaps || touches && item.is_of(level, tables) {
                 item.first = item.first.min(first);
                 item.last = item.last.max(last);
                 if item.level != level {
@@ -260,17 +290,15 @@ impl Ranges {
                 return;
             }
         }
-        let Some(place) = self.items.get_mut(self.len) else {
-            self.overflowed = true;
-            return self.stretch(slice);
-        };
-        place.write(Stale {
+        self.push(Stale {
             first,
             last,
             level,
             tables,
         });
-        self.len += 1;
+        if self.overflowed {
+            self.stretch(slice);
+        }
     }
 
     /// There is no room for one more: the last is stretched over it and what lies between, so that the ranges still hold all
@@ -292,7 +320,8 @@ impl Ranges {
         platform.barrier(Barrier::Publish);
         let operations = self.as_slice().iter().fold(0u64, |sum, item| {
             let shift = item.level.map_or(F::PAGE_SHIFT, F::shift);
-            sum.saturating_add(((item.last - item.first) >> shift) + 1)
+            // They are fewer than there are pages in as many input spaces as there can be ranges: no overflow.
+            sum.wrapping_add(((item.last - item.first) >> shift) + 1)
         });
         let what = if self.everything
             || self.overflowed

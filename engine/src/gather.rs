@@ -172,7 +172,8 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         held: Held<T>,
         leaves: impl FnMut(Leaf<F>),
     ) -> Result<T, Held<T>> {
-        if self.serial == 0 || !held.is_of(self.serial) {
+        // No leaf has the number 0.
+        if !held.is_of(self.serial) {
             return Err(held);
         }
         self.flush(leaves);

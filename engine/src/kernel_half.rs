@@ -65,7 +65,7 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
                 local = Some(leaf);
             }
         });
-        space.pinned = true;
+        space.pin();
         space.check_global(local.is_none())?;
         let level = F::root_level();
         let below = level.down().unwrap_or(Level::PAGE);

@@ -147,8 +147,7 @@ pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) platform: P,
     pub(crate) root: Pa,
     pub(crate) id: u16,
-    /// The half that it translates; `None` for both.
-    half: Option<Half>,
+    reach: Reach,
     /// What the root's entries point to is part of other roots, too.
     pub(crate) pinned: bool,
     liveness: Liveness,
@@ -177,7 +176,7 @@ pub(crate) struct Parts<P> {
     pub platform: P,
     pub root: Pa,
     pub id: u16,
-    pub half: Option<Half>,
+    pub reach: Reach,
     pub serial: u64,
     pub globals: bool,
 }
@@ -274,7 +273,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             platform,
             root,
             id: 0,
-            half: (F::HALVES || !F::SIGNED).then_some(half),
+            reach: Reach::of_root::<F>(half),
             pinned: false,
             liveness,
             serial: 0,
@@ -316,7 +315,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Which half it translates; [`Half::Lower`] if all of it.
     pub fn half(&self) -> Half {
-        self.half.unwrap_or(Half::Lower)
+        self.reach.half().unwrap_or(Half::Lower)
     }
 
     /// The platform it lives on.
@@ -410,7 +409,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             platform: self.platform,
             root: self.root,
             id: self.id,
-            half: self.half,
+            reach: self.reach,
             serial: self.serial,
             globals: self.globals,
         }
@@ -421,7 +420,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         // SAFETY: the root was taken out of a space (1., 2.), and is live as far as is known (3.).
         let mut space =
             unsafe { Self::adopt(parts.platform, parts.root, Half::Lower, Liveness::Live) };
-        space.half = parts.half;
+        space.reach = parts.reach;
         space.id = parts.id;
         space.serial = parts.serial;
         space.globals = parts.globals;
@@ -507,9 +506,26 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         true
     }
 
+    /// From now on it holds what all spaces share.
+    pub(crate) fn pin(&mut self) {
+        self.pinned = true;
+        // It may have made leaves local.
+        self.recent = Recent::NONE;
+    }
+
+    /// Some leaves may be members of runs, if `any` is true.
+    #[inline(always)]
+    pub(crate) fn note_runs(&mut self, any: bool) {
+        if any && !self.runs {
+            self.runs = true;
+            // A run may have to be broken where a page has not.
+            self.recent = Recent::NONE;
+        }
+    }
+
     /// The same for one half of it.
     pub(crate) fn limit_to(&mut self, half: Half) {
-        self.half = Some(half);
+        self.reach = Reach::of_half(half);
     }
 
     pub(crate) fn conditions(&self) -> Conditions {
@@ -519,7 +535,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Checks a range that an edit was given.
     #[inline]
     pub(crate) fn check(&self, span: Span<F::Input>) -> Result<Slice, EditError<F::Input>> {
-        check::<F>(self.half, span)
+        self.reach.check::<F>(span)
     }
 
     /// The same of one page.
@@ -546,7 +562,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Whether the root translates this address.
     #[inline]
     pub(crate) fn translates(&self, input: u64) -> bool {
-        translates::<F>(self.half, input)
+        self.reach.holds::<F>(input, input)
     }
 
     /// Whose translations a flush of the space is about.
@@ -567,8 +583,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             first: !last,
             last: u64::MAX,
         };
-        let with_lower = self.half != Some(Half::Upper);
-        let with_upper = F::SIGNED && self.half != Some(Half::Lower);
+        let half = self.reach.half();
+        let with_lower = half != Some(Half::Upper);
+        let with_upper = half != Some(Half::Lower);
         [with_lower.then_some(lower), with_upper.then_some(upper)]
             .into_iter()
             .flatten()
@@ -611,22 +628,73 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
-/// Whether a root for `half` translates this address.
-#[inline]
-pub(crate) fn translates<F: Format>(half: Option<Half>, input: u64) -> bool {
-    check_ends::<F>(half, input, input)
+/// Which addresses a root translates: those of one half of the input space, or of both.
+///
+/// In both, what lies above the bits of a half is a copy of the sign.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    /// The sign of all addresses, as often as there are bits, if they are of one half.
+    sign: u64,
+    /// All ones if they are of both, and each says itself of which.
+    both: u64,
 }
 
-/// Whether a root for `half` translates all from `first` to `last`: in both, what lies above the bits of a half is a copy of
-/// the sign, and alike; so it is in everything between them.
-#[inline(always)]
-fn check_ends<F: Format>(half: Option<Half>, first: u64, last: u64) -> bool {
-    let sign = match F::SIGNED {
-        true => (first as i64 >> 63) as u64,
-        false => 0,
-    };
-    let above = ((first ^ sign) | (first ^ last)) >> bits_of_half::<F>();
-    above == 0 && half.is_none_or(|half| (sign != 0) == (half == Half::Upper))
+impl Reach {
+    /// All that a root translates: where there is one for each half, this half.
+    pub fn of_root<F: Format>(half: Half) -> Self {
+        match (F::SIGNED, F::HALVES) {
+            (true, true) => Self::of_half(half),
+            (true, false) => Self {
+                sign: 0,
+                both: u64::MAX,
+            },
+            (false, _) => Self::of_half(Half::Lower),
+        }
+    }
+
+    fn of_half(half: Half) -> Self {
+        let sign = match half {
+            Half::Lower => 0,
+            Half::Upper => u64::MAX,
+        };
+        Self { sign, both: 0 }
+    }
+
+    /// The half, if it is one.
+    fn half(self) -> Option<Half> {
+        match (self.both, self.sign) {
+            (0, 0) => Some(Half::Lower),
+            (0, _) => Some(Half::Upper),
+            _ => None,
+        }
+    }
+
+    /// Whether it holds all from `first` to `last`: if the ends are alike, so is everything between them.
+    #[inline(always)]
+    pub fn holds<F: Format>(self, first: u64, last: u64) -> bool {
+        let sign = match (F::SIGNED, F::HALVES) {
+            (true, true) => self.sign,
+            (true, false) => self.sign | (first as i64 >> 63) as u64 & self.both,
+            (false, _) => 0,
+        };
+        ((first ^ sign) | (first ^ last)) >> bits_of_half::<F>() == 0
+    }
+
+    /// Checks a range that an edit was given.
+    #[inline]
+    pub fn check<F: Format>(self, span: Span<F::Input>) -> Result<Slice, EditError<F::Input>> {
+        let slice = Slice {
+            first: span.start().bits(),
+            last: span.last().bits(),
+        };
+        if !span.is_aligned(F::PAGE_SHIFT) {
+            return Err(EditError::Misaligned);
+        }
+        match self.holds::<F>(slice.first, slice.last) {
+            true => Ok(slice),
+            false => Err(EditError::InputOutOfRange),
+        }
+    }
 }
 
 /// How many bits of an address differ within one half, or within all of it where there is one. One root for both halves has
@@ -636,32 +704,13 @@ fn bits_of_half<F: Format>() -> u32 {
     F::INPUT_BITS - u32::from(F::SIGNED && !F::HALVES)
 }
 
-/// Checks a range that an edit of a root for `half` was given.
-#[inline]
-pub(crate) fn check<F: Format>(
-    half: Option<Half>,
-    span: Span<F::Input>,
-) -> Result<Slice, EditError<F::Input>> {
-    let slice = Slice {
-        first: span.start().bits(),
-        last: span.last().bits(),
-    };
-    if !span.is_aligned(F::PAGE_SHIFT) {
-        return Err(EditError::Misaligned);
-    }
-    match check_ends::<F>(half, slice.first, slice.last) {
-        true => Ok(slice),
-        false => Err(EditError::InputOutOfRange),
-    }
-}
-
 impl<F: Format, P: Platform> fmt::Debug for AddressSpace<F, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AddressSpace")
             .field("format", &F::NAME)
             .field("root", &self.root)
             .field("id", &self.id)
-            .field("half", &self.half)
+            .field("half", &self.reach.half())
             .field("liveness", &self.liveness)
             .finish_non_exhaustive()
     }

@@ -17,9 +17,9 @@ use tablewright::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K16Wide, Arm64K64
 use tablewright::hosted::{Event, Hosted, Threads, Told};
 use tablewright::shared::{self, Refused, SharedSpace};
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Gather, Half, Invalidation, Leaf,
-    Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress, Shareability, Span, Stale,
-    TableLink, Va,
+    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Gather, Half, Invalidation,
+    KernelHalf, Leaf, Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Progress,
+    Shareability, Span, Stale, TableLink, Va,
 };
 use tablewright_walker as walker;
 
@@ -1446,6 +1446,92 @@ fn what_a_forgotten_gather_owes_is_everything() {
     gather.protect(all(), READ).unwrap();
     core::mem::forget(gather);
     assert!(space.gather().is_clean());
+}
+
+#[test]
+fn a_page_that_is_changed_like_the_one_before_is_owed_too() {
+    let platform = Hosted::new(64, 12).with_caps(quiet(0));
+    let mut space = two_tables(&platform);
+    let page = |number: u64| Span::new(Va::new(number << 12), 4096).unwrap();
+    // How is worked out once, for the first of them.
+    let mut gather = space.gather();
+    gather.protect(page(0), READ).unwrap();
+    gather.finish(|_| ());
+    let mut gather = space.gather();
+    gather.protect(page(1), READ).unwrap();
+    core::mem::forget(gather);
+    platform.record();
+    assert!(!space.gather().is_clean());
+    let log = platform.take_log();
+    assert!(log.len() == 1 && log[0].everything, "{log:?}");
+}
+
+/// What was looked at when a change was made first is looked at again when the answer may be another.
+#[test]
+fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
+    let page = |number: u64| Span::new(Va::new(number << 12), 4096).unwrap();
+    // A run would have to be broken under the code's own feet.
+    let platform = Hosted::new(64, 12).with_caps(quiet(0));
+    let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+    map(
+        &mut space,
+        page(0),
+        0,
+        Mapping::new(Attrs::KERNEL_DATA).without_runs(),
+    )
+    .unwrap();
+    space.make_own();
+    space.gather().protect(page(0), READ).unwrap();
+    let run = span(16 << 12, 16 << 12);
+    map(&mut space, run, 16 << 12, Mapping::new(Attrs::KERNEL_DATA)).unwrap();
+    assert!(space.query(run.start()).unwrap().is_contiguous());
+    let both = span(0, 40 << 12);
+    let refused = space.gather().protect(both, READ);
+    assert!(
+        matches!(refused, Err(EditError::NeedsBreak(_))),
+        "{refused:?}"
+    );
+
+    // What no walker remembers is forgotten once walkers may.
+    let platform = Hosted::new(64, 12).with_caps(quiet(0));
+    let mut space = AddressSpace::<X86, _>::new(&platform).unwrap();
+    let pages = Mapping::new(Attrs::KERNEL_DATA).pages_only();
+    map(&mut space, span(0, 2 << 12), 0, pages).unwrap();
+    let mut gather = space.gather();
+    gather.protect(page(0), READ).unwrap();
+    assert!(gather.is_clean());
+    drop(gather);
+    space.make_live();
+    let mut gather = space.gather();
+    gather.protect(page(1), READ).unwrap();
+    assert!(!gather.is_clean());
+    drop(gather);
+
+    // What all spaces share stays global.
+    let local = READ.global(false);
+    let platform = Hosted::new(512, 12);
+    let mut space = AddressSpace::<X86, _>::new(&platform).unwrap();
+    let hole = Span::new(Va::new(0xffff_c900_0000_0000), 4096).unwrap();
+    map(
+        &mut space,
+        hole,
+        0,
+        Mapping::new(Attrs::KERNEL_DATA).pages_only(),
+    )
+    .unwrap();
+    let mut gather = space.gather();
+    gather
+        .unmap(hole, |_| ControlFlow::Continue(()))
+        .unwrap()
+        .is_done();
+    gather.protect(hole, local).unwrap();
+    gather.finish(|_| ());
+    let mut kernel = KernelHalf::new(space).unwrap();
+    let refused = kernel.gather().protect(hole, local);
+    assert!(
+        matches!(refused, Err(EditError::Inexpressible(_))),
+        "{refused:?}"
+    );
 }
 
 #[test]

@@ -280,3 +280,60 @@ fn a_seed_is_one_run() {
     let once = live::<Arm64K4>(&arm(Granule::K4), 5, 6);
     assert_eq!(once, live::<Arm64K4>(&arm(Granule::K4), 5, 6));
 }
+
+/// One CPU puts other memory in the place of a page, parked, and another gives it its permissions as soon as it is there. The
+/// sequences found (seed 4249690) that it did not wait until what was there before was forgotten.
+fn park_in_place<F: Format<Input = Va>>(architecture: &Architecture, seed: u64) {
+    let page_shift = architecture.regime.page_shift();
+    let mut setup = Setup::new(architecture.clone(), Memory::new(16, page_shift, 1 << 30));
+    setup.scheduler.cpus = 2;
+    setup.scheduler.perturbation.seed = seed;
+    setup.costs.access = Time::ns(2);
+    setup.costs.exchange = Time::ns(5);
+    setup.costs.complete = Time::ns(500);
+    let machine = Machine::new(setup);
+    let mapper = machine.new_space();
+    let mut space = AddressSpace::<F, _>::new(mapper).expect("a frame for the root");
+    mapper.attach(space.root(), Half::Lower, 0);
+    let page = Span::new(Va::new(0), 1 << F::PAGE_SHIFT).unwrap();
+    let first = machine.take_page().expect("a page");
+    space.map(page, first, Attrs::KERNEL_DATA).unwrap();
+    let space = SharedSpace::new(space).expect("no code runs on it");
+    let outcome = machine.run(|cpu| {
+        mapper.load();
+        let mut gather = space.gather();
+        if cpu.id() == 0 {
+            let parked = Attrs::KERNEL_DATA.with_perms(Perms::empty());
+            let frame = machine.take_page().expect("a page");
+            let leaf = NewLeaf::new(page.start(), frame, Level::PAGE, parked).unwrap();
+            // What hardware sets meanwhile is a reason to try again.
+            while gather.map(&leaf).is_err() {
+                cpu.spend(Time::ns(10));
+            }
+        } else {
+            let given = Change::new().perms(Perms::READ.union(Perms::WRITE));
+            for _ in 0..40 {
+                let _ = machine.touch(Request::write(0));
+                let _ = gather.protect(page, given);
+                cpu.spend(Time::ns(20));
+            }
+        }
+        assert!(gather.finish(|_| ()).is_ok(), "no CPU walks for long");
+    });
+    outcome.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    assert_eq!(machine.settle(), [], "{}: seed {seed}", F::NAME);
+}
+
+#[test]
+fn what_is_parked_in_place_is_not_given_before_its_predecessor_is_forgotten() {
+    // Without cache maintenance, for which the entry is frozen anyway.
+    let coherent = Architecture {
+        forced_write_back: true,
+        dic: true,
+        ..arm(Granule::K4)
+    };
+    for seed in 1..60 {
+        park_in_place::<Arm64K4>(&coherent, seed);
+        park_in_place::<X86_64<4>>(&Architecture::x86_64(4), seed);
+    }
+}

@@ -100,7 +100,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             let _: ControlFlow<_> = space.visit_rarely(slice, &mut fold);
             let (broken, folded) = (fold.broken, fold.done);
             space.resume(slice, &broken);
-            space.runs |= folded > 0;
+            space.note_runs(folded > 0);
             done += folded;
         }
         Ok(done)

@@ -77,7 +77,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             return Err(error);
         }
         child.space.tables_deny |= parent.tables_deny;
-        child.space.runs |= parent.runs;
+        child.space.note_runs(parent.runs);
         child.space.globals |= parent.globals || change.turns_global();
         child.space.news |= child.space.liveness() != Liveness::Dead;
 

@@ -341,7 +341,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if !small {
             self.map_tree(slice, source, &mapping)?;
         }
-        self.space.runs |= mapping.runs;
+        self.space.note_runs(mapping.runs);
         self.space.globals |= mapping.attrs.global;
         self.mapped(slice);
         Ok(())
@@ -461,7 +461,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         } else {
             self.map_below(slice, leaf, &mapping)?;
         }
-        self.runs |= mapping.runs;
+        self.note_runs(mapping.runs);
         self.globals |= mapping.attrs.global;
         Ok(())
     }

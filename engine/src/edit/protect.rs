@@ -17,14 +17,14 @@ use core::ops::{ControlFlow, Range};
 
 use super::live::{Cut, Look};
 use super::{in_place_of, saturate, withheld};
-use crate::addr::{Level, Span};
+use crate::addr::{Level, Pa, Span};
 use crate::bbm::{Rule, State, Transition};
 use crate::entry::Table;
 use crate::flush::Ranges;
 use crate::format::{Attrs, Format, Kind, Memory, Perms, Shareability};
 use crate::gather::Gather;
 use crate::platform::{Caps, Platform};
-use crate::space::{Conditions, EditError, Liveness};
+use crate::space::{AddressSpace, Conditions, EditError};
 use crate::walk::{Slice, Step, Visit, descend};
 
 /// What to change about leaves; what is not named stays as it is.
@@ -331,7 +331,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// assert_eq!(space.query(Va::new(4096)).unwrap().attrs(), Attrs::KERNEL_DATA);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn protect(
         &mut self,
         span: Span<F::Input>,
@@ -341,7 +341,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if !self.change_pages(slice, &change) {
             self.change_tree(slice, change)?;
         }
-        self.space.globals |= change.turns_global();
         Ok(())
     }
 
@@ -351,63 +350,73 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let mut plans = self.prepare_change(slice, change)?;
         self.space.cleave(slice)?;
         self.change(slice, &mut plans);
+        self.space.globals |= change.turns_global();
         Ok(())
     }
 
     /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it was.
     #[inline(always)]
     fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
+        if !self.space.take_up(change) {
+            return false;
+        }
         let space = &mut *self.space;
-        let (platform, liveness) = (&space.platform, space.liveness());
-        // Asked for where a plan has to be worked out.
-        let conditions = || Conditions::new(platform, liveness);
-        let live = liveness != Liveness::Dead;
         // SAFETY: the root of the space.
-        let place = match unsafe { descend::<F, P, false>(platform, space.root, slice) } {
+        let place = match unsafe { descend::<F, P, false>(&space.platform, space.root, slice) } {
             Ok(place) => place,
             Err(_) => return false,
         };
-        let denied = |perms| place.denies::<F>(space.tables_deny, perms);
+        let denies = |perms| place.denies::<F>(true, perms);
         if !place.is_whole::<F>(space.runs)
-            || change.new_perms().is_some_and(denied)
-            || F::RULE == Rule::Arm && conditions().may_refuse::<F>(change, space.runs)
-            || space.pinned && change.turns_local()
-            || !space.recent.take_up::<F>(change)
+            || space.tables_deny && change.new_perms().is_some_and(denies)
         {
             return false;
         }
         let (table, range) = (&place.table, place.range.clone());
-        if !slice.is_whole::<F>(Level::PAGE) {
-            let mut plans = Plans::<F> {
-                conditions: conditions(),
-                recent: space.recent,
-                format: PhantomData,
-            };
-            let mut recode = Recode::new(&mut plans);
-            let _: ControlFlow<Infallible> = recode.pages(table, range, slice.first);
-            drop(place);
-            self.changed(slice, &recode);
-            self.space.recent = plans.recent;
-            return true;
-        }
-        let entry = table.load(range.start);
-        let (how, _) =
-            (space.recent).rewrite::<F, P>(conditions, table, range.start, Level::PAGE, entry);
-        space.owed |= live;
-        let plan = space.recent.plan;
-        drop(place);
-        if how == How::Break {
-            let mut broken = Ranges::new();
-            broken.add(slice, Some(Level::PAGE), false);
-            self.space.resume(slice, &broken);
-        } else if live {
-            if plan.invalidate {
-                self.left.ranges.add(slice, Some(Level::PAGE), false);
-            } else if plan.news {
-                self.left.news = true;
+        if slice.is_whole::<F>(Level::PAGE) {
+            // Mostly it is the page beside one that was changed in the same way.
+            let entry = table.load(range.start);
+            let plan = space.recent.plan;
+            if plan.key == Plan::key_of::<F>(entry, Level::PAGE) {
+                let now = entry ^ plan.flip;
+                if plan.how == How::Store {
+                    table.store(range.start, now);
+                }
+                if plan.how == How::Store
+                    || plan.how == How::Exchange
+                        && table.compare_exchange(range.start, entry, now).is_ok()
+                {
+                    if plan.invalidate {
+                        space.owed = true;
+                        self.left.ranges.add(slice, Some(Level::PAGE), false);
+                    }
+                    space.news |= plan.news;
+                    return true;
+                }
             }
         }
+        let frame = table.frame();
+        drop(place);
+        self.change_several(slice, frame, range);
         true
+    }
+
+    /// The change that was taken up, of these pages of the table in `frame`.
+    #[inline(never)]
+    fn change_several(&mut self, slice: Slice, frame: Pa, range: Range<usize>) {
+        let space = &*self.space;
+        let mut plans = Plans::<F> {
+            conditions: space.conditions(),
+            recent: space.recent,
+            format: PhantomData,
+        };
+        let mut recode = Recode::new(&mut plans);
+        // SAFETY: the walk has just come to it.
+        let table = unsafe { Table::open(&space.platform, frame, Level::PAGE) };
+        let _: ControlFlow<Infallible> = recode.pages(&table, range, slice.first);
+        drop(table);
+        self.changed(slice, &recode);
+        self.space.recent = plans.recent;
     }
 
     /// Checks that a change of a range may be made, but for the tables that it takes.
@@ -558,21 +567,6 @@ impl Recent {
         }
     }
 
-    /// Makes it a change of pages, if that can be encoded; what was changed in the same way before can.
-    #[inline(always)]
-    fn take_up<F: Format>(&mut self, change: &Change) -> bool {
-        self.change == *change || self.begin::<F>(change)
-    }
-
-    #[inline(never)]
-    fn begin<F: Format>(&mut self, change: &Change) -> bool {
-        if F::encode(&change.apply(F::PLAIN), Level::PAGE).is_err() {
-            return false;
-        }
-        *self = Self::new(*change);
-        true
-    }
-
     /// What to do with `entry`, from memory if it is like the one before.
     #[inline(always)]
     fn plan<F: Format>(
@@ -624,7 +618,7 @@ impl Recent {
         let (old, new) = (State::of::<F>(entry, level), State::of::<F>(new, level));
         match conditions.transition::<F>(&old, &new, level) {
             // The software bits are no part of a state.
-            Transition::Store => plan.news = old != new,
+            Transition::Store => plan.news = conditions.live && old != new,
             Transition::Invalidate => plan.invalidate = true,
             Transition::Break => plan.how = How::Break,
         }
@@ -642,6 +636,7 @@ impl Recent {
         let [old, new] = [bits, bits ^ plan.flip].map(|it| State::remembered::<F>(it, level));
         match conditions.transition::<F>(&old, &new, level) {
             Transition::Break => plan.how = How::Break,
+            _ if !conditions.live => {}
             _ if !F::is_parked(bits) => plan.invalidate = true,
             _ => plan.news = !F::is_parked(bits ^ plan.flip),
         }
@@ -680,6 +675,28 @@ impl Recent {
             }
             return (plan.how, entry ^ plan.flip);
         }
+    }
+}
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// Makes it the recent change, if there is nothing to look for before it is made of a page, but whether a table denies it.
+    /// What was taken up before still is.
+    #[inline(always)]
+    fn take_up(&mut self, change: &Change) -> bool {
+        self.recent.change == *change || self.begin(change)
+    }
+
+    #[inline(never)]
+    fn begin(&mut self, change: &Change) -> bool {
+        if F::encode(&change.apply(F::PLAIN), Level::PAGE).is_err()
+            || self.may_refuse(change)
+            || self.check_global(!change.turns_local()).is_err()
+        {
+            return false;
+        }
+        self.globals |= change.turns_global();
+        self.recent = Recent::new(*change);
+        true
     }
 }
 

@@ -4,7 +4,6 @@
 //! old one is given out when it is forgotten. Where the architecture demands a break between them, it is made here, and this is
 //! the one edit of a page that waits: the page is to be used at once.
 
-use super::live::Cut;
 use super::map::{Template, check_memory};
 use crate::addr::{Level, Pa};
 use crate::bbm::{Rule, Transition};
@@ -55,7 +54,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let conditions = self.space.conditions();
         let serial = self.serial();
         // Once, unless there is something to split.
-        let (old, denied, how) = loop {
+        let (old, denied) = loop {
             let space = &mut *self.space;
             // SAFETY: the root of the space.
             match unsafe { descend::<F, P, false>(&space.platform, space.root, slice) } {
@@ -73,26 +72,33 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                         true => conditions.replacement::<F>(entry, new),
                         false => Transition::Store,
                     };
-                    if how == Transition::Break && !conditions.may_break {
+                    // A page is broken on arm64 only.
+                    let breaks = F::RULE == Rule::Arm && how == Transition::Break;
+                    if breaks && !conditions.may_break {
                         return Err(EditError::NeedsBreak(page));
                     }
                     if entry & F::CONTIGUOUS == 0 {
                         space.owed |= conditions.live;
                         space.globals |= attrs.global;
-                        let now = if how == Transition::Break { 0 } else { new };
+                        let now = if breaks { 0 } else { new };
                         let old = if conditions.is_contended::<F>(entry, Level::PAGE) {
                             place.table.exchange(index, now)
                         } else {
                             place.table.store(index, now);
                             entry
                         };
-                        if how == Transition::Break {
+                        if breaks {
                             let mut ranges = Ranges::new();
                             ranges.add(slice, Some(Level::PAGE), false);
                             ranges.run::<F, P>(&space.platform, space.target());
                             place.table.store(index, new);
                         }
-                        break (old, denied, how);
+                        if how == Transition::Invalidate {
+                            self.left.ranges.add(slice, Some(Level::PAGE), false);
+                        } else {
+                            self.left.news |= conditions.live;
+                        }
+                        break (old, denied);
                     }
                 }
                 Err(Some((place, level)))
@@ -110,12 +116,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             }
             self.space.cleave(slice)?;
         };
-        let mut cut = Cut::default();
-        match how {
-            Transition::Invalidate => cut.add(slice, Some(Level::PAGE)),
-            Transition::Break | Transition::Store => cut.add_news(),
-        }
-        cut.add_to(conditions, &mut self.left);
         let leaf = Leaf::new(slice.first, old, Level::PAGE, denied);
         Ok(Held::new(leaf, serial))
     }

@@ -298,7 +298,8 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     ) -> Result<Mapped<F>, Refused<F::Input>> {
         let (space, level) = (self.space, leaf.level);
         let caps = space.caps();
-        let new = State::of::<F>(leaf.bits, level);
+        // One that is parked may be given back at once, by an edit that does not wait for what was there to be forgotten.
+        let new = State::remembered::<F>(leaf.bits, level);
         let (clean, instructions) = space.upkeep(&leaf.attrs, Perms::empty());
         let _unfinished = space.begin();
         // It may have just taken the place of a table, whose leaves have another level.

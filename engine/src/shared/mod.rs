@@ -58,7 +58,7 @@ use crate::entry::Table;
 use crate::flush::{Invalidation, Ranges, Target, next_serial};
 use crate::format::{Attrs, Format, Kind};
 use crate::platform::{Barrier, Caps, Platform};
-use crate::space::{AddressSpace, EditError, Half, Liveness, Parts};
+use crate::space::{AddressSpace, EditError, Liveness, Parts, Reach};
 use crate::walk::{Slice, Step as WalkStep, Visit, walk};
 
 /// Cache maintenance that a new mapping needs before it can be used.
@@ -177,7 +177,7 @@ pub struct SharedSpace<F: Format, P: SharedPlatform> {
     platform: P,
     root: Pa,
     id: u16,
-    half: Option<Half>,
+    reach: Reach,
     /// Whether leaves may be global: [`NO_GLOBALS`], or more.
     globals: AtomicU8,
     /// The number of the last flush that needed one. It orders nothing: a model need not explore it.
@@ -215,7 +215,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             platform: parts.platform,
             root: parts.root,
             id: parts.id,
-            half: parts.half,
+            reach: parts.reach,
             globals: AtomicU8::new(if parts.globals { GLOBALS } else { NO_GLOBALS }),
             serial: core::sync::atomic::AtomicU64::new(base),
             base,
@@ -239,7 +239,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             platform: self.platform,
             root: self.root,
             id: self.id,
-            half: self.half,
+            reach: self.reach,
             serial: self.serial.into_inner(),
             globals: target.global,
         };
@@ -328,13 +328,13 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 
     #[inline]
     fn check(&self, span: crate::Span<F::Input>) -> Result<Slice, EditError<F::Input>> {
-        crate::space::check::<F>(self.half, span)
+        self.reach.check::<F>(span)
     }
 
     /// Whether the root translates this address.
     #[inline]
     fn translates(&self, input: F::Input) -> bool {
-        crate::space::translates::<F>(self.half, input.bits())
+        self.reach.holds::<F>(input.bits(), input.bits())
     }
 
     fn visit<V: Visit<F, P>>(&self, slice: Slice, visitor: &mut V) -> ControlFlow<V::Stop> {

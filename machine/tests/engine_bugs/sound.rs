@@ -183,15 +183,15 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a shared edit of a range does not know the half",
         file: SHARED,
-        find: "crate::space::check::<F>(«self.half», span)",
-        with: "None",
+        find: "«self.reach».check::<F>(span)",
+        with: "Reach::of_root::<F>(crate::Half::Lower)",
         rules: SAID,
     },
     Bug {
         name: "a shared edit of an address does not know the half",
         file: SHARED,
-        find: "crate::space::translates::<F>(«self.half», input.bits())",
-        with: "None",
+        find: "«self.reach».holds::<F>(input.bits(), input.bits())",
+        with: "Reach::of_root::<F>(crate::Half::Lower)",
         rules: SAID,
     },
     Bug {
@@ -297,8 +297,29 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a change does not say that it makes leaves global",
         file: "edit/protect.rs",
-        find: "self.change_tree(slice, change)?;\n        }\n        self.space.globals |= «change.turns_global()»;",
+        find: "self.change(slice, &mut plans);\n        self.space.globals |= «change.turns_global()»;",
         with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a change of pages does not say that it makes leaves global",
+        file: "edit/protect.rs",
+        find: "self.globals |= «change.turns_global()»;\n        self.recent",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a page that is unmapped is not owed",
+        file: "edit/unmap.rs",
+        find: "self.space.owed = «true»;",
+        with: "self.space.owed",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "what is parked in the place of a leaf is not taken for a leaf",
+        file: "shared/fault.rs",
+        find: "let new = «State::remembered::<F>(leaf.bits, level)»;",
+        with: "State::of::<F>(leaf.bits, level)",
         rules: FORGOTTEN,
     },
     // The half that all roots share.
