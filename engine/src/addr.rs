@@ -9,7 +9,6 @@
 //! space does not fit in 64 bits.
 
 use core::fmt;
-use core::num::NonZeroU8;
 
 /// Smallest granule of any format: 4 KiB, as a power of two. Every [`Span`] is aligned to it.
 pub const MIN_PAGE_SHIFT: u32 = 12;
@@ -392,48 +391,40 @@ impl<A: Address, const SHIFT: u32> From<Page<A, SHIFT>> for Span<A> {
 /// assert_eq!(X86_64::<4>::shift(Level::PAGE), 12);
 /// assert_eq!(X86_64::<4>::shift(Level::new(1)), 21);
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-// One more than the height, so that a level or none is one byte.
-pub struct Level(NonZeroU8);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Level(u8);
 
 impl Level {
     /// The level whose entries translate single pages.
-    pub const PAGE: Self = Self::new(0);
+    pub const PAGE: Self = Self(0);
 
     /// Above every level of any format: as a limit, none.
-    pub const ANY: Self = Self(NonZeroU8::MAX);
+    pub const ANY: Self = Self(u8::MAX);
 
     /// The level `height` steps above the pages.
-    #[inline(always)]
     pub const fn new(height: u8) -> Self {
-        Self(NonZeroU8::MIN.saturating_add(height))
+        Self(height)
     }
 
     /// Steps above the level of pages.
     #[inline(always)]
     pub const fn height(self) -> u8 {
-        self.0.get() - 1
+        self.0
     }
 
     /// The next level towards the root.
     #[inline(always)]
     pub const fn up(self) -> Self {
-        Self(self.0.saturating_add(1))
+        Self(self.0 + 1)
     }
 
     /// The next level towards the pages; the level of pages has none.
     #[inline(always)]
     pub const fn down(self) -> Option<Self> {
-        match NonZeroU8::new(self.height()) {
-            Some(level) => Some(Self(level)),
+        match self.0.checked_sub(1) {
+            Some(height) => Some(Self(height)),
             None => None,
         }
-    }
-}
-
-impl fmt::Debug for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Level").field(&self.height()).finish()
     }
 }
 

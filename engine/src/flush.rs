@@ -128,16 +128,6 @@ pub struct Stale {
     pub tables: bool,
 }
 
-impl Stale {
-    /// Whether the same is right for it.
-    #[inline(always)]
-    fn is_of(&self, level: Option<Level>, tables: bool) -> bool {
-        // As bytes: a comparison of two that may be none has branches.
-        let byte = |level: Option<Level>| level.map_or(0, |level| 1 + level.height());
-        byte(self.level) == byte(level) && self.tables == tables
-    }
-}
-
 /// How many separate ranges a flush has before it becomes one of everything.
 pub const MAX_RANGES: usize = 16;
 
@@ -242,7 +232,7 @@ impl Ranges {
             Some(item)
                 if first.wrapping_sub(item.last) == 1
                     && first != 0
-                    && item.is_of(level, tables) =>
+                    && (item.level, item.tables) == (level, tables) =>
             {
                 item.last = last;
             }
@@ -280,7 +270,7 @@ impl Ranges {
                 first <= item.last.saturating_add(1) && item.first <= last.saturating_add(1);
             let overlaps = first <= item.last && item.first <= last;
             // Ranges that merely touch stay apart if one hint is not right for both; those that overlap lose it.
-            if overlaps || touches && item.is_of(level, tables) {
+            if overlaps || touches && item.level == level && item.tables == tables {
                 item.first = item.first.min(first);
                 item.last = item.last.max(last);
                 if item.level != level {

@@ -350,7 +350,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let mut plans = self.prepare_change(slice, change)?;
         self.space.cleave(slice)?;
         self.change(slice, &mut plans);
-        self.space.globals |= change.turns_global();
         Ok(())
     }
 
@@ -688,13 +687,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     #[inline(never)]
     fn begin(&mut self, change: &Change) -> bool {
+        // Whether it is made here or in the tree.
+        self.globals |= change.turns_global();
         if F::encode(&change.apply(F::PLAIN), Level::PAGE).is_err()
             || self.may_refuse(change)
             || self.check_global(!change.turns_local()).is_err()
         {
             return false;
         }
-        self.globals |= change.turns_global();
         self.recent = Recent::new(*change);
         true
     }

@@ -297,14 +297,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a change does not say that it makes leaves global",
         file: "edit/protect.rs",
-        find: "self.change(slice, &mut plans);\n        self.space.globals |= «change.turns_global()»;",
-        with: "false",
-        rules: FORGOTTEN,
-    },
-    Bug {
-        name: "a change of pages does not say that it makes leaves global",
-        file: "edit/protect.rs",
-        find: "self.globals |= «change.turns_global()»;\n        self.recent",
+        find: "self.globals |= «change.turns_global()»;\n        if F::encode",
         with: "false",
         rules: FORGOTTEN,
     },
