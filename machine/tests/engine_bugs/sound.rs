@@ -308,13 +308,6 @@ pub const BUGS: &[Bug] = &[
         with: "self.space.owed",
         rules: FORGOTTEN,
     },
-    Bug {
-        name: "what is parked in the place of a leaf is not taken for a leaf",
-        file: "shared/fault.rs",
-        find: "let new = «State::remembered::<F>(leaf.bits, level)»;",
-        with: "State::of::<F>(leaf.bits, level)",
-        rules: FORGOTTEN,
-    },
     // The half that all roots share.
     Bug {
         name: "a user's space is the kernel's half as well",
