@@ -1,9 +1,10 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops [arm64-]map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing PAGES`; without arguments, all of them
-//! over a few pages. The format is that of x86-64 with 4 levels, or arm64's with 4 KiB and 48 bits. With `-each` behind its name an edit is made for one page at a time, in tables that exist, in a live space with one gather;
-//! `replace` has a gather for each page. `fault` maps a page, and `guest` looks a fault of a guest up and maps it, page by page always;
-//! `walk` is what of it is not the engine's: the loop, and the platform's own at the beginning and the end of a walk.
+//! `loops map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
+//! is named; without arguments, all of them over a few pages, in both. With `-each` behind its name an edit is made for one page at
+//! a time, in tables that exist, in a live space with one gather; `replace` has a gather for each page. `fault` maps a page, and
+//! `guest` looks a fault of a guest up and maps it, page by page always, in tables of EPT; `walk` is what of it is not the engine's:
+//! the loop, and the platform's own at the beginning and the end of a walk.
 
 use std::hint::black_box;
 use std::ops::ControlFlow;

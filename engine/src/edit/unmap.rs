@@ -149,6 +149,19 @@ fn take<F: Format, P: Platform>(
     entry
 }
 
+/// The same of the run that it is a member of. The ends of the range have been cleaved: it is whole.
+#[inline(never)]
+fn take_run<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    conditions: Conditions,
+    index: usize,
+    level: Level,
+) -> u64 {
+    run::gather::<F>(run::members::<F>(index, level), level, |member| {
+        take::<F, P>(table, conditions, member, level, table.load(member))
+    })
+}
+
 struct Unmap<'a, P: Platform, V> {
     platform: &'a P,
     conditions: Conditions,
@@ -164,7 +177,7 @@ struct Unmap<'a, P: Platform, V> {
 }
 
 impl<P: Platform, V> Unmap<'_, P, V> {
-    /// Cuts one leaf off, or the run that it is the first member of, and hands it over.
+    /// Cuts one leaf off, or the run that it is the first member of, and hands it over. Returns its last address.
     #[inline(always)]
     fn cut<F: Format>(
         &mut self,
@@ -173,22 +186,17 @@ impl<P: Platform, V> Unmap<'_, P, V> {
         level: Level,
         first: u64,
         entry: u64,
-    ) where
+    ) -> u64
+    where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     {
-        let take = |member, entry| take::<F, P>(table, self.conditions, member, level, entry);
-        let entry = if entry & F::CONTIGUOUS == 0 {
-            take(index, entry)
-        } else {
-            // The ends of the range have been cleaved: the run is whole.
-            run::gather::<F>(run::members::<F>(index, level), level, |member| {
-                take(member, table.load(member))
-            })
+        let entry = match entry & F::CONTIGUOUS {
+            0 => take::<F, P>(table, self.conditions, index, level, entry),
+            _ => take_run::<F, P>(table, self.conditions, index, level),
         };
         let leaf = Leaf::new(first, entry, level, self.denied.at(level));
-        let last = first + (leaf.size() - 1);
-        self.cut.add(Slice { first, last }, Some(level));
         self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
+        first + (leaf.size() - 1)
     }
 }
 
@@ -208,7 +216,11 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
         match (F::kind(entry, level), level.down()) {
             (Kind::Invalid, _) | (Kind::Table, None) => {}
             _ if self.stop => return ControlFlow::Break(slice.first),
-            (Kind::Leaf, _) => self.cut(table, index, level, slice.first, entry),
+            (Kind::Leaf, _) => {
+                let first = slice.first;
+                let last = self.cut(table, index, level, first, entry);
+                self.cut.add(Slice { first, last }, Some(level));
+            }
             (Kind::Table, Some(below)) => {
                 let child = F::address(entry, level);
                 self.denied.enter::<F>(entry, below);
@@ -231,16 +243,25 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
         let mut input = first;
+        // What is cut is named when all of it is: if the visitor unwinds, everything is.
+        let mut cut: Option<Slice> = None;
+        let mut end = ControlFlow::Continue(());
         for index in range {
             let entry = table.load(index);
             if F::kind(entry, Level::PAGE) == Kind::Leaf {
                 if self.stop {
-                    return ControlFlow::Break(input);
+                    end = ControlFlow::Break(input);
+                    break;
                 }
-                self.cut(table, index, Level::PAGE, input, entry);
+                let last = self.cut(table, index, Level::PAGE, input, entry);
+                let first = cut.map_or(input, |cut| cut.first);
+                cut = Some(Slice { first, last });
             }
             input = input.wrapping_add(1 << F::PAGE_SHIFT);
         }
-        ControlFlow::Continue(())
+        if let Some(slice) = cut {
+            self.cut.add(slice, Some(Level::PAGE));
+        }
+        end
     }
 }
