@@ -190,16 +190,6 @@ pub(crate) struct Conditions {
 }
 
 impl Conditions {
-    /// Those of a space.
-    #[inline(always)]
-    pub fn new(platform: &impl Platform, liveness: Liveness) -> Self {
-        Self {
-            caps: platform.caps(),
-            live: liveness != Liveness::Dead,
-            may_break: liveness != Liveness::Own,
-        }
-    }
-
     /// How an entry may change into one that translates the same memory. A dead space has no walker to mind.
     pub fn transition<F: Format>(&self, old: &State, new: &State, level: Level) -> Transition {
         if self.live {
@@ -528,8 +518,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.reach = Reach::of_half(half);
     }
 
+    #[inline(always)]
     pub(crate) fn conditions(&self) -> Conditions {
-        Conditions::new(&self.platform, self.liveness)
+        Conditions {
+            caps: self.platform.caps(),
+            live: self.liveness != Liveness::Dead,
+            may_break: self.liveness != Liveness::Own,
+        }
     }
 
     /// Checks a range that an edit was given.

@@ -85,21 +85,19 @@ impl Cut {
     }
 }
 
-impl Conditions {
-    /// Whether rewriting leaves by `change` may have to be refused because it needs a break; `runs` if some may be in runs.
-    #[inline(always)]
-    pub(super) fn may_refuse<F: Format>(&self, change: &Change, runs: bool) -> bool {
-        F::RULE == Rule::Arm
-            && self.live
-            && !self.may_break
-            && (change.changes_type() || change.turns_global() || runs && self.caps.bbm < 1)
-    }
-}
-
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Whether rewriting leaves by `change` may have to be refused because it needs a break.
     pub(super) fn may_refuse(&self, change: &Change) -> bool {
-        self.conditions().may_refuse::<F>(change, self.runs)
+        let Conditions {
+            live,
+            may_break,
+            caps,
+        } = self.conditions();
+        let in_runs = self.runs && caps.bbm < 1;
+        F::RULE == Rule::Arm
+            && live
+            && !may_break
+            && (change.changes_type() || change.turns_global() || in_runs)
     }
 
     /// The second half of a break-before-make: makes every walker forget what was broken in `slice`, and makes what

@@ -365,10 +365,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             Ok(place) => place,
             Err(_) => return false,
         };
-        let denies = |perms| place.denies::<F>(true, perms);
-        if !place.is_whole::<F>(space.runs)
-            || space.tables_deny && change.new_perms().is_some_and(denies)
-        {
+        let denies = |perms| place.denies::<F>(space.tables_deny, perms);
+        if !place.is_whole::<F>(space.runs) || change.new_perms().is_some_and(denies) {
             return false;
         }
         let (table, range) = (&place.table, place.range.clone());
@@ -568,14 +566,9 @@ impl Recent {
 
     /// What to do with `entry`, from memory if it is like the one before.
     #[inline(always)]
-    fn plan<F: Format>(
-        &mut self,
-        conditions: impl Fn() -> Conditions,
-        entry: u64,
-        level: Level,
-    ) -> Plan {
+    fn plan<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) -> Plan {
         if self.plan.key != Plan::key_of::<F>(entry, level) {
-            self.plan = self.work_out::<F>(&conditions(), entry, level);
+            self.plan = self.work_out::<F>(conditions, entry, level);
         }
         self.plan
     }
@@ -646,7 +639,7 @@ impl Recent {
     #[inline(always)]
     fn rewrite<F: Format, P: Platform>(
         &mut self,
-        conditions: impl Fn() -> Conditions + Copy,
+        conditions: &Conditions,
         table: &Table<'_, P>,
         index: usize,
         level: Level,
@@ -719,8 +712,7 @@ impl<F: Format> Plans<F> {
     /// What to do with `entry`.
     #[inline(always)]
     pub fn plan(&mut self, entry: u64, level: Level) -> Plan {
-        let conditions = self.conditions;
-        self.recent.plan::<F>(|| conditions, entry, level)
+        self.recent.plan::<F>(&self.conditions, entry, level)
     }
 }
 
@@ -765,7 +757,7 @@ impl<'a, F: Format> Recode<'a, F> {
         let Plans {
             conditions, recent, ..
         } = &mut *self.plans;
-        recent.rewrite::<F, P>(|| *conditions, table, index, level, entry)
+        recent.rewrite::<F, P>(conditions, table, index, level, entry)
     }
 }
 

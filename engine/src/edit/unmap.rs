@@ -51,7 +51,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     pub fn unmap(
         &mut self,
         span: Span<F::Input>,
-        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         let slice = self.space.check(span)?;
         let serial = self.serial();
@@ -78,7 +78,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                     self.space.owed = true;
                     self.left.ranges.add(slice, Some(Level::PAGE), false);
                 }
-                let mut held = held;
                 let _: ControlFlow<()> = held(Held::new(leaf, serial));
                 return Ok(Progress::Done);
             }
