@@ -10,6 +10,7 @@ mod error;
 mod file;
 mod fit;
 mod format;
+mod host;
 mod iomem;
 mod judge;
 mod limits;

@@ -2,11 +2,11 @@
 
 mod backing;
 mod baseline;
+mod engine;
 mod handler;
 pub mod input;
 mod native;
 pub mod published;
-mod shared;
 pub mod simulate;
 mod watch;
 pub mod ways;

@@ -8,13 +8,17 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tablewright::format::Stage2K4;
-use tablewright::hosted::Threads;
-use tablewright::shared::{Gather, NewLeaf, Refused, SharedSpace};
-use tablewright::{AddressSpace, Change, Ipa, Level, Pa, Perms, Span};
+use std::cell::RefCell;
 
-use super::handler::attrs;
+use tablewright::format::Stage2K4;
+use tablewright::guest::{Backing, Cause, Fault, Gather, Guest, Log, Slot, SlotCell};
+use tablewright::hosted::Threads;
+use tablewright::shared::SharedSpace;
+use tablewright::{AddressSpace, Ipa, Level, Pa};
+
+use super::engine::slot;
 use super::input::{PAGE, Region, Source};
+use crate::host::{Served, access, grow, protect, serve, set_log};
 
 type Format = Stage2K4<48, false>;
 
@@ -29,88 +33,56 @@ pub struct Took {
     pub tables: u64,
 }
 
-struct Guest<'p> {
-    space: SharedSpace<Format, &'p Threads>,
-    platform: &'p Threads,
+type Vm<'s, 'p> = Guest<'s, Format, &'p Threads>;
+type Edits<'g, 's, 'p> = Gather<'g, 's, Format, &'p Threads>;
+
+struct Test {
     region: Region,
     source: Source,
 }
 
 /// A thread's own.
-struct Vcpu<'g, 'p> {
-    gather: Gather<'g, Format, &'p Threads>,
+struct Vcpu<'g, 's, 'p> {
+    guest: &'g Vm<'s, 'p>,
+    gather: RefCell<Edits<'g, 's, 'p>>,
     faults: u64,
 }
 
-impl Guest<'_> {
-    fn touch(
-        &self,
-        vcpu: &mut Vcpu<'_, '_>,
-        ipa: u64,
-        write: bool,
-        logging: bool,
-    ) -> Result<(), String> {
-        let at = Ipa::new(ipa);
-        loop {
-            let allowed = self.space.query(at).map(|leaf| leaf.attrs().perms);
-            let wanted = if write {
-                Perms::READ | Perms::WRITE
-            } else {
-                Perms::READ
-            };
-            if allowed.is_some_and(|perms| perms.contains(wanted)) {
-                return Ok(());
-            }
-            vcpu.faults += 1;
-            let handled = self.fault(vcpu, ipa, write, logging, allowed.is_some());
-            // No other has to forget anything, and what was cut off is freed when it is quiet.
-            let mut done = vcpu.gather.finish(|_| ());
-            while let Err(cut) = done {
-                thread::yield_now();
-                done = cut.quiet().map(|completed| completed.finish(|_| ()));
-            }
-            match handled {
-                Ok(()) | Err(Refused::Busy(_) | Refused::Retry) => {}
-                Err(Refused::NeedsTables(count)) => {
-                    if !vcpu.gather.top_up(count) {
-                        return Err("out of tables".to_owned());
-                    }
-                }
-                Err(error) => return Err(error.to_string()),
-            }
-        }
-    }
-
-    fn fault(
-        &self,
-        vcpu: &mut Vcpu<'_, '_>,
-        ipa: u64,
-        write: bool,
-        logging: bool,
-        present: bool,
-    ) -> Result<(), Refused<Ipa>> {
-        let at = Ipa::new(ipa);
-        if present {
-            if logging {
-                while vcpu.gather.split(at, Level::PAGE)? {}
-            }
-            self.space
-                .relax(at, (Perms::READ | Perms::WRITE).and_user(), true)?;
-            return Ok(());
-        }
-        let level = if logging && write {
-            Level::PAGE
-        } else {
-            self.source.level()
-        };
-        let frame = Pa::new(ipa & !(level_bytes(level) - 1));
-        let leaf = NewLeaf::new(at, frame, level, attrs(write || !logging))?;
-        vcpu.gather.map(&leaf).map(|_| ())
+/// Completes what was gathered: no other has to forget anything, and what was cut off is freed when it is quiet.
+fn finish(gather: &mut Edits<'_, '_, '_>) {
+    let mut done = gather.finish(|_| ());
+    while let Err(cut) = done {
+        thread::yield_now();
+        done = cut.quiet().map(|completed| completed.finish(|_| ()));
     }
 }
 
-fn level_bytes(level: Level) -> u64 {
-    PAGE << (9 * u32::from(level.height()))
+impl Vcpu<'_, '_, '_> {
+    fn touch(
+        &mut self,
+        ipa: u64,
+        write: bool,
+        page: impl Fn(u64) -> Backing,
+    ) -> Result<(), String> {
+        let at = Ipa::new(ipa);
+        let mut fault = Fault::new(at, access(write));
+        loop {
+            let allowed = self.guest.space().query(at).map(|leaf| leaf.attrs().perms);
+            match allowed {
+                Some(perms) if perms.contains(fault.access.perms()) => return Ok(()),
+                Some(_) => fault.cause = Cause::Permission,
+                None => fault.cause = Cause::Translation,
+            }
+            self.faults += 1;
+            let served = serve(self.guest, &self.gather, &fault, |request| {
+                Some(page(request.host()))
+            });
+            finish(self.gather.get_mut());
+            if let Served::OutOfTables = served {
+                return Err("out of tables".to_owned());
+            }
+        }
+    }
 }
 
 /// Runs the test.
@@ -121,29 +93,31 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
     let tables = region.bytes / PAGE / 512 * 2 + 64 + 16 * u64::from(vcpus);
     let platform = Threads::new(tables as usize, 12, usize::from(vcpus) + 1);
     let space = AddressSpace::<Format, _>::new(&platform).ok_or("out of tables")?;
-    let guest = Guest {
-        space: SharedSpace::new(space).map_err(|_| "the space runs")?,
-        platform: &platform,
-        region,
-        source,
-    };
+    let space = SharedSpace::new(space).map_err(|_| "the space runs")?;
+    let cells = [SlotCell::new()];
+    let guest = Guest::new(space, &cells);
+    let slot = slot(region, source.bytes()).ok_or("no slot")?;
+    guest.insert(slot).map_err(|it| it.to_string())?;
+    let test = Test { region, source };
     let gate = Barrier::new(usize::from(vcpus) + 1);
     let mut times = [Duration::ZERO; 3];
+    let mut problem = None;
     let results: Vec<Result<u64, String>> = thread::scope(|scope| {
         let workers: Vec<_> = (0..vcpus)
             .map(|id| {
-                let (guest, gate) = (&guest, &gate);
+                let (test, guest, gate) = (&test, &guest, &gate);
                 scope.spawn(move || {
-                    guest.platform.play(id);
+                    guest.space().platform().play(id);
                     let mut vcpu = Vcpu {
-                        gather: guest.space.gather(),
+                        guest,
+                        gather: guest.gather().into(),
                         faults: 0,
                     };
                     let mut result = Ok(());
                     for phase in 0..3 {
                         gate.wait();
                         if result.is_ok() {
-                            result = guest.phase(&mut vcpu, id, phase);
+                            result = test.phase(&mut vcpu, id, phase);
                         }
                         gate.wait();
                     }
@@ -153,13 +127,15 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
             .collect();
         platform.play(vcpus);
         for (phase, time) in times.iter_mut().enumerate() {
-            if phase == 1 {
-                guest.protect();
-            }
+            let started = test.start(&guest, slot, phase);
             gate.wait();
             let start = Instant::now();
             gate.wait();
+            let grown = test.end(&guest, slot, phase);
             *time = start.elapsed();
+            if let Err(why) = started.and(grown) {
+                problem.get_or_insert(why);
+            }
         }
         let gone = |_| Err("a thread panicked".to_owned());
         workers
@@ -167,6 +143,7 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
             .map(|worker| worker.join().unwrap_or_else(gone))
             .collect()
     });
+    problem.map_or(Ok(()), Err)?;
     let faults = results.into_iter().sum::<Result<u64, String>>()?;
     Ok(Took {
         times,
@@ -175,24 +152,44 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
     })
 }
 
-impl Guest<'_> {
-    fn protect(&self) {
-        let Region { first, bytes } = self.region;
-        if let Ok(all) = Span::new(Ipa::new(first), bytes) {
-            let change = Change::new().perms(Perms::READ.and_user());
-            // Permissions are such that the format has them.
-            let _any = self.space.gather().protect(all, change);
-        }
+impl Test {
+    /// A page of the host.
+    fn page(&self, distance: u64) -> Backing {
+        Backing::new(Pa::new(self.region.first + distance), self.source.bytes())
     }
 
-    /// As on the machine.
-    fn phase(&self, vcpu: &mut Vcpu<'_, '_>, id: u16, phase: usize) -> Result<(), String> {
+    /// What the host does before a phase.
+    fn start(&self, guest: &Vm<'_, '_>, slot: Slot, phase: usize) -> Result<(), String> {
+        let log = match phase {
+            0 => return Ok(()),
+            1 => Log::ByFault,
+            _ => Log::Off,
+        };
+        let slot = set_log(guest, slot, log, thread::yield_now).map_err(|it| it.to_string())?;
+        if log == Log::ByFault {
+            let mut gather = guest.gather();
+            protect(&mut gather, &slot, thread::yield_now).map_err(|it| it.to_string())?;
+            finish(&mut gather);
+        }
+        Ok(())
+    }
+
+    /// And at its end.
+    fn end(&self, guest: &Vm<'_, '_>, slot: Slot, phase: usize) -> Result<(), String> {
+        let large = phase == 2 && self.source.level() > Level::PAGE;
+        let page = |distance| large.then(|| self.page(distance));
+        let mut gather = guest.gather();
+        grow(&mut gather, &slot, page, |gather, _| finish(gather)).map_err(|it| it.to_string())
+    }
+
+    /// What a vCPU does in a phase, as on the machine.
+    fn phase(&self, vcpu: &mut Vcpu<'_, '_, '_>, id: u16, phase: usize) -> Result<(), String> {
         let Region { first, bytes } = self.region;
         let large = self.source.bytes();
         let mut each = |first: u64, bytes: u64, step: u64, write: bool| {
             (first..first + bytes)
                 .step_by(step as usize)
-                .try_for_each(|at| self.touch(vcpu, at, write, phase == 1))
+                .try_for_each(|at| vcpu.touch(at, write, |distance| self.page(distance)))
         };
         match phase {
             0 => each(first, bytes, large, id.is_multiple_of(2)),
@@ -227,9 +224,12 @@ mod tests {
             assert!(took.times.iter().all(|time| *time > Duration::ZERO));
             let leaves = region.bytes / source.bytes();
             assert!(took.faults >= leaves, "{took:?}");
-            // A root, and one table for each level and gigabyte, and one for each split leaf.
-            let most = 3 + region.bytes / (2 << 20) + 2;
-            assert!(took.tables >= 3 && took.tables <= most, "{took:?}");
+            // From the root to where the leaves are, which have grown again.
+            let expected = match source.level() {
+                Level::PAGE => 3 + region.bytes / (2 << 20),
+                level => 4 - u64::from(level.height()),
+            };
+            assert_eq!(took.tables, expected, "{took:?}");
         }
     }
 }

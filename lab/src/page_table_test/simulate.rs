@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use tablewright::format::Stage2K4;
+use tablewright::guest::{Guest, SlotCell};
 use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Format, Half, Ipa};
 use tablewright_machine::{
@@ -11,9 +12,9 @@ use tablewright_machine::{
 
 use super::backing::Backing;
 use super::baseline::{Baseline, Changes};
+use super::engine::{Engine, slot};
 use super::handler::Handler;
 use super::input::{PAGE, Region, Source};
-use super::shared::Shared;
 use super::watch::{Seen, Watch};
 use crate::error::Error;
 use crate::map_mem::machine::Threads;
@@ -147,7 +148,12 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
             Test::new(job, &machine, platform, &handler).run()
         }
         Way::Tablewright => {
-            let handler = Shared::<F>::new(&shared, platform, job.region, vcpus);
+            let page = job.source.bytes().max(PAGE);
+            let slot = slot(job.region, page).ok_or_else(|| failed("no slot".to_owned()))?;
+            let cells = [SlotCell::new()];
+            let guest = Guest::new(shared, &cells);
+            guest.insert(slot).map_err(|it| failed(it.to_string()))?;
+            let handler = Engine::new(&guest, slot, vcpus);
             Test::new(job, &machine, platform, &handler).run()
         }
     }
