@@ -13,6 +13,7 @@ use tablewright_machine::{Mapper, Rule, Time};
 
 use super::simulate::Way;
 use super::world::World;
+use crate::host::access;
 use crate::write_protect::leaf_bytes;
 use crate::write_protect::simulate::Handled;
 
@@ -155,11 +156,7 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
     }
 
     fn fault(&self, at: u64, write: bool) -> Handled {
-        let access = match write {
-            true => Access::Write,
-            false => Access::Read,
-        };
-        let at = Ipa::new(at);
+        let (at, access) = (Ipa::new(at), access(write));
         let Ok(request) = self.guest.request(&Fault::new(at, access)) else {
             return Handled::Again;
         };

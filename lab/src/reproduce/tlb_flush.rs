@@ -37,7 +37,7 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
         ranges: 16,
     };
     // 16,384 pages are a full flush to the published code, before and after: more than 33.
-    let jobs = [How::Interrupt, How::Space, How::List].map(of);
+    let jobs = [How::Interrupt, How::Space, How::Tablewright].map(of);
     let ran = run(&jobs)?;
     let row = |figure: published::Row| {
         let time: fn(&Ran) -> Time = match figure.metric.as_str() {

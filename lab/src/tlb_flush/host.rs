@@ -4,14 +4,27 @@
 //! is *halted* and takes no time. What runs on a vCPU is a thread of the guest, or its idle loop, each a CPU of the scheduler of
 //! the [software machine](tablewright_machine::Scheduler), so that everything is in one order and in virtual time.
 //!
+//! What a vCPU does for a flush is the engine's [`shootdown`](tablewright::shootdown): it loads the space of the program when it
+//! runs a thread of it, is lazy in its idle loop, and does what it is asked when it is interrupted. Whether it has forgotten is kept
+//! count of beside that, and looked at when a flush is over.
+//!
 //! An **interrupt** is handled when its target runs: at once if it does, after its wake-up if it is halted and a physical CPU is
 //! free, and otherwise when its turn has come. That may be many time slices later, and a vCPU that waits for the answer does
 //! so on a physical CPU.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
 
+use tablewright::Pa;
+use tablewright::hyperv::{Decoded, Status};
+use tablewright::shootdown::{
+    Actions, Allocator, Cpu as ShootdownCpu, Cpus, Forget, Here, PreemptedFlag, Shootdown, Space,
+    inbox_words,
+};
 use tablewright_machine::{Costs, Cpu, Time};
+
+use super::messenger::X86_PAGES;
 
 /// Where a vCPU is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +40,8 @@ pub enum State {
 /// What has to be done before a vCPU goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interrupt {
-    /// This thread waits for the answer.
-    Asked(usize),
+    /// Another asks for something.
+    Asked,
     /// The hypervisor has invalidated, and the guest does not know.
     Stolen,
 }
@@ -43,11 +56,14 @@ struct Vcpu {
     from: Cell<Time>,
     until: Cell<Time>,
     pending: RefCell<Vec<Interrupt>>,
-    /// It forgets before it enters its guest.
+    /// It forgets before it enters its guest: the hypervisor has said so, or the guest in the flag.
     forgets: Cell<bool>,
-    /// It may remember what the space says.
+    flag: PreemptedFlag,
+    /// It has the space loaded, and may remember what it says.
     holds: Cell<bool>,
-    /// The last flush that it has had its part in.
+    /// In its idle loop.
+    lazy: Cell<bool>,
+    /// The last flush that it has forgotten for.
     forgot: Cell<u64>,
 }
 
@@ -71,29 +87,59 @@ pub struct Tally {
     pub longest: Time,
 }
 
+/// Memory for the guest's part of flushes.
+pub struct Memory {
+    cpus: Box<[ShootdownCpu]>,
+    inboxes: Box<[AtomicU64]>,
+    set: Box<[AtomicU64]>,
+}
+
+impl Memory {
+    pub fn new(vcpus: usize) -> Self {
+        let words = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            cpus: (0..vcpus).map(|_| ShootdownCpu::new()).collect(),
+            inboxes: words(inbox_words(vcpus)),
+            set: words(Space::words(vcpus)),
+        }
+    }
+}
+
+/// The root of the program's tables.
+const ROOT: Pa = Pa::new(0x1234_5000);
+
 /// The physical CPUs, and the vCPUs on them.
 pub struct Host<'c> {
     pub costs: &'c Costs,
+    pub space: Space<'c>,
+    /// Idle loops leave the space, and are not told of flushes; otherwise they are lazy.
+    leaves: bool,
+    shootdown: Shootdown<'c>,
     slice: Time,
     free: Cell<usize>,
     queue: RefCell<VecDeque<usize>>,
     vcpus: Box<[Vcpu]>,
-    /// The answers that each thread still waits for.
-    asked: Box<[Cell<usize>]>,
+    /// Threads whose flush waits for others, and the answers there were.
+    waiting: RefCell<Vec<usize>>,
+    answers: Cell<u64>,
+    threads: usize,
     /// Flushes of the space, of which there is one at a time.
     flushes: Cell<u64>,
+    pub problem: RefCell<Option<String>>,
     pub tally: Cell<Tally>,
 }
 
 impl<'c> Host<'c> {
-    /// With so many threads in the guest, whose numbers are the first; the idle loops follow.
+    /// With so many threads in the guest, whose numbers are the first; the idle loops follow. `None` for more vCPUs than
+    /// flushes know.
     pub fn new(
         costs: &'c Costs,
+        memory: &'c Memory,
         slice: Time,
         physical: usize,
-        vcpus: usize,
         threads: usize,
-    ) -> Self {
+        leaves: bool,
+    ) -> Option<Self> {
         let vcpu = |number| Vcpu {
             state: Cell::new(State::Halted),
             runner: Cell::new(threads + number),
@@ -102,31 +148,42 @@ impl<'c> Host<'c> {
             until: Cell::default(),
             pending: RefCell::default(),
             forgets: Cell::new(false),
+            flag: PreemptedFlag::default(),
             holds: Cell::new(false),
+            lazy: Cell::new(false),
             forgot: Cell::new(0),
         };
-        Self {
+        let interrupt = costs.interrupt + costs.exception + costs.issue + costs.complete;
+        let vcpus: Box<[Vcpu]> = (0..memory.cpus.len()).map(vcpu).collect();
+        vcpus.iter().for_each(|vcpu| vcpu.flag.preempt());
+        Some(Self {
             costs,
+            leaves,
+            space: Space::new(1, ROOT, &memory.set),
+            shootdown: Shootdown::new(&memory.cpus, &memory.inboxes, None, interrupt.as_ps())?,
             slice,
             free: Cell::new(physical),
             queue: RefCell::default(),
-            vcpus: (0..vcpus).map(vcpu).collect(),
-            asked: (0..threads).map(|_| Cell::new(0)).collect(),
+            vcpus,
+            waiting: RefCell::default(),
+            answers: Cell::new(0),
+            threads,
             flushes: Cell::new(0),
+            problem: RefCell::default(),
             tally: Cell::default(),
-        }
+        })
     }
 
     /// The vCPU of a thread, which stays on it, or of an idle loop.
     fn vcpu_of(&self, runner: usize) -> usize {
-        match runner.checked_sub(self.asked.len()) {
+        match runner.checked_sub(self.threads) {
             Some(idle) => idle,
             None => runner % self.vcpus.len(),
         }
     }
 
     fn idle_of(&self, vcpu: usize) -> usize {
-        self.asked.len() + vcpu
+        self.threads + vcpu
     }
 
     pub fn count(&self, change: impl FnOnce(&mut Tally)) {
@@ -162,6 +219,9 @@ impl<'c> Host<'c> {
     fn enter(&self, cpu: Cpu<'_>, vcpu: usize, at: Time) {
         let this = &self.vcpus[vcpu];
         this.state.set(State::Running);
+        if this.flag.enter() {
+            this.forgets.set(true);
+        }
         this.from.set(at);
         this.until.set(at + self.slice);
         if this.runner.get() != cpu.id() {
@@ -172,6 +232,7 @@ impl<'c> Host<'c> {
     /// Leaves its physical CPU to the next.
     fn stop(&self, cpu: Cpu<'_>, vcpu: usize, next_state: State) {
         self.vcpus[vcpu].state.set(next_state);
+        self.vcpus[vcpu].flag.preempt();
         let next = self.queue.borrow_mut().pop_front();
         if next_state == State::Waiting {
             self.queue.borrow_mut().push_back(vcpu);
@@ -203,32 +264,47 @@ impl<'c> Host<'c> {
             takes += self.costs.complete;
         }
         for interrupt in this.pending.take() {
-            match interrupt {
-                Interrupt::Asked(thread) => {
-                    takes += self.costs.exception + self.costs.complete;
-                    this.forgot.set(self.flushes.get());
-                    // The idle loop leaves the space, and is not asked again.
-                    if cpu.id() == self.idle_of(vcpu) {
-                        this.holds.set(false);
-                    }
-                    let left = self.asked[thread].get() - 1;
-                    self.asked[thread].set(left);
-                    if left == 0 {
-                        cpu.wake(thread, cpu.now() + takes);
-                    }
-                }
-                Interrupt::Stolen => takes += self.costs.exit * 2,
-            }
+            takes += match interrupt {
+                Interrupt::Asked => self.answer(cpu, vcpu),
+                Interrupt::Stolen => self.costs.exit * 2,
+            };
         }
         takes
     }
 
+    /// Does what others ask, in the handler of the interrupt. How long that takes.
+    fn answer(&self, cpu: Cpu<'_>, vcpu: usize) -> Time {
+        let doing = self.doing(cpu, vcpu);
+        doing.here(|here| {
+            here.receive(&doing);
+            // The idle loop leaves the space, and is not asked again.
+            if cpu.id() == self.idle_of(vcpu) && self.vcpus[vcpu].holds.get() {
+                self.leave_space(&doing, here);
+            }
+        });
+        self.answers.set(self.answers.get() + 1);
+        let takes = self.costs.exception + doing.takes.get();
+        let waiting = self.waiting.borrow().clone();
+        for thread in waiting {
+            cpu.wake(thread, cpu.now() + takes);
+        }
+        takes
+    }
+
+    /// The idle loop has no space loaded from here on.
+    fn leave_space(&self, doing: &Doing<'_, '_>, here: Here<'_, '_>) {
+        let this = &self.vcpus[doing.vcpu];
+        here.switch(Some(&self.space), None, doing, |_| ());
+        this.holds.set(false);
+        this.lazy.set(false);
+    }
+
     /// On a physical CPU until the time has come or an interrupt comes; gives it away at the end of the slice. How long it ran.
-    fn run(&self, cpu: Cpu<'_>, vcpu: usize, most: Time) -> Time {
+    fn run(&self, cpu: Cpu<'_>, vcpu: usize, most: Time, goes_on: impl Fn() -> bool) -> Time {
         let this = &self.vcpus[vcpu];
-        // An interrupt that comes now finds none to wake.
+        // An interrupt that comes now, or an answer, finds none to wake.
         cpu.order();
-        if !this.pending.borrow().is_empty() {
+        if !this.pending.borrow().is_empty() || goes_on() {
             return Time::ZERO;
         }
         let began = cpu.now();
@@ -269,7 +345,7 @@ impl<'c> Host<'c> {
             if left == Time::ZERO {
                 return;
             }
-            left = left.saturating_sub(self.run(cpu, vcpu, left));
+            left = left.saturating_sub(self.run(cpu, vcpu, left, || false));
         }
     }
 
@@ -289,6 +365,16 @@ impl<'c> Host<'c> {
         let this = &self.vcpus[vcpu];
         let next = this.ready.borrow_mut().pop_front();
         this.runner.set(next.unwrap_or(self.idle_of(vcpu)));
+        if next.is_none() && this.holds.get() {
+            let doing = self.doing(cpu, vcpu);
+            doing.here(|here| match self.leaves {
+                true => self.leave_space(&doing, here),
+                false => {
+                    this.lazy.set(true);
+                    here.be_lazy();
+                }
+            });
+        }
         match next {
             Some(next) => {
                 cpu.wake(next, cpu.now());
@@ -354,50 +440,90 @@ impl<'c> Host<'c> {
         }
     }
 
-    // ---- Telling others ----
+    // ---- Flushes ----
 
-    /// This vCPU runs a thread of the space.
-    pub fn hold(&self, cpu: Cpu<'_>) {
-        let this = &self.vcpus[self.vcpu_of(cpu.id())];
-        if !this.holds.replace(true) {
-            this.forgot.set(self.flushes.get());
+    /// What this vCPU does for flushes now.
+    pub fn doing<'h>(&'h self, cpu: Cpu<'h>, vcpu: usize) -> Doing<'h, 'c> {
+        Doing {
+            host: self,
+            cpu,
+            vcpu,
+            takes: Cell::default(),
+            seen: Cell::new(self.answers.get()),
+            waits: Cell::new(None),
         }
     }
 
-    /// A flush begins: the other vCPUs that may remember what the space says.
-    pub fn holders(&self, cpu: Cpu<'_>) -> Vec<usize> {
+    /// This vCPU runs a thread of the space.
+    pub fn hold(&self, cpu: Cpu<'_>) {
+        let vcpu = self.vcpu_of(cpu.id());
+        let this = &self.vcpus[vcpu];
+        let doing = self.doing(cpu, vcpu);
+        doing.here(|here| match this.holds.replace(true) {
+            true if this.lazy.replace(false) => here.resume(&self.space, &doing),
+            true => {}
+            false => {
+                this.lazy.set(false);
+                here.switch(None, Some(&self.space), &doing, |_| {
+                    // Without an identifier a load forgets.
+                    this.forgot.set(self.flushes.get());
+                });
+                // This load, and the one by which the idle loop left.
+                let loads = (self.costs.issue + self.costs.complete) * 2;
+                doing.takes.set(doing.takes.get() + loads);
+            }
+        });
+        self.work(cpu, doing.takes.get());
+    }
+
+    /// Has every vCPU forget, or before it uses the space, by what `tell` does.
+    pub fn flush<'h>(&'h self, cpu: Cpu<'h>, tell: impl FnOnce(&Doing<'h, 'c>, Here<'_, '_>)) {
         cpu.order();
         self.flushes.set(self.flushes.get() + 1);
-        let own = self.vcpu_of(cpu.id());
-        let all = self.vcpus.iter().enumerate();
-        all.filter(|&(vcpu, it)| vcpu != own && it.holds.get() && !it.forgets.get())
-            .map(|(vcpu, _)| vcpu)
-            .collect()
+        let doing = self.doing(cpu, self.vcpu_of(cpu.id()));
+        doing.here(|here| tell(&doing, here));
+        self.waiting
+            .borrow_mut()
+            .retain(|thread| *thread != cpu.id());
+        self.work(cpu, doing.takes.get());
+        if let Some(since) = doing.waits.get() {
+            self.count_wait(cpu.now() - since);
+        }
+        if let Some(vcpu) = self.left_out(cpu) {
+            self.fail(format!("vCPU {vcpu} was not told"));
+        }
     }
 
-    /// A flush is over. A vCPU that could still use what it remembers, if one was left out.
-    pub fn left_out(&self, cpu: Cpu<'_>) -> Option<usize> {
+    pub fn fail(&self, problem: String) {
+        self.problem.borrow_mut().get_or_insert(problem);
+    }
+
+    /// A flush is over, which was of tables too. A vCPU whose walker could still use what it remembers, if one was left out.
+    fn left_out(&self, cpu: Cpu<'_>) -> Option<usize> {
         cpu.order();
-        let own = self.vcpu_of(cpu.id());
         let remembers =
             |it: &Vcpu| it.holds.get() && !it.forgets.get() && it.forgot.get() < self.flushes.get();
-        (0..self.vcpus.len()).find(|&vcpu| vcpu != own && remembers(&self.vcpus[vcpu]))
+        (0..self.vcpus.len()).find(|&vcpu| remembers(&self.vcpus[vcpu]))
     }
 
-    /// Where a vCPU is now.
-    pub fn state_of(&self, cpu: Cpu<'_>, vcpu: usize) -> State {
-        cpu.order();
-        self.vcpus[vcpu].state.get()
+    /// All of them have forgotten: hardware has told them.
+    pub fn all_forget(&self) {
+        for vcpu in &self.vcpus {
+            vcpu.forgot.set(self.flushes.get());
+        }
+    }
+
+    /// The guest's flag of a vCPU.
+    pub fn flag(&self, vcpu: usize) -> Option<&PreemptedFlag> {
+        Some(&self.vcpus.get(vcpu)?.flag)
     }
 
     /// An interrupt that is answered.
-    pub fn ask(&self, cpu: Cpu<'_>, vcpu: usize) {
+    fn ask(&self, cpu: Cpu<'_>, vcpu: usize) {
         self.work(cpu, self.costs.interrupt);
         cpu.order();
         self.count(|tally| tally.interrupts += 1);
-        let asked = &self.asked[cpu.id()];
-        asked.set(asked.get() + 1);
-        self.interrupt(cpu, vcpu, Interrupt::Asked(cpu.id()));
+        self.interrupt(cpu, vcpu, Interrupt::Asked);
     }
 
     fn interrupt(&self, cpu: Cpu<'_>, vcpu: usize, what: Interrupt) {
@@ -415,40 +541,34 @@ impl<'c> Host<'c> {
         }
     }
 
-    /// Waits, on its physical CPU, until all that was asked is answered.
-    pub fn wait(&self, cpu: Cpu<'_>) {
-        let vcpu = self.vcpu_of(cpu.id());
-        let began = cpu.now();
-        loop {
-            let takes = self.be_on(cpu, vcpu);
-            cpu.order();
-            if self.asked[cpu.id()].get() == 0 {
-                self.work(cpu, takes);
-                break;
-            }
-            self.run(cpu, vcpu, self.slice);
-        }
-        self.count_wait(cpu.now() - began);
-    }
-
-    /// Has a vCPU forget when it is entered next.
+    /// A vCPU that does not run forgets when it is entered next.
     pub fn tell_later(&self, vcpu: usize) {
         self.vcpus[vcpu].forgets.set(true);
         self.count(|tally| tally.later += 1);
     }
 
-    /// A hypercall by which the hypervisor has these forget: those that run by an interrupt of its own, one for all, and it waits
-    /// for them; those that do not, when they are entered next.
-    pub fn flush_by_hypercall(&self, cpu: Cpu<'_>, holders: &[usize], list_bytes: u64) {
-        self.count(|tally| {
-            tally.hypercalls += 1;
-            tally.list_bytes += list_bytes;
-        });
-        let began = cpu.now();
-        self.work(cpu, self.costs.exit * 2);
+    /// The hypervisor works on the vCPU's physical CPU, and does not give it away meanwhile.
+    fn work_in_hypervisor(&self, cpu: Cpu<'_>, work: Time) {
+        cpu.spend(work);
+        self.count(|tally| tally.cpu_time += work);
         cpu.order();
+    }
+
+    /// The hypervisor's side of a hypercall. vCPUs that run forget by an interrupt of its own, one for all, for which it waits;
+    /// those that do not, when they are entered next.
+    ///
+    /// # Errors
+    /// The status that the guest gets.
+    pub fn hypercall(&self, cpu: Cpu<'_>, call: &Decoded, first: u32) -> Result<(), Status> {
+        self.count(|tally| tally.hypercalls += 1);
+        let began = cpu.now();
+        self.work_in_hypervisor(cpu, self.costs.exit * 2);
+        let targets = call.targets.ok_or(Status::PARAMETER)?;
+        if call.space != Some(ROOT.get()) {
+            return Err(Status::PARAMETER);
+        }
         let mut told = false;
-        for &vcpu in holders {
+        for vcpu in targets.iter().map(|vp| (vp - first) as usize) {
             // As they are now.
             match self.vcpus[vcpu].state.get() {
                 State::Running => {
@@ -460,8 +580,71 @@ impl<'c> Host<'c> {
             }
         }
         if told {
-            self.work(cpu, self.costs.host_interrupt);
+            self.work_in_hypervisor(cpu, self.costs.host_interrupt);
         }
         self.count_wait(cpu.now() - began);
+        Ok(())
+    }
+}
+
+/// What a vCPU does for a flush, and how long that takes it.
+pub struct Doing<'h, 'c> {
+    pub host: &'h Host<'c>,
+    pub cpu: Cpu<'h>,
+    vcpu: usize,
+    takes: Cell<Time>,
+    /// The answers that it has looked at.
+    seen: Cell<u64>,
+    /// Since when it waits for others.
+    waits: Cell<Option<Time>>,
+}
+
+impl Doing<'_, '_> {
+    fn here(&self, what: impl FnOnce(Here<'_, '_>)) {
+        match self.host.shootdown.on(self.vcpu) {
+            Some(here) => what(here),
+            None => self.host.fail(format!("there is no vCPU {}", self.vcpu)),
+        }
+    }
+}
+
+// SAFETY: 1. there is no TLB: a vCPU remembers what came before the flush that it has `forgot`. 2. what is pending is done by
+// `be_on` before a vCPU goes on. 3. never called: there are no identifiers.
+unsafe impl Actions for Doing<'_, '_> {
+    fn forget(&self, what: Forget) {
+        let (costs, this) = (self.host.costs, &self.host.vcpus[self.vcpu]);
+        let flushes = self.host.flushes.get();
+        // Of a range, or of the whole space, what costs less.
+        let pages = match what {
+            Forget::Range { range, .. } => ((range.last - range.first) >> 12) + 1,
+            _ => 1,
+        };
+        let pages = if pages > X86_PAGES { 1 } else { pages };
+        // What a range names is of the last flush alone.
+        if !matches!(what, Forget::Range { .. }) || this.forgot.get() + 1 == flushes {
+            this.forgot.set(flushes);
+        }
+        self.takes
+            .set(self.takes.get() + costs.issue * pages + costs.complete);
+    }
+
+    fn interrupt(&self, cpus: &Cpus) {
+        cpus.iter().for_each(|vcpu| self.host.ask(self.cpu, vcpu));
+        self.waits.set(Some(self.cpu.now()));
+        self.host.waiting.borrow_mut().push(self.cpu.id());
+    }
+
+    fn allocator(&self, _: &mut dyn FnMut(&mut Allocator<'_>)) {}
+
+    /// Until one has answered, on the physical CPU.
+    fn relax(&self) {
+        let host = self.host;
+        let takes = host.be_on(self.cpu, self.vcpu);
+        if takes > Time::ZERO {
+            host.work(self.cpu, takes);
+        }
+        let answered = || host.answers.get() != self.seen.get();
+        host.run(self.cpu, self.vcpu, host.slice, answered);
+        self.seen.set(host.answers.get());
     }
 }

@@ -3,23 +3,26 @@
 use std::cell::RefCell;
 
 use clap::ValueEnum;
-use tablewright::hyperv::{Encoder, HostCaps, PAGE_WORDS, Targets, VpSet, decode};
-use tablewright::{Invalidation, Pa, Stale, What};
-use tablewright_machine::Cpu;
+use tablewright::hyperv::{self, Encoder, HostCaps, Input, Output, PAGE_WORDS, Status, decode};
+use tablewright::shootdown::amd::{Amd, Invlpgb};
+use tablewright::shootdown::arm64::{Arm64, Regime, Tlbi};
+use tablewright::shootdown::{
+    Cpus, Deferred, Hypercall, Hypercalls, Message, Messenger, amd, arm64,
+};
+use tablewright::{Invalidation, Stale, What};
+use tablewright_machine::{Cpu, Time};
 
-use super::host::{Host, State};
+use super::host::{Doing, Host};
 use super::simulate::Job;
 
 /// More pages than this are flushed as the whole space, where each page is an invalidation of its own: x86 by Linux, and arm64
 /// without range operations.
-const X86_PAGES: u64 = 33;
+pub const X86_PAGES: u64 = 33;
 const ARM_PAGES: u64 = 512;
-/// What one INVLPGB names at most, as far as its count goes, and what one range operation does (DDI 0487 C5.5).
-const INVLPGB_PAGES: u64 = 8;
-const RANGE_PAGES: u64 = 1 << 21;
-/// Where the file is mapped, and the root of the tables.
+/// What INVLPGB's count goes to besides the first page.
+const INVLPGB_MORE: u16 = 7;
+/// Where the file is mapped.
 const AT: u64 = 0x7f00_0000_0000;
-const ROOT: Pa = Pa::new(0x1234_5000);
 
 /// How others are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,10 +43,12 @@ pub enum How {
     Broadcast,
     /// Arm64: broadcast by hardware, with range operations
     Ranges,
+    /// By the engine: idle vCPUs have no space loaded, and of what the machine has, what costs least tells the others
+    Tablewright,
 }
 
 impl How {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Interrupt,
         Self::Space,
         Self::List,
@@ -52,6 +57,7 @@ impl How {
         Self::Invlpgb,
         Self::Broadcast,
         Self::Ranges,
+        Self::Tablewright,
     ];
 
     /// As on the command line.
@@ -65,121 +71,248 @@ impl How {
             Self::Invlpgb => "invlpgb",
             Self::Broadcast => "broadcast",
             Self::Ranges => "ranges",
+            Self::Tablewright => "tablewright",
         }
     }
 }
 
-/// One of them, with what it needs.
-pub struct Messenger<'j> {
-    job: &'j Job,
+/// A flush of so many pages by one of them: every vCPU has forgotten them when this returns, or will before it can use them.
+///
+/// It is the engine's [`flush`](tablewright::shootdown::Here::flush) in all of them, with the messenger that the way has.
+/// Each messenger is tried whatever it costs, but that of the engine's own way.
+pub fn flush<'h>(job: &Job, cpu: Cpu<'h>, host: &'h Host<'_>, pages: u64) {
+    let arm = !job.profile.architecture.is_x86();
+    let way = match job.how {
+        How::Tablewright if arm => How::Ranges,
+        How::Tablewright => How::Space,
+        how => how,
+    };
+    let most = match way {
+        How::List | How::Ex | How::Ranges => u64::MAX,
+        How::Space => 0,
+        How::Broadcast => ARM_PAGES,
+        How::Interrupt | How::Kvm | How::Invlpgb | How::Tablewright => X86_PAGES,
+    };
+    let ranges = [Stale {
+        first: AT,
+        last: AT + (pages << 12) - 1,
+        level: None,
+        tables: true,
+    }];
+    let what = match pages > most {
+        true => What::Everything,
+        false => What::Ranges(&ranges),
+    };
+    let flush = Invalidation {
+        root: host.space.root(),
+        id: 0,
+        global: false,
+        what,
+    };
+    // What a call costs beside interrupts.
+    let cost = match job.how {
+        How::Tablewright => host.costs.exit * 2 + host.costs.host_interrupt,
+        _ => Time::ZERO,
+    };
+    host.flush(cpu, |doing, here| {
+        let told = |messengers: &[&dyn Messenger]| {
+            here.flush(&host.space, &flush, messengers, doing);
+        };
+        match way {
+            How::Interrupt | How::Tablewright => told(&[]),
+            How::Space | How::List | How::Ex => told(&[&Hypercall {
+                encoder: Encoder {
+                    most_ranges: job.ranges,
+                    takes_sets: true,
+                },
+                cost: cost.as_ps(),
+                calls: Calls {
+                    doing,
+                    vcpus: job.vcpus.into(),
+                    // With numbers beyond the first 64 a call has to have a set.
+                    first: if way == How::Ex { 64 } else { 0 },
+                    page: RefCell::new(Box::new([0; PAGE_WORDS])),
+                },
+            }]),
+            How::Kvm => told(&[&Later(doing)]),
+            How::Invlpgb => told(&[&amd::Broadcast {
+                most: INVLPGB_MORE,
+                cost: 0,
+                hardware: Hardware(doing),
+            }]),
+            How::Broadcast | How::Ranges => told(&[&arm64::Broadcast {
+                encoder: arm64::Encoder {
+                    regime: Regime::El1,
+                    page_shift: 12,
+                    ranges: way == How::Ranges,
+                    wide: false,
+                },
+                cost: 0,
+                hardware: Hardware(doing),
+            }]),
+        }
+    });
+}
+
+/// The guest's side of calls, and the hypervisor behind them.
+struct Calls<'d, 'h, 'c> {
+    doing: &'d Doing<'h, 'c>,
+    vcpus: u32,
+    first: u32,
     page: RefCell<Box<[u64; PAGE_WORDS]>>,
-    problem: RefCell<Option<String>>,
 }
 
-impl<'j> Messenger<'j> {
-    pub fn new(job: &'j Job) -> Self {
-        Self {
-            job,
-            page: RefCell::new(Box::new([0; PAGE_WORDS])),
-            problem: RefCell::default(),
-        }
-    }
-
-    /// What went wrong, if anything did.
-    pub fn problem(&self) -> Option<String> {
-        self.problem.borrow().clone()
-    }
-
-    /// Every vCPU has forgotten so many pages when this returns, or will before it can use them.
-    pub fn flush(&self, cpu: Cpu<'_>, host: &Host<'_>, pages: u64) {
-        let costs = host.costs;
-        let one_by_one = |most: u64| if pages > most { 1 } else { pages };
-        let broadcast = |number: u64| {
-            host.count(|tally| tally.broadcasts += number);
-            host.work(cpu, costs.issue * number + costs.complete);
-        };
-        match self.job.how {
-            How::Invlpgb => return broadcast(pages.div_ceil(INVLPGB_PAGES).min(X86_PAGES)),
-            How::Broadcast => return broadcast(one_by_one(ARM_PAGES)),
-            How::Ranges => return broadcast(pages.div_ceil(RANGE_PAGES)),
-            _ => host.work(cpu, costs.issue * one_by_one(X86_PAGES)),
-        }
-        let holders = host.holders(cpu);
-        if holders.is_empty() {
-            return;
-        }
-        match self.job.how {
-            How::Space | How::List | How::Ex => match self.encode(&holders, pages) {
-                Ok(bytes) => host.flush_by_hypercall(cpu, &holders, bytes),
-                Err(problem) => *self.problem.borrow_mut() = Some(problem),
-            },
-            how => {
-                for vcpu in holders {
-                    if how == How::Kvm && host.state_of(cpu, vcpu) != State::Running {
-                        host.tell_later(vcpu);
-                        host.work(cpu, costs.exchange + costs.transfer);
-                    } else {
-                        host.ask(cpu, vcpu);
-                    }
-                }
-                host.wait(cpu);
-            }
-        }
-        if let Some(vcpu) = host.left_out(cpu) {
-            *self.problem.borrow_mut() = Some(format!("vCPU {vcpu} was not told"));
-        }
-    }
-
-    /// The call as the engine makes it, and takes it apart on the other side: how many bytes the hypervisor reads.
-    fn encode(&self, holders: &[usize], pages: u64) -> Result<u64, String> {
-        let ranges = [Stale {
-            first: AT,
-            last: AT + (pages << 12) - 1,
-            level: None,
-            tables: true,
-        }];
-        let flush = Invalidation {
-            root: ROOT,
-            id: 0,
-            global: false,
-            what: match self.job.how {
-                How::Space => What::Everything,
-                _ => What::Ranges(&ranges),
-            },
-        };
-        // With numbers beyond the first 64 a call has to have a set.
-        let first = if self.job.how == How::Ex { 64 } else { 0 };
-        let mut set = VpSet::EMPTY;
-        for &vcpu in holders {
-            set.insert(first + vcpu as u32);
-        }
-        let encoder = Encoder {
-            most_ranges: self.job.ranges,
-            takes_sets: true,
-        };
-        let mut page = self.page.borrow_mut();
-        let input = encoder
-            .encode(&mut page, Targets::Set(&set), &flush)
-            .map_err(|refusal| refusal.to_string())?
-            .ok_or("no vCPU is told")?;
+// SAFETY: 1. the page is that which the call is given; there is one for each flush, of which the space has one at a time.
+unsafe impl hyperv::Messenger for Calls<'_, '_, '_> {
+    fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
+        let host = self.doing.host;
         let hypervisor = HostCaps {
-            processors: first + u32::from(self.job.vcpus),
+            processors: self.first + self.vcpus,
             xmm_input: false,
             extended_ranges: false,
             guest_physical: false,
         };
-        let decoded =
-            decode(input, 0, &page[..], &hypervisor).map_err(|status| status.to_string())?;
-        let covered = decoded.is_everything()
-            || decoded
-                .ranges()
-                .map(|run| run.count * run.size)
-                .sum::<u64>()
-                == pages << 12;
-        if decoded.targets != Some(set) || !covered {
-            return Err(format!("{decoded:?} is not what was asked for"));
+        let done = decode(input, 0, &page[..], &hypervisor).and_then(|call| {
+            let words = call.call.header() + input.banks() + input.reps();
+            host.count(|tally| tally.list_bytes += 8 * words as u64);
+            host.hypercall(self.doing.cpu, &call, self.first)
+        });
+        match done {
+            Ok(()) => Output::new(Status::SUCCESS, input.reps()),
+            Err(status) => {
+                host.fail(status.to_string());
+                Output::new(status, 0)
+            }
         }
-        let words = decoded.call.header() + input.banks() + input.reps();
-        Ok(8 * words as u64)
+    }
+}
+
+impl Hypercalls for Calls<'_, '_, '_> {
+    fn vp_index(&self, cpu: usize) -> Option<u32> {
+        Some(self.first + u32::try_from(cpu).ok()?)
+    }
+
+    fn with_page(&self, with: &mut dyn FnMut(&mut [u64; PAGE_WORDS])) {
+        with(&mut self.page.borrow_mut());
+    }
+}
+
+/// KVM's protocol: vCPUs that do not run are marked, at the price of an exchange for each.
+struct Later<'d, 'h, 'c>(&'d Doing<'h, 'c>);
+
+impl Messenger for Later<'_, '_, '_> {
+    fn tell(&self, message: &Message<'_>, cpus: &mut Cpus) {
+        let (host, cpu) = (self.0.host, self.0.cpu);
+        for vcpu in cpus.iter().collect::<Vec<_>>() {
+            let mut one = Cpus::EMPTY;
+            one.insert(vcpu);
+            cpu.order();
+            Deferred::new(|vcpu| host.flag(vcpu)).tell(message, &mut one);
+            if one.is_empty() {
+                cpus.remove(vcpu);
+                host.tell_later(vcpu);
+                host.work(cpu, host.costs.exchange + host.costs.transfer);
+            }
+        }
+    }
+}
+
+/// A CPU that broadcasts.
+struct Hardware<'d, 'h, 'c>(&'d Doing<'h, 'c>);
+
+impl Hardware<'_, '_, '_> {
+    fn issue(&self) {
+        let host = self.0.host;
+        host.count(|tally| tally.broadcasts += 1);
+        host.work(self.0.cpu, host.costs.issue);
+    }
+
+    fn complete(&self) {
+        let host = self.0.host;
+        host.work(self.0.cpu, host.costs.complete);
+        host.all_forget();
+    }
+}
+
+impl Amd for Hardware<'_, '_, '_> {
+    fn invlpgb(&self, _: Invlpgb) {
+        self.issue();
+    }
+
+    fn tlbsync(&self) {
+        self.complete();
+    }
+}
+
+impl Arm64 for Hardware<'_, '_, '_> {
+    fn tlbi(&self, _: Tlbi) {
+        self.issue();
+    }
+
+    fn dsb(&self) {
+        self.complete();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tablewright_machine::{Config, Costs, Scheduler};
+
+    use super::super::host::Memory;
+    use super::*;
+
+    /// A flush of two threads' space by the first: what was wrong with it.
+    fn problem_with(tell: impl Fn(&Host<'_>)) -> Option<String> {
+        let (costs, memory) = (Costs::default(), Memory::new(2));
+        let host = Host::new(&costs, &memory, Time::ms(4), 2, 2, false)?;
+        let left = std::cell::Cell::new(2);
+        let outcome = Scheduler::new(Config::new(4)).run(|cpu| {
+            if cpu.id() >= 2 {
+                return host.idle(cpu, || left.get() == 0);
+            }
+            host.begin(cpu);
+            host.hold(cpu);
+            host.work(cpu, Time::us(10));
+            if cpu.id() == 0 {
+                host.flush(cpu, |doing, here| {
+                    let everything = Invalidation {
+                        root: host.space.root(),
+                        id: 0,
+                        global: false,
+                        what: What::Everything,
+                    };
+                    here.flush(
+                        &host.space,
+                        &everything,
+                        &[&Planted(&|| tell(&host))],
+                        doing,
+                    );
+                });
+            }
+            host.work(cpu, Time::us(100));
+            cpu.order();
+            left.set(left.get() - 1);
+            host.leave(cpu, left.get() == 0);
+        });
+        assert!(outcome.is_ok());
+        host.problem.take()
+    }
+
+    /// Says that it has told all.
+    struct Planted<'t>(&'t dyn Fn());
+
+    impl Messenger for Planted<'_> {
+        fn tell(&self, _: &Message<'_>, cpus: &mut Cpus) {
+            (self.0)();
+            cpus.clear();
+        }
+    }
+
+    #[test]
+    fn a_vcpu_that_is_left_out_is_found() {
+        let nothing = problem_with(|_| ());
+        assert_eq!(nothing.as_deref(), Some("vCPU 1 was not told"));
+        assert_eq!(problem_with(|host| host.all_forget()), None);
+        assert_eq!(problem_with(|host| host.tell_later(1)), None);
     }
 }

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 
 use tablewright_machine::{Config, Cpu, Profile, Scheduler, Time};
 
-use super::host::{Host, Tally};
-use super::messenger::{How, Messenger};
+use super::host::{Host, Memory, Tally};
+use super::messenger::{self, How};
 use crate::error::Error;
 use crate::map_mem::machine::Threads;
 use crate::random::Random;
@@ -79,7 +79,6 @@ struct SpaceLock {
 struct Program<'j> {
     job: &'j Job,
     host: Host<'j>,
-    messenger: Messenger<'j>,
     lock: SpaceLock,
     asleep: Box<[Cell<bool>]>,
     running: Cell<usize>,
@@ -88,17 +87,24 @@ struct Program<'j> {
 /// Makes a run.
 pub fn run(job: &Job) -> Result<Ran, Error> {
     let threads = usize::from(job.threads);
+    let failed = |problem: String| Error::Machine {
+        machine: job.profile.name.clone(),
+        step: job.how.name(),
+        problem,
+    };
+    let memory = Memory::new(job.vcpus.into());
     let host = Host::new(
         &job.profile.costs,
+        &memory,
         job.slice,
         job.physical.into(),
-        job.vcpus.into(),
         threads,
-    );
+        job.how == How::Tablewright,
+    )
+    .ok_or_else(|| failed(format!("{} vCPUs are too many", job.vcpus)))?;
     let program = Program {
         job,
         host,
-        messenger: Messenger::new(job),
         lock: SpaceLock::default(),
         asleep: (0..threads).map(|_| Cell::new(false)).collect(),
         running: Cell::new(threads),
@@ -111,13 +117,8 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
         true => program.thread(cpu),
         false => program.host.idle(cpu, || program.running.get() == 0),
     });
-    let failed = |problem: String| Error::Machine {
-        machine: job.profile.name.clone(),
-        step: job.how.name(),
-        problem,
-    };
     let outcome = outcome.map_err(|error| failed(error.to_string()))?;
-    match program.messenger.problem() {
+    match program.host.problem.take() {
         Some(problem) => Err(failed(problem)),
         None => Ok(Ran {
             time: outcome.end,
@@ -141,7 +142,7 @@ impl Program<'_> {
             self.with(cpu, false, || host.work(cpu, part(TOUCH)));
             self.with(cpu, true, || {
                 host.work(cpu, part(100 - MAP - TOUCH));
-                self.messenger.flush(cpu, host, self.job.pages);
+                messenger::flush(self.job, cpu, host, self.job.pages);
             });
         }
         cpu.order();

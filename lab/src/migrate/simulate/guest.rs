@@ -1,13 +1,14 @@
 //! The guest: virtual CPUs that write, and the handler of their faults.
 
 use tablewright::dirty::Marker;
-use tablewright::guest::{Access, Backing, Cause, Declined, Fault, Request as GuestRequest};
+use tablewright::guest::{Backing, Cause, Declined, Request as GuestRequest};
 use tablewright::shared::Refused;
 use tablewright::{Format, Ipa, Pa};
 use tablewright_machine::{Cpu, Fault as Trap, Request, Time};
 
 use super::super::writes::{Due, Stream};
 use super::{BLOCK, Migration, PAGE, PAUSE, PHYSICAL, QUANTUM, TIMESLICE, Vcpu};
+use crate::host::fault_of;
 
 impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
     pub(super) fn vcpu(&self, cpu: Cpu<'_>) {
@@ -114,11 +115,10 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
     /// The handler of a fault: does what can be done, and the guest tries again.
     fn serve(&self, cpu: Cpu<'_>, page: u64, trap: Trap) {
         let at = Ipa::new(page * PAGE);
-        let mut fault = Fault::new(at, Access::Write);
-        if matches!(trap, Trap::Permission { .. }) {
-            fault.cause = Cause::Permission;
-        }
-        if matches!(trap, Trap::AccessFlag { .. }) {
+        let Some(fault) = fault_of(trap, at, true) else {
+            return self.fail(format!("{trap:?} at {at}"));
+        };
+        if fault.cause == Cause::AccessFlag {
             let _again = self.guest.touch(&fault);
             return;
         }
