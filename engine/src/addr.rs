@@ -149,6 +149,7 @@ address!(
 /// assert_eq!(Span::new(Va::new(0x1000), 0), Err(AddressError::Empty));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AddressError {
     /// The first address or the size is not a multiple of the size of a page, `1 << shift` bytes.
     Misaligned {

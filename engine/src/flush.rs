@@ -19,6 +19,7 @@
 //! correct. Cut-off tables are chained through the side memory of their frames ([`Platform::link_of`]); the page of a
 //! table itself is not written, because walkers may still be reading it.
 
+use core::fmt;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::ops::{ControlFlow, Range};
@@ -113,8 +114,9 @@ pub enum What<'a> {
 /// use tablewright::Stale;
 /// let page = Stale { first: 0x7000, last: 0x7fff, level: None, tables: true };
 /// assert_eq!(page.last - page.first + 1, 4096);
+/// assert_eq!(format!("{page:?}"), "Stale { first: 0x7000, last: 0x7fff, level: None, tables: true }");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stale {
     /// The first address.
     pub first: u64,
@@ -126,6 +128,17 @@ pub struct Stale {
     pub level: Option<Level>,
     /// Tables were cut off: what is cached of table descriptors has to go too, not only leaves.
     pub tables: bool,
+}
+
+impl fmt::Debug for Stale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stale")
+            .field("first", &format_args!("{:#x}", self.first))
+            .field("last", &format_args!("{:#x}", self.last))
+            .field("level", &self.level)
+            .field("tables", &self.tables)
+            .finish()
+    }
 }
 
 /// How many separate ranges a flush has before it becomes one of everything.
@@ -343,15 +356,29 @@ impl Ranges {
 /// space.map(Span::new(Va::new(0x20_0000), 2 << 20)?, Pa::new(0), Attrs::USER_DATA)?;
 /// let leaf = space.query(Va::new(0x30_0000)).unwrap();
 /// assert_eq!((leaf.input(), leaf.frame(), leaf.level()), (Va::new(0x20_0000), Pa::new(0), Level::new(1)));
+/// assert!(format!("{leaf:?}").starts_with("Leaf { input: Va(0x200000), frame: Pa(0x0), size: 0x200000, attrs: "));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Leaf<F: Format> {
     input: u64,
     entry: u64,
     level: Level,
     denied: Perms,
     format: PhantomData<F>,
+}
+
+/// What it means, and its entry as it is in memory.
+impl<F: Format> fmt::Debug for Leaf<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leaf")
+            .field("input", &self.input())
+            .field("frame", &self.frame())
+            .field("size", &format_args!("{:#x}", self.size()))
+            .field("attrs", &self.attrs())
+            .field("entry", &format_args!("{:#x}", self.entry))
+            .finish()
+    }
 }
 
 impl<F: Format> Leaf<F> {

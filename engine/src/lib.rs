@@ -16,8 +16,8 @@
 //! makes when it boots; [`shared`] has the edits that many processors make at once, [`guest`] what a hypervisor makes of
 //! them, [`shootdown`] what it takes to have other processors forget, and [`arch`] what is executed for all of it.
 //!
-//! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a [platform](hosted) on
-//! ordinary memory for tests and needs `std`.
+//! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a platform on ordinary memory for tests, in
+//! the module `hosted`, and needs `std`.
 #![cfg_attr(not(feature = "hosted"), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -56,6 +56,10 @@ pub use space::{AddressSpace, EditError, Half, Liveness};
 #[cfg(all(doctest, feature = "hosted", target_arch = "x86_64"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+#[cfg(all(doctest, feature = "hosted"))]
+#[doc = include_str!("../README.md")]
+struct Package;
 
 #[cfg(all(doctest, feature = "hosted"))]
 #[doc = include_str!("../../docs/embedding.md")]

@@ -65,6 +65,7 @@ pub enum Half {
 /// # Ok::<(), tablewright::AddressError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum EditError<A> {
     /// An address or a size is not a multiple of the granule.
     Misaligned,

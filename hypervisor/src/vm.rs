@@ -322,7 +322,7 @@ impl Vm {
                 Err(Declined::Denied(slot)) if slot.id >= CONTROL_SLOT => {
                     break Next::Emulate(fault.at);
                 }
-                Err(Declined::NoSlot | Declined::Denied(_)) => break Next::Inject,
+                Err(_) => break Next::Inject,
             };
             // What it writes is marked after it was made writable, and before it goes on; room is made sure of before.
             let marker = match &self.log {

@@ -7,8 +7,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
 use crate::{
-    compare, dirty_log, fit, litmus, map_mem, migrate, page_table_test, record, report, reproduce,
-    tlb_flush, write_protect,
+    compare, dirty_log, first, fit, litmus, map_mem, migrate, page_table_test, record, report,
+    reproduce, tlb_flush, write_protect,
 };
 
 /// Experiments with page tables
@@ -16,12 +16,12 @@ use crate::{
 #[command(
     name = "tablewright",
     version,
-    arg_required_else_help = true,
     disable_help_subcommand = true,
     long_about = "Experiments with page tables: what the Tablewright engine, and others, need for the work of kernels and \
                   hypervisors, on this computer or on a software machine.",
     after_help = "\
 Start with:
+  tablewright                         does it work here, is it fast, what is it for: a few seconds
   tablewright compare --size 1G       how fast Tablewright and the published crates map, protect and unmap
   sudo tablewright map-mem            build the linear map of this computer's memory
   tablewright map-mem --ram 64G       or of 64 GiB, which needs no rights
@@ -33,7 +33,7 @@ and 1 otherwise."
 )]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 /// One experiment is one variant, and one module.
@@ -75,7 +75,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Ok(cli) => cli,
         Err(error) => return help_or_error(&error),
     };
-    match cli.command {
+    let Some(command) = cli.command else {
+        return first::run();
+    };
+    match command {
         Command::MapMem(arguments) => map_mem::run(&arguments),
         Command::PageTableTest(arguments) => page_table_test::run(&arguments),
         Command::WriteProtect(arguments) => write_protect::run(&arguments),
@@ -101,9 +104,6 @@ fn help_or_error(error: &clap::Error) -> Result<(), Error> {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             report::print(&error.render().to_string())
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Error::Usage(
-            "no command given: try 'tablewright --help'".to_owned(),
-        )),
         _ => Err(Error::Usage(one_line(&error.render().to_string()))),
     }
 }

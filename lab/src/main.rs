@@ -8,6 +8,7 @@ mod compare;
 mod dirty_log;
 mod error;
 mod file;
+mod first;
 mod fit;
 mod format;
 mod host;

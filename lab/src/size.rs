@@ -25,6 +25,14 @@ pub enum SizeError {
 }
 
 impl Size {
+    /// So many bytes. `None` for none.
+    pub const fn of(bytes: u64) -> Option<Self> {
+        match bytes {
+            0 => None,
+            _ => Some(Self(bytes)),
+        }
+    }
+
     /// The number of bytes.
     pub const fn bytes(self) -> u64 {
         self.0

@@ -84,9 +84,14 @@ pub fn huge_page_warning(arena: Arena, memory: Memory) -> Option<String> {
 
 /// Figures of a program built without optimisation say nothing.
 pub fn build_warning() -> Option<String> {
-    cfg!(debug_assertions).then(|| {
-        "built without optimisation: use a release build before quoting figures".to_owned()
-    })
+    let built = match env!("TABLEWRIGHT_PROFILE") {
+        "figures" => return None,
+        _ if cfg!(debug_assertions) => "without optimisation",
+        _ => "quickly",
+    };
+    Some(format!(
+        "built {built}: before quoting figures, `cargo run --profile figures --`, as the book has them"
+    ))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ fn sizes_that_are_none() {
         ("G", "whole number"),
         ("64Q", "unknown unit 'Q'"),
         ("1.5G", "unknown unit"),
-        ("-1G", "unexpected argument"),
+        ("-1G", "whole number"),
         ("5K", "not a multiple of the page size, 4 KiB"),
         ("1234", "not a multiple of the page size"),
         ("99999999999999999999999", "larger than any address"),
@@ -39,11 +39,33 @@ fn sizes_that_are_none() {
     }
 }
 
+/// Without a command three questions are answered, on a screen of 80 columns.
+#[test]
+fn the_first_run_answers_three_questions() {
+    let output = tablewright(&[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    for answer in [
+        "Does it work here?",
+        "is where it should be",
+        "Is it fast?",
+        "1 GiB  unmap",
+        "1 page protect",
+        "What is it for?",
+        "a dirty log of 3 GiB starts",
+        "What next",
+    ] {
+        assert!(text.contains(answer), "{answer}: {text}");
+    }
+    for line in text.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+}
+
 #[test]
 fn options_that_do_not_exist_or_do_not_go_together() {
     for (arguments, says) in [
-        (&[][..], "tablewright --help"),
-        (&["fly"], "fly"),
+        (&["fly"][..], "fly"),
         (&["map-mem", "--fly"], "--fly"),
         (&["map-mem", "--ram"], "--ram"),
         (&["map-mem", "--rounds", "0", "--ram", "1G"], "1..=10000"),

@@ -142,6 +142,7 @@ fn bad_input_is_one_line() {
             "bytes are mapped",
         ),
         (&["--file", "x"], "--file: only with --on native"),
+        (&["--cpus", "32"], "--cpus 32: 16 vCPUs run on no more"),
         (&["--ranges", "510"], "510 is not in 1..=509"),
         (&["--machine", "none"], "no profile 'none'"),
     ] {

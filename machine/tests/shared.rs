@@ -113,7 +113,7 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
                     let _split = gather.split(Va::new(request.va), level);
                 }
                 Err(Refused::Retry | Refused::Denied) => {}
-                Err(Refused::Edit(error)) => panic!("{error}"),
+                Err(error) => panic!("{error}"),
             }
         }
         self.later.put_off(gather);

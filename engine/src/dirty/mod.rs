@@ -37,6 +37,7 @@ use core::fmt;
 
 /// Why there can be no such log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LogError {
     /// There are fewer bits than pages; how many there are.
     TooFewBits(u64),

@@ -28,6 +28,7 @@ bitflags::bitflags! {
 
 /// Why a harvest, or a protection, did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HarvestError {
     /// Writes to this slot are not logged.
     NotLogged(u16),

@@ -106,6 +106,7 @@ pub struct Guest<'s, F: Format<Input = Ipa>, P: SharedPlatform> {
 
 /// Why a fault is not one to be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Declined {
     /// No slot holds the address: a device of the embedder's, or nothing.
     NoSlot,

@@ -115,6 +115,7 @@ impl Slot {
 
 /// Why a slot was not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SlotError {
     /// There are as many slots as there are cells.
     Full,

@@ -19,6 +19,7 @@ pub enum Targets<'a> {
 
 /// Why a flush cannot be sent: it has to be done in another way, on all the processors that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Refusal {
     /// A processor beyond the first 64, and the hypervisor does not take sets.
     NeedsSet,

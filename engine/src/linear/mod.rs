@@ -67,6 +67,7 @@ pub struct MemoryMap<'a> {
 /// # Ok::<(), tablewright::AddressError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LinearError<A> {
     /// A list of the memory map is out of order, or overlaps, at this range.
     Order(Span<Pa>),

@@ -134,6 +134,7 @@ pub unsafe trait SharedPlatform: Platform {
 
 /// Why a shared edit did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Refused<A> {
     /// Another processor is replacing this entry. Let the guest go on: it will fault again if it has to.
     Busy(A),

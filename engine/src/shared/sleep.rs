@@ -48,6 +48,7 @@ const NEXT: u64 = 4;
 
 /// Why not everything can be protected in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Unprotectable {
     /// Another start is under way.
     Busy,

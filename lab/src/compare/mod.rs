@@ -7,7 +7,7 @@ mod limit;
 mod page_table_generic;
 #[cfg(target_arch = "x86_64")]
 mod page_table_multiarch;
-mod pages;
+pub mod pages;
 mod picture;
 mod runner;
 mod subject;
@@ -26,13 +26,15 @@ use serde::Serialize;
 use crate::arena::{Arena, Memory};
 use crate::error::Error;
 use crate::file::Target;
+use crate::first::Against;
 use crate::format::Format;
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::size::{Size, human};
 use crate::stats::{self, Samples};
 use runner::Measurement;
-use subject::{CANDIDATES, Candidate, LIMIT, OURS, Operation, Work};
+pub use subject::OURS;
+use subject::{CANDIDATES, Candidate, LIMIT, Operation, Work};
 
 /// Tables more than are needed, so that two threads may each have half of them, the tables above among them.
 const SPARE: u64 = 16;
@@ -74,7 +76,12 @@ Examples:
   tablewright compare --pages 1,16 --rounds 31 --json > pages.json")]
 pub struct Arguments {
     /// How much memory to map, with 4 KiB pages
-    #[arg(long, default_value = "16G", value_name = "SIZE")]
+    #[arg(
+        long,
+        default_value = "16G",
+        value_name = "SIZE",
+        allow_hyphen_values = true
+    )]
     size: Size,
     /// How the memory of the tables is prepared
     #[arg(long, value_enum, default_value = "both")]
@@ -224,6 +231,33 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         Some(target) => target.fill(&picture::of(&report).svg()?),
         None => Ok(()),
     }
+}
+
+/// Map, protect and unmap of so many bytes of pages, which are a multiple of what a table covers.
+pub fn large(bytes: u64, rounds: u32) -> Result<Vec<Against>, Error> {
+    let work = Work { bytes };
+    let candidates: Vec<&Candidate> = std::iter::once(&LIMIT).chain(CANDIDATES).collect();
+    let arena = Arena::new(
+        work.tables() + SPARE,
+        Format::COMMON.page_shift(),
+        Memory::Warm,
+    )?;
+    let mut progress = Progress::new(u64::from(rounds + 1) * candidates.len() as u64);
+    let measured = runner::run(&candidates, work, rounds, arena, &mut progress)?;
+    let against = |operation: Operation| {
+        let of = measured
+            .iter()
+            .filter(|one| one.candidate != 0 && one.operation == operation);
+        Against::of(
+            operation.name(),
+            of.map(|one| {
+                let by = candidates[one.candidate];
+                (by.name, by.version, one.samples.median())
+            }),
+        )
+    };
+    let operations = [Operation::Map, Operation::Protect, Operation::Unmap];
+    Ok(operations.into_iter().filter_map(against).collect())
 }
 
 fn work(size: Size) -> Result<Work, Error> {

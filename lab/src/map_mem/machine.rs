@@ -53,7 +53,7 @@ pub struct Job {
 pub type Run<'r> = &'r dyn Fn(&[Job]) -> Result<Vec<Ran>, Error>;
 
 /// How many threads of this computer make runs.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Threads {
     /// How many runs of the machine to make at a time; the figures do not depend on it [default: as many as this
     /// computer has CPUs, at most 4]

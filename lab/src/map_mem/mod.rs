@@ -4,7 +4,7 @@
 mod boot;
 mod builder;
 mod check;
-mod input;
+pub mod input;
 pub mod machine;
 mod measure;
 mod simulate;
@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
+use crate::iomem::MemoryMap;
 use crate::plan::{Contents, Leaves, Plan};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -40,7 +41,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", conflicts_with = "ram")]
     iomem: Option<PathBuf>,
     /// One range of RAM of this size, from address 0
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     ram: Option<Size>,
     /// Whose page tables [default: this computer's]
     #[arg(long, value_enum)]
@@ -128,6 +129,34 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         On::Native => run_native(arguments),
         On::Machine => simulate::run(arguments, &machine::software(arguments.threads)),
     }
+}
+
+/// A map that was built, and every page of it checked.
+pub struct Built {
+    pub bytes: u64,
+    pub entries: u64,
+    pub tables: u64,
+    pub nanoseconds: f64,
+}
+
+/// Builds the linear map of this memory in pages.
+pub fn build(source: &str, map: &MemoryMap, format: Format) -> Result<Built, Error> {
+    let plan = Plan::new(map, format, Leaves::Pages).map_err(|error| Error::Plan {
+        source_name: source.to_owned(),
+        error,
+    })?;
+    let mut builder = builder::native(&plan).map_err(|problem| Error::Subject {
+        subject: builder::OURS,
+        operation: "map",
+        problem,
+    })?;
+    let outcome = measure::run(&plan, builder.as_mut(), 3)?;
+    Ok(Built {
+        bytes: plan.bytes(),
+        entries: outcome.built.entries,
+        tables: outcome.built.tables,
+        nanoseconds: outcome.build.median(),
+    })
 }
 
 /// Options that say nothing here are a mistake, not a detail.

@@ -21,6 +21,7 @@ use serde::Serialize;
 use crate::dirty_log::simulate as disabling;
 use crate::error::Error;
 use crate::file::Target;
+use crate::first::Problem;
 use crate::map_mem::machine::{self, Threads, percent};
 use crate::migrate::simulate as migrations;
 use crate::page_table_test::simulate;
@@ -145,6 +146,56 @@ struct Runs<'r> {
     write_protect: starts::Run<'r>,
     migrate: migrations::Run<'r>,
     tlb_flush: flushes::Run<'r>,
+}
+
+/// A few of the published problems, which take the machine a second or two each.
+pub fn problems() -> Result<Vec<Problem>, Error> {
+    let threads = Threads::default();
+    let rows = |experiment, system: &str, configuration: &str, metric: &str| {
+        let mut rows = published::built_in(experiment).unwrap_or_default();
+        rows.retain(|row| {
+            row.system.starts_with(system)
+                && row.configuration.contains(configuration)
+                && row.metric.contains(metric)
+        });
+        rows
+    };
+    let boot = rows("map-mem", "Ampere Altra VM, 64G", "batch-barriers", "");
+    let faults = rows("page-table-test", "", "-s anonymous -b 1G -v 80", "CREATE");
+    let starts = rows("write-protect", "", "Case 1", "(a)");
+    let found = [
+        (
+            "a kernel maps 64 GiB at boot",
+            map_mem::rows(boot, &machine::software(threads))?,
+        ),
+        (
+            "80 vCPUs fault on 1 GiB",
+            page_table_test::rows(faults, &simulate::software(threads))?,
+        ),
+        (
+            "a dirty log of 3 GiB starts",
+            write_protect::rows(
+                starts,
+                &starts::software(threads),
+                &migrations::software(threads),
+            )?,
+        ),
+    ];
+    let problem = |(what, rows): (&'static str, Vec<Row>)| {
+        let row = rows.into_iter().next()?;
+        let figures = [
+            row.published_before,
+            row.published_after,
+            row.before,
+            row.after,
+            row.tablewright,
+        ];
+        Some(Problem {
+            what,
+            figures: figures.map(|value| figure(value, &row.unit)),
+        })
+    };
+    Ok(found.into_iter().filter_map(problem).collect())
 }
 
 fn reproduce(only: &[String], runs: Runs<'_>) -> Result<Report<Parameters, Row>, Error> {

@@ -143,6 +143,12 @@ fn test(
             arguments.tasks, arguments.vcpus
         )));
     }
+    if cpus > arguments.vcpus {
+        return Err(Error::Usage(format!(
+            "--cpus {cpus}: {} vCPUs run on no more than as many",
+            arguments.vcpus
+        )));
+    }
     let hows = match arguments.how.is_empty() {
         true => How::ALL.to_vec(),
         false => arguments.how.clone(),

@@ -20,6 +20,7 @@ use super::subject::{LIMIT, OURS, Work};
 use crate::arena::Memory;
 use crate::error::Error;
 use crate::file::Target;
+use crate::first::Against;
 use crate::format::Architecture;
 use crate::progress::Progress;
 use crate::report::{self, Report};
@@ -154,6 +155,30 @@ pub fn run(request: Request<'_>) -> Result<(), Error> {
         Some(target) => target.fill(&picture::of(&report).svg()?),
         None => Ok(()),
     }
+}
+
+/// Map, protect and unmap of one page, of this computer's format.
+pub fn single(rounds: u32) -> Result<Vec<Against>, Error> {
+    let architecture = Architecture::HOST;
+    let candidates = candidates(architecture, |_| true);
+    let arenas = Arenas::new(candidates.len())?;
+    let mut progress = Progress::new(u64::from(rounds + 1));
+    let measured = runner::run(architecture, &candidates, 1, rounds, &arenas, &mut progress)?;
+    let against = |operation: Operation| {
+        let of = measured.iter().filter(|one| {
+            let by = &candidates[one.candidate];
+            !by.is_limit() && !by.hardware_flags && one.operation == operation
+        });
+        Against::of(
+            operation.name(),
+            of.map(|one| {
+                let by = &candidates[one.candidate];
+                (by.name, by.version, one.samples.median())
+            }),
+        )
+    };
+    let operations = [Operation::Map, Operation::Protect, Operation::Unmap];
+    Ok(operations.into_iter().filter_map(against).collect())
 }
 
 /// The limit does nothing but touch memory: what scatters there is the computer, not a crate.

@@ -1451,7 +1451,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             let request = match self.guest.request(fault) {
                 Ok(request) => request,
                 Err(Declined::Busy) => return Served::Later,
-                Err(Declined::NoSlot | Declined::Denied(_)) => return Served::Declined,
+                Err(_) => return Served::Declined,
             };
             if dice.once_in(2) {
                 if dice.once_in(4) {

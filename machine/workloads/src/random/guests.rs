@@ -344,7 +344,7 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
                     let _split = gather.split(Ipa::new(ipa), level);
                 }
                 Err(Refused::Retry) => {}
-                Err(Refused::Edit(error)) => {
+                Err(error) => {
                     self.machine.report(Rule::Program, format!("{error}"));
                     break;
                 }

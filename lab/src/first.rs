@@ -1,0 +1,183 @@
+//! The program without a command: does the engine work here, is it fast, and what is it for. A few seconds, no rights.
+
+use std::fs;
+
+use crate::compare::{self, OURS};
+use crate::error::Error;
+use crate::format::{Architecture, Format, Granule};
+use crate::map_mem;
+use crate::report::{self, print};
+use crate::reproduce;
+use crate::size::{Size, human};
+use crate::stats;
+
+/// As much memory is mapped at most: the tables have to fit.
+const MOST: u64 = 64 << 30;
+/// And so much if this computer does not say how much it has.
+const USUAL: u64 = 16 << 30;
+/// How often each crate is measured.
+const ROUNDS: u32 = 5;
+/// Columns of the longest bar.
+const BAR: f64 = 29.0;
+
+/// An operation, by the engine and by the fastest of the other crates.
+pub struct Against {
+    /// Which.
+    pub operation: &'static str,
+    /// Nanoseconds.
+    pub ours: f64,
+    /// Nanoseconds of the other, and its name.
+    pub other: (f64, String),
+}
+
+impl Against {
+    /// Out of what was measured: name, version, nanoseconds. `None` if the engine or the others are not among them.
+    pub fn of<'n>(
+        operation: &'static str,
+        measured: impl Iterator<Item = (&'n str, &'n str, f64)>,
+    ) -> Option<Self> {
+        let (ours, others): (Vec<_>, Vec<_>) = measured.partition(|(name, ..)| *name == OURS);
+        let fastest =
+            |of: Vec<(&'n str, &'n str, f64)>| of.into_iter().min_by(|a, b| a.2.total_cmp(&b.2));
+        let ((_, _, ours), (name, version, other)) = (fastest(ours)?, fastest(others)?);
+        Some(Self {
+            operation,
+            ours,
+            other: (other, format!("{name} {version}")),
+        })
+    }
+}
+
+/// A published problem: before and after what was published for it, here, and by the engine.
+pub struct Problem {
+    /// What takes so long.
+    pub what: &'static str,
+    /// As they are shown, in this order: published before and after, here before and after, Tablewright.
+    pub figures: [String; 5],
+}
+
+/// Answers the three questions.
+pub fn run() -> Result<(), Error> {
+    print("Does it work here?\n")?;
+    print(&works()?)?;
+    print("\nIs it fast? Nanoseconds for each page, beside the best other crate\n")?;
+    for (size, rows) in [
+        ("1 GiB", compare::large(1 << 30, ROUNDS)?),
+        ("1 page", compare::pages::single(ROUNDS)?),
+    ] {
+        rows.iter().try_for_each(|row| print(&bars(size, row)))?;
+    }
+    print("\nWhat is it for?\n")?;
+    print(&problems(reproduce::problems()?))?;
+    print(
+        "
+Every figure of the last table but the published ones is of a software machine, in virtual time.
+What next:
+  tablewright reproduce            all published figures, and how well the machine agrees with them
+  tablewright compare --pages      1 to 512 pages in a call; compare: 16 GiB of them
+  tablewright page-table-test -s anonymous_hugetlb_1gb -b 1G -v 4      one of the problems, in detail
+  tablewright --help               every experiment
+",
+    )?;
+    if let Some(warning) = stats::build_warning() {
+        report::complain("note", &warning);
+    }
+    Ok(())
+}
+
+/// Builds the map of this computer's memory, or of as much, and has every page checked.
+fn works() -> Result<String, Error> {
+    let format = Format::new(Architecture::HOST, Granule::K4, 48)?;
+    let own = map_mem::input::read(None, None, format).ok();
+    let (source, map) = match own {
+        Some((source, map)) => (format!("The memory that {source} shows"), map),
+        None => {
+            let size = Size::of(memory().clamp(1 << 30, MOST) >> 21 << 21);
+            let (_, map) = map_mem::input::read(None, size, format)?;
+            let source = "As much memory as this computer has, in one range";
+            (source.to_owned(), map)
+        }
+    };
+    let built = map_mem::build(&source, &map, format)?;
+    Ok(format!(
+        "  {source}: {}\n  in {} pages for {}, {} tables, built in {}.\n  Every page was looked up by a walker that shares no code \
+         with the engine, and\n  is where it should be.\n",
+        human(built.bytes),
+        report::count(built.entries),
+        format.architecture().name(),
+        report::count(built.tables),
+        report::time(built.nanoseconds),
+    ))
+}
+
+/// Bytes of memory that this computer has.
+fn memory() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kibibytes = total.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kibibytes.map_or(USUAL, |kibibytes| kibibytes << 10)
+}
+
+/// Two bars, the longer one as wide as there is room.
+fn bars(size: &str, row: &Against) -> String {
+    let (other, name) = &row.other;
+    let most = row.ours.max(*other);
+    let bar = |time: f64| "█".repeat((time / most * BAR).round().max(1.0) as usize);
+    let line = |head: &str, name: &str, time: f64| {
+        format!(
+            "  {head:15}{name:27.27}{:>5}  {}\n",
+            report::figure(time),
+            bar(time)
+        )
+    };
+    line(
+        &format!("{size:6} {}", row.operation),
+        "Tablewright",
+        row.ours,
+    ) + &line("", name, *other)
+}
+
+fn problems(rows: Vec<Problem>) -> String {
+    let cells = rows.into_iter().map(|row| {
+        let [a, b, c, d, e] = row.figures;
+        [row.what.to_owned(), a, b, c, d, e]
+    });
+    report::table(
+        [
+            "",
+            "published\nbefore",
+            "published\nafter",
+            "machine\nbefore",
+            "machine\nafter",
+            "Table-\nwright",
+        ],
+        1,
+        cells.collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_bar_is_as_wide_as_there_is_room() {
+        let row = Against {
+            operation: "map",
+            ours: 1.0,
+            other: (29.0, "another 1.2.3".to_owned()),
+        };
+        let text = bars("1 GiB", &row);
+        let widths: Vec<usize> = text.lines().map(|line| line.matches('█').count()).collect();
+        assert_eq!(widths, [1, 29]);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_computer_has_memory() {
+        assert!(memory() >= 1 << 20);
+    }
+}
