@@ -71,12 +71,13 @@ pub fn run() -> Result<(), Error> {
     print(&problems(reproduce::problems()?))?;
     print(
         "
-Every figure of the last table but the published ones is of a software machine, in virtual time.
+The machine is simulated, in virtual time; published figures are others'.
+
 What next:
-  tablewright reproduce            all published figures, and how well the machine agrees with them
-  tablewright compare --pages      1 to 512 pages in a call; compare: 16 GiB of them
-  tablewright page-table-test -s anonymous_hugetlb_1gb -b 1G -v 4      one of the problems, in detail
-  tablewright --help               every experiment
+  tablewright reproduce        every published figure, and how far off the machine is
+  tablewright compare --pages  1 to 512 pages in a call
+  tablewright page-table-test -s anonymous_hugetlb_1gb -v 4   one of the problems
+  tablewright --help           every experiment
 ",
     )?;
     if let Some(warning) = stats::build_warning() {
