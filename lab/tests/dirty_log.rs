@@ -35,6 +35,18 @@ fn zaps(row: &Value) -> (u64, u64) {
     (buckets.iter().map(count).sum(), from)
 }
 
+/// Without a word about the guest the ways differ.
+#[test]
+fn plain_shows_what_it_is_about() {
+    let report = json(&["-i", "1"]);
+    let disable = |how: &str| {
+        let rows = report["rows"].as_array().expect("rows");
+        let row = rows.iter().find(|row| row["how"] == how);
+        row.and_then(|row| row["disable"].as_f64()).expect("a time")
+    };
+    assert!(disable("before") > 10.0 * disable("tablewright"));
+}
+
 #[test]
 fn bad_input_is_one_line() {
     for (arguments, says) in [

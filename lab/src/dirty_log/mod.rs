@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::file::Target;
 use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
 use crate::page_table_test;
-use crate::page_table_test::input::{Backing, Mode, PAGE, Region, Source};
+use crate::page_table_test::input::{Backing, Guest, Mode, PAGE, Region, Source};
 use crate::published;
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -35,15 +35,16 @@ pub struct Arguments {
     /// The guest's mode, by name or by its number in the test of 2021: how many addresses it has
     #[arg(short, long, value_name = "MODE", default_value = "PXXV48_4K")]
     mode: Mode,
-    /// What backs the guest's memory, by the test's name for it
-    #[arg(short, long, value_name = "BACKING", default_value = "anonymous")]
-    source: Backing,
-    /// How much memory each vCPU has
-    #[arg(short, long, value_name = "SIZE", default_value = "1G")]
-    bytes: Size,
-    /// How many vCPUs; each accesses its own part of the memory
-    #[arg(short, long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
-    vcpus: u16,
+    /// What backs the guest's memory, by the test's name for it [default: anonymous; anonymous_hugetlb_2mb, of 64M for
+    /// each of 8 vCPUs, without -s, -b and -v]
+    #[arg(short, long, value_name = "BACKING")]
+    source: Option<Backing>,
+    /// How much memory each vCPU has [default: 1G]
+    #[arg(short, long, value_name = "SIZE")]
+    bytes: Option<Size>,
+    /// How many vCPUs; each accesses its own part of the memory [default: 1]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    vcpus: Option<u16>,
     /// How often the memory is written, and the log read and cleared
     #[arg(short, long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u32).range(1..=1000))]
     iterations: u32,
@@ -86,6 +87,17 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+impl Arguments {
+    fn guest(&self) -> Guest {
+        let shown = Guest {
+            source: Backing::HUGETLB_2MB,
+            bytes: 64 << 20,
+            vcpus: 8,
+        };
+        Guest::new(self.source, self.bytes, self.vcpus, shown)
+    }
 }
 
 /// So many pages are run where nothing is said.
@@ -333,10 +345,11 @@ fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
 }
 
 fn case(arguments: &Arguments) -> Case {
+    let guest = arguments.guest();
     Case {
-        backing: arguments.source,
-        bytes: arguments.bytes.bytes(),
-        vcpus: arguments.vcpus,
+        backing: guest.source,
+        bytes: guest.bytes,
+        vcpus: guest.vcpus,
         mode: arguments.mode,
         offset: arguments.offset,
         scale: arguments.scale,
@@ -348,7 +361,8 @@ fn test(
     profile: &Profile,
     run: simulate::Run<'_>,
 ) -> Result<Report<Parameters, Row>, Error> {
-    check(profile, arguments.vcpus)?;
+    let guest = arguments.guest();
+    check(profile, guest.vcpus)?;
     let jobs = jobs(arguments, profile)?;
     let is_published = case(arguments).is_published() && arguments.run_while_disabling;
     let mut rows = Vec::new();
@@ -359,9 +373,9 @@ fn test(
     Ok(Report {
         experiment: "dirty-log",
         parameters: Parameters {
-            source: arguments.source.name,
-            bytes_per_vcpu: arguments.bytes.bytes(),
-            vcpus: arguments.vcpus,
+            source: guest.source.name,
+            bytes_per_vcpu: guest.bytes,
+            vcpus: guest.vcpus,
             iterations: arguments.iterations,
             slots: arguments.slots,
             write_percent: arguments.write_percent,

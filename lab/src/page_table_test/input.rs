@@ -5,7 +5,7 @@ use std::str::FromStr;
 use tablewright::Level;
 
 use crate::error::Error;
-use crate::size::human;
+use crate::size::{Size, human};
 
 /// A page of the host.
 pub const PAGE: u64 = 4096;
@@ -146,6 +146,45 @@ impl FromStr for Backing {
                 let names: Vec<_> = all().map(|backing| backing.name).collect();
                 format!("no such backing: use one of {}", names.join(", "))
             })
+    }
+}
+
+impl Backing {
+    /// Pages, zeros until they are written: what the published tests have if nothing else is said.
+    pub const ANONYMOUS: Self = backing("anonymous", Source::Anonymous);
+    /// Huge pages of a pool.
+    pub const HUGETLB_2MB: Self = backing("anonymous_hugetlb_2mb", Source::Fixed { shift: 21 });
+    /// The same, of a gigabyte.
+    pub const HUGETLB_1GB: Self = backing("anonymous_hugetlb_1gb", Source::Fixed { shift: 30 });
+}
+
+/// The guest of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Guest {
+    /// What backs its memory.
+    pub source: Backing,
+    /// How much of it.
+    pub bytes: u64,
+    /// How many vCPUs use it.
+    pub vcpus: u16,
+}
+
+impl Guest {
+    /// As asked for, the rest as the published tests have it; where nothing is asked for, one that shows what it is about.
+    pub fn new(
+        source: Option<Backing>,
+        bytes: Option<Size>,
+        vcpus: Option<u16>,
+        shown: Self,
+    ) -> Self {
+        match (source, bytes, vcpus) {
+            (None, None, None) => shown,
+            _ => Self {
+                source: source.unwrap_or(Backing::ANONYMOUS),
+                bytes: bytes.map_or(1 << 30, Size::bytes),
+                vcpus: vcpus.unwrap_or(1),
+            },
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use crate::map_mem::machine::{Threads, error_percent, percent};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
 use crate::stats;
-use input::{Backing, Mode, Region};
+use input::{Backing, Guest, Mode, Region};
 use published::Figures;
 use simulate::{Job, Ran};
 use ways::How;
@@ -38,15 +38,16 @@ pub struct Arguments {
     /// The guest's mode, by name or by its number in the test of 2021: how many addresses it has
     #[arg(short, long, value_name = "MODE", default_value = "P40V48_4K")]
     mode: Mode,
-    /// What backs the guest's memory, by the test's name for it
-    #[arg(short, long, value_name = "BACKING", default_value = "anonymous")]
-    source: Backing,
-    /// How much memory
-    #[arg(short, long, value_name = "SIZE", default_value = "1G")]
-    bytes: Size,
-    /// How many vCPUs touch it, each all of it
-    #[arg(short, long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
-    vcpus: u16,
+    /// What backs the guest's memory, by the test's name for it [default: anonymous; anonymous_hugetlb_1gb, of 1G and
+    /// with 4 vCPUs, without -s, -b and -v]
+    #[arg(short, long, value_name = "BACKING")]
+    source: Option<Backing>,
+    /// How much memory [default: 1G]
+    #[arg(short, long, value_name = "SIZE")]
+    bytes: Option<Size>,
+    /// How many vCPUs touch it, each all of it [default: 1]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    vcpus: Option<u16>,
     /// Where it starts in the guest's physical addresses, in bytes [default: as far up as they go]
     #[arg(short = 'p', long, value_name = "OFFSET", value_parser = offset)]
     offset: Option<u64>,
@@ -70,6 +71,17 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+impl Arguments {
+    fn guest(&self) -> Guest {
+        let shown = Guest {
+            source: Backing::HUGETLB_1GB,
+            bytes: 1 << 30,
+            vcpus: 4,
+        };
+        Guest::new(self.source, self.bytes, self.vcpus, shown)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -165,23 +177,26 @@ fn run_native(arguments: &Arguments) -> Result<(), Error> {
             "{option}: only tablewright runs natively, with all phases"
         )));
     }
-    let (mode, backing, bytes) = (arguments.mode, arguments.source, arguments.bytes.bytes());
+    let mode = arguments.mode;
+    let Guest {
+        source: backing,
+        bytes,
+        vcpus,
+    } = arguments.guest();
     let whole = Region::new(mode, backing, bytes, arguments.offset)?;
     let region = addressable(mode, "the native run")
         .and_then(|()| whole.scaled(backing, arguments.scale))?;
     let most = thread::available_parallelism().map_or(1, usize::from) * 8;
-    if usize::from(arguments.vcpus) > most {
+    if usize::from(vcpus) > most {
         return Err(Error::Usage(format!(
-            "-v {}: at most {most} threads on this computer",
-            arguments.vcpus
+            "-v {vcpus}: at most {most} threads on this computer"
         )));
     }
-    let took =
-        native::run(backing.source, region, arguments.vcpus).map_err(|problem| Error::Subject {
-            subject: how.name(),
-            operation: "page-table-test",
-            problem,
-        })?;
+    let took = native::run(backing.source, region, vcpus).map_err(|problem| Error::Subject {
+        subject: how.name(),
+        operation: "page-table-test",
+        problem,
+    })?;
     let seconds = took
         .times
         .map(|time| time.as_secs_f64() * arguments.scale as f64);
@@ -262,8 +277,13 @@ fn test(
     profile: &Profile,
     run: simulate::Run<'_>,
 ) -> Result<Report<Parameters, Row>, Error> {
-    check(profile, arguments.vcpus)?;
-    let (mode, backing, bytes) = (arguments.mode, arguments.source, arguments.bytes.bytes());
+    let mode = arguments.mode;
+    let Guest {
+        source: backing,
+        bytes,
+        vcpus,
+    } = arguments.guest();
+    check(profile, vcpus)?;
     let whole = Region::new(mode, backing, bytes, arguments.offset)?;
     addressable(mode, &profile.name)?;
     let region = whole.scaled(backing, arguments.scale)?;
@@ -275,12 +295,12 @@ fn test(
             way: how.way(),
             source: backing.source,
             region,
-            vcpus: arguments.vcpus,
+            vcpus,
             phases: [true; 3],
             logging_first: arguments.logging_first,
         })
         .collect();
-    let figures = Figures::of(profile, mode, backing, bytes, arguments.vcpus);
+    let figures = Figures::of(profile, mode, backing, bytes, vcpus);
     let mut warnings = Vec::new();
     let mut rows = Vec::new();
     for (how, ran) in hows.into_iter().zip(run(&jobs)?) {
@@ -310,12 +330,13 @@ fn test(
 }
 
 fn parameters(arguments: &Arguments, whole: Region, machine: &str) -> Parameters {
+    let guest = arguments.guest();
     Parameters {
         mode: arguments.mode.name,
-        backing: arguments.source.name,
+        backing: guest.source.name,
         bytes: whole.bytes,
         first: format!("{:#x}", whole.first),
-        vcpus: arguments.vcpus,
+        vcpus: guest.vcpus,
         machine: machine.to_owned(),
         scale: arguments.scale,
         logging_first: arguments.logging_first,
