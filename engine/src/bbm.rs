@@ -22,19 +22,7 @@ use crate::addr::{Level, Pa};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::platform::Caps;
 
-/// The architecture whose rules hold.
-///
-/// ```
-/// use tablewright::{Format, bbm::Rule, format::{Arm64K4, X86_64}};
-/// assert_eq!((Arm64K4::RULE, X86_64::<4>::RULE), (Rule::Arm, Rule::X86));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// arm64.
-    Arm,
-    /// x86.
-    X86,
-}
+pub use crate::format::Rule;
 
 /// What an entry says, as far as a change of it matters to a walker.
 ///

@@ -6,10 +6,44 @@
 
 use core::ops::Deref;
 
+use crate::addr::{Pa, Span};
+use crate::edit::Template;
 use crate::flush::{Alone, Completed, Flush, Held, Issued, Leaf, next_serial};
 use crate::format::Format;
 use crate::platform::{Barrier, Platform};
-use crate::space::{AddressSpace, Liveness};
+use crate::space::{AddressSpace, EditError, Liveness};
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// Edits of this space, and what they leave to invalidate and to free.
+    #[inline]
+    pub fn gather(&mut self) -> Gather<'_, F, P> {
+        Gather::new(self)
+    }
+
+    /// Maps `span` to the memory from `frame` on: a [gather](Self::gather) with one [`map`](Gather::map).
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Ept, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// space.map(Span::new(Va::new(0x5000), 0x1000)?, Pa::new(0x8000), Attrs::USER_DATA)?;
+    /// assert_eq!(space.query(Va::new(0x5123)).unwrap().frame(), Pa::new(0x8000));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn map(
+        &mut self,
+        span: Span<F::Input>,
+        frame: Pa,
+        mapping: impl Template<F>,
+    ) -> Result<(), EditError<F::Input>> {
+        // Dropped, it is finished: there is no leaf to give out.
+        self.gather().map(span, frame, mapping)
+    }
+}
 
 /// Edits of an [`AddressSpace`], which it borrows, and what they leave to invalidate and to free.
 ///

@@ -19,7 +19,7 @@ use std::vec::Vec;
 
 use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink, prefetch};
-use crate::flush::{Invalidation, Stale, What};
+use crate::invalidation::{Invalidation, Stale, What};
 use crate::platform::{Barrier, Caps, Platform};
 
 /// What the hosted platforms have unless a test says otherwise: [`Caps::CONSERVATIVE`], and every leaf that a format has,

@@ -12,11 +12,11 @@
 
 use core::ops::Deref;
 
-use crate::entry::Table;
 use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::{Barrier, Platform};
 use crate::space::{AddressSpace, EditError, Half, Liveness};
+use crate::table::Table;
 use crate::{Address, Level};
 
 /// The kernel's half of every address space. Its tables are never freed, because roots that are made beside it keep them.

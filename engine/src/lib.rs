@@ -34,20 +34,23 @@ pub mod guest;
 #[cfg(feature = "hosted")]
 pub mod hosted;
 pub mod hyperv;
+mod invalidation;
 mod kernel_half;
 pub mod linear;
 mod platform;
 pub mod shared;
 pub mod shootdown;
 mod space;
+mod table;
 mod walk;
 
 pub use addr::{Address, AddressError, Ipa, Level, MIN_PAGE_SHIFT, Pa, Page, Span, Va};
 pub use edit::{Change, Encoded, Mapping, Template};
 pub use entry::{Entry, TableLink, fill, prefetch};
-pub use flush::{Invalidation, Leaf, Progress, Stale, What};
+pub use flush::{Leaf, Progress};
 pub use format::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
 pub use gather::Gather;
+pub use invalidation::{Invalidation, Stale, What};
 pub use kernel_half::KernelHalf;
 pub use platform::{Barrier, Caps, Hooks, NoHooks, Platform};
 pub use space::{AddressSpace, EditError, Half, Liveness};

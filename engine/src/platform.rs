@@ -11,7 +11,7 @@ use core::ptr::NonNull;
 
 use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink, fill};
-use crate::flush::Invalidation;
+use crate::invalidation::Invalidation;
 use crate::shootdown::Identity;
 
 /// A barrier that an edit needs.

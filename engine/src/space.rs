@@ -8,12 +8,12 @@ use core::marker::PhantomData;
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
-use crate::edit::{Recent, Template};
-use crate::entry::Table;
-use crate::flush::{Leaf, Ranges, Target, What, settle_all};
+use crate::edit::Recent;
+use crate::flush::{Leaf, Ranges, Target, settle_all};
 use crate::format::{Format, Inexpressible};
-use crate::gather::Gather;
+use crate::invalidation::What;
 use crate::platform::{Barrier, Caps, Platform};
+use crate::table::Table;
 use crate::walk::{Place, Slice, Visit, descend, walk};
 
 /// Whether table walkers use a space while it is edited.
@@ -416,36 +416,6 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         space.serial = parts.serial;
         space.globals = parts.globals;
         space
-    }
-
-    /// Edits of this space, and what they leave to invalidate and to free.
-    #[inline]
-    pub fn gather(&mut self) -> Gather<'_, F, P> {
-        Gather::new(self)
-    }
-
-    /// Maps `span` to the memory from `frame` on: a [gather](Self::gather) with one [`map`](Gather::map).
-    ///
-    /// # Errors
-    /// As there; nothing has changed then.
-    ///
-    /// ```
-    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::Ept, format::X86_64, hosted::Hosted};
-    /// # let platform = Hosted::new(64, 12);
-    /// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-    /// space.map(Span::new(Va::new(0x5000), 0x1000)?, Pa::new(0x8000), Attrs::USER_DATA)?;
-    /// assert_eq!(space.query(Va::new(0x5123)).unwrap().frame(), Pa::new(0x8000));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[inline]
-    pub fn map(
-        &mut self,
-        span: Span<F::Input>,
-        frame: Pa,
-        mapping: impl Template<F>,
-    ) -> Result<(), EditError<F::Input>> {
-        // Dropped, it is finished: there is no leaf to give out.
-        self.gather().map(span, frame, mapping)
     }
 
     /// Frees every table, visiting the leaves. The space has to be [dead](Liveness::Dead).

@@ -10,9 +10,9 @@
 use core::ops::{ControlFlow, Index, IndexMut, Range};
 
 use crate::addr::{Level, Pa};
-use crate::entry::Table;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
+use crate::table::Table;
 
 /// The most levels that any format has.
 pub(crate) const MAX_LEVELS: usize = 5;

@@ -9,10 +9,10 @@ use core::marker::PhantomData;
 use core::ops::Range;
 
 use crate::addr::{Level, Pa, Span};
-use crate::entry::Table;
 use crate::flush::free_tree;
 use crate::format::{Attrs, Format, Inexpressible, Perms};
 use crate::platform::Platform;
+use crate::table::Table;
 use crate::walk::{ByLevel, Slice};
 
 /// A stretch of input addresses that is mapped to consecutive frames.

@@ -11,12 +11,12 @@ use super::run::Fold;
 use super::saturate;
 use crate::addr::{Level, Pa, Span};
 use crate::bbm::{State, Transition};
-use crate::entry::Table;
 use crate::flush::{Fate, Flush, Ranges};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::{Barrier, Platform};
 use crate::space::{Conditions, EditError};
+use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {

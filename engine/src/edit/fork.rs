@@ -12,12 +12,12 @@ use super::protect::Recode;
 use super::run;
 use crate::addr::{Address, Level, Span};
 use crate::edit::Change;
-use crate::entry::Table;
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, EditError, Liveness};
+use crate::table::Table;
 use crate::walk::{ByLevel, Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {

@@ -15,11 +15,11 @@ use core::ops::{ControlFlow, Range};
 use super::Change;
 use crate::addr::{Address, Level};
 use crate::bbm::Rule;
-use crate::entry::Table;
 use crate::flush::{Flush, Ranges};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::space::{AddressSpace, Conditions, EditError};
+use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
 /// What was changed in a walk: from the first to the last address, at which level, with or without tables.

@@ -11,12 +11,12 @@ use core::ops::{ControlFlow, Range};
 
 use super::build::{Consecutive, Fresh, Leaves, Scattered, Source, build, build_path};
 use crate::addr::{Address, AddressError, Level, Pa, Span};
-use crate::entry::Table;
 use crate::flush::{Ranges, free_tree};
 use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::{Barrier, Platform};
 use crate::space::{AddressSpace, EditError, Liveness};
+use crate::table::Table;
 use crate::walk::{Place, Slice, Step, Visit};
 
 /// How to map: the attributes, and which leaves may be used.

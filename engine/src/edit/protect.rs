@@ -19,12 +19,12 @@ use super::live::{Cut, Look};
 use super::{in_place_of, saturate, withheld};
 use crate::addr::{Level, Pa, Span};
 use crate::bbm::{Rule, State, Transition};
-use crate::entry::Table;
 use crate::flush::Ranges;
 use crate::format::{Attrs, Format, Kind, Memory, Perms, Shareability};
 use crate::gather::Gather;
 use crate::platform::{Caps, Platform};
 use crate::space::{AddressSpace, Conditions, EditError};
+use crate::table::Table;
 use crate::walk::{Slice, Step, Visit, descend};
 
 /// What to change about leaves; what is not named stays as it is.

@@ -5,11 +5,11 @@ use core::ops::{ControlFlow, Range};
 
 use super::run;
 use crate::addr::{Address, Level, Span};
-use crate::entry::Table;
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, EditError};
+use crate::table::Table;
 use crate::walk::{Denied, Place, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {

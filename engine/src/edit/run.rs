@@ -19,11 +19,11 @@ use super::live::Cut;
 use super::{saturate, with_flags, withheld};
 use crate::addr::{Level, Pa};
 use crate::bbm::{State, Transition};
-use crate::entry::Table;
 use crate::flush::{Flush, Ranges};
 use crate::format::{Attrs, Format, Kind};
 use crate::platform::Platform;
 use crate::space::{Conditions, EditError};
+use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
 /// The members of the run that the entry `index` of a table at `level` is one of, or would be.

@@ -18,12 +18,12 @@ use super::protect::{Plans, Recode};
 use super::run::{self, Unfold};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{State, Transition};
-use crate::entry::Table;
 use crate::flush::{Leaf, Ranges};
 use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Conditions, EditError};
+use crate::table::Table;
 use crate::walk::{ByLevel, MAX_LEVELS, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {

@@ -10,12 +10,12 @@ use core::ops::{ControlFlow, Range};
 use super::live::Cut;
 use super::run;
 use crate::addr::{Address, Level, Span};
-use crate::entry::Table;
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Conditions, EditError, Liveness};
+use crate::table::Table;
 use crate::walk::{Denied, Slice, Step, Visit, descend};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {

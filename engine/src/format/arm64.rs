@@ -33,9 +33,9 @@
 //! permission away from a dirty page must not lose that it was written, so bit 55, which the hardware ignores, keeps
 //! it. A page that is writable without DBM, as other software maps it, decodes as writable and dirty.
 
+use super::Rule;
 use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
 use crate::addr::{Level, Pa, Va};
-use crate::bbm::Rule;
 use crate::platform::Caps;
 
 /// The value of `MAIR_EL1` that the memory types of these formats refer to, unless they say another (D19.2 MAIR_EL1).

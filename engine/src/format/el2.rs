@@ -10,9 +10,9 @@
 //! [`Translation::MAIR`](crate::arch::arm64::Translation::MAIR) into `MAIR_EL2`, and
 //! [`tcr_el2`](crate::arch::arm64::tcr_el2) into `TCR_EL2`.
 
+use super::Rule;
 use super::{Arm64, Attrs, Format, Inexpressible, Kind, MAIR, Perms};
 use crate::addr::{Level, Pa, Va};
-use crate::bbm::Rule;
 use crate::platform::Caps;
 
 /// arm64 stage 1 of EL2 alone, with pages of `1 << PAGE_SHIFT` bytes; the parameters are those of [`Arm64`].

@@ -70,8 +70,21 @@ pub use x86_64::{PAT, X86_64};
 use core::fmt;
 
 use crate::addr::{Address, Level, Pa};
-use crate::bbm::Rule;
 use crate::platform::Caps;
+
+/// The architecture whose rules hold.
+///
+/// ```
+/// use tablewright::{Format, bbm::Rule, format::{Arm64K4, X86_64}};
+/// assert_eq!((Arm64K4::RULE, X86_64::<4>::RULE), (Rule::Arm, Rule::X86));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// arm64.
+    Arm,
+    /// x86.
+    X86,
+}
 
 bitflags::bitflags! {
     /// What may be done with memory, by the privileged and by the user; in stage 2, of the guest.

@@ -8,9 +8,9 @@
 //! go through the host's PAT (15.25.8), which is a parameter as of [`X86_64`](super::X86_64). The global bit and protection keys mean nothing
 //! here, and a guest-physical address is not signed.
 
+use super::Rule;
 use super::{Attrs, Format, Inexpressible, Kind, PAT, Perms, X86_64, check_guest};
 use crate::addr::{Ipa, Level, Pa};
-use crate::bbm::Rule;
 use crate::platform::Caps;
 
 /// Nested paging with `LEVELS` levels, 4 or 5, as the host has, and the host's `IA32_PAT`, which is `TYPES`.

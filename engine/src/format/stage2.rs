@@ -27,9 +27,9 @@
 //!
 //! Table descriptors carry no permissions and no flags.
 
+use super::Rule;
 use super::{Arm64, Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability, check_guest};
 use crate::addr::{Ipa, Level, Pa};
-use crate::bbm::Rule;
 use crate::platform::Caps;
 
 /// arm64 stage 2 with pages of `1 << PAGE_SHIFT` bytes, for intermediate physical addresses of `INPUT_BITS` bits, 32 to

@@ -20,7 +20,7 @@ use std::vec::Vec;
 use super::Told;
 use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink};
-use crate::flush::Invalidation;
+use crate::invalidation::Invalidation;
 use crate::platform::{Barrier, Caps, Platform};
 use crate::shared::{Epochs, Moment, Quiescence, SharedPlatform, Slot, Upkeep, Walking};
 

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::flush::{Invalidation, What};
+use crate::invalidation::{Invalidation, What};
 
 use super::{
     Call, Flags, Input, LIST, LIST_EX, Output, PAGE_WORDS, RANGE_PAGES, Range, Status, VpSet,

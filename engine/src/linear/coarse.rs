@@ -18,8 +18,8 @@ use super::{MemoryMap, Window, Windowed};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Mapping;
 use crate::entry::Entry;
-use crate::flush::{Invalidation, What};
 use crate::format::{Attrs, Format};
+use crate::invalidation::{Invalidation, What};
 use crate::platform::{Barrier, Platform};
 use crate::space::{AddressSpace, Half, Liveness};
 

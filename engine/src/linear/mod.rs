@@ -27,9 +27,10 @@ use core::ptr::NonNull;
 use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::edit::{Change, Mapping};
 use crate::entry::{Entry, TableLink};
-use crate::flush::{Held, Invalidation, Leaf, Progress};
+use crate::flush::{Held, Leaf, Progress};
 use crate::format::{Attrs, Format};
 use crate::gather::Gather;
+use crate::invalidation::Invalidation;
 use crate::platform::{Barrier, Caps, Hooks, Platform};
 use crate::space::{AddressSpace, EditError};
 

@@ -12,10 +12,11 @@ use core::ptr::NonNull;
 
 use super::Window;
 use crate::addr::{Address, Level, Pa, Span};
-use crate::entry::{Entry, store};
-use crate::flush::{Invalidation, Stale, What};
+use crate::entry::Entry;
 use crate::format::{Attrs, Format, Inexpressible};
+use crate::invalidation::{Invalidation, Stale, What};
 use crate::platform::{Barrier, Platform};
+use crate::table::store;
 
 /// Where a slot is for the code that uses it.
 ///

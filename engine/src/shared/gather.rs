@@ -25,10 +25,10 @@ use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Level, Pa};
 use crate::edit::Frames;
-use crate::entry::Table;
 use crate::flush::{Completed, End, Flush, Held, Issued, Leaf, Ranges, Sealed};
 use crate::format::{Format, Kind};
 use crate::platform::{Barrier, Platform};
+use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
 use super::{Moment, SharedPlatform, SharedSpace};

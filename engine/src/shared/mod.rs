@@ -54,11 +54,12 @@ use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU8, Ordering, fence};
 
 use crate::addr::{Address, Level, Pa};
-use crate::entry::Table;
-use crate::flush::{Invalidation, Ranges, Target, next_serial};
+use crate::flush::{Ranges, Target, next_serial};
 use crate::format::{Attrs, Format, Kind};
+use crate::invalidation::Invalidation;
 use crate::platform::{Barrier, Caps, Platform};
 use crate::space::{AddressSpace, EditError, Liveness, Parts, Reach};
+use crate::table::Table;
 use crate::walk::{Slice, Step as WalkStep, Visit, walk};
 
 /// Cache maintenance that a new mapping needs before it can be used.

@@ -5,11 +5,11 @@ use core::ops::{ControlFlow, Range};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
 use crate::edit::{Change, Frames, in_place_of};
-use crate::entry::Table;
 use crate::flush::{Fate, Flush, Held, Leaf, Progress, Ranges};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::{Barrier, Caps, Platform};
 use crate::space::EditError;
+use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
 use super::gather::{Count, TableCache};

@@ -31,10 +31,10 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::addr::{Address, Level};
 use crate::edit::{Change, in_place_of};
-use crate::entry::Table;
 use crate::flush::Ranges;
 use crate::format::{Format, Kind};
 use crate::platform::Barrier;
+use crate::table::Table;
 
 use super::gather::Count;
 use super::{Moment, Refused, SharedPlatform, SharedSpace};

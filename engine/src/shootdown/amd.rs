@@ -4,7 +4,7 @@
 //! global translations are meant it names none, and is of all.
 
 use crate::addr::Level;
-use crate::flush::{Invalidation, What};
+use crate::invalidation::{Invalidation, What};
 
 use super::{Cpus, Message, Messenger};
 

@@ -29,7 +29,7 @@
 //! by itself. The address counts in pages, or with 52 bits of addresses in 64 KiB, which not every range starts at.
 
 use crate::addr::Level;
-use crate::flush::{Invalidation, Stale, What};
+use crate::invalidation::{Invalidation, Stale, What};
 
 use super::{Cpus, Message, Messenger};
 

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use crate::addr::{Level, Pa};
-use crate::flush::{Invalidation, MAX_RANGES, Stale, What};
+use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
 
 use super::{Actions, Batch, Cpus, Forget, Identifiers, Message, Messenger, Space};
 

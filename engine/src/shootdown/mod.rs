@@ -142,7 +142,7 @@ pub use hypercall::{Hypercall, Hypercalls};
 pub use identifiers::{Allocator, Holder, Identifiers, Identity, Switch};
 
 use crate::addr::Pa;
-use crate::flush::{Invalidation, MAX_RANGES, Stale, What};
+use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
 
 /// What a CPU has to forget, for itself.
 ///

@@ -2,6 +2,7 @@
 
 use super::Bug;
 
+const SETTLE: &str = "flush/settle.rs";
 const FAULT: &str = "shared/fault.rs";
 const RANGE: &str = "shared/range.rs";
 const GATHER: &str = "shared/gather.rs";
@@ -68,7 +69,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "the first table of what was cut off is not freed",
-        file: "flush.rs",
+        file: SETTLE,
         find: "«unsafe { platform.free_table(root.frame, root.level) };»\n            if settle.stop",
         with: "",
         rules: &["program"],

@@ -2,13 +2,13 @@
 
 use super::Bug;
 
-const FLUSH: &str = "flush.rs";
+const RANGES: &str = "flush/ranges.rs";
 const IDENTIFIERS: &str = "shootdown/identifiers.rs";
 
 pub const BUGS: &[Bug] = &[
     Bug {
         name: "an identity is read before its changes are published",
-        file: FLUSH,
+        file: RANGES,
         find: "«platform.barrier(Barrier::Publish);»\n        let operations",
         with: "if PLANTED {
             let early = target.forgetting(platform, What::Everything);
@@ -21,7 +21,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "an identity is not read at all",
-        file: FLUSH,
+        file: RANGES,
         find: ".map_or(id, «Identity::id_after_changes»);",
         with: "|identity: &Identity| if PLANTED { id } else { identity.id_after_changes() }",
         rules: &["invalidation"],

@@ -4,7 +4,9 @@
 use super::Bug;
 
 const FAULT: &str = "shared/fault.rs";
-const FLUSH: &str = "flush.rs";
+const LEAF: &str = "flush/leaf.rs";
+const FLUSH: &str = "flush/mod.rs";
+const RANGES: &str = "flush/ranges.rs";
 const GATHER: &str = "gather.rs";
 const KERNEL_HALF: &str = "kernel_half.rs";
 const LOG: &str = "guest/log.rs";
@@ -73,14 +75,14 @@ pub const BUGS: &[Bug] = &[
     // Levels, and tables.
     Bug {
         name: "the level of one leaf is that of two",
-        file: FLUSH,
+        file: RANGES,
         find: "if item.level != level {\n                    «item.level = None;»",
         with: "",
         rules: FORGOTTEN,
     },
     Bug {
         name: "tables are forgotten in a merge",
-        file: FLUSH,
+        file: RANGES,
         find: "«item.tables |= tables;»\n                return;",
         with: "",
         rules: FORGOTTEN,
@@ -152,7 +154,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "the flushes of each space are numbered from one",
-        file: FLUSH,
+        file: LEAF,
         find: "0 => «BLOCKS.fetch_add(1, Ordering::Relaxed) * BLOCK + 1»,",
         with: "BLOCK + 1",
         rules: FORGOTTEN,

@@ -25,7 +25,7 @@ pub use execute::{
 pub use ids::Ids;
 pub use registers::{Translation, Unsupported, tcr_el1, tcr_el2, ttbr, vtcr_el2};
 
-use crate::flush::Invalidation;
+use crate::invalidation::Invalidation;
 #[cfg(target_arch = "aarch64")]
 use crate::platform::Barrier;
 #[cfg(target_arch = "aarch64")]
@@ -181,8 +181,8 @@ mod tests {
 
     use super::*;
     use crate::addr::{Level, Pa};
-    use crate::flush::{Stale, What};
     use crate::format::{Arm64K4Wide, Arm64K64Wide, Stage2};
+    use crate::invalidation::{Stale, What};
     use crate::shootdown::arm64::{Op, Regime};
 
     const RANGES: Ids = Ids {

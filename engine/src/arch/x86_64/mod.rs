@@ -17,7 +17,7 @@ pub use features::{EptFeatures, Features};
 pub use registers::{Extended, cr3, eptp, ncr3};
 
 use crate::addr::{Level, Pa};
-use crate::flush::{Invalidation, Stale, What};
+use crate::invalidation::{Invalidation, Stale, What};
 use crate::shootdown::amd::{Broadcast, Invlpgb};
 use crate::shootdown::{Forget, Message};
 #[cfg(target_arch = "x86_64")]

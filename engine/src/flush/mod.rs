@@ -1,0 +1,285 @@
+//! What an edit leaves to invalidate, and what may be freed once that is complete.
+//!
+//! Edits add to a gather ([`Gather`](crate::Gather), or [`shared::Gather`](crate::shared::Gather)): which addresses walkers
+//! have to forget, and which tables were cut off. What was gathered goes through three states, and none can be skipped:
+//!
+//! 1. In the gather. [`issue`](crate::Gather::issue) tells the processors, which is nearly free.
+//! 2. [`Issued`]: they are forgetting. [`complete`](Issued::complete) waits until all have. That is what costs; do
+//!    something else first, if there is something else.
+//! 3. [`Completed`]: no processor reaches what was cut off. [`settle`](Completed::settle) visits the leaves below it,
+//!    whose accessed and dirty bits are final only now, and frees the tables. What was cut off by a shared edit may still be
+//!    in the hands of software that walks the tables: it is a [`Cut`](crate::shared::Cut) first.
+//!
+//! **Nothing is freed before completion**, because only a [`Completed`] can free. A gather that is dropped completes what it
+//! has gathered; an [`Issued`] that is dropped leaks its tables, and the space remembers to wait. A gather that is
+//! forgotten ([`core::mem::forget`]) leaves what it changed owed by the space, and the next gather pays.
+//!
+//! Memory is bounded, and none of it is touched before there is something to put into it. Ranges merge; when there are more
+//! than fit, or when they are more than the hardware does better one by one, all of the space is invalidated, which is always
+//! correct. Cut-off tables are chained through the side memory of their frames ([`Platform::link_of`]); the page of a
+//! table itself is not written, because walkers may still be reading it.
+
+mod detached;
+mod leaf;
+mod ranges;
+mod settle;
+
+pub use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
+pub use detached::MAX_UNLINKED;
+pub(crate) use detached::{Detached, Fate};
+pub(crate) use leaf::next_serial;
+pub use leaf::{Held, Leaf, Progress};
+pub(crate) use ranges::{Ranges, Target};
+pub(crate) use settle::{free_tree, settle_all};
+
+use core::marker::PhantomData;
+use core::ops::ControlFlow;
+
+use crate::addr::{Level, Pa};
+use crate::format::{Format, Perms};
+use crate::platform::{Barrier, Platform};
+use crate::walk::Slice;
+
+use detached::Root;
+
+/// What edits have left in a gather.
+pub(crate) struct Flush {
+    pub ranges: Ranges,
+    /// There is something that walkers have to see, besides what they have to forget.
+    pub news: bool,
+    pub detached: Detached,
+}
+
+impl Flush {
+    #[inline(always)]
+    pub const fn new() -> Self {
+        Self {
+            ranges: Ranges::new(),
+            news: false,
+            detached: Detached::new(),
+        }
+    }
+
+    /// Whether a table in `frame` can be carried.
+    #[inline]
+    pub fn has_room<P: Platform>(&self, platform: &P, frame: Pa) -> bool {
+        self.detached.has_place() || platform.link_of(frame).is_some()
+    }
+
+    /// Carries a table that was cut off, with all below it.
+    pub fn carry<P: Platform>(
+        &mut self,
+        platform: &P,
+        frame: Pa,
+        level: Level,
+        first: u64,
+        denied: Perms,
+        fate: Fate,
+    ) {
+        let root = Root {
+            frame,
+            level,
+            fate,
+            denied,
+            first,
+        };
+        self.detached.push(platform, root);
+    }
+
+    /// Makes the edits visible and issues the invalidations, of which none is left then. Whether there were any.
+    #[inline]
+    pub fn issue<F: Format, P: Platform>(&mut self, platform: &P, target: Target) -> bool {
+        let issued = self.ranges.issue::<F, P>(platform, target);
+        if self.news && !issued {
+            platform.barrier(Barrier::Publish);
+        }
+        self.news = false;
+        self.ranges.clear();
+        issued
+    }
+
+    /// Settles what was cut off, without stopping.
+    ///
+    /// # Safety
+    /// As for [`Detached::settle`].
+    #[inline]
+    pub unsafe fn settle<F: Format, P: Platform>(
+        &mut self,
+        platform: &P,
+        mut leaves: impl FnMut(Leaf<F>),
+    ) {
+        if !self.detached.is_empty() {
+            // SAFETY: passed on. The visitor never breaks off, so one call settles everything.
+            let _settled = unsafe {
+                self.detached
+                    .settle::<F, P>(platform, &mut None, move |leaf| {
+                        leaves(leaf);
+                        ControlFlow::Continue(())
+                    })
+            };
+        }
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+pub(crate) use sealed::Sealed;
+
+/// How the edits of a gather end: alone, or beside others that may be walking what was cut off.
+pub trait End<F: Format, P: Platform>: Sealed {
+    /// What there is when every processor has forgotten.
+    type Completed;
+
+    #[doc(hidden)]
+    fn complete(self, completed: Completed<F, P>) -> Self::Completed;
+}
+
+/// The end of exclusive edits: what was cut off can be settled.
+///
+/// ```
+/// use tablewright::flush::{Alone, End};
+/// use tablewright::{format::X86_64, hosted::Hosted};
+/// fn is_an_end<E: End<X86_64<4>, Hosted>>() {}
+/// is_an_end::<Alone>();
+/// ```
+#[derive(Debug)]
+pub struct Alone {
+    pub(crate) wait: bool,
+}
+
+impl Sealed for Alone {}
+
+impl<F: Format, P: Platform> End<F, P> for Alone {
+    type Completed = Completed<F, P>;
+
+    #[inline]
+    fn complete(self, completed: Completed<F, P>) -> Completed<F, P> {
+        if self.wait {
+            completed.platform.barrier(Barrier::Complete);
+        }
+        completed
+    }
+}
+
+/// What has been issued: the processors are forgetting. The space may be edited meanwhile.
+///
+/// ```
+/// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # let span = Span::new(Va::new(0), 4 << 20)?;
+/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA)?;
+/// # space.make_live();
+///
+/// let mut gather = space.gather();
+/// gather.protect(span, Change::new().perms(Perms::READ))?;
+/// let issued = gather.issue();
+/// // ... something else, while the processors forget ...
+/// issued.complete().finish(|_| ());
+/// assert_eq!(platform.counts().completions, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "what was issued has to be completed; the tables that it carries leak"]
+pub struct Issued<F: Format, P: Platform, E: End<F, P> = Alone> {
+    pub(crate) completed: Completed<F, P>,
+    pub(crate) end: E,
+}
+
+impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
+    /// Waits until every processor has forgotten. Costs nothing if nothing had to be invalidated.
+    #[inline]
+    pub fn complete(self) -> E::Completed {
+        self.end.complete(self.completed)
+    }
+}
+
+/// A flush that is complete: what was cut off is out of reach, and may be settled and freed.
+///
+/// ```
+/// # use core::ops::ControlFlow;
+/// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # let span = Span::new(Va::new(0), 4 << 20)?;
+/// # space.map(span, Pa::new(0), Attrs::KERNEL_DATA)?;
+/// # space.make_live();
+///
+/// let mut gather = space.gather();
+/// // A whole gigabyte: the table below it is cut off at once, with its two leaves.
+/// let all = Span::new(Va::new(0), 1 << 30)?;
+/// assert!(gather.unmap(all, |_| ControlFlow::Continue(()))?.is_done());
+/// let mut completed = gather.issue().complete();
+/// let mut leaves = 0;
+/// while !completed.settle(|_| { leaves += 1; ControlFlow::Break(()) }) {}
+/// assert_eq!(leaves, 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "the tables that were cut off are freed by settling"]
+pub struct Completed<F: Format, P: Platform> {
+    platform: P,
+    serial: u64,
+    detached: Detached,
+    /// The sub-tree being settled, and what is left of it.
+    current: Option<(Root, Option<Slice>)>,
+    format: PhantomData<F>,
+}
+
+impl<F: Format, P: Platform> Completed<F, P> {
+    /// What becomes of it is not to be had before it is true: it stays inside of an [`Issued`] until then.
+    #[inline]
+    pub(crate) fn new(platform: P, serial: u64, detached: Detached) -> Self {
+        Self {
+            platform,
+            serial,
+            detached,
+            current: None,
+            format: PhantomData,
+        }
+    }
+
+    pub(crate) fn platform(&self) -> &P {
+        &self.platform
+    }
+
+    /// Whether it carries no table.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.detached.is_empty() && self.current.is_none()
+    }
+
+    /// Gives out what was held back until now.
+    ///
+    /// # Errors
+    /// Gives it back if it belongs to another flush.
+    #[inline]
+    pub fn release<T>(&self, held: Held<T>) -> Result<T, Held<T>> {
+        if held.is_of(self.serial) {
+            Ok(held.value)
+        } else {
+            Err(held)
+        }
+    }
+
+    /// Visits the leaves of the sub-trees that were cut off, and frees their tables.
+    ///
+    /// The visitor may break off after any leaf; that leaf counts as visited, and the next call goes on behind it.
+    /// Returns whether everything is settled. If the visitor unwinds, what is left of its sub-tree leaks.
+    #[must_use = "what is not settled is not freed"]
+    pub fn settle(&mut self, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) -> bool {
+        // SAFETY: it is complete, and out of the hands of software: exclusive edits have no software walks beside them, and
+        // what shared edits have cut off comes out of a `Cut` when they are over (1.).
+        unsafe {
+            self.detached
+                .settle::<F, P>(&self.platform, &mut self.current, visit)
+        }
+    }
+
+    /// Settles all that is left, without stopping.
+    pub fn finish(mut self, mut leaves: impl FnMut(Leaf<F>)) {
+        // The visitor never breaks, so one call settles everything.
+        let _settled = self.settle(move |leaf| {
+            leaves(leaf);
+            ControlFlow::Continue(())
+        });
+    }
+}

@@ -1,0 +1,238 @@
+//! What was cut off and is forgotten: its leaves are visited, and its tables freed.
+
+use core::marker::PhantomData;
+use core::ops::{ControlFlow, Range};
+
+use crate::addr::{Level, Pa};
+use crate::edit::run;
+use crate::entry::LINE;
+use crate::format::{Format, Kind, Perms};
+use crate::platform::Platform;
+use crate::table::Table;
+use crate::walk::{Denied, Slice, Step, Visit, walk};
+
+use super::detached::{Detached, Fate, Root};
+use super::leaf::Leaf;
+
+impl Detached {
+    /// Visits the leaves of the sub-trees, and frees their tables, as [`Completed::settle`] says.
+    ///
+    /// # Safety
+    /// 1. The invalidation that covers the tables is complete, and every software walk that may hold them is over.
+    pub(super) unsafe fn settle<F: Format, P: Platform>(
+        &mut self,
+        platform: &P,
+        current: &mut Option<(Root, Option<Slice>)>,
+        visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
+    ) -> bool {
+        let mut settle = Settle {
+            platform,
+            visit,
+            stop: false,
+            denied: Denied::new(Perms::empty()),
+            format: PhantomData,
+        };
+        loop {
+            let next = current.take().or_else(|| self.pop(platform));
+            let Some((root, slice)) = next else {
+                return true;
+            };
+            if root.fate == Fate::Replaced {
+                free_tree::<F, P>(platform, root.frame, root.level);
+                continue;
+            }
+            settle.denied = Denied::new(root.denied);
+            // A sub-tree that is taken up for the first time is walked whole.
+            let slice = slice.unwrap_or_else(|| root.slice::<F>());
+            let walked =
+                // SAFETY: the frame was cut off from a tree of this format; it is freed below, once.
+                unsafe { walk::<F, P, _>(platform, root.frame, root.level, slice, &mut settle) };
+            if let ControlFlow::Break(first) = walked {
+                let last = slice.last;
+                *current = Some((root, Some(Slice { first, last })));
+                return false;
+            }
+            // SAFETY: the invalidation that covers the table is complete (2.), and the chain that it was taken from
+            // held it once (1.).
+            unsafe { platform.free_table(root.frame, root.level) };
+            if settle.stop {
+                return self.is_empty();
+            }
+        }
+    }
+}
+
+/// Visits leaves and frees tables on the way back. Stops *before* a leaf, never after one, so that every table whose
+/// last leaf has been visited is freed before the walk ends.
+struct Settle<'a, F: Format, P: Platform, V> {
+    platform: &'a P,
+    visit: V,
+    stop: bool,
+    denied: Denied,
+    format: PhantomData<F>,
+}
+
+impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Settle<'_, F, P, V> {
+    /// Visits the leaf at one entry; a run once, at its first member.
+    #[inline]
+    fn leaf(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        first: u64,
+        mut entry: u64,
+    ) -> ControlFlow<u64> {
+        if entry & F::CONTIGUOUS != 0 {
+            let members = run::members::<F>(index, level);
+            if index != members.start {
+                return ControlFlow::Continue(());
+            }
+            // SAFETY: the table was cut off or never linked, and only this thread of execution knows it.
+            entry = run::gather::<F>(members, level, |member| unsafe { table.read(member) });
+        }
+        if self.stop {
+            return ControlFlow::Break(first);
+        }
+        let leaf = Leaf::new(first, entry, level, self.denied.at(level));
+        self.stop = (self.visit)(leaf).is_break();
+        ControlFlow::Continue(())
+    }
+}
+
+impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
+    for Settle<'_, F, P, V>
+{
+    type Stop = u64;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        slice: Slice,
+    ) -> ControlFlow<u64, Step> {
+        let entry = table.load(index);
+        match F::kind(entry, level) {
+            Kind::Table => {
+                if let Some(below) = level.down() {
+                    self.denied.enter::<F>(entry, below);
+                }
+                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+            }
+            Kind::Leaf => self.leaf(table, index, level, slice.first, entry)?,
+            Kind::Invalid => {}
+        }
+        ControlFlow::Continue(Step::Next)
+    }
+
+    #[inline(always)]
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
+        let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
+        // SAFETY: the table was cut off or never linked, and only this thread of execution knows it.
+        let read = |index: usize| unsafe { table.read(index) };
+        let denied = self.denied.at(Level::PAGE);
+        let mut index = range.start;
+        while index < range.end {
+            // A line of leaves at a time: read first, then visited, so that what the visitor writes does not stand
+            // between the reads, and a visitor that never breaks off is not asked whether it has.
+            let mut line = [0; LINE];
+            let mut leaves = !self.stop && range.end - index >= LINE;
+            if leaves {
+                table.prefetch_ahead(index);
+                for (offset, entry) in line.iter_mut().enumerate() {
+                    *entry = read(index + offset);
+                    leaves &= F::kind(*entry, Level::PAGE) == Kind::Leaf
+                        && !F::is_parked(*entry)
+                        && *entry & F::CONTIGUOUS == 0;
+                }
+            }
+            if leaves {
+                for entry in line {
+                    if self.stop {
+                        return ControlFlow::Break(at(index));
+                    }
+                    let leaf = Leaf::new(at(index), entry, Level::PAGE, denied);
+                    index += 1;
+                    if (self.visit)(leaf).is_break() {
+                        self.stop = true;
+                    }
+                }
+            } else {
+                for index in index..range.end.min(index + LINE) {
+                    let entry = read(index);
+                    if F::kind(entry, Level::PAGE) == Kind::Leaf {
+                        self.leaf(table, index, Level::PAGE, at(index), entry)?;
+                    }
+                }
+                index += LINE;
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    #[inline(always)]
+    fn leaves(&self) -> bool {
+        true
+    }
+
+    fn leave(&mut self, level: Level, child: Pa) {
+        if let Some(below) = level.down() {
+            // SAFETY: the sub-tree is out of reach of walkers (2.), and the walk passes each of its tables once; one
+            // that goes on after a stop starts behind the tables that were freed before it (1.).
+            unsafe { self.platform.free_table(child, below) };
+        }
+    }
+}
+
+/// Visits the leaves in some slices of a tree, and frees all tables but the root, in one pass.
+///
+/// # Safety
+/// 1. `root` holds the root of a tree of this format on `platform`, which nothing else walks or edits any more.
+/// 2. Slices end where entries of the root do.
+pub(crate) unsafe fn settle_all<F: Format, P: Platform>(
+    platform: &P,
+    root: Pa,
+    slices: impl Iterator<Item = Slice>,
+    leaves: &mut impl FnMut(Leaf<F>),
+) {
+    let mut settle = Settle::<F, P, _> {
+        platform,
+        visit: |leaf| {
+            leaves(leaf);
+            ControlFlow::Continue(())
+        },
+        stop: false,
+        denied: Denied::new(Perms::empty()),
+        format: PhantomData,
+    };
+    for slice in slices {
+        // SAFETY: the root (1.). Each table is below one entry of it, and the walk passes it once (2.).
+        let _: ControlFlow<u64> =
+            unsafe { walk::<F, P, _>(platform, root, F::root_level(), slice, &mut settle) };
+    }
+}
+
+/// Frees the table in `frame` and every table below it. The leaves are not looked at.
+///
+/// The caller vouches that nothing can reach the table: it was never linked, or its invalidation is complete.
+pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: Level) {
+    let mut settle = Settle::<F, P, _> {
+        platform,
+        visit: |_| ControlFlow::Continue(()),
+        stop: false,
+        denied: Denied::new(Perms::empty()),
+        format: PhantomData,
+    };
+    if level != Level::PAGE {
+        let slice = Slice {
+            first: 0,
+            last: (1 << (F::shift(level) + F::INDEX_BITS)) - 1,
+        };
+        // SAFETY: a whole table of this format, below the root.
+        let _: ControlFlow<u64> =
+            unsafe { walk::<F, P, _>(platform, frame, level, slice, &mut settle) };
+    }
+    // SAFETY: as the caller vouches.
+    unsafe { platform.free_table(frame, level) };
+}

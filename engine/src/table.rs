@@ -1,0 +1,228 @@
+//! Tables as edits have them: entries of one frame, read and written as the platform has it.
+
+use core::ops::Range;
+use core::ptr::NonNull;
+
+use crate::addr::{Level, Pa};
+use crate::entry::{AHEAD, Entry, LINE, fill, prefetch_line};
+use crate::platform::{Hooks, Platform};
+
+/// Writes an entry that is not part of a table that is open.
+///
+/// # Safety
+/// 1. `entry` is valid for writes.
+#[inline(always)]
+pub(crate) unsafe fn store<P: Platform>(platform: &P, entry: NonNull<Entry>, bits: u64) {
+    // SAFETY: valid by (1.).
+    unsafe {
+        match platform.hooks() {
+            Some(hooks) => hooks.store(entry, bits),
+            None => entry.as_ref().store(bits),
+        }
+    }
+}
+
+/// A table that is open for access: mapped by the platform from [`Table::open`] until it is dropped.
+///
+/// Invariant: `base` points to as many valid entries as a table at this level of the space's format has. It holds
+/// because a table is opened only at a frame that is the root of a space or was read from a table descriptor of one,
+/// and [`Platform::table`] vouches for such frames.
+pub(crate) struct Table<'p, P: Platform> {
+    platform: &'p P,
+    base: NonNull<Entry>,
+    frame: Pa,
+}
+
+impl<'p, P: Platform> Table<'p, P> {
+    /// Opens the table in `frame`.
+    ///
+    /// # Safety
+    /// 1. `frame` holds a table of a space on `platform`, or was allocated from `platform` for one.
+    #[inline(always)]
+    pub unsafe fn open(platform: &'p P, frame: Pa, level: Level) -> Self {
+        // SAFETY: Platform::table (1.) is (1.) here.
+        let base = unsafe { platform.table(frame, level) };
+        Self {
+            platform,
+            base,
+            frame,
+        }
+    }
+
+    /// Where it is.
+    #[inline(always)]
+    pub fn frame(&self) -> Pa {
+        self.frame
+    }
+
+    #[inline(always)]
+    fn at(&self, index: usize) -> NonNull<Entry> {
+        // SAFETY: indices come from `Format::index` or from ranges of such, which stay inside a table; by the
+        // invariant of the type these entries are valid.
+        unsafe { self.base.add(index) }
+    }
+
+    #[inline(always)]
+    pub fn load(&self, index: usize) -> u64 {
+        // SAFETY: `at` returns a valid entry.
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.load(self.at(index)),
+                None => self.at(index).as_ref().load(),
+            }
+        }
+    }
+
+    /// Reads an entry in order to go on to the table that it points to, while others may be linking it.
+    #[inline(always)]
+    pub fn follow(&self, index: usize) -> u64 {
+        // SAFETY: `at` returns a valid entry.
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.follow(self.at(index)),
+                None => self.at(index).as_ref().follow(),
+            }
+        }
+    }
+
+    /// Reads an entry of a table that is not written meanwhile.
+    ///
+    /// # Safety
+    /// 1. No other processor and no walker writes the table at the same time.
+    #[inline(always)]
+    pub unsafe fn read(&self, index: usize) -> u64 {
+        // SAFETY: `at` returns a valid entry; (1.) is passed on.
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.read(self.at(index)),
+                None => self.at(index).as_ref().read(),
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub fn store(&self, index: usize, bits: u64) {
+        // SAFETY: `at` returns a valid entry.
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.store(self.at(index), bits),
+                None => self.at(index).as_ref().store(bits),
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub fn link(&self, index: usize, bits: u64) {
+        // SAFETY: `at` returns a valid entry.
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.link(self.at(index), bits),
+                None => self.at(index).as_ref().link(bits),
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub fn exchange(&self, index: usize, bits: u64) -> u64 {
+        // SAFETY: `at` returns a valid entry.
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.exchange(self.at(index), bits),
+                None => self.at(index).as_ref().exchange(bits),
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub fn compare_exchange(&self, index: usize, current: u64, new: u64) -> Result<(), u64> {
+        // SAFETY: `at` returns a valid entry.
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.compare_exchange(self.at(index), current, new),
+                None => self.at(index).as_ref().compare_exchange(current, new),
+            }
+        }
+    }
+
+    /// Prefetches what a loop over the table comes to next, called once for each line. Near the end of the table that
+    /// is the frame behind it, often the next table; where it is not, the prefetch is wasted and harmless.
+    #[inline(always)]
+    pub fn prefetch_ahead(&self, index: usize) {
+        prefetch_line(self.base.as_ptr().wrapping_add(index + LINE * AHEAD));
+    }
+
+    /// Writes the entries of `range`: `value`, `value + step`, and so on.
+    #[inline(always)]
+    pub fn fill(&self, range: Range<usize>, value: u64, step: u64) {
+        if !range.is_empty() {
+            // SAFETY: the range stays inside the table, so all its entries are valid.
+            unsafe {
+                let first = self.at(range.start);
+                match self.platform.hooks() {
+                    Some(hooks) => hooks.fill(first, range.len(), value, step),
+                    None => fill(first, range.len(), value, step),
+                }
+            }
+        }
+    }
+}
+
+impl<P: Platform> Table<'_, P> {
+    /// Flips the bits `flip` of the entries of `range`, up to the first whose bits under `mask` are not `key`. Returns
+    /// where that is.
+    ///
+    /// A line of eight entries is checked as one, before any of them is written: they have no other writer. A function
+    /// of its own, so that the loop has the registers to itself.
+    #[inline(never)]
+    pub fn flip(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {
+        let mut index = range.start;
+        while range.end - index >= LINE {
+            self.prefetch_ahead(index);
+            let mut line = [0; LINE];
+            let mut differs = 0;
+            for (offset, entry) in line.iter_mut().enumerate() {
+                *entry = self.load(index + offset);
+                differs |= *entry ^ key;
+            }
+            if differs & mask != 0 {
+                break;
+            }
+            for (offset, entry) in line.iter().enumerate() {
+                self.store(index + offset, entry ^ flip);
+            }
+            index += LINE;
+        }
+        while index < range.end {
+            let entry = self.load(index);
+            if (entry ^ key) & mask != 0 {
+                break;
+            }
+            self.store(index, entry ^ flip);
+            index += 1;
+        }
+        index
+    }
+
+    /// The same where walkers may write the entries. One that a walker has changed under our hands is looked at again.
+    #[inline(never)]
+    pub fn flip_contended(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {
+        let mut index = range.start;
+        while index < range.end {
+            let entry = self.load(index);
+            if (entry ^ key) & mask != 0 {
+                break;
+            }
+            if self.compare_exchange(index, entry, entry ^ flip).is_ok() {
+                index += 1;
+            }
+        }
+        index
+    }
+}
+
+impl<P: Platform> Drop for Table<'_, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.platform.table_done(self.frame, self.base);
+    }
+}

@@ -1,0 +1,200 @@
+//! The house: no circle of imports between the files of the engine, and no file that is too long to be read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A file of more lines holds more than one idea.
+const LONGEST: usize = 900;
+
+fn source() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+fn files(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files(&path, found),
+            false if path.extension().is_some_and(|it| it == "rs") => found.push(path),
+            false => {}
+        }
+    }
+}
+
+/// The text of each module of the engine, by its path in the crate, without comments and tests.
+fn modules() -> BTreeMap<String, String> {
+    let mut found = Vec::new();
+    files(&source(), &mut found);
+    let module = |path: PathBuf| {
+        let text = fs::read_to_string(&path).unwrap();
+        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        let code: String = text
+            .lines()
+            .map(|line| line.split("//").next().unwrap().to_owned() + "\n")
+            .collect();
+        let name = path.strip_prefix(source()).unwrap().with_extension("");
+        let name = name.to_str().unwrap().replace('/', "::");
+        let name = name.strip_suffix("::mod").unwrap_or(&name).to_owned();
+        (name, code)
+    };
+    found.into_iter().map(module).collect()
+}
+
+/// What a `use` names, one path for each: `a::{b, c::d}` is `a::b` and `a::c::d`.
+fn paths(prefix: &str, tree: &str, found: &mut Vec<String>) {
+    let (mut depth, mut start) = (0, 0);
+    let ends = tree.char_indices().chain([(tree.len(), ',')]);
+    for (at, character) in ends {
+        match character {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                let part = tree[start..at].trim();
+                start = (at + 1).min(tree.len());
+                match part.split_once('{') {
+                    Some((head, rest)) => {
+                        let inside = rest.rsplit_once('}').unwrap().0;
+                        paths(&format!("{prefix}{head}"), inside, found);
+                    }
+                    None if part.is_empty() => {}
+                    None => found.push(format!("{prefix}{part}")),
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The modules that each imports from, as far as the name says it: what the crate's root exports is of the module that it is from.
+fn imports(modules: &BTreeMap<String, String>) -> BTreeMap<&str, BTreeSet<&str>> {
+    let mut exported = BTreeMap::new();
+    for part in modules["lib"].split("pub use ").skip(1) {
+        let mut named = Vec::new();
+        paths("", part.split(';').next().unwrap(), &mut named);
+        for path in named {
+            if let Some((module, name)) = path.rsplit_once("::") {
+                exported.insert(name.to_owned(), module.to_owned());
+            }
+        }
+    }
+    let resolve = |path: &str| -> Option<&str> {
+        let mut path = path;
+        loop {
+            if let Some((name, _)) = modules.get_key_value(path) {
+                return Some(name);
+            }
+            match path.rsplit_once("::") {
+                Some((head, _)) => path = head,
+                None => {
+                    let module = exported.get(path)?;
+                    return modules.get_key_value(module).map(|(name, _)| &**name);
+                }
+            }
+        }
+    };
+    let of = |name: &str, code: &str| {
+        let parent = name.rsplit_once("::").map_or("", |(parent, _)| parent);
+        let mut named = Vec::new();
+        for part in code.split("use crate::").skip(1) {
+            paths("", part.split(';').next().unwrap(), &mut named);
+        }
+        for part in code.split("use super::").skip(1) {
+            let mut inner = Vec::new();
+            paths("", part.split(';').next().unwrap(), &mut inner);
+            named.extend(
+                inner
+                    .into_iter()
+                    .map(|path| match path.strip_prefix("super::") {
+                        Some(path) => path.to_owned(),
+                        None if parent.is_empty() => path,
+                        None => format!("{parent}::{path}"),
+                    }),
+            );
+        }
+        let resolved = named.iter().filter_map(|path| resolve(path));
+        resolved.filter(|other| *other != name).collect()
+    };
+    let named = modules.iter().filter(|(name, _)| *name != "lib");
+    named
+        .map(|(name, code)| (&**name, of(name, code)))
+        .collect()
+}
+
+/// A circle that goes through a module, if there is one.
+fn circle<'m>(
+    at: &'m str,
+    imports: &BTreeMap<&'m str, BTreeSet<&'m str>>,
+    way: &mut Vec<&'m str>,
+    done: &mut BTreeSet<&'m str>,
+) -> Option<Vec<&'m str>> {
+    if let Some(start) = way.iter().position(|other| *other == at) {
+        return Some(way[start..].to_vec());
+    }
+    if !done.insert(at) {
+        return None;
+    }
+    way.push(at);
+    let found = imports.get(at).into_iter().flatten();
+    let found = found
+        .into_iter()
+        .find_map(|next| circle(next, imports, way, done));
+    way.pop();
+    found
+}
+
+#[test]
+fn no_circle_of_imports() {
+    let modules = modules();
+    let imports = imports(&modules);
+    // Parents lend to children and children to parents; the test would find nothing if it read nothing.
+    assert!(imports["platform"].contains("entry"));
+    assert!(imports["space"].contains("format") && imports["gather"].contains("space"));
+    let mut done = BTreeSet::new();
+    for module in imports.keys() {
+        let found = circle(module, &imports, &mut Vec::new(), &mut done);
+        assert_eq!(
+            found, None,
+            "each imports from the next, and the last from the first"
+        );
+    }
+}
+
+#[test]
+fn a_circle_is_found() {
+    let text = |code: &str| code.to_owned();
+    let modules = BTreeMap::from([
+        (text("lib"), text("pub use a::{A, B};\n")),
+        (text("a"), text("use crate::b::c::{D, E};\n")),
+        (text("b"), text("")),
+        (
+            text("b::c"),
+            text("use super::super::{A};\nuse core::fmt;\n"),
+        ),
+    ]);
+    let imports = imports(&modules);
+    let found = circle("a", &imports, &mut Vec::new(), &mut BTreeSet::new());
+    assert_eq!(found, Some(vec!["a", "b::c"]));
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // Not the machine: its largest files are longer.
+    for room in [
+        "engine",
+        "walker",
+        "linear",
+        "processes",
+        "lab",
+        "hypervisor",
+    ] {
+        let directory = root.join(room).join("src");
+        let mut found = Vec::new();
+        files(&directory, &mut found);
+        for path in found {
+            let lines = fs::read_to_string(&path).unwrap().lines().count();
+            assert!(lines <= LONGEST, "{}: {lines} lines", path.display());
+        }
+    }
+}
