@@ -74,9 +74,9 @@ pub fn run() -> Result<(), Error> {
 The machine is simulated, in virtual time; published figures are others'.
 
 What next:
-  tablewright reproduce        every published figure, and how far off the machine is
+  tablewright reproduce        every published figure, beside the machine's
   tablewright compare --pages  1 to 512 pages in a call
-  tablewright page-table-test -s anonymous_hugetlb_1gb -v 4   one of the problems
+  tablewright page-table-test  one of the problems, in detail
   tablewright --help           every experiment
 ",
     )?;
