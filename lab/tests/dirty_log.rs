@@ -75,7 +75,10 @@ fn bad_input_is_one_line() {
             &["-m", "P40V48_4K", "-b", "2T"],
             "P40V48_4K has addresses for 1 TiB",
         ),
-        (&["-p", "0x1800"], "-p 0x1800: not a multiple of 4 KiB"),
+        (
+            &["-v", "1", "-p", "0x1800"],
+            "-p 0x1800: not a multiple of 4 KiB",
+        ),
         (&["-x", "0"], "0 is not in 1..=1024"),
         (
             &["-s", "anonymous_thp", "-b", "2M", "-v", "2", "-x", "3"],
@@ -83,7 +86,7 @@ fn bad_input_is_one_line() {
         ),
         (&["--scale", "0"], "0 is not in 1.."),
         (
-            &["--scale", "3"],
+            &["-v", "1", "--scale", "3"],
             "--scale 3: 1 GiB is no multiple of 3 times 4 KiB",
         ),
         (

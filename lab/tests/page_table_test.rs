@@ -52,7 +52,10 @@ fn bad_input_is_one_line() {
             &["-b", "1G", "-p", "0xffffff0000"],
             "reach beyond the 40 bits of P40V48_4K",
         ),
-        (&["-p", "0x1800"], "-p 0x1800: not a multiple of 4 KiB"),
+        (
+            &["-v", "1", "-p", "0x1800"],
+            "-p 0x1800: not a multiple of 4 KiB",
+        ),
         (&["-p", "x"], "a size is a whole number"),
         (
             &["-v", "1", "--scale", "3"],
