@@ -269,7 +269,7 @@ fn the_steps_are_the_same_on_every_run_and_each_is_faster_than_the_last() {
 fn tables_of_the_machine_fit_a_terminal() {
     for line in [
         "map-mem --on machine --machine apple-m2-vm-16g",
-        "reproduce --only page-table-test tlb-flush write-protect",
+        "reproduce --only tlb-flush write-protect",
         "fit --machine apple-m2-vm-16g",
     ] {
         let output = tablewright(&line.split(' ').collect::<Vec<_>>());

@@ -76,7 +76,7 @@ fn bad_input_is_one_line() {
             "--used 2 GiB: the guest has 256 MiB of memory",
         ),
         (&["--writes", "fixed"], "--writes fixed: needs a --rate"),
-        (&["--rate", "5"], "--rate: goes with --writes fixed"),
+        (&["--rate", "5"], "--rate: --writes greedy is as fast"),
         (&["--rate", "0"], "0 is not in 1..=1000000000"),
         (
             &["--ring-size", "100"],

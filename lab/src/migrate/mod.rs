@@ -399,8 +399,8 @@ fn plan(
             return usage(format!("{option} {size}: not a multiple of 4 KiB"));
         }
     }
-    if arguments.writes != Model::Fixed && arguments.rate.is_some() {
-        return usage("--rate: goes with --writes fixed".to_owned());
+    if arguments.writes == Model::Greedy && arguments.rate.is_some() {
+        return usage("--rate: --writes greedy is as fast as it can".to_owned());
     }
     if arguments.writes == Model::Fixed && arguments.rate.is_none() {
         return usage("--writes fixed: needs a --rate".to_owned());
