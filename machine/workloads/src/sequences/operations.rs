@@ -40,9 +40,9 @@ operations! {
 
     // ---- Exclusive edits ----
     /// A map by itself.
-    MapOnce 4 ["space::AddressSpace::map" "edit::AddressSpace::map_page"];
+    MapOnce 4 ["gather::AddressSpace::map" "edit::AddressSpace::map_page"];
     /// A gather that is kept.
-    Gather 3 ["space::AddressSpace::gather"];
+    Gather 3 ["gather::AddressSpace::gather"];
     Map 9 ["edit::Gather::map" "edit::Gather::map_page" "edit::Encoded::new"];
     /// Pages that do not adjoin, in one map.
     MapFrames 3 ["edit::Gather::map_frames"];
