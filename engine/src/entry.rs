@@ -114,8 +114,8 @@ impl fmt::Debug for Entry {
 
 /// Brings the start of a table towards the processor: a hint, and nothing where the processor has none.
 ///
-/// A [`Platform`] that can reach a table without mapping it first calls this in
-/// [`prefetch`](Platform::prefetch). Hardware prefetchers stop at the end of a page, which is the end of a table; a walk
+/// A [`Platform`](crate::Platform) that can reach a table without mapping it first calls this in
+/// [`prefetch`](crate::Platform::prefetch). Hardware prefetchers stop at the end of a page, which is the end of a table; a walk
 /// knows which table comes next.
 #[inline(always)]
 pub fn prefetch(table: NonNull<Entry>) {

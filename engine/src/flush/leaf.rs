@@ -111,7 +111,7 @@ impl<F: Format> Leaf<F> {
     }
 }
 
-/// Something that was cut off and that walkers may still reach: it can be looked at only with the [`Completed`] of the
+/// Something that was cut off and that walkers may still reach: it can be looked at only with the [`Completed`](super::Completed) of the
 /// flush that it belongs to, and once.
 ///
 /// ```

@@ -15,7 +15,7 @@ use super::detached::{Detached, Fate, Root};
 use super::leaf::Leaf;
 
 impl Detached {
-    /// Visits the leaves of the sub-trees, and frees their tables, as [`Completed::settle`] says.
+    /// Visits the leaves of the sub-trees, and frees their tables, as [`Completed::settle`](super::Completed::settle) says.
     ///
     /// # Safety
     /// 1. The invalidation that covers the tables is complete, and every software walk that may hold them is over.
