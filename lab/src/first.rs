@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use crate::compare::{self, OURS};
+use crate::compare::{self, Against};
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
 use crate::map_mem;
 use crate::report::{self, print};
-use crate::reproduce;
+use crate::reproduce::{self, Problem};
 use crate::size::{Size, human};
 use crate::stats;
 
@@ -19,42 +19,6 @@ const USUAL: u64 = 16 << 30;
 const ROUNDS: u32 = 5;
 /// Columns of the longest bar.
 const BAR: f64 = 29.0;
-
-/// An operation, by the engine and by the fastest of the other crates.
-pub struct Against {
-    /// Which.
-    pub operation: &'static str,
-    /// Nanoseconds.
-    pub ours: f64,
-    /// Nanoseconds of the other, and its name.
-    pub other: (f64, String),
-}
-
-impl Against {
-    /// Out of what was measured: name, version, nanoseconds. `None` if the engine or the others are not among them.
-    pub fn of<'n>(
-        operation: &'static str,
-        measured: impl Iterator<Item = (&'n str, &'n str, f64)>,
-    ) -> Option<Self> {
-        let (ours, others): (Vec<_>, Vec<_>) = measured.partition(|(name, ..)| *name == OURS);
-        let fastest =
-            |of: Vec<(&'n str, &'n str, f64)>| of.into_iter().min_by(|a, b| a.2.total_cmp(&b.2));
-        let ((_, _, ours), (name, version, other)) = (fastest(ours)?, fastest(others)?);
-        Some(Self {
-            operation,
-            ours,
-            other: (other, format!("{name} {version}")),
-        })
-    }
-}
-
-/// A published problem: before and after what was published for it, here, and by the engine.
-pub struct Problem {
-    /// What takes so long.
-    pub what: &'static str,
-    /// As they are shown, in this order: published before and after, here before and after, Tablewright.
-    pub figures: [String; 5],
-}
 
 /// Answers the three questions.
 pub fn run() -> Result<(), Error> {

@@ -33,8 +33,7 @@
 //! permission away from a dirty page must not lose that it was written, so bit 55, which the hardware ignores, keeps
 //! it. A page that is writable without DBM, as other software maps it, decodes as writable and dirty.
 
-use super::Rule;
-use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
+use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareability};
 use crate::addr::{Level, Pa, Va};
 use crate::platform::Caps;
 

@@ -10,8 +10,7 @@
 //! [`Translation::MAIR`](crate::arch::arm64::Translation::MAIR) into `MAIR_EL2`, and
 //! [`tcr_el2`](crate::arch::arm64::tcr_el2) into `TCR_EL2`.
 
-use super::Rule;
-use super::{Arm64, Attrs, Format, Inexpressible, Kind, MAIR, Perms};
+use super::{Arm64, Attrs, Format, Inexpressible, Kind, MAIR, Perms, Rule};
 use crate::addr::{Level, Pa, Va};
 use crate::platform::Caps;
 

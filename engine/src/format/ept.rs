@@ -19,8 +19,7 @@
 //! made it present, and its own bit 63, in bits that hardware ignores in a present one. Of a parked leaf, which the embedder
 //! has asked for, bit 63 is what the embedder says, as in any leaf.
 
-use super::Rule;
-use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability, check_guest};
+use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareability, check_guest};
 use crate::addr::{Ipa, Level, Pa};
 use crate::platform::Caps;
 

@@ -8,8 +8,7 @@
 //! go through the host's PAT (15.25.8), which is a parameter as of [`X86_64`](super::X86_64). The global bit and protection keys mean nothing
 //! here, and a guest-physical address is not signed.
 
-use super::Rule;
-use super::{Attrs, Format, Inexpressible, Kind, PAT, Perms, X86_64, check_guest};
+use super::{Attrs, Format, Inexpressible, Kind, PAT, Perms, Rule, X86_64, check_guest};
 use crate::addr::{Ipa, Level, Pa};
 use crate::platform::Caps;
 

@@ -27,8 +27,9 @@
 //!
 //! Table descriptors carry no permissions and no flags.
 
-use super::Rule;
-use super::{Arm64, Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability, check_guest};
+use super::{
+    Arm64, Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareability, check_guest,
+};
 use crate::addr::{Ipa, Level, Pa};
 use crate::platform::Caps;
 

@@ -10,8 +10,7 @@
 //! The embedder loads [`X86_64::PAT`] of its format into `IA32_PAT`, sets `EFER.NXE` and `CR0.WP`, and runs with `CR4.SMEP`: a user page
 //! that is executable reads as executable by the user only, because that is what SMEP makes of it.
 
-use super::Rule;
-use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
+use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareability};
 use crate::addr::{Level, Pa, Va};
 use crate::platform::Caps;
 

@@ -26,15 +26,13 @@ use serde::Serialize;
 use crate::arena::{Arena, Memory};
 use crate::error::Error;
 use crate::file::Target;
-use crate::first::Against;
 use crate::format::Format;
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::size::{Size, human};
 use crate::stats::{self, Samples};
 use runner::Measurement;
-pub use subject::OURS;
-use subject::{CANDIDATES, Candidate, LIMIT, Operation, Work};
+use subject::{CANDIDATES, Candidate, LIMIT, OURS, Operation, Work};
 
 /// Tables more than are needed, so that two threads may each have half of them, the tables above among them.
 const SPARE: u64 = 16;
@@ -230,6 +228,34 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     match plot {
         Some(target) => target.fill(&picture::of(&report).svg()?),
         None => Ok(()),
+    }
+}
+
+/// An operation, by the engine and by the fastest of the other crates.
+pub struct Against {
+    /// Which.
+    pub operation: &'static str,
+    /// Nanoseconds.
+    pub ours: f64,
+    /// Nanoseconds of the other, and its name.
+    pub other: (f64, String),
+}
+
+impl Against {
+    /// Out of what was measured: name, version, nanoseconds. `None` if the engine or the others are not among them.
+    pub fn of<'n>(
+        operation: &'static str,
+        measured: impl Iterator<Item = (&'n str, &'n str, f64)>,
+    ) -> Option<Self> {
+        let (ours, others): (Vec<_>, Vec<_>) = measured.partition(|(name, ..)| *name == OURS);
+        let fastest =
+            |of: Vec<(&'n str, &'n str, f64)>| of.into_iter().min_by(|a, b| a.2.total_cmp(&b.2));
+        let ((_, _, ours), (name, version, other)) = (fastest(ours)?, fastest(others)?);
+        Some(Self {
+            operation,
+            ours,
+            other: (other, format!("{name} {version}")),
+        })
     }
 }
 

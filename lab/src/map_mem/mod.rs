@@ -141,7 +141,24 @@ pub struct Built {
 
 /// Builds the linear map of this memory in pages.
 pub fn build(source: &str, map: &MemoryMap, format: Format) -> Result<Built, Error> {
-    let plan = Plan::new(map, format, Leaves::Pages).map_err(|error| Error::Plan {
+    let (plan, outcome) = measure(source, map, format, Leaves::Pages, 3)?;
+    Ok(Built {
+        bytes: plan.bytes(),
+        entries: outcome.built.entries,
+        tables: outcome.built.tables,
+        nanoseconds: outcome.build.median(),
+    })
+}
+
+/// Builds the linear map of this memory so many times, has every page checked, and times it.
+fn measure(
+    source: &str,
+    map: &MemoryMap,
+    format: Format,
+    leaves: Leaves,
+    rounds: u32,
+) -> Result<(Plan, Outcome), Error> {
+    let plan = Plan::new(map, format, leaves).map_err(|error| Error::Plan {
         source_name: source.to_owned(),
         error,
     })?;
@@ -150,13 +167,9 @@ pub fn build(source: &str, map: &MemoryMap, format: Format) -> Result<Built, Err
         operation: "map",
         problem,
     })?;
-    let outcome = measure::run(&plan, builder.as_mut(), 3)?;
-    Ok(Built {
-        bytes: plan.bytes(),
-        entries: outcome.built.entries,
-        tables: outcome.built.tables,
-        nanoseconds: outcome.build.median(),
-    })
+    let outcome = measure::run(&plan, builder.as_mut(), rounds)?;
+    drop(builder);
+    Ok((plan, outcome))
 }
 
 /// Options that say nothing here are a mistake, not a detail.
@@ -189,16 +202,7 @@ fn run_native(arguments: &Arguments) -> Result<(), Error> {
     } else {
         Leaves::Largest
     };
-    let plan = Plan::new(&map, format, leaves).map_err(|error| Error::Plan {
-        source_name: source.clone(),
-        error,
-    })?;
-    let mut builder = builder::native(&plan).map_err(|problem| Error::Subject {
-        subject: builder::OURS,
-        operation: "map",
-        problem,
-    })?;
-    let outcome = measure::run(&plan, builder.as_mut(), rounds)?;
+    let (plan, outcome) = measure(&source, &map, format, leaves, rounds)?;
 
     let warnings = stats::build_warning()
         .into_iter()

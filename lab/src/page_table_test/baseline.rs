@@ -23,7 +23,7 @@ use tablewright::{
 use tablewright_machine::{Fault, Machine, MachineLock};
 
 use super::backing::{Backing, Owner};
-use super::handler::{Handler, attrs};
+use super::handler::Handler;
 use super::input::{PAGE, Region};
 use super::watch::Watch;
 
@@ -436,5 +436,19 @@ impl<'m, F: Format<Input = Ipa>> Handler<'m> for Baseline<'m, F> {
 
     fn retries(&self) -> u64 {
         self.retries.get()
+    }
+}
+
+/// The attributes of a guest's memory. It is not executed in this test, and mapped so.
+fn attrs(writable: bool) -> Attrs {
+    let perms = if writable {
+        Perms::READ | Perms::WRITE
+    } else {
+        Perms::READ
+    };
+    Attrs {
+        perms: perms.and_user(),
+        dirty: writable,
+        ..Attrs::GUEST_MEMORY
     }
 }

@@ -16,9 +16,10 @@ use tablewright_machine::{Fault as Trap, Rule, Time};
 
 use super::backing::{Backing, Owner, Page};
 use super::handler::Handler;
-use super::input::{PAGE, Region};
+use super::input::Region;
 use super::watch::Watch;
 use crate::host::{Served, fault_of, grow, protect, serve, set_log};
+use crate::write_protect::leaf_bytes;
 
 /// How long a CPU that waits for walks of others looks away.
 const LOOK_AWAY: Time = Time::ns(100);
@@ -51,7 +52,7 @@ fn found(page: Page) -> Found {
         true => Perms::READ | Perms::WRITE,
         false => Perms::READ,
     };
-    Found::new(page.frame, PAGE << (9 * u32::from(page.level.height()))).with_perms(perms)
+    Found::new(page.frame, leaf_bytes(page.level)).with_perms(perms)
 }
 
 impl<'g, 's, 'm, F: Format<Input = Ipa>> Engine<'g, 's, 'm, F> {

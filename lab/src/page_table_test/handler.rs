@@ -1,6 +1,5 @@
 //! What all ways to handle a guest's faults have in common.
 
-use tablewright::{Attrs, Perms};
 use tablewright_machine::Fault;
 
 use super::backing::{Backing, Owner};
@@ -17,18 +16,4 @@ pub trait Handler<'m>: Owner {
     fn grow(&self, backing: &Backing<'m>);
     /// Faults that found nothing to do, or nothing that could be done at that moment.
     fn retries(&self) -> u64;
-}
-
-/// The attributes of a guest's memory. It is not executed in this test, and mapped so.
-pub fn attrs(writable: bool) -> Attrs {
-    let perms = if writable {
-        Perms::READ | Perms::WRITE
-    } else {
-        Perms::READ
-    };
-    Attrs {
-        perms: perms.and_user(),
-        dirty: writable,
-        ..Attrs::GUEST_MEMORY
-    }
 }

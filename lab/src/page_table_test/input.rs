@@ -109,20 +109,20 @@ pub struct Backing {
 }
 
 const BACKINGS: [Backing; 17] = [
-    backing("anonymous", Source::Anonymous),
+    Backing::ANONYMOUS,
     backing("anonymous_thp", Source::Thp),
     backing("anonymous_hugetlb", Source::Fixed { shift: 21 }),
     backing("anonymous_hugetlb_16kb", Source::Fixed { shift: 14 }),
     backing("anonymous_hugetlb_64kb", Source::Fixed { shift: 16 }),
     backing("anonymous_hugetlb_512kb", Source::Fixed { shift: 19 }),
     backing("anonymous_hugetlb_1mb", Source::Fixed { shift: 20 }),
-    backing("anonymous_hugetlb_2mb", Source::Fixed { shift: 21 }),
+    Backing::HUGETLB_2MB,
     backing("anonymous_hugetlb_8mb", Source::Fixed { shift: 23 }),
     backing("anonymous_hugetlb_16mb", Source::Fixed { shift: 24 }),
     backing("anonymous_hugetlb_32mb", Source::Fixed { shift: 25 }),
     backing("anonymous_hugetlb_256mb", Source::Fixed { shift: 28 }),
     backing("anonymous_hugetlb_512mb", Source::Fixed { shift: 29 }),
-    backing("anonymous_hugetlb_1gb", Source::Fixed { shift: 30 }),
+    Backing::HUGETLB_1GB,
     backing("anonymous_hugetlb_2gb", Source::Fixed { shift: 31 }),
     backing("anonymous_hugetlb_16gb", Source::Fixed { shift: 34 }),
     backing("shmem", Source::Fixed { shift: 12 }),

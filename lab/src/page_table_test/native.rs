@@ -4,11 +4,10 @@
 //! caches to clean, no TLBs to invalidate and no host to give memory: what is measured is the engine, as many threads at a
 //! time as there are vCPUs.
 
+use std::cell::RefCell;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
-
-use std::cell::RefCell;
 
 use tablewright::format::Stage2K4;
 use tablewright::guest::{Backing, Cause, Fault, Gather, Guest, Log, Slot, SlotCell};

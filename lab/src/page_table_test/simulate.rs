@@ -148,8 +148,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
             Test::new(job, &machine, platform, &handler).run()
         }
         Way::Tablewright => {
-            let page = job.source.bytes().max(PAGE);
-            let slot = slot(job.region, page).ok_or_else(|| failed("no slot".to_owned()))?;
+            let slot =
+                slot(job.region, job.source.bytes()).ok_or_else(|| failed("no slot".to_owned()))?;
             let cells = [SlotCell::new()];
             let guest = Guest::new(shared, &cells);
             guest.insert(slot).map_err(|it| failed(it.to_string()))?;

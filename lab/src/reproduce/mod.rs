@@ -21,7 +21,6 @@ use serde::Serialize;
 use crate::dirty_log::simulate as disabling;
 use crate::error::Error;
 use crate::file::Target;
-use crate::first::Problem;
 use crate::map_mem::machine::{self, Threads, percent};
 use crate::migrate::simulate as migrations;
 use crate::page_table_test::simulate;
@@ -146,6 +145,14 @@ struct Runs<'r> {
     write_protect: starts::Run<'r>,
     migrate: migrations::Run<'r>,
     tlb_flush: flushes::Run<'r>,
+}
+
+/// A published problem: before and after what was published for it, here, and by the engine.
+pub struct Problem {
+    /// What takes so long.
+    pub what: &'static str,
+    /// As they are shown, in this order: published before and after, here before and after, Tablewright.
+    pub figures: [String; 5],
 }
 
 /// A few of the published problems, which take the machine a second or two each.

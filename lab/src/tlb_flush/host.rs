@@ -24,7 +24,8 @@ use tablewright::shootdown::{
 };
 use tablewright_machine::{Costs, Cpu, Time};
 
-use super::messenger::X86_PAGES;
+/// More pages than this are flushed as the whole space, where each page is an invalidation of its own: x86 by Linux.
+pub const X86_PAGES: u64 = 33;
 
 /// Where a vCPU is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,8 +120,8 @@ pub struct Host<'c> {
     free: Cell<usize>,
     queue: RefCell<VecDeque<usize>>,
     vcpus: Box<[Vcpu]>,
-    /// Threads whose flush waits for others, and the answers there were.
-    waiting: RefCell<Vec<usize>>,
+    /// The thread whose flush waits for others, and the answers there were.
+    waiting: Cell<Option<usize>>,
     answers: Cell<u64>,
     threads: usize,
     /// Flushes of the space, of which there is one at a time.
@@ -165,7 +166,7 @@ impl<'c> Host<'c> {
             free: Cell::new(physical),
             queue: RefCell::default(),
             vcpus,
-            waiting: RefCell::default(),
+            waiting: Cell::default(),
             answers: Cell::new(0),
             threads,
             flushes: Cell::new(0),
@@ -284,8 +285,7 @@ impl<'c> Host<'c> {
         });
         self.answers.set(self.answers.get() + 1);
         let takes = self.costs.exception + doing.takes.get();
-        let waiting = self.waiting.borrow().clone();
-        for thread in waiting {
+        if let Some(thread) = self.waiting.get() {
             cpu.wake(thread, cpu.now() + takes);
         }
         takes
@@ -482,9 +482,7 @@ impl<'c> Host<'c> {
         self.flushes.set(self.flushes.get() + 1);
         let doing = self.doing(cpu, self.vcpu_of(cpu.id()));
         doing.here(|here| tell(&doing, here));
-        self.waiting
-            .borrow_mut()
-            .retain(|thread| *thread != cpu.id());
+        self.waiting.set(None);
         self.work(cpu, doing.takes.get());
         if let Some(since) = doing.waits.get() {
             self.count_wait(cpu.now() - since);
@@ -631,7 +629,7 @@ unsafe impl Actions for Doing<'_, '_> {
     fn interrupt(&self, cpus: &Cpus) {
         cpus.iter().for_each(|vcpu| self.host.ask(self.cpu, vcpu));
         self.waits.set(Some(self.cpu.now()));
-        self.host.waiting.borrow_mut().push(self.cpu.id());
+        self.host.waiting.set(Some(self.cpu.id()));
     }
 
     fn allocator(&self, _: &mut dyn FnMut(&mut Allocator<'_>)) {}

@@ -12,12 +12,10 @@ use tablewright::shootdown::{
 use tablewright::{Invalidation, Stale, What};
 use tablewright_machine::{Cpu, Time};
 
-use super::host::{Doing, Host};
+use super::host::{Doing, Host, X86_PAGES};
 use super::simulate::Job;
 
-/// More pages than this are flushed as the whole space, where each page is an invalidation of its own: x86 by Linux, and arm64
-/// without range operations.
-pub const X86_PAGES: u64 = 33;
+/// The same of arm64 without range operations.
 const ARM_PAGES: u64 = 512;
 /// What INVLPGB's count goes to besides the first page.
 const INVLPGB_MORE: u16 = 7;

@@ -16,11 +16,11 @@ mod x86_64;
 
 use serde::Serialize;
 
+use super::Against;
 use super::subject::{LIMIT, OURS, Work};
 use crate::arena::Memory;
 use crate::error::Error;
 use crate::file::Target;
-use crate::first::Against;
 use crate::format::Architecture;
 use crate::progress::Progress;
 use crate::report::{self, Report};
