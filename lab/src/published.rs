@@ -92,6 +92,14 @@ impl Row {
             .ok_or_else(|| TableError::Ram(self.system.clone()))
     }
 
+    /// The configuration without a remark in parentheses behind it, such as the name of the one that measured.
+    pub fn without_remark(&self) -> &str {
+        match self.configuration.rsplit_once(" (") {
+            Some((before, remark)) if remark.ends_with(')') => before,
+            _ => &self.configuration,
+        }
+    }
+
     /// The figure after the improvement, in milliseconds.
     pub fn after_ms(&self) -> Result<f64, TableError> {
         let wrong = |problem: String| TableError::Figure {
@@ -143,6 +151,7 @@ pub fn parse(csv: impl io::Read) -> Result<Vec<Row>, TableError> {
     let mut reader = csv::ReaderBuilder::new()
         .trim(csv::Trim::All)
         .from_reader(csv);
+    check_header(reader.headers().map_err(|error| refusal(&error))?)?;
     let rows: Vec<Row> = reader
         .deserialize()
         .collect::<Result<_, _>>()
@@ -151,6 +160,30 @@ pub fn parse(csv: impl io::Read) -> Result<Vec<Row>, TableError> {
         return Err(TableError::Empty);
     }
     Ok(rows)
+}
+
+/// Refuses a header that has a column which no table has, or lacks one that is needed. An empty file has none.
+fn check_header(header: &csv::StringRecord) -> Result<(), TableError> {
+    let wrong = |problem: String| TableError::Line { line: 1, problem };
+    let known: Vec<&str> = COLUMNS.split(',').collect();
+    if header.is_empty() {
+        return Ok(());
+    }
+    if let Some(column) = header.iter().find(|column| !known.contains(column)) {
+        return Err(wrong(format!(
+            "unknown column {column:?}: expected {COLUMNS}"
+        )));
+    }
+    let needed = known
+        .iter()
+        .filter(|column| **column != "published improvement");
+    match needed
+        .into_iter()
+        .find(|column| !header.iter().any(|has| has == **column))
+    {
+        Some(missing) => Err(wrong(format!("no column '{missing}': expected {COLUMNS}"))),
+        None => Ok(()),
+    }
 }
 
 /// The crate's message says where in many words and on one line or more; line and reason are enough.
@@ -187,14 +220,14 @@ mod tests {
         assert_eq!(
             rows,
             [
-                ("map-mem", 20),
-                ("page-table-test", 11),
+                ("map-mem", 30),
+                ("page-table-test", 13),
                 ("dirty-log", 13),
                 ("tlb-flush", 3),
-                ("write-protect", 4),
+                ("write-protect", 7),
             ]
         );
-        assert_eq!(built_in("map-mem").unwrap().len(), 20);
+        assert_eq!(built_in("map-mem").unwrap().len(), 30);
         assert!(built_in("fly").is_none());
     }
 
@@ -202,7 +235,7 @@ mod tests {
     fn each_system_of_the_linear_map_says_its_ram() {
         for row in built_in("map-mem").unwrap() {
             let ram = row.ram().unwrap();
-            assert!([16 << 30, 64 << 30, 256 << 30, 512 << 30].contains(&ram.bytes()));
+            assert!([16 << 30, 36 << 30, 64 << 30, 256 << 30, 512 << 30].contains(&ram.bytes()));
             assert!(row.after_ms().unwrap() > 10.0);
         }
     }
@@ -216,7 +249,11 @@ mod tests {
         let with = |lines: &str| refused(&format!("{COLUMNS}\n{lines}"));
         assert!(refused("").starts_with("no rows"));
         assert!(with("").starts_with("no rows"));
-        assert!(refused("a,b\n1,2\n").starts_with("line 2: unknown field `a`"));
+        assert!(
+            refused("a,b\n1,2\n").starts_with("line 1: unknown column \"a\": expected system,")
+        );
+        let short = COLUMNS.replace("unit,", "");
+        assert!(refused(&format!("{short}\n")).starts_with("line 1: no column 'unit': "));
         assert_eq!(with("a,b\n"), "line 2: 2 columns instead of 7");
         assert_eq!(
             with("a,b,c,1,2,s,\na,b,c,x,2,s,\n"),

@@ -51,6 +51,8 @@ pub struct Costs {
     pub zero: Time,
     /// To fetch a line from memory; the memory is shared by all CPUs.
     pub fetch: Time,
+    /// How long a line takes from memory besides: what one CPU waits for, and others need not.
+    pub latency: Time,
     /// To deliver an interrupt to another CPU, until its handler runs.
     pub interrupt: Time,
     /// The same for an interrupt of a hypervisor's or a kernel's on the hardware itself, answered.

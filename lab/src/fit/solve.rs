@@ -58,7 +58,7 @@ fn miss(rows: &[Vec<f64>], right: &[f64], unknowns: &[f64]) -> f64 {
 
 /// Least squares without a constraint over some of the unknowns: the columns are made orthogonal one after the other
 /// (Gram and Schmidt, modified), which loses less than the normal equations do.
-fn free(rows: &[Vec<f64>], right: &[f64], some: &[usize]) -> Result<Vec<f64>, Undetermined> {
+pub fn free(rows: &[Vec<f64>], right: &[f64], some: &[usize]) -> Result<Vec<f64>, Undetermined> {
     let mut columns: Vec<Vec<f64>> = some
         .iter()
         .map(|&unknown| rows.iter().map(|row| row[unknown]).collect())

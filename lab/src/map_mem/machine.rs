@@ -424,26 +424,24 @@ mod tests {
                 None
             ]
         );
+        let fitted: Vec<_> = rows.iter().map(|row| row.fitted).collect();
+        assert_eq!(fitted, [&[true; 2][..], &[false; 6]].concat());
         assert!(
             rows.iter()
-                .all(|row| row.fitted == row.published_ms.is_some())
-        );
-        assert!(
-            rows.iter()
-                .all(|row| row.error_percent.is_none_or(|error| error.abs() < 4.0))
+                .all(|row| row.error_percent.is_none_or(|error| error.abs() < 15.0))
         );
     }
 
     #[test]
     fn what_a_profile_cannot_explain_is_said_at_the_row() {
-        let rows = rows("ampere-altra-metal-512g", 512 << 30);
-        let last = &rows[4];
-        assert!(!last.fitted && last.error_percent.unwrap() < -30.0);
+        let rows = rows("apple-m2-vm-16g", 16 << 30);
+        let lazy = &rows[3];
+        assert!(!lazy.fitted && lazy.error_percent.unwrap() > 12.0);
         assert!(
-            last.unexplained
+            lazy.unexplained
                 .as_ref()
                 .unwrap()
-                .starts_with("batch-barriers: ")
+                .starts_with("lazy-unmap: ")
         );
         assert!(rows[0].unexplained.is_none());
     }

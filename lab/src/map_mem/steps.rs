@@ -110,7 +110,8 @@ pub fn techniques_of(row: &Row) -> Result<Techniques, TableError> {
             .find(|technique| technique.name() == name)
             .ok_or_else(|| unknown(&format!("no step is called '{name}'")))
     };
-    if let Some(name) = row.configuration.strip_prefix("cumulative up to ") {
+    let configuration = row.without_remark();
+    if let Some(name) = configuration.strip_prefix("cumulative up to ") {
         if name == Step::base().name {
             return Ok(Techniques::default());
         }
@@ -118,8 +119,7 @@ pub fn techniques_of(row: &Row) -> Result<Techniques, TableError> {
         let up_to = Technique::ALL.into_iter().take_while(|step| *step <= last);
         return Ok(up_to.fold(Techniques::default(), Techniques::with));
     }
-    let names = row
-        .configuration
+    let names = configuration
         .strip_prefix("with ")
         .ok_or_else(|| unknown("no configuration of map-mem"))?;
     names

@@ -457,6 +457,7 @@ fn plan(
         ring,
         writes,
         work: Time::ns(arguments.work),
+        zeros: Time::ZERO,
         auto_converge: arguments.auto_converge,
         #[cfg(test)]
         order: simulate::Order::Right,

@@ -37,6 +37,7 @@ fn job(logging: Logging, model: Model, rate: Option<u64>) -> Job {
             seed: 1,
         },
         work: Time::ns(200),
+        zeros: Time::ZERO,
         auto_converge: false,
         order: Order::Right,
     }

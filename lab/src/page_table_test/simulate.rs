@@ -284,6 +284,8 @@ impl<'t, 'm, H: Handler<'m>> Test<'t, 'm, H> {
             cpu.spend(self.machine.costs().exception);
             self.handler.fault(ipa, write, fault, &self.backing);
         }
+        // The way to memory is each vCPU's own, and the memory is shared.
+        cpu.spend(self.machine.costs().latency);
         self.memory.acquire(cpu, self.machine.costs().fetch);
     }
 }

@@ -322,7 +322,7 @@ fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
             percent(error) + if row.fitted { " *" } else { "  " }
         });
         [
-            report::wrapped(name(row), 19, "  "),
+            report::wrapped(name(row), 17, "  "),
             figure(row.published_before, &row.unit),
             figure(row.published_after, &row.unit),
             figure(row.before, &row.unit),

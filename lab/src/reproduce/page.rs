@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(sections, names);
         // One for each system of the linear map, the first of which is now two, one for stage 2, one for flushes, one for
         // the end of a log, and one for each of the three units of its start.
-        assert_eq!(named("svg").count(), 11);
+        assert_eq!(named("svg").count(), 16);
         let rows = named("tr").count() - named("table").count();
         assert_eq!(rows, report.rows.len());
         assert_eq!(

@@ -44,7 +44,10 @@ pub fn rows(
     for (job, ran) in jobs.iter().zip(&ran) {
         sound(job, ran)?;
     }
-    let migrated = migrate::figures(&profile, PART, migrate)?;
+    let migrated = migrate::Case::ALL
+        .into_iter()
+        .map(|case| Ok((case, migrate::figures(&profile, case, PART, migrate)?)))
+        .collect::<Result<Vec<_>, Error>>()?;
     let row = |figure: published::Row| {
         let (starts, writes) = ran.split_at(HOWS.len());
         let (times, part, fitted) = match (metric(&figure), migrate::metric(&figure)) {
@@ -60,8 +63,13 @@ pub fn rows(
                 let fitted = profile.is_fitted_on_metric(selects.0, selects.1, selects.2);
                 (times, metric == 1, fitted)
             }
-            // Link and writer are.
-            (None, Some(metric)) => (migrated.iter().map(|ran| ran[metric]).collect(), true, true),
+            (None, Some((case, metric))) => {
+                let of_case = migrated.iter().filter(|(of, _)| *of == case);
+                let figures = of_case.flat_map(|(_, ran)| ran.iter().map(|ran| ran[metric]));
+                // Link and writer are fitted on rate and time of the second case.
+                let fitted = case == migrate::Case::Written && metric < 2;
+                (figures.collect(), true, fitted)
+            }
             (None, None) => return Row::of("write-protect", figure),
         };
         let mut note = format!("on {}, virtual time", profile.name);

@@ -269,7 +269,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
                 continue;
             }
             let end = self.pages(chunk).end;
-            let (mut bytes, mut count) = (0, 0);
+            let (mut bytes, mut count, mut empty) = (0, 0, 0);
             cpu.order();
             let mut page = first;
             while page < end && count < BATCH {
@@ -279,6 +279,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
                     count += 1;
                     let zeros = version == 0 && page >= self.job.used;
                     ran.duplicate += u64::from(zeros);
+                    empty += u64::from(zeros);
                     ran.normal += u64::from(!zeros);
                     bytes += if zeros { ZEROS_ON_LINK } else { ON_LINK };
                 }
@@ -288,7 +289,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
             sending.cursor = page % self.job.pages;
             sending.sent += bytes;
             ran.transferred += bytes;
-            cpu.spend(self.time_on_link(bytes));
+            cpu.spend(self.time_on_link(bytes) + self.job.zeros * empty);
         }
         Ok(())
     }

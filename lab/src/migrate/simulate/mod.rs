@@ -109,6 +109,8 @@ pub struct Job {
     pub writes: Writes,
     /// How long it is busy with a page that it writes.
     pub work: Time,
+    /// What the host needs to find that a page that was never written is all zeros.
+    pub zeros: Time,
     /// Slow it down if it writes more than is sent.
     pub auto_converge: bool,
     /// The order of the host's work.

@@ -308,6 +308,7 @@ fn costs() -> Costs {
         clean_again: Time::ZERO,
         zero: Time::ZERO,
         fetch: Time::ZERO,
+        latency: Time::ZERO,
         interrupt: Time::ns(500),
         exit: Time::ns(300),
         reverse_map: Time::ZERO,
