@@ -7,8 +7,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
 use crate::{
-    compare, dirty_log, first, fit, litmus, map_mem, migrate, page_table_test, record, report,
-    reproduce, tlb_flush, write_protect,
+    compare, dirty_log, first, fit, litmus, machine, map_mem, migrate, page_table_test, record,
+    report, reproduce, tlb_flush, write_protect,
 };
 
 /// Experiments with page tables
@@ -61,6 +61,8 @@ enum Command {
     Record(record::Arguments),
     /// Migrate a running guest over a link, under each kind of dirty logging, on a machine
     Migrate(migrate::Arguments),
+    /// List the machines that experiments can be run on, check one of your own, or print one to start from
+    Machine(machine::Arguments),
     /// Print a script that completes this program's options in a shell
     Completions {
         /// Which shell
@@ -90,6 +92,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Record(arguments) => record::run(&arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
+        Command::Machine(arguments) => machine::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "tablewright", &mut script);

@@ -61,8 +61,10 @@ pub struct Profile {
     pub system: System,
     /// The rules that the machine follows.
     pub architecture: Architecture,
-    /// What its operations cost. What is not known is zero.
+    /// What its operations cost. What the file leaves out is zero here: see [`states`](Self::states).
     pub costs: Costs,
+    /// Which costs the file gives, a bit for each.
+    stated: u32,
     /// Where costs and rules come from. A key is named at most once.
     pub provenance: Vec<Provenance>,
     /// The published rows that costs were fitted on.
@@ -438,6 +440,34 @@ impl Profile {
         toml::to_string_pretty(&ProfileToml::of(self)).unwrap_or_default()
     }
 
+    /// Whether the file gives a cost, be it zero; what it leaves out is not known to be nothing.
+    ///
+    /// ```
+    /// use tablewright_machine::{Cost, Profile};
+    /// let neutral = Profile::load("neutral")?;
+    /// let states = |name: &str| name.parse::<Cost>().is_ok_and(|cost| neutral.states(cost));
+    /// assert!(states("complete") && !states("cycle"));
+    /// # Ok::<(), tablewright_machine::ProfileError>(())
+    /// ```
+    pub const fn states(&self, cost: Cost) -> bool {
+        self.stated >> cost.0 & 1 != 0
+    }
+
+    /// Gives a cost.
+    ///
+    /// ```
+    /// use tablewright_machine::{Cost, Profile, Time};
+    /// let mut profile = Profile::load("neutral")?;
+    /// let Ok(cycle) = "cycle".parse::<Cost>() else { unreachable!() };
+    /// profile.state(cycle, Time::us(20));
+    /// assert!(profile.states(cycle) && profile.costs.cycle == Time::us(20));
+    /// # Ok::<(), tablewright_machine::ProfileError>(())
+    /// ```
+    pub fn state(&mut self, cost: Cost, time: Time) {
+        cost.set(&mut self.costs, time);
+        self.stated |= 1 << cost.0;
+    }
+
     /// Where the figure of a key comes from, if the profile says so.
     ///
     /// ```
@@ -530,22 +560,30 @@ macro_rules! costs {
 
         /// The costs of the file.
         #[derive(Serialize, Deserialize)]
+        #[derive(Default)]
         #[serde(deny_unknown_fields, default)]
         struct CostsToml {
-            $(#[serde(skip_serializing_if = "Nanoseconds::is_zero")] $name: Nanoseconds,)*
+            $(#[serde(skip_serializing_if = "Option::is_none")] $name: Option<Nanoseconds>,)*
         }
 
-        impl From<&Costs> for CostsToml {
-            fn from(costs: &Costs) -> Self {
+        impl CostsToml {
+            /// Those that a profile gives.
+            fn of(profile: &Profile) -> Self {
                 // Without `..`: a cost that is missing in the list does not compile.
-                let &Costs { $($name),* } = costs;
-                Self { $($name: Nanoseconds($name)),* }
+                let &Costs { $($name),* } = &profile.costs;
+                let given = |cost: &str, time: Time| {
+                    let cost = cost.parse().is_ok_and(|cost| profile.states(cost));
+                    (cost || time != Time::ZERO).then_some(Nanoseconds(time))
+                };
+                Self { $($name: given(stringify!($name), $name)),* }
             }
-        }
 
-        impl From<CostsToml> for Costs {
-            fn from(costs: CostsToml) -> Self {
-                Self { $($name: costs.$name.0),* }
+            /// The costs, and which of them are given.
+            fn costs(&self) -> (Costs, u32) {
+                let given = [$(self.$name.is_some()),*];
+                let stated = (0..).zip(given).fold(0, |all, (bit, given)| all | u32::from(given) << bit);
+                let costs = Costs { $($name: self.$name.map_or(Time::ZERO, |it| it.0)),* };
+                (costs, stated)
             }
         }
     };
@@ -556,11 +594,7 @@ costs! {
     clean_again zero fetch latency interrupt host_interrupt wake exit reverse_map cycle
 }
 
-impl Default for CostsToml {
-    fn default() -> Self {
-        Self::from(&Costs::default())
-    }
-}
+const _: () = assert!(COSTS.len() <= u32::BITS as usize, "a bit for each cost");
 
 impl Cost {
     /// All of them, in the order of [`Costs`].
@@ -632,10 +666,6 @@ impl std::str::FromStr for Cost {
 struct Nanoseconds(Time);
 
 impl Nanoseconds {
-    fn is_zero(&self) -> bool {
-        self.0 == Time::ZERO
-    }
-
     fn whole<E: de::Error>(value: u64) -> Result<Self, E> {
         match value.checked_mul(1_000) {
             Some(ps) if ps <= MAX_COST.as_ps() => Ok(Self(Time::ps(ps))),
@@ -901,7 +931,7 @@ impl ProfileToml {
             description: profile.description.clone(),
             system: profile.system.clone(),
             architecture: ArchitectureToml::of(&profile.architecture),
-            costs: CostsToml::from(&profile.costs),
+            costs: CostsToml::of(profile),
             provenance: profile.provenance.clone(),
             fitted_on: profile.fitted_on.clone(),
             unexplained: profile.unexplained.clone(),
@@ -937,12 +967,14 @@ impl ProfileToml {
             }
             named.push(key);
         }
+        let (costs, stated) = self.costs.costs();
         Ok(Profile {
             architecture: self.architecture.check()?,
             name: self.name,
             description: self.description,
             system: self.system,
-            costs: self.costs.into(),
+            costs,
+            stated,
             provenance: self.provenance,
             fitted_on: self.fitted_on,
             unexplained: self.unexplained,

@@ -16,6 +16,7 @@ use tablewright_machine::{MAX_CPUS, Profile, Time};
 use crate::error::Error;
 use crate::file::Target;
 use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
+use crate::needs::{self, Experiment};
 use crate::page_table_test;
 use crate::page_table_test::input::{Backing, Guest, Mode, PAGE, Region, Source};
 use crate::published;
@@ -155,7 +156,7 @@ struct Row {
 
 /// Runs it, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let profile = Profile::load(&arguments.machine)?;
+    let profile = needs::load(&arguments.machine, Experiment::DirtyLog)?;
     let plot = arguments.plot.as_deref();
     let plot = plot.map(|path| Target::new("--plot", path)).transpose()?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;

@@ -8,6 +8,7 @@ use super::steps::{Choice, Order};
 use super::{Arguments, On, input, refuse};
 use crate::error::Error;
 use crate::format::{Architecture, Granule};
+use crate::needs::{self, Experiment};
 use crate::plan::{Leaves, Plan};
 use crate::report::{self, Report};
 use crate::size::human;
@@ -49,7 +50,7 @@ pub fn run(arguments: &Arguments, run: Run<'_>) -> Result<(), Error> {
             names.join(", ")
         )));
     };
-    simulate(arguments, &Profile::load(name)?, run)?.print(arguments.json, text)
+    simulate(arguments, &needs::load(name, Experiment::MapMem)?, run)?.print(arguments.json, text)
 }
 
 fn simulate(

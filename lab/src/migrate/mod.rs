@@ -17,6 +17,7 @@ use tablewright_machine::{MAX_CPUS, Profile, Regime, Time};
 use crate::error::Error;
 use crate::file::Target;
 use crate::map_mem::machine::Threads;
+use crate::needs::{self, Experiment};
 use crate::record::recording::{Interval, Recording};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -255,7 +256,7 @@ struct RoundRow {
 
 /// Migrates, and prints how it went.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let profile = Profile::load(&arguments.profile)?;
+    let profile = needs::load(&arguments.profile, Experiment::Migrate)?;
     check(&profile, arguments.vcpus)?;
     let recording = arguments.recording.as_deref().map(recorded).transpose()?;
     let (parameters, job) = plan(arguments, profile, recording)?;

@@ -19,6 +19,7 @@ use tablewright_machine::{MAX_CPUS, Profile, Regime};
 
 use crate::error::Error;
 use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::needs::{self, Experiment};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
 use crate::stats;
@@ -149,7 +150,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.on == On::Native {
         return run_native(arguments);
     }
-    let profile = Profile::load(&arguments.machine)?;
+    let profile = needs::load(&arguments.machine, Experiment::PageTableTest)?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
     report.print(arguments.json, text)
 }

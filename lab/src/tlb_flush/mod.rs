@@ -13,6 +13,7 @@ use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::needs::{self, Experiment};
 use crate::page_table_test::On;
 use crate::published;
 use crate::report::{self, Report};
@@ -125,7 +126,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.file.is_some() {
         return Err(Error::Usage("--file: only with --on native".to_owned()));
     }
-    let profile = Profile::load(&arguments.machine)?;
+    let profile = needs::load(&arguments.machine, Experiment::TlbFlush)?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
     report.print(arguments.json, text)
 }

@@ -11,6 +11,7 @@ use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
 use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
+use crate::needs::{self, Experiment};
 use crate::published;
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -98,12 +99,14 @@ struct Row {
 
 /// Runs it, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let profile = Profile::load(arguments.machine.as_deref().unwrap_or(
-        match arguments.format.is_x86() {
-            true => "x86-12-vcpus",
-            false => "kunpeng-920",
-        },
-    ))?;
+    let usual = match arguments.format.is_x86() {
+        true => "x86-12-vcpus",
+        false => "kunpeng-920",
+    };
+    let profile = needs::load(
+        arguments.machine.as_deref().unwrap_or(usual),
+        Experiment::WriteProtect,
+    )?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
     report.print(arguments.json, text)
 }
