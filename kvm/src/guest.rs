@@ -42,7 +42,9 @@ pub struct Block {
     pub stride: AtomicU64,
     /// Where it stores to leave.
     pub exit: AtomicU64,
-    spare: [u64; 2],
+    /// The second halves alone of blocks of twice as many pages, if it is not zero.
+    pub half: AtomicU64,
+    spare: u64,
     /// How many gaps there were of each class.
     pub gaps: [AtomicU64; CLASSES],
 }
@@ -81,6 +83,9 @@ pub struct Orders {
     pub write_percent: u8,
     /// In random order, from the seed that the block has.
     pub random: bool,
+    /// The second halves alone of blocks of twice as many pages, a power of two; of whole memory, if it is zero. `pages` are those of
+    /// the halves.
+    pub half: u64,
 }
 
 impl Orders {
@@ -93,6 +98,7 @@ impl Orders {
             count: pages,
             write_percent: 100,
             random: false,
+            half: 0,
         }
     }
 
@@ -123,6 +129,7 @@ impl Block {
         self.threshold
             .store(threshold(orders.write_percent), Relaxed);
         self.random.store(u64::from(orders.random), Relaxed);
+        self.half.store(orders.half, Relaxed);
         self.position.store(0, Relaxed);
         for figure in [&self.stop, &self.longest, &self.made, &self.total] {
             figure.store(0, Relaxed);
@@ -153,7 +160,7 @@ pub fn written(orders: &Orders, seed: u64, made: u64, mut visit: impl FnMut(u64)
             false => position,
         };
         if (random >> 16) & 0xffff_ffff < limit {
-            visit(page);
+            visit(page + (page & orders.half.wrapping_neg()) + orders.half);
         }
         position = (position + 1) % orders.pages.max(1);
     }

@@ -36,6 +36,7 @@ global_asm!(
     "ldp x4, x5, [x0, #48]", // accesses left, what is random
     "ldp x6, x7, [x0, #64]", // below: a write; random order
     "ldp x8, x9, [x0, #80]", // position, value
+    "ldr x17, [x0, #112]",   // half
     "ldr x10, [x0, #96]",    // stride
     "movz x20, #0x7f2d",
     "movk x20, #0x4c95, lsl #16",
@@ -55,7 +56,11 @@ global_asm!(
     "lsr x12, x5, #32",
     "mul x12, x12, x3",
     "lsr x12, x12, #32",
-    "21:",
+    "21:", // Of blocks the second half.
+    "neg x13, x17",
+    "and x13, x13, x12",
+    "add x12, x12, x13",
+    "add x12, x12, x17",
     "madd x12, x12, x10, x2",
     "ubfx x13, x5, #16, #32",
     "cmp x13, x6",
