@@ -61,6 +61,13 @@ impl Bitmap {
         }
     }
 
+    /// Takes away the marks that another has.
+    pub fn remove(&mut self, other: &Self) {
+        for (word, less) in self.words.iter_mut().zip(&other.words) {
+            *word &= !less;
+        }
+    }
+
     /// How many there are.
     pub fn count(&self) -> u64 {
         self.words

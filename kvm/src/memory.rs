@@ -74,7 +74,11 @@ impl Memory {
         let bytes = usize::try_from(bytes).map_err(|_| too_large())?;
         let file = match backing {
             Backing::Anonymous | Backing::Thp | Backing::Hugetlb { shared: false, .. } => None,
-            Backing::Shmem => Some(file(0, bytes).map_err(refused)?),
+            // As much as is mapped: an access behind the end of a file is a signal.
+            Backing::Shmem => {
+                let whole = bytes.checked_add(align as usize).ok_or_else(too_large)?;
+                Some(file(0, whole).map_err(refused)?)
+            }
             Backing::Hugetlb { shift, .. } => {
                 let flags = libc::MFD_HUGETLB | shift << libc::MFD_HUGE_SHIFT;
                 Some(file(flags, bytes).map_err(refused)?)

@@ -21,11 +21,11 @@ use crate::ring::Ring;
 use crate::stalls::Stalls;
 use crate::vm::reset_rings;
 
-/// What a vCPU is told to do.
+/// That its block has orders.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
-    /// By which orders.
-    pub orders: Orders,
+struct Work {
+    /// What its random numbers start from.
+    seed: u64,
 }
 
 /// What it did.
@@ -164,11 +164,13 @@ impl Vcpu {
         unsafe { self.shared.block.as_ref() }
     }
 
-    /// Has it begin. It must not be at work.
-    pub fn begin(&mut self, work: Work) {
+    /// Has it begin. It must not be at work. It can be stopped from now on.
+    pub fn begin(&mut self, orders: &Orders) {
+        let seed = self.block().seed.load(Ordering::Relaxed);
+        self.block().order(orders);
         if let Some(tell) = &self.tell {
             // Its thread lives as long as this; if it is gone, waiting for it says so.
-            let _sent = tell.send(work);
+            let _sent = tell.send(Work { seed });
         }
     }
 
@@ -251,18 +253,16 @@ struct Runner {
 impl Runner {
     fn serve(mut self, orders: &Receiver<Work>, say: &Sender<Result<Done, Error>>) {
         while let Ok(work) = orders.recv() {
-            let done = self.run(&work.orders);
+            let done = self.run(&work);
             if say.send(done).is_err() {
                 break;
             }
         }
     }
 
-    fn run(&mut self, orders: &Orders) -> Result<Done, Error> {
+    fn run(&mut self, work: &Work) -> Result<Done, Error> {
         // SAFETY: the block is in memory that is held, and all of it is atomics.
         let block = unsafe { self.shared.block.as_ref() };
-        let seed = block.seed.load(Ordering::Relaxed);
-        block.order(orders);
         let (mut emptying, mut emptied) = (Took::default(), 0);
         let (result, took) = timed(|| self.enter(&mut emptying, &mut emptied));
         result?;
@@ -273,7 +273,7 @@ impl Runner {
             },
             emptying,
             emptied,
-            seed,
+            seed: work.seed,
             made: block.made.load(Ordering::Relaxed),
             stalls: Stalls::of(block, self.frequency),
         })

@@ -22,7 +22,7 @@ use crate::memory::{Backing, Memory, available};
 use crate::ring::{ENTRY, Ring};
 use crate::stats::{Counts, Stats};
 use crate::tables::{self, Area};
-use crate::vcpu::{Done, Parts, Vcpu, Work, bind};
+use crate::vcpu::{Done, Parts, Vcpu, bind};
 
 /// `_IOW(KVMIO, 0x42, struct kvm_dirty_log)`.
 const KVM_GET_DIRTY_LOG: libc::c_ulong = 0x4010_ae42;
@@ -84,50 +84,56 @@ pub struct Vm {
     _own: Arc<Memory>,
 }
 
-/// That a setup can be had, before anything is made of it.
-fn check(setup: &Setup, can: &Abilities) -> Result<(), Error> {
-    if setup.vcpus > can.vcpus {
-        return Err(Error::TooManyVcpus {
-            asked: setup.vcpus,
-            most: can.vcpus,
-        });
-    }
-    if let Some(entries) = setup.ring {
-        if can.ring == 0 {
+impl Setup {
+    /// That it can be had, before anything is made of it.
+    ///
+    /// # Errors
+    /// KVM, or the host, has less.
+    pub fn check(&self, can: &Abilities) -> Result<(), Error> {
+        let setup = self;
+        if setup.vcpus > can.vcpus {
+            return Err(Error::TooManyVcpus {
+                asked: setup.vcpus,
+                most: can.vcpus,
+            });
+        }
+        if let Some(entries) = setup.ring {
+            if can.ring == 0 {
+                return Err(Error::Lacks {
+                    what: "ring of dirty pages (Linux 5.11 on x86, 6.1 on arm64)",
+                });
+            }
+            if !entries.is_power_of_two() || !(LEAST_RING..=can.ring).contains(&entries) {
+                return Err(Error::Ring {
+                    entries,
+                    least: LEAST_RING,
+                    most: can.ring,
+                });
+            }
+        }
+        let manual = match setup.protect {
+            Protect::Auto => true,
+            Protect::Manual => can.manual,
+            Protect::ManualAllSet => can.all_set,
+        };
+        if !manual {
             return Err(Error::Lacks {
-                what: "ring of dirty pages (Linux 5.11 on x86, 6.1 on arm64)",
+                what: "manual protection of a dirty log (Linux 5.1; all set from the start, 5.7): give -g",
             });
         }
-        if !entries.is_power_of_two() || !(LEAST_RING..=can.ring).contains(&entries) {
-            return Err(Error::Ring {
-                entries,
-                least: LEAST_RING,
-                most: can.ring,
+        let free = available();
+        // A pool of huge pages is not free memory.
+        let is_pool = matches!(setup.backing.0, Backing::Hugetlb { .. });
+        let needed = setup.bytes + setup.bytes / 64 + (u64::from(setup.vcpus) * BLOCK_BYTES);
+        if !is_pool && needed > free {
+            let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
+            return Err(Error::NotEnough {
+                needed: mib(needed),
+                available: mib(free),
             });
         }
+        Ok(())
     }
-    let manual = match setup.protect {
-        Protect::Auto => true,
-        Protect::Manual => can.manual,
-        Protect::ManualAllSet => can.all_set,
-    };
-    if !manual {
-        return Err(Error::Lacks {
-            what: "manual protection of a dirty log (Linux 5.1; all set from the start, 5.7): give -g",
-        });
-    }
-    let free = available();
-    // A pool of huge pages is not free memory.
-    let is_pool = matches!(setup.backing.0, Backing::Hugetlb { .. });
-    let needed = setup.bytes + setup.bytes / 64 + (u64::from(setup.vcpus) * BLOCK_BYTES);
-    if !is_pool && needed > free {
-        let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
-        return Err(Error::NotEnough {
-            needed: mib(needed),
-            available: mib(free),
-        });
-    }
-    Ok(())
 }
 
 impl Vm {
@@ -138,7 +144,7 @@ impl Vm {
     pub fn new(setup: &Setup) -> Result<Self, Error> {
         let kvm = open(&setup.device)?;
         let can = abilities(&kvm);
-        check(setup, &can)?;
+        setup.check(&can)?;
         Self::make(&kvm, &can, setup)
     }
 
@@ -325,7 +331,7 @@ impl Vm {
     /// Has all vCPUs begin.
     pub fn begin(&mut self, orders: impl Fn(usize) -> Orders) {
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
-            vcpu.begin(Work { orders: orders(id) });
+            vcpu.begin(&orders(id));
         }
     }
 
@@ -366,6 +372,20 @@ impl Vm {
                 into.insert(offset + page * stride)
             });
         }
+    }
+
+    /// Marks what the vCPUs wrote or read by these orders.
+    pub fn mark_accessed(
+        &self,
+        orders: impl Fn(usize) -> Orders,
+        done: &[Done],
+        into: &mut Bitmap,
+    ) {
+        let all = |id| Orders {
+            write_percent: 100,
+            ..orders(id)
+        };
+        self.mark_written(all, done, into);
     }
 
     /// No page, of this VM's slots.

@@ -14,6 +14,7 @@ mod format;
 mod host;
 mod iomem;
 mod judge;
+mod kvm;
 mod limits;
 mod litmus;
 mod map_mem;
