@@ -6,6 +6,7 @@ mod arena;
 mod cli;
 mod compare;
 mod dirty_log;
+mod doctor;
 mod error;
 mod file;
 mod first;

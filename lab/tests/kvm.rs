@@ -1,9 +1,8 @@
 //! The experiments on the KVM of this computer, as a user runs them; without one they have to be refused.
 
-#[allow(dead_code, reason = "files are not needed here")]
 mod common;
 
-use common::{assert_refused, stderr, stdout, tablewright};
+use common::{Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
 /// Whether there is a KVM that this user may use. If not, all that can be asked for is refused.
@@ -127,6 +126,125 @@ fn the_first_line_says_what_kind_of_host_it_is() {
         text.lines().all(|line| line.chars().count() <= 80),
         "{text}"
     );
+}
+
+#[test]
+fn a_profile_is_fitted_to_runs_and_predicts_another() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = |name: &str, source: &str| {
+        let line = [
+            "dirty-log",
+            "-b",
+            "16M",
+            "-s",
+            source,
+            "--on",
+            "kvm",
+            "--rounds",
+            "2",
+            "--json",
+        ];
+        let output = tablewright(&line);
+        assert!(output.status.success(), "{}", stderr(&output));
+        Scratch::new(name, &output.stdout)
+    };
+    let (small, large) = (
+        scratch("a.json", "anonymous"),
+        scratch("b.json", "anonymous_thp"),
+    );
+    let profile = Scratch::new("here.toml", "");
+    let line = [
+        "fit",
+        "--from",
+        small.path(),
+        large.path(),
+        "-o",
+        profile.path(),
+        "--json",
+    ];
+    let output = tablewright(&line);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let fit: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let costs = fit["costs"].as_array().expect("costs");
+    let exception = costs
+        .iter()
+        .find(|cost| cost["cost"] == "exception")
+        .expect("it is free");
+    // A fault takes more than a memory access and less than a disk access.
+    let nanoseconds = exception["fitted_ns"].as_f64().expect("determined");
+    assert!((100.0..1e7).contains(&nanoseconds), "{nanoseconds}");
+    let dirty = |row: &&Value| {
+        row["phase"]
+            .as_str()
+            .is_some_and(|it| it.starts_with("dirty"))
+    };
+    for row in fit["rows"].as_array().expect("rows").iter().filter(dirty) {
+        assert!(
+            row["error_percent"]
+                .as_f64()
+                .is_some_and(|it| it.abs() < 60.0),
+            "{row}"
+        );
+    }
+    let report = json(&[
+        "dirty-log",
+        "-b",
+        "8M",
+        "-v",
+        "2",
+        "--predict",
+        profile.path(),
+    ]);
+    let predicted = report["rows"][0]["predicted"]
+        .as_array()
+        .expect("predictions");
+    assert!(
+        predicted.iter().any(|row| row["phase"] == "populate"),
+        "{report}"
+    );
+
+    // What no run is.
+    let none = Scratch::new("none.json", "{}");
+    assert_refused(&["fit", "--from", none.path()], "no run of dirty-log");
+    assert_refused(&["fit", "--from", "/no/such.json"], "/no/such.json");
+    assert_refused(&["fit"], "--machine");
+    let lacks = [
+        "dirty-log",
+        "--on",
+        "kvm",
+        "--ring",
+        "--predict",
+        profile.path(),
+    ];
+    assert_refused(&lacks, "no --ring");
+}
+
+#[test]
+fn doctor_has_a_row_for_each_problem_and_runs_to_fit_to() {
+    let output = tablewright(&["doctor", "--guest", "1G", "--vcpus", "2", "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    if !has_kvm() {
+        assert_eq!(rows.len(), 2);
+        assert!(report["parameters"]["no_guests"].is_string());
+        return;
+    }
+    assert_eq!(rows.len(), 7);
+    assert!(
+        rows.iter()
+            .all(|row| row["tablewright"].is_f64() || row["there"].is_f64())
+    );
+    // What was measured in a few hundred pages is what it is multiplied from.
+    let start = &rows[3];
+    let pages = (1 << 30) as f64 / 4096.0;
+    let there = start["here"].as_f64().expect("measured") * pages;
+    assert!((there / start["there"].as_f64().expect("extrapolated") - 1.0).abs() < 1e-9);
+    let file = Scratch::new("doctor.json", &output.stdout);
+    let fit = tablewright(&["fit", "--from", file.path(), "--json"]);
+    assert!(fit.status.success(), "{}", stderr(&fit));
 }
 
 #[test]

@@ -4,10 +4,13 @@ use std::path::Path;
 
 use serde::Serialize;
 use tablewright_kvm::host::{Host, Paging, abilities, open};
+use tablewright_machine::Profile;
 
 use super::summary::{self, HostKind, PhaseRow};
 use super::{Asked, sequence};
+use crate::dirty_log::simulate;
 use crate::error::Error;
+use crate::fit::from_run::{self, Compared, HostLine, Measured, MeasuredPhase, MeasuredRow};
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::size::human;
@@ -160,6 +163,9 @@ struct LogRow {
     faults: i64,
     flushes: i64,
     phases: Vec<PhaseRow>,
+    /// What was predicted before it ran.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    predicted: Vec<Compared>,
 }
 
 /// Logs what a guest writes, and prints what that takes.
@@ -168,6 +174,7 @@ struct LogRow {
 /// As [`measure`].
 pub fn dirty_log(asked: &Asked, json: bool) -> Result<(), Error> {
     let host = host()?;
+    let predicted = predict(asked, &host, json)?;
     let phases = measure(asked)?;
     let mut warnings = summary::warnings(&phases, &host);
     warnings.extend(stats::build_warning());
@@ -194,18 +201,96 @@ pub fn dirty_log(asked: &Asked, json: bool) -> Result<(), Error> {
         faults: disabled.map_or(0, |row| row.count("pf_taken")),
         flushes: disabled.map_or(0, |row| row.count("remote_tlb_flush")),
         phases,
+        predicted: Vec::new(),
     };
+    let parameters = parameters(asked, host);
+    let mut row = row;
+    if let Some(predicted) = predicted {
+        row.predicted =
+            from_run::compare(&as_measured(&parameters, &row.phases), &predicted, false);
+    }
     let report = Report {
         experiment: "dirty-log",
-        parameters: parameters(asked, host),
+        parameters,
         rows: vec![row],
         warnings,
     };
     report.print(json, |report| {
         let phases = report.rows.iter().flat_map(|row| row.phases.clone());
         let phases: Vec<_> = phases.collect();
-        head(&report.parameters) + &summary::times(&phases) + &summary::counts(&phases)
+        let mut text = head(&report.parameters);
+        text += &summary::times(&phases);
+        text += &summary::counts(&phases);
+        for row in report.rows.iter().filter(|row| !row.predicted.is_empty()) {
+            text += &format!("\n{}", from_run::compared(&row.predicted));
+        }
+        text
     })
+}
+
+/// What a profile says of a run, said before it is made.
+fn predict(
+    asked: &Asked,
+    host: &HostKind,
+    json: bool,
+) -> Result<Option<Vec<(String, f64)>>, Error> {
+    let Some(name) = &asked.options.predict else {
+        return Ok(None);
+    };
+    let profile = Profile::load(name)?;
+    let parameters = as_measured(&parameters(asked, host.clone()), &[]).parameters;
+    let ran = simulate::run(&parameters.job(&profile)?)?;
+    let predicted = from_run::phases(&ran);
+    if !json {
+        let cells = predicted
+            .iter()
+            .map(|(phase, time)| [phase.clone(), report::time(*time)]);
+        let table = report::table(["predicted", "CPU time"], 1, cells.collect());
+        report::print(&format!("{table}\n"))?;
+    }
+    Ok(Some(predicted))
+}
+
+/// A run as `fit --from` reads it.
+fn as_measured(parameters: &Parameters, phases: &[PhaseRow]) -> Measured {
+    Measured {
+        parameters: from_run::Parameters {
+            host: HostLine {
+                line: parameters.host.line.clone(),
+                paging: parameters.host.paging.clone(),
+            },
+            source: parameters.source.to_owned(),
+            bytes: parameters.bytes,
+            vcpus: parameters.vcpus,
+            iterations: parameters.iterations,
+            slots: parameters.slots,
+            write_percent: parameters.write_percent,
+            random_access: parameters.random_access,
+            manual_protect: parameters.manual_protect,
+            all_set: parameters.all_set,
+            overlap: parameters.overlap,
+            run_in_all_calls: parameters.run_in_all_calls,
+            ring: parameters.ring,
+        },
+        rows: vec![MeasuredRow {
+            phases: phases
+                .iter()
+                .map(|row| MeasuredPhase {
+                    phase: row.phase.clone(),
+                    cpu: row.cpu,
+                    threads: row.threads,
+                })
+                .collect(),
+        }],
+    }
+}
+
+/// The run of a guest, as `fit --from` reads it.
+///
+/// # Errors
+/// There is no KVM.
+pub fn measured(asked: &Asked, phases: &[PhaseRow]) -> Result<Measured, Error> {
+    Ok(as_measured(&parameters(asked, host()?), phases))
 }
 
 /// As on the machine, and all phases; nanoseconds.

@@ -15,7 +15,7 @@ mod nowhere;
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]
 pub mod sequence;
-mod summary;
+pub mod summary;
 
 use clap::{Args, ValueEnum};
 
@@ -26,12 +26,14 @@ use crate::page_table_test::input::Backing;
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]
-pub use here::{dirty_log, page_table_test, write_protect};
+pub use here::{dirty_log, host, measure, measured, page_table_test, write_protect};
 #[cfg(not(all(
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")
 )))]
-pub use nowhere::{dirty_log, page_table_test, write_protect};
+pub use nowhere::{dirty_log, host, measure, measured, page_table_test, write_protect};
+
+pub use summary::{HostKind, PhaseRow};
 
 /// Where an experiment runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -58,6 +60,9 @@ pub struct Options {
     /// The vCPUs go on while logging is enabled, read, cleared and disabled: their longest waits are of these calls
     #[arg(long)]
     pub stalls: bool,
+    /// Before it runs, say what this profile predicts (dirty-log, of 4 KiB or huge pages, by bitmap)
+    #[arg(long, value_name = "PROFILE")]
+    pub predict: Option<String>,
     /// Each vCPU accesses all of the memory
     #[arg(short = 'o', long)]
     pub overlap: bool,
@@ -77,6 +82,7 @@ impl Options {
             (self.ring.is_some(), "--ring"),
             (self.all_set, "--all-set"),
             (self.stalls, "--stalls"),
+            (self.predict.is_some(), "--predict"),
             (self.overlap, "-o"),
             (!self.cpus.is_empty(), "-c"),
         ];

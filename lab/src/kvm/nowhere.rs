@@ -1,8 +1,9 @@
 //! Where there is no KVM at all.
 
+use super::Asked;
 use super::summary::{HostKind, PhaseRow};
-use super::{Asked, Options};
 use crate::error::Error;
+use crate::fit::from_run::Measured;
 
 fn none() -> Error {
     Error::Usage("--on kvm: KVM is Linux's, on x86-64 and arm64".to_owned())
@@ -25,7 +26,11 @@ pub fn page_table_test(_: &Asked, _: bool) -> Result<(), Error> {
 
 /// Refuses.
 pub fn measure(_: &Asked) -> Result<Vec<PhaseRow>, Error> {
-    let _ = Options::default();
+    Err(none())
+}
+
+/// Refuses.
+pub fn measured(_: &Asked, _: &[PhaseRow]) -> Result<Measured, Error> {
     Err(none())
 }
 

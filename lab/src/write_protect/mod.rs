@@ -136,7 +136,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 }
 
 /// The smallest leaves of which there are not too many.
-fn leaf_for(bytes: u64) -> Option<Level> {
+pub fn leaf_for(bytes: u64) -> Option<Level> {
     (0..3).map(Level::new).find(|&leaf| {
         bytes / leaf_bytes(leaf) <= MOST_LEAVES && bytes.is_multiple_of(leaf_bytes(leaf))
     })
