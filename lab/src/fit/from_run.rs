@@ -320,7 +320,7 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
                 let others: Vec<&str> = some[..which].iter().map(|&at| free[at].name()).collect();
                 cost.why = Some(match cost.by.is_empty() {
                     true => "no phase depends on it".to_owned(),
-                    false => format!("the phases do not tell it from {}", others.join(" and ")),
+                    false => format!("not told from {}", others.join(", ")),
                 });
                 let stays = free[at].get(&profile.costs).as_ps() as f64 / 1e3;
                 for (right, (row, _)) in rest.iter_mut().zip(&rows) {
@@ -496,9 +496,8 @@ fn text(found: &Found) -> String {
 
 /// Predictions beside what came.
 pub fn compared(rows: &[Compared]) -> String {
-    let cells = rows.iter().map(|row| {
+    let cells = |row: &Compared| {
         [
-            row.run.clone(),
             row.phase.clone(),
             report::time(row.predicted),
             report::time(row.measured),
@@ -508,14 +507,15 @@ pub fn compared(rows: &[Compared]) -> String {
                 (None, false) => percent(row.error_percent) + "  ",
             },
         ]
-    });
-    let mut text = report::table(
-        ["run", "phase", "machine", "measured", "error  "],
-        2,
-        cells.collect(),
-    );
+    };
+    let mut text = String::new();
+    for run in rows.chunk_by(|a, b| a.run == b.run) {
+        let header = [run[0].run.as_str(), "machine", "measured", "error  "];
+        text += &report::table(header, 1, run.iter().map(cells).collect());
+        text.push('\n');
+    }
     if rows.iter().any(|row| row.fitted) {
-        text += "\n* the machine was fitted on this figure\n";
+        text += "* the machine was fitted on this figure\n";
     }
     let mut reasons: Vec<&str> = rows.iter().filter_map(|row| row.differs).collect();
     reasons.dedup();
