@@ -87,12 +87,18 @@ fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
                         vm.clear(&mut got).unwrap();
                     }
                 }
-                assert_eq!(
-                    got.count(),
-                    expected.count(),
-                    "{protect:?} {ring:?} {random}"
-                );
-                assert_eq!(got.difference(&expected), None);
+                // Where leaves are split, what is only read may be mapped for a write, and is logged then.
+                let mut most = expected.clone();
+                if random && backing == Backing::Thp {
+                    vm.mark_accessed(orders, &done, &mut most);
+                }
+                let what = format!("{protect:?} {ring:?} {backing:?} {random}");
+                let mut missing = expected.clone();
+                missing.remove(&got);
+                assert_eq!(missing.count(), 0, "{what}");
+                let mut too_many = got.clone();
+                too_many.remove(&most);
+                assert_eq!(too_many.count(), 0, "{what}");
                 assert!(random == (got.count() < vm.pages()));
             }
             // Not written, not in it.

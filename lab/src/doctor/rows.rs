@@ -183,7 +183,9 @@ fn flush_row(known: &Known, size: Size) -> Result<Row, Error> {
             report::time(remote),
             size.vcpus,
         ),
-        None => "There is one CPU: no other has to forget anything.".to_owned(),
+        None => {
+            "No other thread ran beside this one: there is one CPU, or others had it.".to_owned()
+        }
     };
     Ok(Row {
         problem: "unmap, others forget",
@@ -301,8 +303,9 @@ fn stop_rows(
         note: format!(
             "Huge pages come back: CPU time of the call, multiplied. The change takes tables apart after the flush, or in place (Linux \
              6.13). {}. The columns to the right have the ratios of the machine as this computer with \
-             vCPUs that go on: {} before, {} after, {} by the engine.",
+             {} vCPUs that go on: {} before, {} after, {} by the engine.",
             has_zap_change(&guests.host),
+            size.vcpus.min(machine::MOST),
             report::time(before.time),
             report::time(published.time),
             report::time(ours.time),

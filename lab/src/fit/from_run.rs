@@ -352,12 +352,11 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
 /// A row of coefficients, each by what was measured, and what was measured.
 type Coefficients = (Vec<f64>, f64);
 
+/// Rows, what the phases take besides, and their names.
+type Counted = (Vec<Coefficients>, Vec<f64>, Vec<String>);
+
 /// How often each cost counts in each phase, what the phases take besides, and what they are called.
-fn counted(
-    profile: &Profile,
-    runs: &[Measured],
-    free: &[Cost],
-) -> Result<(Vec<Coefficients>, Vec<f64>, Vec<String>), Error> {
+fn counted(profile: &Profile, runs: &[Measured], free: &[Cost]) -> Result<Counted, Error> {
     let (mut rows, mut right, mut names) = (Vec::new(), Vec::new(), Vec::new());
     for run in runs {
         let of = |profile: &Profile| -> Result<Vec<(String, f64)>, Error> {

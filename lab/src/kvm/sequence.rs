@@ -288,7 +288,7 @@ impl<'a> Run<'a> {
     /// Takes the log, and has its pages protected again. An error if it is not what was written.
     pub fn harvest(&mut self, number: u32, emptying: Took) -> Result<(), Error> {
         let running = self.asked.options.stalls;
-        let mut got = std::mem::replace(&mut self.got, Bitmap::default());
+        let mut got = std::mem::take(&mut self.got);
         got.clear();
         let get = format!("get {number}");
         if self.vm.has_rings() {
