@@ -316,7 +316,8 @@ fn stop_rows(
         here: longest,
         for_each: "64 MiB",
         there: longest.map(|longest| match longest > call / 2.0 {
-            true => longest * size.bytes as f64 / (64 << 20) as f64,
+            // What is longer than the call is not of it.
+            true => longest.min(call) * size.bytes as f64 / (64 << 20) as f64,
             false => longest,
         }),
         with_change: Some(published.stall),
@@ -327,7 +328,8 @@ fn stop_rows(
             report::time(call),
             report::time(p999),
             match longest.is_some_and(|longest| longest > call / 2.0) {
-                true => "A stall as long as the call grows with the memory: multiplied.",
+                true =>
+                    "A stall as long as the call grows with the memory: as much of it as the call took is multiplied.",
                 false => "It is short beside the call: not multiplied.",
             }
         ),
