@@ -7,8 +7,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::Error;
 use crate::{
-    compare, dirty_log, first, fit, litmus, machine, map_mem, migrate, page_table_test, record,
-    report, reproduce, tlb_flush, write_protect,
+    compare, dirty_log, doctor, first, fit, litmus, machine, map_mem, migrate, page_table_test,
+    record, report, reproduce, tlb_flush, write_protect,
 };
 
 /// Experiments with page tables
@@ -25,6 +25,7 @@ Start with:
   tablewright compare --size 1G       how fast Tablewright and the published crates map, protect and unmap
   sudo tablewright map-mem            build the linear map of this computer's memory
   tablewright map-mem --ram 64G       or of 64 GiB, which needs no rights
+  tablewright doctor                  the published problems, measured on this computer: a minute
   tablewright reproduce               published figures beside those of the software machine
 
 Figures of this computer are medians of several rounds, and --json has every sample; those of the software machine are in
@@ -49,6 +50,8 @@ enum Command {
     TlbFlush(tlb_flush::Arguments),
     /// Log what a guest writes, phase by phase, on a machine, and disable the log as published and with the engine
     DirtyLog(dirty_log::Arguments),
+    /// Measure the published problems on this computer, in a minute
+    Doctor(doctor::Arguments),
     /// Find the costs with which a machine takes as long as was published
     Fit(fit::Arguments),
     /// Set every published figure beside what is measured for it
@@ -86,6 +89,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::WriteProtect(arguments) => write_protect::run(&arguments),
         Command::TlbFlush(arguments) => tlb_flush::run(&arguments),
         Command::DirtyLog(arguments) => dirty_log::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Fit(arguments) => fit::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Litmus(arguments) => litmus::run(&arguments),

@@ -106,6 +106,14 @@ pub enum Error {
         /// What happened.
         problem: String,
     },
+    /// There is no guest on KVM, or its figures are not to be believed.
+    #[error("{message}")]
+    Kvm {
+        /// Another command line, another user or another computer would help.
+        refused: bool,
+        /// Why.
+        message: String,
+    },
     /// A file is not one of litmus tests.
     #[error("{0}")]
     Litmus(#[from] ParseError),
@@ -154,6 +162,19 @@ pub enum Error {
     Write(io::Error),
 }
 
+#[cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+impl From<tablewright_kvm::Error> for Error {
+    fn from(error: tablewright_kvm::Error) -> Self {
+        Self::Kvm {
+            refused: error.is_refusal(),
+            message: error.to_string(),
+        }
+    }
+}
+
 impl Error {
     /// 2 if another command line or another file would help, 1 otherwise.
     pub fn exit_code(&self) -> ExitCode {
@@ -172,8 +193,10 @@ impl Error {
             | Self::Litmus(_)
             | Self::Recording { .. }
             | Self::Process { .. }
-            | Self::Output { .. } => 2,
+            | Self::Output { .. }
+            | Self::Kvm { refused: true, .. } => 2,
             Self::Map(_)
+            | Self::Kvm { refused: false, .. }
             | Self::Unrecordable(_)
             | Self::Signal(_)
             | Self::Subject { .. }

@@ -52,7 +52,7 @@ impl Experiment {
             }
             Self::DirtyLog => {
                 "entry load exchange table publish issue complete walk access exception transfer lock_take zero \
-                 fetch interrupt exit"
+                 fetch find_page interrupt exit"
             }
             Self::WriteProtect => {
                 "entry load exchange publish issue complete walk access exception transfer lock_take \
@@ -107,7 +107,7 @@ pub fn usual(cost: Cost) -> Time {
         "table" => 500,
         "publish" => 16,
         "issue" | "lock_take" => 20,
-        "complete" => 1_000,
+        "complete" | "find_page" => 1_000,
         "walk" => 5,
         "exception" | "exit" => 600,
         "transfer" => 60,

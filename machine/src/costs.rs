@@ -49,6 +49,9 @@ pub struct Costs {
     pub clean_again: Time,
     /// To zero one page of 4 KiB, before a guest gets it.
     pub zero: Time,
+    /// For a host to find or make the memory of a page that a guest uses for the first time, besides zeroing it. Once for a page of the
+    /// host's size.
+    pub find_page: Time,
     /// To fetch a line from memory; the memory is shared by all CPUs.
     pub fetch: Time,
     /// How long a line takes from memory besides: what one CPU waits for, and others need not.

@@ -75,6 +75,7 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
     fn map(&self, at: Ipa, access: Access) -> Handled {
         let cpu = self.world.cpu();
         let machine = self.world.mapper.machine();
+        cpu.spend(machine.costs().find_page);
         cpu.spend(machine.costs().zero * (self.page / leaf_bytes(Level::PAGE)));
         let first = self.world.host(at.get() & !(self.page - 1));
         let mut gather = self.gathers[cpu.id()].borrow_mut();

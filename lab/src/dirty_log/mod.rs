@@ -15,6 +15,7 @@ use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::file::Target;
+use crate::kvm::{self, On};
 use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
 use crate::needs::{self, Experiment};
 use crate::page_table_test;
@@ -31,7 +32,8 @@ use simulate::{How, Job, Ran, Scale};
 Examples:
   tablewright dirty-log -s anonymous_hugetlb_1gb -v 416 -b 1G -e
   tablewright dirty-log -s anonymous_hugetlb_2mb -v 64 -b 4G -e --how tablewright --json
-  tablewright dirty-log -v 4 -b 64M -i 3 -w 50 -a")]
+  tablewright dirty-log -v 4 -b 64M -i 3 -w 50 -a
+  tablewright dirty-log --on kvm -s anonymous_thp -b 1G -v 2 -e    on the KVM of this computer")]
 pub struct Arguments {
     /// The guest's mode, by name or by its number in the test of 2021: how many addresses it has
     #[arg(short, long, value_name = "MODE", default_value = "PXXV48_4K")]
@@ -80,6 +82,9 @@ pub struct Arguments {
     /// million pages are run, or a block for each vCPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     scale: Option<u64>,
+    /// What to run on
+    #[arg(long, value_enum, default_value = "machine")]
+    on: On,
     #[command(flatten)]
     threads: Threads,
     /// Draw how long disabling takes, and the longest stall, into this SVG file
@@ -88,6 +93,8 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    kvm: kvm::Options,
 }
 
 impl Arguments {
@@ -156,6 +163,10 @@ struct Row {
 
 /// Runs it, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    if arguments.on == On::Kvm {
+        return kvm::dirty_log(&on_kvm(arguments)?, arguments.json);
+    }
+    arguments.kvm.unused()?;
     let profile = needs::load(&arguments.machine, Experiment::DirtyLog)?;
     let plot = arguments.plot.as_deref();
     let plot = plot.map(|path| Target::new("--plot", path)).transpose()?;
@@ -165,6 +176,44 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         Some(plot) => plot.fill(&picture::of(&report).svg()?),
         None => Ok(()),
     }
+}
+
+/// The guest on KVM. What is not said is small there: it takes real time.
+fn on_kvm(arguments: &Arguments) -> Result<kvm::Asked, Error> {
+    kvm::only_machine(&[
+        (arguments.how.is_some(), "--how"),
+        (arguments.scale.is_some(), "--scale"),
+        (arguments.plot.is_some(), "--plot"),
+    ])?;
+    let vcpus = arguments.vcpus.unwrap_or(1);
+    let each = arguments.bytes.map_or(kvm::USUAL_BYTES, Size::bytes);
+    let bytes = each
+        .checked_mul(vcpus.into())
+        .filter(|all| *all <= MOST_BYTES);
+    let bytes = bytes.ok_or_else(|| {
+        Error::Usage(format!(
+            "-b {}: at most {} for all vCPUs",
+            human(each),
+            human(MOST_BYTES)
+        ))
+    })?;
+    Ok(kvm::Asked {
+        bits: arguments.mode.fixed_bits(),
+        first: arguments.offset,
+        slots: arguments.slots.into(),
+        manual: !arguments.no_manual_protect,
+        iterations: arguments.iterations,
+        write_percent: arguments.write_percent,
+        random: arguments.random_access,
+        seed: arguments.random_seed,
+        running: arguments.run_while_disabling,
+        ..kvm::Asked::new(
+            arguments.source.unwrap_or(Backing::ANONYMOUS),
+            bytes,
+            vcpus.into(),
+            arguments.kvm.clone(),
+        )
+    })
 }
 
 fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {

@@ -8,6 +8,7 @@
 //! What is printed as the time of a row is never the linear function but one more run, with the fitted costs.
 
 mod determined;
+pub mod from_run;
 mod solve;
 
 use std::path::{Path, PathBuf};
@@ -32,11 +33,15 @@ use solve::Undetermined;
 Examples:
   tablewright fit --machine ampere-altra-vm-64g
   tablewright fit --machine ampere-altra-vm-64g --rows 'Ampere Altra VM, 256G' --free entry,publish,complete
-  tablewright fit --machine mine.toml --table mine.csv -o fitted.toml")]
+  tablewright fit --machine mine.toml --table mine.csv -o fitted.toml
+  tablewright fit --from a.json b.json -o here.toml      to what --on kvm or doctor has measured")]
 pub struct Arguments {
     /// The machine: a profile, by name or as a file
-    #[arg(long, value_name = "PROFILE")]
-    machine: String,
+    #[arg(long, value_name = "PROFILE", required_unless_present = "from")]
+    machine: Option<String>,
+    /// Fit to what `dirty-log --on kvm --json` and `doctor --json` have printed into these files, and to no table
+    #[arg(long, value_name = "RUN.json", num_args = 1.., conflicts_with_all = ["table", "rows"])]
+    from: Vec<PathBuf>,
     /// The published figures: map-mem for those that come with the program, or a file with the same columns
     #[arg(long, value_name = "TABLE", default_value = "map-mem")]
     table: String,
@@ -120,7 +125,17 @@ struct Report {
 
 /// Fits the costs, and prints them beside what was published.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let profile = Profile::load(&arguments.machine)?;
+    if !arguments.from.is_empty() {
+        return from_run::run(&from_run::Asked {
+            files: &arguments.from,
+            machine: arguments.machine.as_deref(),
+            free: &arguments.free,
+            output: arguments.output.as_deref(),
+            json: arguments.json,
+        });
+    }
+    // Without one, the command line is refused.
+    let profile = Profile::load(arguments.machine.as_deref().unwrap_or_default())?;
     let target = arguments
         .output
         .as_deref()
@@ -596,7 +611,7 @@ mod tests {
         let arguments = Line::try_parse_from(line)
             .map_err(|error| Error::Usage(error.to_string()))?
             .arguments;
-        let profile = Profile::load(&arguments.machine)?;
+        let profile = Profile::load(arguments.machine.as_deref().unwrap_or_default())?;
         fit(&arguments, profile, &linear)
     }
 

@@ -42,6 +42,13 @@ const fn mode(name: &'static str, bits: u32) -> Mode {
     Mode { name, bits }
 }
 
+impl Mode {
+    /// Bits of a guest's physical address, of a mode that has so many on every computer.
+    pub fn fixed_bits(self) -> Option<u32> {
+        (self.name != "PXXV48_4K").then_some(self.bits)
+    }
+}
+
 impl FromStr for Mode {
     type Err = String;
 

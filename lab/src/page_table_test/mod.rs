@@ -18,6 +18,7 @@ use serde::Serialize;
 use tablewright_machine::{MAX_CPUS, Profile, Regime};
 
 use crate::error::Error;
+use crate::kvm;
 use crate::map_mem::machine::{Threads, error_percent, percent};
 use crate::needs::{self, Experiment};
 use crate::report::{self, Report};
@@ -54,7 +55,7 @@ pub struct Arguments {
     offset: Option<u64>,
     /// What to run on; native are threads of this computer, and the engine's own way alone
     #[arg(long, value_enum, default_value = "machine")]
-    on: On,
+    on: Place,
     /// The profile of a machine, by name or as a file
     #[arg(long, value_name = "PROFILE", default_value = "kunpeng-920")]
     machine: String,
@@ -72,6 +73,8 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    kvm: kvm::Options,
 }
 
 impl Arguments {
@@ -83,6 +86,17 @@ impl Arguments {
         };
         Guest::new(self.source, self.bytes, self.vcpus, shown)
     }
+}
+
+/// Where this experiment runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Place {
+    /// The software machine, in virtual time
+    Machine,
+    /// Threads of this computer, in real time
+    Native,
+    /// Guests on the KVM of this computer, in real time
+    Kvm,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -147,12 +161,38 @@ struct Row {
 
 /// Runs the test, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    if arguments.on == On::Native {
-        return run_native(arguments);
+    match arguments.on {
+        Place::Machine => arguments.kvm.unused()?,
+        Place::Native => {
+            arguments.kvm.unused()?;
+            return run_native(arguments);
+        }
+        Place::Kvm => return run_kvm(arguments),
     }
     let profile = needs::load(&arguments.machine, Experiment::PageTableTest)?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
     report.print(arguments.json, text)
+}
+
+fn run_kvm(arguments: &Arguments) -> Result<(), Error> {
+    kvm::only_machine(&[
+        (arguments.how.is_some(), "--how"),
+        (arguments.scale != 1, "--scale"),
+        (arguments.logging_first, "--logging-first"),
+        (arguments.kvm.overlap, "-o"),
+    ])?;
+    let bytes = arguments.bytes.map_or(kvm::USUAL_BYTES, Size::bytes);
+    let asked = kvm::Asked {
+        bits: arguments.mode.fixed_bits(),
+        first: arguments.offset,
+        ..kvm::Asked::new(
+            arguments.source.unwrap_or(Backing::ANONYMOUS),
+            bytes,
+            arguments.vcpus.unwrap_or(1).into(),
+            arguments.kvm.clone(),
+        )
+    };
+    kvm::page_table_test(&asked, arguments.json)
 }
 
 #[derive(Serialize)]

@@ -6,7 +6,7 @@
 mod dirty_log;
 mod map_mem;
 mod migrate;
-mod page;
+pub mod page;
 mod page_table_test;
 mod tlb_flush;
 mod write_protect;

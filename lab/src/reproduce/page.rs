@@ -11,7 +11,7 @@ use crate::plot::{Bar, Group, Picture};
 use crate::report::Report;
 
 /// A page that is to be read, also where it is dark, and printed.
-const STYLE: &str = "\
+pub const STYLE: &str = "\
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; font-size: 14px; }
@@ -21,7 +21,7 @@ td.note { font-size: 12px; max-width: 24rem; }
 svg { max-width: 100%; height: auto; margin: 1rem 0; }";
 
 /// The page as a text.
-pub fn of(report: &Report<Parameters, Row>) -> Result<String, Error> {
+pub(super) fn of(report: &Report<Parameters, Row>) -> Result<String, Error> {
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width\"/>\n<title>Tablewright: published and measured</title>\n\
@@ -147,7 +147,7 @@ fn picture(rows: &[Row]) -> Option<Picture> {
 }
 
 /// Text as it stands in a page.
-fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

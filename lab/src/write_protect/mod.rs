@@ -10,8 +10,10 @@ use tablewright::Level;
 use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
+use crate::kvm::{self, On};
 use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
 use crate::needs::{self, Experiment};
+use crate::page_table_test::input::Backing;
 use crate::published;
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -23,7 +25,8 @@ use simulate::{How, Job, Ran, Stage2, Then};
 Examples:
   tablewright write-protect
   tablewright write-protect -b 256M -v 4 --format arm64 --json
-  tablewright write-protect --sizes 1G 64G 16T      the start alone, for each size")]
+  tablewright write-protect --sizes 1G 64G 16T      the start alone, for each size
+  tablewright write-protect --on kvm -b 1G -v 2       on the KVM of this computer")]
 pub struct Arguments {
     /// How much memory the guest has, in pages of 4 KiB
     #[arg(short, long, value_name = "SIZE", default_value = "3G")]
@@ -43,11 +46,16 @@ pub struct Arguments {
     /// The start alone, for guests of these sizes, in leaves as large as it takes for this computer [default: 1G to 16T]
     #[arg(long, value_name = "SIZE", num_args = 0.., value_delimiter = ',', conflicts_with = "bytes")]
     sizes: Option<Vec<Size>>,
+    /// What to run on
+    #[arg(long, value_enum, default_value = "machine")]
+    on: On,
     #[command(flatten)]
     threads: Threads,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    kvm: kvm::Options,
 }
 
 /// The sizes of `--sizes`.
@@ -99,6 +107,25 @@ struct Row {
 
 /// Runs it, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    if arguments.on == On::Kvm {
+        kvm::only_machine(&[
+            (arguments.how.is_some(), "--how"),
+            (arguments.machine.is_some(), "--machine"),
+            (arguments.kvm.all_set, "--all-set"),
+            (arguments.kvm.ring.is_some(), "--ring"),
+        ])?;
+        let (bytes, vcpus) = (arguments.bytes.bytes(), arguments.vcpus.into());
+        let asked = kvm::Asked::new(Backing::ANONYMOUS, bytes, vcpus, arguments.kvm.clone());
+        let sizes = arguments
+            .sizes
+            .as_deref()
+            .map(|sizes| match sizes.is_empty() {
+                true => vec![256 << 20, 512 << 20, 1 << 30, 2 << 30],
+                false => sizes.iter().map(|size| size.bytes()).collect(),
+            });
+        return kvm::write_protect(&asked, sizes.as_deref(), arguments.json);
+    }
+    arguments.kvm.unused()?;
     let usual = match arguments.format.is_x86() {
         true => "x86-12-vcpus",
         false => "kunpeng-920",
@@ -112,7 +139,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 }
 
 /// The smallest leaves of which there are not too many.
-fn leaf_for(bytes: u64) -> Option<Level> {
+pub fn leaf_for(bytes: u64) -> Option<Level> {
     (0..3).map(Level::new).find(|&leaf| {
         bytes / leaf_bytes(leaf) <= MOST_LEAVES && bytes.is_multiple_of(leaf_bytes(leaf))
     })

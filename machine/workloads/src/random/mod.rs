@@ -307,6 +307,7 @@ fn costs() -> Costs {
         clean: Time::ns(200),
         clean_again: Time::ZERO,
         zero: Time::ZERO,
+        find_page: Time::ZERO,
         fetch: Time::ZERO,
         latency: Time::ZERO,
         interrupt: Time::ns(500),

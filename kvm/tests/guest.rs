@@ -1,0 +1,214 @@
+//! Guests on the KVM of this computer; without one the tests say so and pass.
+#![cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+
+use std::path::{Path, PathBuf};
+
+use tablewright_kvm::guest::Orders;
+use tablewright_kvm::{Backing, Error, Protect, Setup, Vm, host};
+
+/// Whether this computer can run them.
+fn has_kvm() -> bool {
+    match host::open(Path::new("/dev/kvm")) {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            false
+        }
+    }
+}
+
+fn setup(vcpus: u32, bytes: u64) -> Setup {
+    Setup {
+        device: PathBuf::from("/dev/kvm"),
+        vcpus,
+        backing: (Backing::Anonymous, "anonymous"),
+        bytes,
+        first: None,
+        slots: 1,
+        protect: Protect::Manual,
+        ring: None,
+        cpus: Vec::new(),
+    }
+}
+
+#[test]
+fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
+    if !has_kvm() {
+        return;
+    }
+    let can = host::abilities(&host::open(Path::new("/dev/kvm")).unwrap());
+    let mut kinds = vec![(Protect::Auto, None)];
+    if can.manual {
+        kinds.push((Protect::Manual, None));
+    }
+    if can.ring > 0 {
+        // Smaller than what is written, so that it fills.
+        kinds.push((Protect::Auto, Some(2048)));
+    }
+    for (protect, ring) in kinds {
+        for (backing, slots) in [(Backing::Anonymous, 1), (Backing::Thp, 2)] {
+            let mut vm = Vm::new(&Setup {
+                protect,
+                ring,
+                slots,
+                backing: (backing, "test"),
+                ..setup(2, 64 << 20)
+            })
+            .unwrap();
+            vm.seed(1);
+            let shares = [vm.share(0, false), vm.share(1, false)];
+            vm.begin(|id| shares[id]);
+            let done = vm.finish().unwrap();
+            assert!(done.iter().all(|done| done.made == shares[0].pages));
+            // The guest's value is in every page: the block has zero, so the memory is as it was; the log knows better.
+            vm.log(true).unwrap();
+            for random in [false, true] {
+                let orders = |id: usize| Orders {
+                    random,
+                    write_percent: if random { 60 } else { 100 },
+                    ..shares[id]
+                };
+                vm.begin(orders);
+                let done = vm.finish().unwrap();
+                let mut expected = vm.bitmap();
+                vm.mark_written(orders, &done, &mut expected);
+                let mut got = vm.bitmap();
+                if ring.is_some() {
+                    let emptied: u64 = done.iter().map(|done| done.emptied).sum();
+                    assert!(random || emptied > 0);
+                    vm.collect(&mut got);
+                    vm.reset().unwrap();
+                } else {
+                    vm.get(&mut got).unwrap();
+                    if vm.is_manual() {
+                        vm.clear(&mut got).unwrap();
+                    }
+                }
+                // Where leaves are split, what is only read may be mapped for a write, and is logged then.
+                let mut most = expected.clone();
+                if random && backing == Backing::Thp {
+                    vm.mark_accessed(orders, &done, &mut most);
+                }
+                let what = format!("{protect:?} {ring:?} {backing:?} {random}");
+                let mut missing = expected.clone();
+                missing.remove(&got);
+                assert_eq!(missing.count(), 0, "{what}");
+                let mut too_many = got.clone();
+                too_many.remove(&most);
+                assert_eq!(too_many.count(), 0, "{what}");
+                assert!(random == (got.count() < vm.pages()));
+            }
+            // Not written, not in it.
+            let mut got = vm.bitmap();
+            if ring.is_none() {
+                vm.get(&mut got).unwrap();
+            }
+            assert_eq!(got.count(), 0);
+            vm.log(false).unwrap();
+        }
+    }
+}
+
+#[test]
+fn halves_of_blocks_are_written_alone() {
+    if !has_kvm() {
+        return;
+    }
+    let mut vm = Vm::new(&setup(1, 8 << 20)).unwrap();
+    vm.log(true).unwrap();
+    let share = vm.share(0, false);
+    let orders = |_| Orders {
+        pages: share.pages / 2,
+        count: share.pages / 2,
+        half: 256,
+        ..share
+    };
+    vm.begin(orders);
+    let done = vm.finish().unwrap();
+    let (mut got, mut expected) = (vm.bitmap(), vm.bitmap());
+    vm.get(&mut got).unwrap();
+    vm.mark_written(orders, &done, &mut expected);
+    assert_eq!(got.difference(&expected), None);
+    let by_hand = (0..2048).filter(|page| page % 512 >= 256);
+    let mut halves = vm.bitmap();
+    by_hand.for_each(|page| halves.insert(page));
+    assert_eq!(got.difference(&halves), None);
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_in_one_line() {
+    let cases: Vec<(Setup, &str)> = vec![
+        (
+            Setup {
+                device: "/no/such".into(),
+                ..setup(1, 2 << 20)
+            },
+            "there is no KVM",
+        ),
+        (
+            Setup {
+                device: "/dev/null".into(),
+                ..setup(1, 2 << 20)
+            },
+            "not KVM",
+        ),
+        (
+            Setup {
+                device: "/".into(),
+                ..setup(1, 2 << 20)
+            },
+            "not KVM",
+        ),
+    ];
+    let mut cases = cases;
+    if has_kvm() {
+        cases.extend([
+            (setup(1 << 20, 2 << 20), "vCPUs in a VM"),
+            (setup(1, 1 << 45), "to spare"),
+            (
+                Setup {
+                    first: Some(1 << 50),
+                    ..setup(1, 2 << 20)
+                },
+                "bits of address",
+            ),
+            (
+                Setup {
+                    ring: Some(1000),
+                    ..setup(1, 2 << 20)
+                },
+                "ring",
+            ),
+            (
+                Setup {
+                    backing: (
+                        Backing::Hugetlb {
+                            shift: 34,
+                            shared: false,
+                        },
+                        "anonymous_hugetlb_16gb",
+                    ),
+                    ..setup(1, 16 << 30)
+                },
+                "huge pages",
+            ),
+            (
+                Setup {
+                    cpus: vec![100_000],
+                    ..setup(1, 2 << 20)
+                },
+                "may not run",
+            ),
+        ]);
+    }
+    for (setup, says) in cases {
+        let error = Vm::new(&setup).err().expect("refused");
+        let line = error.to_string();
+        assert!(line.contains(says) && !line.contains('\n'), "{line}");
+        assert!(error.is_refusal(), "{line}");
+        assert!(!matches!(error, Error::Call { .. }));
+    }
+}

@@ -1,0 +1,126 @@
+//! What the published changes and the engine would take in the same place: the software machine, with what was measured here.
+
+use tablewright_machine::{MAX_CPUS, Profile, Time};
+
+use super::native::Unmap;
+use crate::dirty_log::Case;
+use crate::dirty_log::simulate::{self as logs, How as Disable};
+use crate::error::Error;
+use crate::map_mem::machine::Threads;
+use crate::page_table_test::input::{Backing, Mode};
+use crate::tlb_flush::How as Tell;
+use crate::tlb_flush::simulate::{self as flushes};
+use crate::write_protect::leaf_for;
+use crate::write_protect::simulate::{self as starts, How as Start, Stage2, Then};
+
+/// The guest that a user has in mind.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    pub bytes: u64,
+    pub vcpus: u16,
+}
+
+const HUGE: u64 = 2 << 20;
+/// So many vCPUs end a log on the machine: their waits for each other take this computer time as their square.
+pub const MOST: u16 = 16;
+
+fn nanoseconds(time: Time) -> f64 {
+    time.as_ps() as f64 / 1e3
+}
+
+/// What an unmap of a page takes, with an interrupt for each vCPU, with one hypercall, and by the engine.
+pub fn unmap(size: Size, unmap: Unmap) -> Result<Option<[f64; 3]>, Error> {
+    let Some(remote) = unmap.remote else {
+        return Ok(None);
+    };
+    let mut profile = Profile::load("hyperv-16-vcpus")?;
+    let ps = |nanoseconds: f64| Time::ps((nanoseconds.max(0.0) * 1e3) as u64);
+    profile.costs.cycle = ps(unmap.alone);
+    profile.costs.interrupt = ps(remote - unmap.alone);
+    profile.system.cpus = None;
+    let vcpus = size.vcpus.min(MAX_CPUS as u16 / 2);
+    // One thread unmaps, and all others of the program run: each is asked in turn, with no more than one at it.
+    let job = |how| flushes::Job {
+        profile: profile.clone(),
+        how,
+        threads: vcpus,
+        rounds: 1,
+        chunks: 2,
+        pages: 1,
+        vcpus,
+        physical: vcpus,
+        slice: Time::us(4000),
+        work: Time::ZERO,
+        ranges: 16,
+    };
+    let jobs = [Tell::Interrupt, Tell::Space, Tell::Tablewright].map(job);
+    let cycles = jobs[0].cycles() as f64;
+    let ran = flushes::software(Threads::default())(&jobs)?;
+    let mut times = ran.iter().map(|ran| nanoseconds(ran.time) / cycles);
+    let mut next = || times.next().unwrap_or_default();
+    Ok(Some([next(), next(), next()]))
+}
+
+/// The start of a log, by the engine.
+pub fn start(profile: &Profile, size: Size) -> Result<f64, Error> {
+    let leaf = leaf_for(size.bytes).unwrap_or(tablewright::Level::new(2));
+    let job = starts::Job {
+        profile: profile.clone(),
+        format: Stage2::Ept,
+        how: Start::Tablewright,
+        bytes: size.bytes,
+        leaf,
+        vcpus: size.vcpus,
+        then: Then::Nothing,
+    };
+    let ran = starts::software(Threads::default())(&[job])?;
+    Ok(ran.first().map_or(0.0, |ran| nanoseconds(ran.start)))
+}
+
+/// The end of a log with huge pages: how long, and the longest stall.
+#[derive(Clone, Copy, Debug)]
+pub struct Stop {
+    pub time: f64,
+    pub stall: f64,
+    /// All first writes to logged pages of one vCPU, one after the other.
+    pub populate: f64,
+}
+
+/// Of a guest as large, in the order before the published change, in the published order, and with the engine's.
+pub fn stop(profile: &Profile, size: Size) -> Result<[Stop; 3], Error> {
+    let backing: Backing = "anonymous_hugetlb_2mb".parse().map_err(Error::Usage)?;
+    let mode: Mode = "P48V48_4K".parse().map_err(Error::Usage)?;
+    // A block for each vCPU is run; what takes as long as there are blocks is multiplied.
+    let vcpus = size.vcpus.min(MOST);
+    let each = (size.bytes / u64::from(vcpus)).max(HUGE);
+    let each = 1_u64 << each.ilog2();
+    let case = Case {
+        backing,
+        bytes: each,
+        vcpus,
+        mode,
+        offset: None,
+        scale: Some(each / HUGE),
+    };
+    let rest = size.bytes as f64 / (each as f64 * f64::from(vcpus));
+    let mut both = Vec::new();
+    for how in [Disable::Before, Disable::After, Disable::Tablewright] {
+        let mut job = case.job(profile, how)?;
+        job.iterations = 1;
+        let ran = logs::run(&job)?;
+        let longest = ran.stalls.iter().map(|(time, _)| *time).max();
+        both.push(Stop {
+            time: nanoseconds(ran.disable) * rest,
+            stall: longest.map_or(0.0, nanoseconds),
+            populate: nanoseconds(ran.populate) * rest * f64::from(vcpus) / f64::from(size.vcpus),
+        });
+    }
+    let of = |at: usize| {
+        both.get(at).copied().unwrap_or(Stop {
+            time: 0.0,
+            stall: 0.0,
+            populate: 0.0,
+        })
+    };
+    Ok([of(0), of(1), of(2)])
+}

@@ -1,0 +1,406 @@
+//! The answer: a row for each of the published problems.
+
+use std::fs;
+
+use serde::Serialize;
+use tablewright_machine::Profile;
+
+use super::guests::{self, Guests, a_page, phase};
+use super::machine::{self, Size};
+use super::native::{self, Unmap};
+use super::{Arguments, page};
+use crate::error::Error;
+use crate::file::Target;
+use crate::fit::from_run::{self, Compared, Measured};
+use crate::kvm::HostKind;
+use crate::progress::Progress;
+use crate::report::{self, Report};
+use crate::size::human;
+use crate::stats;
+
+const PAGE: f64 = 4096.0;
+const SECOND: f64 = 1e9;
+
+#[derive(Serialize)]
+pub struct Parameters {
+    pub guest_bytes: u64,
+    pub vcpus: u16,
+    pub host: Option<HostKind>,
+    /// Why there are no guests.
+    pub no_guests: Option<String>,
+}
+
+/// Times are in nanoseconds.
+#[derive(Serialize)]
+pub struct Row {
+    pub problem: &'static str,
+    /// What was measured here, and for what.
+    pub here: Option<f64>,
+    pub for_each: &'static str,
+    /// At the size that was named: extrapolated.
+    pub there: Option<f64>,
+    pub with_change: Option<f64>,
+    pub tablewright: Option<f64>,
+    /// How each figure comes about, which kernel has the change, and whether this one does.
+    pub note: String,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    report: &'a Report<Parameters, Row>,
+    /// To which `fit --from` fits.
+    runs: &'a [Measured],
+    /// The profile beside what it was fitted on.
+    fitted: &'a [Compared],
+    profile: Option<String>,
+}
+
+/// What was measured, and the machine that was made of it.
+struct Known {
+    linear: f64,
+    unmap: Unmap,
+    guests: Result<Guests, Error>,
+    fitted: Option<from_run::Found>,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    let target = match &arguments.report {
+        Some(directory) => {
+            fs::create_dir_all(directory).map_err(|error| Error::Output {
+                option: "--report",
+                path: directory.clone(),
+                error,
+            })?;
+            Some(Target::new("--report", &directory.join("doctor.html"))?)
+        }
+        None => None,
+    };
+    let mut progress = Progress::new(9);
+    progress.step("the linear map");
+    let linear = native::linear_map()?;
+    progress.step("unmapping");
+    let unmap = native::unmap()?;
+    let guests = guests::measure(|what| progress.step(what));
+    let fitted = match &guests {
+        Ok(guests) => {
+            progress.step("a machine as this computer");
+            Some(from_run::fit(&guests.runs, None, &[])?)
+        }
+        Err(_) => None,
+    };
+    let known = Known {
+        linear,
+        unmap,
+        guests,
+        fitted,
+    };
+    let size = Size {
+        bytes: arguments.guest.bytes(),
+        vcpus: arguments.vcpus,
+    };
+    progress.step("the guest in mind");
+    let rows = rows(&known, size)?;
+    drop(progress);
+    let mut warnings: Vec<String> = stats::build_warning().into_iter().collect();
+    if let Ok(guests) = &known.guests {
+        warnings.extend(crate::kvm::summary::warnings(&guests.pages, &guests.host));
+    }
+    let report = Report {
+        experiment: "doctor",
+        parameters: Parameters {
+            guest_bytes: size.bytes,
+            vcpus: size.vcpus,
+            host: known.guests.as_ref().ok().map(|guests| guests.host.clone()),
+            no_guests: known.guests.as_ref().err().map(ToString::to_string),
+        },
+        rows,
+        warnings,
+    };
+    if arguments.json {
+        report::print_json(&Answer {
+            report: &report,
+            runs: known.guests.as_ref().map_or(&[], |guests| &guests.runs),
+            fitted: known.fitted.as_ref().map_or(&[], |found| &found.rows),
+            profile: known.fitted.as_ref().map(|found| found.profile.to_toml()),
+        })?;
+    } else {
+        report.print(false, |report| text(report, &known))?;
+    }
+    match target {
+        Some(target) => target.fill(&page::of(&report)?),
+        None => Ok(()),
+    }
+}
+
+fn rows(known: &Known, size: Size) -> Result<Vec<Row>, Error> {
+    let mut rows = vec![linear_row(known, size), flush_row(known, size)?];
+    if let (Ok(guests), Some(fitted)) = (&known.guests, &known.fitted) {
+        let [before, published, ours] = machine::stop(&fitted.profile, size)?;
+        rows.push(fault_row(guests, size, ours.populate));
+        rows.push(start_row(
+            guests,
+            size,
+            machine::start(&fitted.profile, size)?,
+        ));
+        rows.push(first_write_row(guests, size));
+        let [stop, stall] = stop_rows(guests, size, [before, published, ours]);
+        rows.push(stop);
+        rows.push(stall);
+    }
+    Ok(rows)
+}
+
+fn pages(size: Size) -> f64 {
+    size.bytes as f64 / PAGE
+}
+
+fn linear_row(known: &Known, size: Size) -> Row {
+    Row {
+        problem: "linear map at boot",
+        here: None,
+        for_each: "page",
+        there: None,
+        with_change: None,
+        tablewright: Some(known.linear * pages(size)),
+        note: format!(
+            "The engine's own map of 8 GiB in pages, built and checked here: {} a page, multiplied. What a kernel does is not measured: it \
+             is over at boot. Published on arm64, 64 GiB: 2191 ms before and 61 ms after (Linux 6.10 has three of the four \
+             changes).",
+            report::time(known.linear)
+        ),
+    }
+}
+
+fn flush_row(known: &Known, size: Size) -> Result<Row, Error> {
+    let times = machine::unmap(size, known.unmap)?;
+    let note = match known.unmap.remote {
+        Some(remote) => format!(
+            "munmap of a page: {} alone, {} while one other thread runs. For {} vCPUs: the machine with these two costs, all \
+             vCPUs unmapping at once, one interrupt for each other vCPU; the change is one hypercall for all (Hyper-V: Linux \
+             4.14; KVM's own way: 4.16; INVLPGB: 6.15).",
+            report::time(known.unmap.alone),
+            report::time(remote),
+            size.vcpus,
+        ),
+        None => {
+            "No other thread ran beside this one: there is one CPU, or others had it.".to_owned()
+        }
+    };
+    Ok(Row {
+        problem: "unmap, others forget",
+        here: known.unmap.remote,
+        for_each: "page",
+        there: times.map(|times| times[0]),
+        with_change: times.map(|times| times[1]),
+        tablewright: times.map(|times| times[2]),
+        note,
+    })
+}
+
+fn fault_row(guests: &Guests, size: Size, ours: f64) -> Row {
+    let populate = a_page(&guests.pages, "populate");
+    let scaling = guests.fault[1] / guests.fault[0].max(1.0);
+    Row {
+        problem: "first touch by all",
+        here: Some(populate),
+        for_each: "page",
+        there: Some(populate * pages(size) / f64::from(size.vcpus) * scaling),
+        with_change: Some(a_page(&guests.huge, "populate") * pages(size) / f64::from(size.vcpus)),
+        tablewright: Some(ours),
+        note: format!(
+            "Populating: CPU time of a fault with all that the host does. A logged write takes {} with one vCPU and {} with {} at once \
+             (x {:.2}); all {} are taken to wait no more than these do, which flatters. The change is huge pages, measured here. \
+             Tablewright: the machine as this computer, huge pages. The published change of 2021 is arm64's (Linux 5.14).",
+            report::time(guests.fault[0]),
+            report::time(guests.fault[1]),
+            guests.vcpus,
+            scaling,
+            size.vcpus,
+        ),
+    }
+}
+
+fn start_row(guests: &Guests, size: Size, ours: f64) -> Row {
+    let enable = a_page(&guests.pages, "enable");
+    let all_set = guests.all_set.as_ref().map(|rows| a_page(rows, "enable"));
+    Row {
+        problem: "dirty log starts",
+        here: Some(enable),
+        for_each: "page",
+        there: Some(enable * pages(size)),
+        with_change: all_set.map(|time| time * pages(size)),
+        tablewright: Some(ours),
+        note: format!(
+            "Enabling protects every page: CPU time of the call, multiplied. The change: all pages are in the log from the start \
+             (Linux 5.7 has it, {} here), so that nothing is protected; the first harvest then has everything, and pays. \
+             Tablewright: one generation number, on the machine as this computer.",
+            if all_set.is_some() {
+                "and so it is measured"
+            } else {
+                "not"
+            }
+        ),
+    }
+}
+
+fn first_write_row(guests: &Guests, size: Size) -> Row {
+    let write = a_page(&guests.pages, "dirty 2");
+    let free = a_page(&guests.huge, "pass after");
+    Row {
+        problem: "each page's first write",
+        here: Some(write),
+        for_each: "page",
+        there: Some((write - free).max(0.0) * pages(size) / f64::from(size.vcpus)),
+        with_change: None,
+        tablewright: None,
+        note: format!(
+            "What the guest pays for a log, again after each harvest: a fault where a write takes {} otherwise; for each vCPU, if it \
+             writes its part. Only a processor's own log saves it (PML: {}). The rate at which a vCPU can dirty pages here is {} a \
+             second: `tablewright migrate --rate` takes it.",
+            report::time(free),
+            match guests.host.modification_log {
+                Some(true) => "on here",
+                Some(false) => "off here",
+                None => "none here",
+            },
+            report::count((SECOND / write.max(1.0)) as u64),
+        ),
+    }
+}
+
+/// Whether the published order of taking tables apart is at work here.
+fn has_zap_change(host: &HostKind) -> String {
+    let software = host.paging == "software" || host.tdp_mmu == Some(false);
+    match (software, host.version >= (6, 13)) {
+        (true, _) => format!(
+            "This KVM does not use those tables (tdp_mmu is off), whatever Linux {}.{} has",
+            host.version.0, host.version.1
+        ),
+        (false, true) => "This kernel has its successor".to_owned(),
+        (false, false) => "This kernel is older".to_owned(),
+    }
+}
+
+fn stop_rows(
+    guests: &Guests,
+    size: Size,
+    [before, published, ours]: [machine::Stop; 3],
+) -> [Row; 2] {
+    let disable = a_page(&guests.huge, "disable");
+    let there = disable * pages(size);
+    let stalled = phase(&guests.stalls, "disable");
+    let longest = stalled.and_then(|row| row.stall_longest);
+    let call = stalled.map_or(0.0, |row| row.wall);
+    let p999 = stalled.and_then(|row| row.stall_p999).unwrap_or(0.0);
+    let stop = Row {
+        problem: "dirty log stops",
+        here: Some(disable),
+        for_each: "page",
+        there: Some(there),
+        with_change: Some(there * published.time / before.time.max(1.0)),
+        tablewright: Some(there * ours.time / before.time.max(1.0)),
+        note: format!(
+            "Huge pages come back: CPU time of the call, multiplied. The change takes tables apart after the flush, or in place (Linux \
+             6.13). {}. The columns to the right have the ratios of the machine as this computer with \
+             {} vCPUs that go on: {} before, {} after, {} by the engine.",
+            has_zap_change(&guests.host),
+            size.vcpus.min(machine::MOST),
+            report::time(before.time),
+            report::time(published.time),
+            report::time(ours.time),
+        ),
+    };
+    let stall = Row {
+        problem: "longest stall meanwhile",
+        here: longest,
+        for_each: "64 MiB",
+        there: longest.map(|longest| match longest > call / 2.0 {
+            // What is longer than the call is not of it.
+            true => longest.min(call) * size.bytes as f64 / (64 << 20) as f64,
+            false => longest,
+        }),
+        with_change: Some(published.stall),
+        tablewright: Some(ours.stall),
+        note: format!(
+            "What a vCPU waits by its own counter while the log of 64 MiB is disabled, the longest of all rounds; the call takes {}, \
+             and 99.9 % of accesses take at most {}. {} A busy computer adds its own stalls to it.",
+            report::time(call),
+            report::time(p999),
+            match longest.is_some_and(|longest| longest > call / 2.0) {
+                true =>
+                    "A stall as long as the call grows with the memory: as much of it as the call took is multiplied.",
+                false => "It is short beside the call: not multiplied.",
+            }
+        ),
+    };
+    [stop, stall]
+}
+
+fn text(report: &Report<Parameters, Row>, known: &Known) -> String {
+    let parameters = &report.parameters;
+    let mut text = match (&parameters.host, &parameters.no_guests) {
+        (Some(host), _) => report::wrapped(&host.line, 78, "  "),
+        (None, Some(why)) => format!(
+            "{}\nNo guest could be run, so two problems are left.",
+            report::wrapped(why, 78, "  ")
+        ),
+        (None, None) => String::new(),
+    };
+    let there = format!(
+        "{},\n{}",
+        human(parameters.guest_bytes),
+        report::counted(parameters.vcpus.into(), "vCPU", "vCPUs")
+    );
+    text += &format!(
+        "\n\nMeasured here; extrapolated to {}; notes below.\n\n",
+        there.replace('\n', " ")
+    );
+    let optional = |time: Option<f64>| time.map_or("-".to_owned(), report::time);
+    let cells = report.rows.iter().enumerate().map(|(number, row)| {
+        vec![
+            format!("{} {}", number + 1, row.problem),
+            row.here.map_or("-".to_owned(), |time| {
+                format!("{} / {}", report::time(time), row.for_each)
+            }),
+            optional(row.there),
+            optional(row.with_change),
+            optional(row.tablewright),
+        ]
+    });
+    let header = [
+        "",
+        "here",
+        there.as_str(),
+        "with the\nchange",
+        "Table-\nwright",
+    ];
+    text += &report::table_of(header.map(str::to_owned).into(), 1, cells.collect());
+    text.push('\n');
+    for (number, row) in report.rows.iter().enumerate() {
+        text += &format!("{} {}\n", number + 1, report::wrapped(&row.note, 76, "  "));
+    }
+    if let Some(found) = &known.fitted {
+        text += &format!(
+            "\nThe machine as this computer, fitted on runs 1 and 2:\n\n{}",
+            costs(&found.profile)
+        );
+        text += "\nTo have it: tablewright doctor --json > doctor.json\n            tablewright fit --from doctor.json -o here.toml\n";
+    }
+    text
+}
+
+fn costs(profile: &Profile) -> String {
+    let costs = &profile.costs;
+    let cell = |name: &str, time: tablewright_machine::Time| {
+        [name.to_owned(), report::time(time.as_ps() as f64 / 1e3)]
+    };
+    let rows = vec![
+        cell("a fault of a guest, served", costs.exception),
+        cell("to find the memory of a page", costs.find_page),
+        cell("to zero it", costs.zero),
+        cell("an entry of a table, written", costs.entry),
+        cell("an entry, read", costs.load),
+    ];
+    report::table(["", "cost"], 1, rows)
+}

@@ -1,0 +1,278 @@
+//! Phases of several rounds in one: medians, the longest stalls, and what KVM counted.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::report;
+use crate::stats::Samples;
+
+/// What a host is, for programs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostKind {
+    /// In one line.
+    pub line: String,
+    pub vendor: String,
+    pub kernel: String,
+    /// `EPT`, `NPT`, `stage 2`, `software` or `unknown`.
+    pub paging: String,
+    pub is_guest: bool,
+    pub tdp_mmu: Option<bool>,
+    pub eager_split: Option<bool>,
+    pub modification_log: Option<bool>,
+    pub cpus: u32,
+    /// Major and minor number of the kernel.
+    pub version: (u32, u32),
+}
+
+/// One phase of one round.
+#[derive(Clone, Debug, Default)]
+pub struct Phase {
+    /// `populate`, `enable`, `dirty 1` and so on.
+    pub name: String,
+    /// How many pages it is about.
+    pub pages: u64,
+    /// Nanoseconds.
+    pub wall: f64,
+    /// CPU time of what does it: of all vCPUs together, or of the thread that asks KVM.
+    pub cpu: f64,
+    /// How many do it.
+    pub threads: u32,
+    /// Of the guest, where it runs: nanoseconds.
+    pub longest: Option<f64>,
+    pub p999: Option<f64>,
+    pub total: Option<f64>,
+    pub counts: BTreeMap<String, i64>,
+    /// Pages that the log had, and pages that were surely written: the same where no leaf is split, or the guest only writes.
+    pub harvested: Option<u64>,
+    pub written: Option<u64>,
+}
+
+/// One phase of all rounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PhaseRow {
+    pub phase: String,
+    pub pages: u64,
+    /// Nanoseconds, medians.
+    pub wall: f64,
+    pub cpu: f64,
+    /// CPU time for a page.
+    pub cpu_a_page: f64,
+    /// Of all rounds.
+    pub cpu_samples: Vec<f64>,
+    /// Distance of the tenth and the ninetieth percentile, as a part of the median.
+    pub cpu_spread: f64,
+    pub threads: u32,
+    /// What the guest waited, where it ran: the longest of all rounds, and medians; nanoseconds.
+    pub stall_longest: Option<f64>,
+    pub stall_p999: Option<f64>,
+    pub stall_total: Option<f64>,
+    /// What KVM counted: medians.
+    pub counts: BTreeMap<String, i64>,
+    /// Pages that the log had, and pages that were surely written.
+    pub harvested: Option<u64>,
+    pub written: Option<u64>,
+}
+
+impl PhaseRow {
+    /// One of KVM's counts.
+    pub fn count(&self, name: &str) -> i64 {
+        self.counts.get(name).copied().unwrap_or(0)
+    }
+
+    /// How much longer it took than it ran.
+    fn apart(&self) -> f64 {
+        self.wall / (self.cpu / f64::from(self.threads.max(1))).max(1.0)
+    }
+}
+
+/// Rounds of the same phases.
+pub fn rows(rounds: &[Vec<Phase>]) -> Vec<PhaseRow> {
+    let Some(first) = rounds.first() else {
+        return Vec::new();
+    };
+    let row = |(at, phase): (usize, &Phase)| {
+        let all = || rounds.iter().filter_map(|round| round.get(at));
+        let median = |of: &dyn Fn(&Phase) -> Option<f64>| -> Option<f64> {
+            let samples: Samples = all().filter_map(of).collect();
+            (samples.len() > 0).then(|| samples.median())
+        };
+        let cpu: Samples = all().map(|phase| phase.cpu).collect();
+        let names = all().flat_map(|phase| phase.counts.keys().cloned());
+        let counts = names.collect::<std::collections::BTreeSet<_>>().into_iter();
+        let counts = counts.map(|name| {
+            let count = |phase: &Phase| Some(phase.counts.get(&name).copied().unwrap_or(0) as f64);
+            let middle = median(&count).unwrap_or(0.0).round() as i64;
+            (name, middle)
+        });
+        PhaseRow {
+            phase: phase.name.clone(),
+            pages: phase.pages,
+            wall: median(&|phase| Some(phase.wall)).unwrap_or(0.0),
+            cpu: cpu.median(),
+            cpu_a_page: cpu.median() / phase.pages.max(1) as f64,
+            cpu_samples: all().map(|phase| phase.cpu).collect(),
+            cpu_spread: cpu.spread(),
+            threads: phase.threads,
+            stall_longest: all().filter_map(|phase| phase.longest).reduce(f64::max),
+            stall_p999: median(&|phase| phase.p999),
+            stall_total: median(&|phase| phase.total),
+            counts: counts.filter(|(_, count)| *count != 0).collect(),
+            harvested: phase.harvested,
+            written: phase.written,
+        }
+    };
+    first.iter().enumerate().map(row).collect()
+}
+
+/// The phases as a table.
+pub fn times(rows: &[PhaseRow]) -> String {
+    let optional = |time: Option<f64>| time.map_or("-".to_owned(), report::time);
+    let cells = rows.iter().map(|row| {
+        [
+            row.phase.clone(),
+            report::time(row.wall),
+            report::time(row.cpu),
+            report::time(row.cpu_a_page),
+            optional(row.stall_longest),
+            optional(row.stall_p999),
+            row.harvested.map_or("-".to_owned(), report::count),
+        ]
+    });
+    report::table(
+        [
+            "",
+            "time",
+            "CPU time",
+            "for a\npage",
+            "stall\nlongest",
+            "99.9 %",
+            "pages\nin the log",
+        ],
+        1,
+        cells.collect(),
+    )
+}
+
+/// What is shown of KVM's counts, and by which name KVM has it.
+const SHOWN: [(&str, &str); 6] = [
+    ("faults\nfixed", "pf_fixed"),
+    ("fast", "pf_fast"),
+    ("spurious", "pf_spurious"),
+    ("remote\nflushes", "remote_tlb_flush"),
+    ("pages\nof 4K", "pages_4k"),
+    ("of 2M", "pages_2m"),
+];
+
+/// What KVM counted in each phase. Empty if it counts nothing here.
+pub fn counts(rows: &[PhaseRow]) -> String {
+    if rows.iter().all(|row| row.counts.is_empty()) {
+        return String::new();
+    }
+    let mut header = vec![String::new()];
+    header.extend(SHOWN.iter().map(|(title, _)| (*title).to_owned()));
+    let cells = rows.iter().map(|row| {
+        let mut cells = vec![row.phase.clone()];
+        cells.extend(SHOWN.iter().map(|(_, name)| match row.count(name) {
+            count if count < 0 => format!("-{}", report::count(count.unsigned_abs())),
+            count => report::count(count.unsigned_abs()),
+        }));
+        cells
+    });
+    format!("\n{}", report::table_of(header, 1, cells.collect()))
+}
+
+/// The factor from which CPU time and time part.
+const APART: f64 = 1.5;
+/// Shorter phases say nothing of how busy a computer is: nanoseconds.
+const SHORT: f64 = 2e5;
+
+/// Says so where a computer had something else to do, and where figures scatter.
+pub fn warnings(rows: &[PhaseRow], kind: &HostKind) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let apart: Vec<&str> = rows
+        .iter()
+        .filter(|row| row.wall > SHORT && row.apart() > APART)
+        .map(|row| row.phase.as_str())
+        .collect();
+    if !apart.is_empty() {
+        warnings.push(format!(
+            "time and CPU time part in {}: other programs had the CPUs, or there are fewer than threads; stalls have it too, quote \
+             CPU time alone",
+            apart.join(", ")
+        ));
+    }
+    let scattered: Vec<String> = rows
+        .iter()
+        .filter(|row| row.cpu > SHORT && row.cpu_spread > 0.25)
+        .map(|row| format!("{} ({:.0} %)", row.phase, row.cpu_spread * 100.0))
+        .collect();
+    if !scattered.is_empty() {
+        warnings.push(format!(
+            "CPU time varied between rounds: {}; raise --rounds",
+            scattered.join(", ")
+        ));
+    }
+    if let Some(row) = rows.iter().find(|row| row.harvested > row.written) {
+        warnings.push(format!(
+            "{}: the log has every page written, and pages that were read where KVM split or mapped them anew",
+            row.phase
+        ));
+    }
+    if kind.paging == "software" {
+        warnings.push(
+            "software paging: KVM keeps tables of its own; nested paging has other algorithms and other times"
+                .to_owned(),
+        );
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phase(cpu: f64, wall: f64, longest: f64) -> Phase {
+        Phase {
+            name: "dirty 1".to_owned(),
+            pages: 1000,
+            wall,
+            cpu,
+            threads: 2,
+            longest: Some(longest),
+            counts: [("pf_fixed".to_owned(), cpu as i64)].into(),
+            ..Phase::default()
+        }
+    }
+
+    #[test]
+    fn rounds_are_medians_and_the_longest_stall_is_the_longest() {
+        let rounds =
+            [(2e6, 7.0), (4e6, 9.0), (3e6, 8.0)].map(|(cpu, stall)| vec![phase(cpu, 5e6, stall)]);
+        let rows = rows(&rounds);
+        assert_eq!((rows[0].cpu, rows[0].cpu_a_page), (3e6, 3000.0));
+        assert_eq!(rows[0].stall_longest, Some(9.0));
+        assert_eq!(rows[0].count("pf_fixed"), 3_000_000);
+    }
+
+    #[test]
+    fn time_and_cpu_time_that_part_are_said() {
+        let kind = HostKind {
+            line: String::new(),
+            vendor: String::new(),
+            kernel: String::new(),
+            paging: "NPT".to_owned(),
+            is_guest: false,
+            tdp_mmu: None,
+            eager_split: None,
+            modification_log: None,
+            cpus: 2,
+            version: (6, 18),
+        };
+        // Two threads of 1.5 ms each.
+        let calm = rows(&[vec![phase(3e6, 1.6e6, 1.0)]]);
+        assert!(warnings(&calm, &kind).is_empty());
+        let busy = rows(&[vec![phase(3e6, 2.4e6, 1.0)]]);
+        assert!(warnings(&busy, &kind)[0].contains("dirty 1"));
+    }
+}
