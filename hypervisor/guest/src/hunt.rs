@@ -8,6 +8,7 @@
 //! A page of the file comes round again only after so many others that a smaller number is still there when it is looked at.
 
 use std::fs::File;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -81,16 +82,32 @@ struct Tally {
 }
 
 /// Hunts for so many seconds: half of the time on all processors, half on all but the first, so that a kernel has flushes to name
-/// some of them. Whether nothing stale was found.
+/// some of them. Each half is a process of its own, of which no other processor knows. Whether nothing stale was found.
 pub fn run(seconds: u64) -> Result<bool, Error> {
     let cpus = thread::available_parallelism()?.get();
-    let half = Duration::from_secs(seconds) / 2;
-    let tally = Tally::default();
-    hunt(cpus, half, &tally)?;
-    if cpus > 2 {
-        leave_first(cpus)?;
+    let program = std::env::current_exe()?;
+    let half = |seconds: u64| -> Result<bool, Error> {
+        let mut half = Command::new(&program);
+        let status = half.args(["hunt-once", &seconds.to_string()]).status()?;
+        match status.code() {
+            Some(0) => Ok(true),
+            Some(1) => Ok(false),
+            _ => Err(format!("the hunt has failed: {status}").into()),
+        }
+    };
+    if cpus < 3 {
+        return half(seconds);
     }
-    hunt(cpus - usize::from(cpus > 2), half, &tally)?;
+    let first = half(seconds / 2)?;
+    leave_first(cpus)?;
+    Ok(half(seconds - seconds / 2)? && first)
+}
+
+/// Hunts once.
+pub fn run_once(seconds: u64) -> Result<bool, Error> {
+    let cpus = thread::available_parallelism()?.get();
+    let tally = Tally::default();
+    hunt(cpus, Duration::from_secs(seconds), &tally)?;
     let [replaced, read, stale] =
         [&tally.replaced, &tally.read, &tally.stale].map(|number| number.load(Ordering::Relaxed));
     println!("hunt: replaced={replaced} read={read} stale={stale}");
@@ -120,7 +137,6 @@ fn hunt(cpus: usize, time: Duration, tally: &Tally) -> Result<(), Error> {
         .map(|_| Window::new())
         .collect::<Result<_, _>>()?;
     let windows = &windows;
-    tally.is_over.store(false, Ordering::Relaxed);
     let failed = thread::scope(|scope| {
         let writing: Vec<_> = windows
             .iter()

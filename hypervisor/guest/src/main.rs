@@ -23,6 +23,7 @@ fn run() -> Result<bool, Error> {
         ["measure", options @ ..] => {
             measure::run(&measure::Options::parse(options)?).map(|()| true)
         }
+        ["hunt-once", seconds] => hunt::run_once(seconds.parse()?),
         ["hunt", seconds] => hunt::run(seconds.parse()?),
         _ => Err("say measure or hunt".into()),
     }
