@@ -7,6 +7,7 @@
 //! | `cargo xtask linear` | makes the linear map step by step, and counts its barriers and invalidations, in QEMU and on the software machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
 //! | `cargo xtask processes` | runs a kernel whose processes fork, and counts its barriers and invalidations; `--json` |
+//! | `cargo xtask tlb-flush` | has a guest of x86-64 flush other processors' TLBs, by interrupts and by hypercalls, and counts |
 //! | `cargo xtask test-guest` | for a machine: a matrix of boots, each of which has to come out right |
 
 mod counted;
@@ -19,6 +20,7 @@ mod initramfs;
 mod linear;
 mod load;
 mod log_start;
+mod measure;
 mod processes;
 mod qemu;
 mod test_guest;
@@ -89,6 +91,15 @@ enum Command {
         /// One line of JSON instead of a table
         #[arg(long)]
         json: bool,
+    },
+    /// Have a guest of x86-64 flush other processors' TLBs, by interrupts and by hypercalls, and count
+    TlbFlush {
+        /// One line of JSON for each instead of a table
+        #[arg(long)]
+        json: bool,
+        /// How often each thread goes through the file
+        #[arg(long, default_value_t = 20, value_name = "N")]
+        rounds: u32,
     },
     /// Boot a matrix of guests under load, and check what comes out
     TestGuest(test_guest::TestArgs),
@@ -287,6 +298,7 @@ fn main() -> ExitCode {
         Command::Linear => linear::run(|line| println!("{line}")),
         Command::LogStart => log_start::table(),
         Command::Processes { json } => processes::run(json, |line| println!("{line}")),
+        Command::TlbFlush { json, rounds } => measure::run(json, rounds),
         Command::TestGuest(args) => test_guest::run(&args),
     };
     match done {

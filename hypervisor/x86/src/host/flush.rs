@@ -6,24 +6,23 @@
 //! that waits in a queue costs a flush nothing.
 //!
 //! # Several at once
-//! What is flushed of one vCPU is often flushed of others. All processors that run one of them are interrupted first, so that they
-//! leave their guests at the same time; then each vCPU is flushed by itself. One that has left keeps its space loaded, and
-//! receives, until no flush [holds](Vcpu::held) it: it is told what to forget without another interrupt.
+//! What is flushed of one vCPU is often flushed of others. If one of them runs, its processor is sent a message, and forgets what
+//! the message names. If several run, they are not waited for one after the other: the generation of each is moved on, then all
+//! their processors are interrupted, then it is waited until each has left its guest. A processor that enters the vCPU again sees
+//! the generation, and forgets all of it.
 //!
-//! | a processor that flushes | a processor that was interrupted |
+//! | a processor that flushes | a processor in a guest |
 //! |---|---|
-//! | holds the vCPUs | leaves its guest |
-//! | interrupts those that run them | as long as the vCPU is held: receives |
-//! | flushes each: a message, and its answer | then unloads the space |
-//! | lets the vCPUs go | |
+//! | moves generations on | counts its [passage](crate::Processor::passages): odd |
+//! | full fence | full fence |
+//! | reads which processors have the spaces loaded | puts itself into the set; reads the generation; enters |
+//! | reads the passage of each; if it is odd, interrupts it and waits for another | leaves; counts its passage: even |
 //!
-//! A processor that was interrupted needs no second interrupt for a message, whatever it does meanwhile: the vCPUs were held
-//! before it was interrupted. If it takes the interrupt as it leaves its guest, it sees that, and waits; if the interrupt comes
-//! later, the next guest that it enters is left at once.
-//!
-//! Two that flush at once do not wait for each other in a circle: each receives wherever it waits.
+//! A processor that is not in the set reads the new generation when it comes there. One that is, and whose passage is even, is out of
+//! the guest, and loads the space anew before it enters again. So two that flush at once do not wait for each other: both have left.
 
-use core::sync::atomic::{Ordering, fence};
+use core::cell::RefCell;
+use core::sync::atomic::Ordering;
 
 use tablewright::shootdown::{Actions, Allocator, Cpus, Forget, Here, Message, Messenger};
 use tablewright::{Invalidation, Pa, What};
@@ -45,8 +44,6 @@ pub struct Doing<'w> {
     me: &'w Processor,
     /// Whether it is about to enter a guest, and makes up for what it has missed.
     entering: bool,
-    /// Processors that were interrupted already, and receive.
-    kicked: Cpus,
 }
 
 impl<'w> Doing<'w> {
@@ -56,7 +53,6 @@ impl<'w> Doing<'w> {
             world,
             me,
             entering: false,
-            kicked: Cpus::EMPTY,
         }
     }
 
@@ -100,10 +96,8 @@ unsafe impl Actions for Doing<'_> {
     }
 
     fn interrupt(&self, cpus: &Cpus) {
-        for cpu in cpus.iter().filter(|&cpu| !self.kicked.contains(cpu)) {
-            count(Count::Told, 1);
-            processor::kick(cpu);
-        }
+        count(Count::Told, cpus.len().into());
+        cpus.iter().for_each(processor::kick);
     }
 
     fn allocator(&self, with: &mut dyn FnMut(&mut Allocator<'_>)) {
@@ -120,6 +114,20 @@ impl Messenger for Silence {
     }
 }
 
+/// Keeps which processors are to be told. That is done, and waited for, when all spaces have been flushed, before the flush of the
+/// guest is over.
+struct Together(RefCell<Cpus>);
+
+impl Messenger for Together {
+    fn tell(&self, _: &Message<'_>, cpus: &mut Cpus) {
+        let mut all = self.0.borrow_mut();
+        for cpu in cpus.iter() {
+            all.insert(cpu);
+        }
+        cpus.clear();
+    }
+}
+
 /// Has every processor forget what it remembers of these vCPUs. `own` is the one that this processor has loaded, if any. Returns
 /// how many they were.
 pub fn flush<'v>(
@@ -132,59 +140,57 @@ pub fn flush<'v>(
     let (Some(here), Some(me)) = (world.shootdown.on(number), world.processors.get(number)) else {
         return 0;
     };
-    let is_own = |vcpu: &Vcpu| own.is_some_and(|own| own.number == vcpu.number);
-    let silence: &[&dyn Messenger] = match world.options.plant {
+    let is_own = |vcpu: &&Vcpu| own.is_some_and(|own| own.number == vcpu.number);
+    let runs = |vcpu: &&Vcpu| {
+        let home = world.processors.get(vcpu.home);
+        home.is_some_and(|home| home.runs(vcpu))
+    };
+    let others = vcpus.clone().filter(|vcpu| !is_own(vcpu));
+    let together = Together(RefCell::new(Cpus::EMPTY));
+    let messengers: &[&dyn Messenger] = match world.options.plant {
         Some(Plant::OnEntry) => &[&Silence],
+        _ if others.filter(runs).nth(1).is_some() => &[&together],
         _ => &[],
     };
-    let mut doing = Doing::told(world, me);
-    let others = vcpus.clone().filter(|vcpu| !is_own(vcpu));
-    if silence.is_empty() {
-        for vcpu in others.clone() {
-            vcpu.held.fetch_add(1, Ordering::Relaxed);
-        }
-        // A processor that is not seen in a guest, and enters it, is told when it is flushed.
-        fence(Ordering::SeqCst);
-        for vcpu in others.clone() {
-            let home = world.processors.get(vcpu.home);
-            if home.is_some_and(|home| home.runs(vcpu)) && doing.kicked.insert(vcpu.home) {
-                count(Count::Told, 1);
-                processor::kick(vcpu.home);
-            }
-        }
-    }
+    let doing = Doing::told(world, me);
     let mut named = 0;
     for vcpu in vcpus {
         named += 1;
-        count(Count::Here, u64::from(is_own(vcpu)));
+        count(Count::Here, u64::from(is_own(&vcpu)));
         let flush = Invalidation {
             root: vcpu.space.root(),
             id: 0,
             global: false,
             what,
         };
-        here.flush(&vcpu.space, &flush, silence, &doing);
+        here.flush(&vcpu.space, &flush, messengers, &doing);
     }
-    if silence.is_empty() {
-        for vcpu in others {
-            vcpu.held.fetch_sub(1, Ordering::Release);
+    wait(world, here, &together.0.into_inner(), &doing);
+    named
+}
+
+/// Has these processors leave their guests, and waits until they have.
+fn wait(world: &World, here: Here<'_, '_>, cpus: &Cpus, doing: &Doing<'_>) {
+    let mut passages = [0; processor::MOST];
+    let all = || world.processors.iter().enumerate();
+    for (number, cpu) in all().filter(|(number, _)| cpus.contains(*number)) {
+        // Acquire: what it has done in the guest.
+        passages[number] = cpu.passages.load(Ordering::Acquire);
+        if passages[number] % 2 != 0 {
+            count(Count::Told, 1);
+            processor::kick(number);
         }
     }
-    named
+    for (number, cpu) in all().filter(|(number, _)| passages[*number] % 2 != 0) {
+        while cpu.passages.load(Ordering::Acquire) == passages[number] {
+            // Others may wait for us meanwhile.
+            here.receive(doing);
+            core::hint::spin_loop();
+        }
+    }
 }
 
 /// Has every processor forget what was made of the nested tables.
 pub fn nested(world: &World) {
     flush(world, world.vcpus.iter(), None, What::Everything);
-}
-
-/// Does what others ask of this processor, which has left the guest of this vCPU and still has its space loaded.
-pub fn receive(here: Here<'_, '_>, vcpu: &Vcpu, doing: &Doing<'_>) {
-    loop {
-        here.receive(doing);
-        if vcpu.held.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        core::hint::spin_loop();
-    }
 }

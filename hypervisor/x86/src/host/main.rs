@@ -71,6 +71,8 @@ pub struct Processor {
     mode: AtomicU8,
     /// The vCPU that it runs, as long as it is in a guest.
     running: AtomicU32,
+    /// How often it has entered a guest, and left one: odd from before it loads a vCPU's space until it has left the guest.
+    pub passages: AtomicU64,
     /// What it has to forget.
     pub stale: Stale,
 }
@@ -80,6 +82,7 @@ impl Processor {
         Self {
             mode: AtomicU8::new(Mode::Host as u8),
             running: AtomicU32::new(0),
+            passages: AtomicU64::new(0),
             stale: Stale::new(),
         }
     }

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 use tablewright::shootdown::Here;
 
 use crate::counters::Count;
-use crate::flush::{self, Doing};
+use crate::flush::Doing;
 use crate::machine::count;
 use crate::vcpu::{Context, State};
 use crate::vmcb::{self, exit};
@@ -153,20 +153,23 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
 fn enter(world: &World, me: &Processor, here: Here<'_, '_>, context: &mut Context) -> bool {
     context.prepare();
     let space = &context.vcpu.space;
+    me.passages.fetch_add(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
     here.switch(None, Some(space), &Doing::entering(world, me), |id| {
         context.block.asid = id.into();
         context.block.tlb_control = me.stale.take(id, world.by_identifier);
     });
     // SAFETY: the nested tables map what is the guest's.
     unsafe { vmcb::enter(context.block_at(), &mut context.registers) };
+    // Release: what it has done in the guest. From here on it uses nothing that it remembers before it loads the space again.
+    me.passages.fetch_add(1, Ordering::Release);
     let doing = Doing::told(world, me);
-    flush::receive(here, context.vcpu, &doing);
+    here.receive(&doing);
     context.left();
     let code = context.block.exit_code;
     if code == exit::CALL {
         // With its space loaded: what it asks for itself is done here and now.
         hyperv::call(world, context);
-        flush::receive(here, context.vcpu, &doing);
     }
     here.switch(Some(&context.vcpu.space), None, &doing, |_| ());
     code == exit::INTERRUPT

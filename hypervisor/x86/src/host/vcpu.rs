@@ -28,8 +28,6 @@ pub struct Vcpu {
     pub requests: Requests,
     /// NMI.
     pub nmi: AtomicBool,
-    /// Flushes under way that name it: once it has left, it waits until they are done ([`flush`](crate::flush)).
-    pub held: AtomicU32,
     /// Whether it is to be reset, or started, and where.
     start: AtomicU32,
 }
@@ -56,7 +54,6 @@ impl Vcpu {
             space,
             requests: Requests::default(),
             nmi: AtomicBool::new(false),
-            held: AtomicU32::new(0),
             start: AtomicU32::new(0),
         }
     }
