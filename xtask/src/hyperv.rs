@@ -53,6 +53,17 @@ pub enum Program {
     Hunt,
 }
 
+impl Program {
+    /// What the guest's first program is told, to run it so often, or for so many seconds.
+    pub fn words(self, rounds: u32, seconds: u32) -> String {
+        match self {
+            Self::Load => format!("load={rounds}"),
+            Self::Measure => format!("tlb=measure,-r,{rounds}"),
+            Self::Hunt => format!("tlb=hunt,{seconds}"),
+        }
+    }
+}
+
 /// Options of such a boot alone.
 #[derive(Args, Default)]
 pub struct HypervArgs {
@@ -264,11 +275,9 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         flush: hyperv.flush.unwrap_or(Flush::Hypercall),
         step: hyperv.vp_step.unwrap_or(1),
         plant: hyperv.plant,
-        guest: match program {
-            _ if args.shell => "shell".into(),
-            Program::Load => format!("load={}", args.rounds),
-            Program::Measure => format!("tlb=measure,-r,{}", args.rounds),
-            Program::Hunt => format!("tlb=hunt,{}", hyperv.seconds.unwrap_or(10)),
+        guest: match args.shell {
+            true => "shell".into(),
+            false => program.words(args.rounds, hyperv.seconds.unwrap_or(10)),
         },
         limit: None,
         more: &args.qemu,

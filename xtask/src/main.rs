@@ -16,6 +16,7 @@ mod counters;
 mod fetch;
 mod flushes;
 mod hyperv;
+mod hyperv_tests;
 mod initramfs;
 mod linear;
 mod load;

@@ -119,7 +119,7 @@ pub fn run(json: bool, rounds: u32) -> Result<()> {
                 flush: way,
                 step: 1,
                 plant: None,
-                guest: format!("tlb=measure,-r,{rounds}"),
+                guest: Program::Measure.words(rounds, 0),
                 limit: Some(LIMIT),
                 more: if processors == 1 { &counted } else { &[] },
             };
