@@ -38,6 +38,8 @@ pub enum Plant {
     Ignore,
     /// vCPUs that run are not told
     OnEntry,
+    /// What was made of nested tables is not forgotten
+    Nested,
     /// The second half of each range is dropped
     Half,
 }
@@ -119,6 +121,8 @@ pub struct Boot<'a> {
     pub flush: Flush,
     /// From one VP index to the next.
     pub step: u16,
+    /// How many frames are taken away.
+    pub evict: u64,
     /// A planted bug.
     pub plant: Option<Plant>,
     /// What the guest's first program is told.
@@ -157,11 +161,12 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
         .ok_or_else(|| Error::Other("the guest's memory is too small".into()))?
         & !(PAGE - 1);
     let mut options = format!(
-        "memory={MEMORY},{memory} mapping={} processors={} vcpus={} step={} flush={} kernel={sectors} initrd={initrd},{initrd_size}",
+        "memory={MEMORY},{memory} mapping={} processors={} vcpus={} step={} evict={} flush={} kernel={sectors} initrd={initrd},{initrd_size}",
         name_of(&boot.leaves),
         boot.processors,
         boot.cpus,
         boot.step,
+        boot.evict,
         name_of(&boot.flush),
     );
     if let Some(plant) = &boot.plant {
@@ -249,7 +254,6 @@ pub fn value(line: &str, name: &str) -> Option<u64> {
 /// It cannot be booted, or what the guest has done went wrong.
 pub fn boot(args: &BootArgs) -> Result<()> {
     let others = [
-        ("--evict", args.evict != 0),
         ("--log", args.log.is_some()),
         ("--snapshot", args.snapshot),
         ("--cpu", args.cpu.is_some()),
@@ -274,6 +278,7 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         leaves: args.mapping.unwrap_or(Leaves::Blocks),
         flush: hyperv.flush.unwrap_or(Flush::Hypercall),
         step: hyperv.vp_step.unwrap_or(1),
+        evict: args.evict,
         plant: hyperv.plant,
         guest: match args.shell {
             true => "shell".into(),
@@ -341,6 +346,9 @@ pub fn judge(
     }
     if !ran.is_intact && !ran.console.is_empty() {
         return Err("the hypervisor's code or constants have changed".into());
+    }
+    if counted(ran, Count::Spoiled) != 0 {
+        return Err("the guest has written to frames that had been taken away".into());
     }
     let missed = counted(ran, Count::Missed);
     if missed != 0 {

@@ -14,6 +14,7 @@ struct Test {
     flush: Flush,
     program: Program,
     leaves: Leaves,
+    evict: u64,
     plant: Option<Plant>,
     short: bool,
 }
@@ -26,6 +27,7 @@ impl Test {
             flush,
             program,
             leaves: Leaves::Blocks,
+            evict: 0,
             plant: None,
             short: false,
         }
@@ -33,6 +35,11 @@ impl Test {
 
     const fn leaves(mut self, leaves: Leaves) -> Self {
         self.leaves = leaves;
+        self
+    }
+
+    const fn evict(mut self, count: u64) -> Self {
+        self.evict = count;
         self
     }
 
@@ -53,6 +60,9 @@ impl Test {
             "hyperv-{}on{}-{leaves}-{flush}-{program}",
             self.cpus, self.processors
         );
+        if self.evict != 0 {
+            name += &format!("-evict{}", self.evict);
+        }
         if let Some(plant) = &self.plant {
             name += &format!("-{}", name_of(plant));
         }
@@ -88,6 +98,13 @@ impl Test {
             return Err("a call was refused".into());
         }
         let by_set = counted(ran, Count::SpaceEx) + counted(ran, Count::ListEx);
+        let evicted = counted(ran, Count::Evicted);
+        if evicted != self.evict {
+            return Err(format!(
+                "{evicted} frames were taken away, of {}",
+                self.evict
+            ));
+        }
         match self.flush == Flush::Extended && by_set == 0 {
             true => Err("no call named vCPUs by a set".into()),
             false => Ok(()),
@@ -118,6 +135,16 @@ const TESTS: &[Test] = &[
         .short(),
     Test::new(4, 2, Flush::Interrupt, Program::Hunt).short(),
     Test::new(8, 2, Flush::Hypercall, Program::Measure),
+    Test::new(4, 2, Flush::Hypercall, Program::Hunt)
+        .evict(2000)
+        .short(),
+    Test::new(4, 4, Flush::Hypercall, Program::Load)
+        .leaves(Leaves::Mixed)
+        .evict(1000),
+    Test::new(4, 4, Flush::Hypercall, Program::Hunt)
+        .leaves(Leaves::Pages)
+        .evict(1_000_000)
+        .plant(Plant::Nested),
     Test::new(4, 4, Flush::Hypercall, Program::Hunt)
         .plant(Plant::Ignore)
         .short(),
@@ -166,6 +193,7 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
             } else {
                 1
             },
+            evict: test.evict,
             plant: test.plant,
             guest: test.program.words(ROUNDS, HUNT),
             limit: Some(LIMIT),

@@ -118,6 +118,7 @@ pub fn run(json: bool, rounds: u32) -> Result<()> {
                 leaves: Leaves::Blocks,
                 flush: way,
                 step: 1,
+                evict: 0,
                 plant: None,
                 guest: Program::Measure.words(rounds, 0),
                 limit: Some(LIMIT),

@@ -3,7 +3,8 @@
 //! The pages of a file hold numbers. What is put behind an address holds a larger number than what was there; *after* the system
 //! call that puts it there has returned, the number is published. So a thread that reads what was published, and then reads at
 //! the address, finds that number or a larger one. If it finds a smaller one, its processor still uses a translation that the
-//! kernel, and with it the hypervisor, has said to be forgotten.
+//! kernel, and with it the hypervisor, has said to be forgotten. A number that was never put anywhere is what a hypervisor leaves in a
+//! frame that it has taken away.
 //!
 //! A page of the file comes round again only after so many others that a smaller number is still there when it is looked at.
 
@@ -33,6 +34,8 @@ struct Window {
     all: Map,
     /// What may be found at each address, or more.
     published: Vec<AtomicU64>,
+    /// No more than this may be found.
+    begun: AtomicU64,
 }
 
 impl Window {
@@ -43,15 +46,18 @@ impl Window {
             all: Map::new(&data, 0, WINDOW * TURNS * PAGE)?,
             data,
             published: (0..WINDOW).map(|_| AtomicU64::new(0)).collect(),
+            begun: AtomicU64::new(0),
         })
     }
 
     /// Whether what is found at an address is as new as it has to be.
     fn check(&self, page: usize, tally: &Tally) {
         let expected = self.published[page].load(Ordering::Acquire);
-        let found = self.map.word(page).load(Ordering::Relaxed);
-        if found < expected && tally.stale.fetch_add(1, Ordering::Relaxed) < SAID {
-            println!("hunt: STALE page {page}: {found} where {expected} was put");
+        let found = self.map.word(page).load(Ordering::Acquire);
+        let most = self.begun.load(Ordering::Relaxed);
+        if !(expected..=most).contains(&found) && tally.stale.fetch_add(1, Ordering::Relaxed) < SAID
+        {
+            println!("hunt: STALE page {page}: {found:#x} where {expected:#x} was put");
         }
     }
 
@@ -60,8 +66,9 @@ impl Window {
         let pages = STEPS[round as usize % STEPS.len()];
         let at = (round as usize * 7) % (WINDOW - pages + 1);
         let from = round as usize % TURNS * WINDOW + at;
+        self.begun.store(round, Ordering::Relaxed);
         for page in from..from + pages {
-            self.all.word(page).store(round, Ordering::Relaxed);
+            self.all.word(page).store(round, Ordering::Release);
         }
         self.map
             .replace(at * PAGE, &self.data, from * PAGE, pages * PAGE)?;

@@ -47,5 +47,9 @@ counters! {
     Installed "leaves installed",
     Tables "tables in use",
     NestedFlushes "flushes of nested tables",
+    Busy "faults sent back",
+    Evicted "frames taken away",
+    Returned "frames given back",
+    Spoiled "times that the guest was seen on a frame that is not its own any more",
     Missed "pages in lists that were not forgotten",
 }

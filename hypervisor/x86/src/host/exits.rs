@@ -10,11 +10,15 @@ use crate::vmcb::exit;
 use crate::{World, cpuid, registers};
 
 /// Handles an exit, a hypercall excepted.
-pub fn handle(world: &World, context: &mut Context, gather: &mut Gather) {
+pub fn handle(world: &'static World, context: &mut Context, gather: &mut Gather) {
     let [info, more] = context.block.exit_info;
     count(Count::Exits, 1);
     match context.block.exit_code {
-        exit::INTERRUPT => count(Count::Interrupts, 1),
+        exit::INTERRUPT => {
+            count(Count::Interrupts, 1);
+            // It has left anyway.
+            world.vm.evict(gather);
+        }
         exit::NMI..=exit::INIT => count(Count::Others, 1),
         exit::WINDOW => count(Count::Windows, 1),
         exit::CPUID => {

@@ -11,7 +11,7 @@ use crate::apic::NoRegister;
 use crate::counters::Count;
 use crate::machine::{PAGE, count, count_most};
 use crate::vcpu::Context;
-use crate::vm::Vm;
+use crate::vm::{Moving, Vm};
 use crate::{Plant, World, flush, processor};
 
 /// What the guest has set for all of its vCPUs.
@@ -137,11 +137,15 @@ fn answer(world: &World, context: &mut Context, input: Input) -> Result<Option<u
         14
     } else {
         let count_of = (PAGE - at % PAGE) as usize / 8;
-        let read = world.vm.read(at & !7, &mut words[..count_of]);
-        // What is wrong with the code or the place is said first.
-        if read.is_none() {
-            decode(input, at, &words[..count_of], &host)?;
-            return Err(Status::PARAMETER);
+        match world.vm.read(at & !7, &mut words[..count_of]) {
+            Some(Ok(())) => {}
+            // Where the page goes, this vCPU's processor has to forget it: the call is made again.
+            Some(Err(Moving)) => return Ok(Some(input.start())),
+            // What is wrong with the code or the place is said first.
+            None => {
+                decode(input, at, &words[..count_of], &host)?;
+                return Err(Status::PARAMETER);
+            }
         }
         count_of
     };

@@ -63,7 +63,8 @@ pub fn load(
     const TOO_SMALL: Reason = "the guest's memory is too small";
     let mut page = [0; PAGE_WORDS];
     let header = KERNEL.checked_sub((sectors + 1) * 512).ok_or(TOO_SMALL)?;
-    vm.read(header, &mut page).ok_or(TOO_SMALL)?;
+    let read = vm.read(header, &mut page).ok_or(TOO_SMALL)?;
+    read.map_err(|_| TOO_SMALL)?;
     let mut parameters = [0u8; PAGE as usize];
     for (place, word) in parameters.chunks_exact_mut(8).zip(page) {
         place.copy_from_slice(&word.to_le_bytes());

@@ -16,8 +16,11 @@ use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span,
 use crate::counters::{Count, NAMES};
 use crate::{flush, processor};
 
+/// How locks wait.
+pub type Patience = spin::Spin;
+
 /// A lock. What holds it waits for nothing.
-pub type Mutex<T> = SpinMutex<T>;
+pub type Mutex<T> = SpinMutex<T, Patience>;
 
 /// The size of a page.
 pub const PAGE: u64 = 4096;
@@ -32,6 +35,11 @@ static MARKED: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.le
 /// Counts.
 pub fn count(what: Count, by: u64) {
     COUNTERS[what as usize].fetch_add(by, Ordering::Relaxed);
+}
+
+/// How much was counted.
+pub fn counted(what: Count) -> u64 {
+    COUNTERS[what as usize].load(Ordering::Relaxed)
 }
 
 /// Keeps the largest.
@@ -99,6 +107,11 @@ impl Machine {
             }),
             epochs: Epochs::new(&WALKS),
         })
+    }
+
+    /// A frame for anything.
+    pub fn take_frame(&self) -> Option<Pa> {
+        self.take_frames(1)
     }
 
     /// Frames for anything, in a row, zeroed.

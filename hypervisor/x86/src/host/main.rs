@@ -23,6 +23,9 @@ mod flush;
 mod hyperv;
 mod linux;
 mod machine;
+#[allow(dead_code, reason = "the other hypervisor uses more of it")]
+#[path = "../../../src/memory.rs"]
+mod memory;
 mod options;
 mod processor;
 mod registers;
@@ -46,6 +49,7 @@ use x86_64::instructions::port::Port;
 
 use clock::Clock;
 use machine::{Machine, Mutex, PAGE};
+use memory::{Evictions, Memory};
 use options::{Flush, Options, Plant};
 use schedule::Stale;
 use vcpu::{Context, Vcpu};
@@ -236,6 +240,28 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
         .insert(slot)
         .map_err(|_| "the guest's memory is no whole number of pages")?;
 
+    let pages = memory.size() / PAGE;
+    // SAFETY: zero is each of these; frames of their own.
+    let (numbers, scattered) = unsafe {
+        (
+            take::<AtomicU32>(machine, pages).ok_or(NO_MEMORY)?,
+            take::<AtomicBool>(machine, pages.div_ceil(512)).ok_or(NO_MEMORY)?,
+        )
+    };
+    let evictions = Evictions {
+        count: options.evict,
+        ..Evictions::default()
+    };
+    let frames = Memory::new(
+        addresses,
+        options.leaves,
+        evictions,
+        numbers,
+        scattered,
+        machine,
+    );
+    frames.move_to(memory);
+
     let bitmaps = machine.take_frames(3 + 2).ok_or(NO_MEMORY)?.get();
     let bytes = |at: u64, pages: u64| {
         let at = ptr::with_exposed_provenance_mut::<u8>(at as usize);
@@ -260,7 +286,7 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     });
     let clock = Clock::measure();
     // SAFETY: the memory is the guest's.
-    let vm = unsafe { Vm::new(guest, memory, options.leaves) };
+    let vm = unsafe { Vm::new(guest, frames, memory.size()) };
     Ok(WORLD.call_once(|| World {
         vm,
         vcpus,
@@ -275,6 +301,17 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
         bitmaps: (bitmaps, bitmaps + 3 * PAGE),
         nested,
     }))
+}
+
+/// Room for so many of these, zeroed.
+///
+/// # Safety
+/// 1. All zeroes is a `T`.
+unsafe fn take<T>(machine: &Machine, count: u64) -> Option<&'static [T]> {
+    let frames = machine.take_frames((count * size_of::<T>() as u64).div_ceil(PAGE))?;
+    let first = ptr::with_exposed_provenance::<T>(frames.get() as usize);
+    // SAFETY: frames of their own, zeroed (1.).
+    Some(unsafe { core::slice::from_raw_parts(first, count as usize) })
 }
 
 /// Where processors keep their own state while guests run: a frame each.

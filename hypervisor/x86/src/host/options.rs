@@ -2,7 +2,7 @@
 
 use tablewright::{Pa, Span};
 
-use crate::vm::Leaves;
+use crate::memory::Leaves;
 use crate::{processor, vcpu};
 
 /// What the guest is recommended for flushes of other processors.
@@ -23,6 +23,8 @@ pub enum Plant {
     Ignore,
     /// Only vCPUs that do not run are flushed, when they do.
     OnEntry,
+    /// What was made of nested tables is not forgotten.
+    Nested,
     /// Of each range of a list the second half is dropped.
     Half,
 }
@@ -43,6 +45,8 @@ pub struct Options {
     pub step: u32,
     /// What the guest is recommended.
     pub flush: Flush,
+    /// So many frames are taken away from the guest.
+    pub evict: u64,
     /// A planted bug.
     pub plant: Option<Plant>,
     /// Sectors of the header before the guest's kernel.
@@ -59,9 +63,9 @@ impl Options {
     pub fn read(text: &str) -> Result<(Self, &str), &'static str> {
         let (words, line) = text.split_once(" -- ").unwrap_or((text, ""));
         let mut memory = None;
-        let (mut leaves, mut flush, mut plant) = (Leaves::Large, Flush::Hypercall, None);
+        let (mut leaves, mut flush, mut plant) = (Leaves::Blocks, Flush::Hypercall, None);
         let (mut processors, mut vcpus, mut slice_ns) = (1, 1, 4_000_000);
-        let (mut kernel, mut initrd, mut step) = (0, (0, 0), 1);
+        let (mut kernel, mut initrd, mut step, mut evict) = (0, (0, 0), 1, 0);
         for word in words.split_ascii_whitespace() {
             let (name, value) = word.split_once('=').ok_or("an option is NAME=VALUE")?;
             match name {
@@ -72,6 +76,7 @@ impl Options {
                 "mapping" => leaves = Leaves::named(value).ok_or("mapping is 4k, 2m or mixed")?,
                 "processors" => processors = number(value)? as usize,
                 "vcpus" => vcpus = number(value)? as usize,
+                "evict" => evict = number(value)?,
                 "step" => step = number(value)?,
                 "slice" => slice_ns = number(value)?.saturating_mul(1000),
                 "flush" => {
@@ -87,7 +92,8 @@ impl Options {
                         "ignore" => Some(Plant::Ignore),
                         "on-entry" => Some(Plant::OnEntry),
                         "half" => Some(Plant::Half),
-                        _ => return Err("plant is ignore, on-entry or half"),
+                        "nested" => Some(Plant::Nested),
+                        _ => return Err("plant is ignore, on-entry, half or nested"),
                     }
                 }
                 "kernel" => kernel = number(value)?,
@@ -116,6 +122,7 @@ impl Options {
             slice_ns,
             step: step as u32,
             flush,
+            evict,
             plant,
             kernel,
             initrd,
