@@ -9,6 +9,9 @@ use crate::vm::{Gather, Next};
 use crate::vmcb::exit;
 use crate::{World, cpuid, registers};
 
+/// So many frames are taken away at an interrupt of the host's, if any are.
+const EVICTED: usize = 8;
+
 /// Handles an exit, a hypercall excepted.
 pub fn handle(world: &'static World, context: &mut Context, gather: &mut Gather) {
     let [info, more] = context.block.exit_info;
@@ -17,7 +20,9 @@ pub fn handle(world: &'static World, context: &mut Context, gather: &mut Gather)
         exit::INTERRUPT => {
             count(Count::Interrupts, 1);
             // It has left anyway.
-            world.vm.evict(gather);
+            for _ in 0..EVICTED {
+                world.vm.evict(gather);
+            }
         }
         exit::NMI..=exit::INIT => count(Count::Others, 1),
         exit::WINDOW => count(Count::Windows, 1),
