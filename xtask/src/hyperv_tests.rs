@@ -118,7 +118,7 @@ impl Test {
 const SAYS: &str = "Hyper-V: Using hypercall for remote TLB flush";
 const ROUNDS: u32 = 1;
 /// How long it hunts, in seconds.
-const HUNT: u32 = 4;
+const HUNT: u32 = 5;
 /// What one boot may take.
 const LIMIT: Duration = Duration::from_secs(90);
 /// From one VP index to the next, where sets have to be used: more than 64 are behind the second vCPU.
@@ -143,10 +143,10 @@ const TESTS: &[Test] = &[
     Test::new(4, 4, Flush::Hypercall, Program::Load)
         .leaves(Leaves::Mixed)
         .evict(1000),
-    Test::new(4, 4, Flush::Hypercall, Program::Hunt)
+    Test::new(2, 2, Flush::Hypercall, Program::Hunt)
         .plant(Plant::Ignore)
         .short(),
-    Test::new(4, 4, Flush::Hypercall, Program::Hunt)
+    Test::new(2, 2, Flush::Hypercall, Program::Hunt)
         .plant(Plant::OnEntry)
         .short(),
     Test::new(4, 2, Flush::Hypercall, Program::Hunt)
