@@ -119,6 +119,8 @@ const SAYS: &str = "Hyper-V: Using hypercall for remote TLB flush";
 const ROUNDS: u32 = 1;
 /// How long it hunts, in seconds.
 const HUNT: u32 = 5;
+/// How often a planted bug is looked for.
+const ATTEMPTS: u32 = 3;
 /// What one boot may take.
 const LIMIT: Duration = Duration::from_secs(90);
 /// From one VP index to the next, where sets have to be used: more than 64 are behind the second vCPU.
@@ -197,9 +199,18 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
             limit: Some(LIMIT),
             more: &[],
         };
-        let ran = hyperv::run(&boot, |_| (), |_| ())?;
+        // A hunt may miss a bug, where processors of the emulator do not run at the same time: it hunts again.
+        let mut attempts = if test.plant.is_some() { ATTEMPTS } else { 1 };
+        let (ran, verdict) = loop {
+            let ran = hyperv::run(&boot, |_| (), |_| ())?;
+            let verdict = test.judge(&boot, &ran);
+            attempts -= 1;
+            if verdict.is_ok() || attempts == 0 {
+                break (ran, verdict);
+            }
+        };
         let (name, seconds) = (test.name(), ran.took.as_secs_f64());
-        match test.judge(&boot, &ran) {
+        match verdict {
             Ok(()) => {
                 passed += 1;
                 println!(
