@@ -63,7 +63,8 @@ struct Timer(Option<u64>);
 
 impl Timer {
     fn set(&mut self, world: &World, due: Option<u64>) {
-        if self.0 == due {
+        // One that was set may have run down, a little early, and its interrupt been taken as a guest was left: it is set anew.
+        if due.is_none() && self.0.is_none() {
             return;
         }
         self.0 = due;
