@@ -83,3 +83,7 @@ struct Logging;
 #[cfg(all(doctest, feature = "hosted"))]
 #[doc = include_str!("../../docs/shootdown.md")]
 struct RemoteFlushes;
+
+#[cfg(all(doctest, feature = "hosted"))]
+#[doc = include_str!("../../docs/hyper-v.md")]
+struct Hypercalls;

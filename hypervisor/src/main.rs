@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`machine`] | what the engine asks for: frames, barriers, invalidations |
 //! | [`vm`] | the guest's memory |
+//! | [`memory`] | which frames it is on, and how they are taken away |
 //! | [`snapshot`] | what the guest writes, logged, and copied while it runs |
 //! | [`exits`] | what brings the guest here |
 //! | [`cpu`] | registers of EL2, and the way into the guest |
@@ -28,6 +29,7 @@ mod cpu;
 mod edits;
 mod exits;
 mod machine;
+mod memory;
 mod snapshot;
 mod tree;
 mod vm;
@@ -52,9 +54,10 @@ use tablewright::{
 
 use cpu::Own;
 use machine::{Machine, Omit, VMID};
+use memory::{Evictions, Leaves, Memory};
 use snapshot::{Kind, Log};
 use tree::{Reason, Tree};
-use vm::{CONTROL_SLOT, Evictions, Leaves, Memory, Stage2, Vm};
+use vm::{CONTROL_SLOT, Stage2, Vm};
 
 const PAGE: u64 = 4096;
 

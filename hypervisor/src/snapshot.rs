@@ -29,7 +29,8 @@ use tablewright::{Change, Ipa, Pa, Span};
 use crate::counters::Count;
 use crate::cpu;
 use crate::machine::{Patience, count};
-use crate::vm::{Gather, Vm, settle, take_away};
+use crate::memory::{poison, settle, take_away};
+use crate::vm::{Gather, Vm};
 
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
@@ -398,7 +399,7 @@ pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, aft
     take_away(sweep, &mut driver.gather);
     for page in 0..driver.pages {
         // SAFETY: nothing maps the guest's frames any more.
-        unsafe { crate::vm::poison(frame_of(page)) };
+        unsafe { poison(frame_of(page)) };
     }
     vm.memory.move_to(area);
     count(Count::Resumed, 1);

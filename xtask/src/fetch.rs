@@ -23,6 +23,24 @@ const TARGET: &str = "aarch64-unknown-none-softfloat";
 /// The target that the check of x86-64 is built for.
 const TARGET_X86: &str = "x86_64-unknown-none";
 
+/// The target that programs of an x86-64 guest are built for: static.
+const TARGET_GUEST: &str = "x86_64-unknown-linux-musl";
+
+/// Debian for one kind of processor, and the directory of its package manager.
+struct Debian {
+    architecture: &'static str,
+    apt: &'static str,
+}
+
+const ARM64: Debian = Debian {
+    architecture: "arm64",
+    apt: "apt",
+};
+const AMD64: Debian = Debian {
+    architecture: "amd64",
+    apt: "apt-amd64",
+};
+
 /// Where the guest's packages come from.
 const SOURCE: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main\n";
 
@@ -97,9 +115,21 @@ pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     let scratch = scratch()?;
     let kernel = match kernel {
         Some(kernel) => kernel.to_path_buf(),
-        None => from_package(&scratch, "linux-image-arm64", "./boot/vmlinuz-*", "Image")?,
+        None => from_package(
+            &scratch,
+            &ARM64,
+            "linux-image-arm64",
+            "./boot/vmlinuz-*",
+            "Image",
+        )?,
     };
-    let busybox = from_package(&scratch, "busybox-static", "./bin/busybox", "busybox")?;
+    let busybox = from_package(
+        &scratch,
+        &ARM64,
+        "busybox-static",
+        "./bin/busybox",
+        "busybox",
+    )?;
     Ok((kernel, busybox))
 }
 
@@ -110,8 +140,54 @@ pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
 pub fn everything(kernel: Option<&Path>) -> Result<Files> {
     let (kernel, busybox) = guest(kernel)?;
     let initrd = scratch()?.join("initrd");
-    initramfs::make(&initrd, &busybox, &load::script())?;
+    initramfs::make(&initrd, &busybox, &load::script("ttyAMA0", 0), &[])?;
     let hypervisor = hypervisor("tablewright-hypervisor")?;
+    Ok(Files {
+        hypervisor,
+        kernel,
+        initrd,
+    })
+}
+
+/// The same for a guest of x86-64.
+///
+/// # Errors
+/// What cannot be had, and how to get it by hand.
+pub fn guest_x86(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
+    qemu_x86()?;
+    let scratch = scratch()?;
+    let kernel = match kernel {
+        Some(kernel) => kernel.to_path_buf(),
+        None => from_package(
+            &scratch,
+            &AMD64,
+            "linux-image-cloud-amd64",
+            "./boot/vmlinuz-*",
+            "bzImage",
+        )?,
+    };
+    let busybox = from_package(
+        &scratch,
+        &AMD64,
+        "busybox-static",
+        "./bin/busybox",
+        "busybox-amd64",
+    )?;
+    Ok((kernel, busybox))
+}
+
+/// Everything that a boot of x86-64 needs.
+///
+/// # Errors
+/// What cannot be had, and how to get it by hand; what cannot be built.
+pub fn everything_x86(kernel: Option<&Path>) -> Result<Files> {
+    let (kernel, busybox) = guest_x86(kernel)?;
+    let program = build("hypervisor/guest", TARGET_GUEST, "tlb")?;
+    let initrd = scratch()?.join("initrd-amd64");
+    // Its console is looked after by a timer, 16 bytes at a time.
+    let script = load::script("ttyS0", 1);
+    initramfs::make(&initrd, &busybox, &script, &[("tlb", &program)])?;
+    let hypervisor = build("hypervisor/x86", TARGET_X86, "tablewright-hypervisor-x86")?;
     Ok(Files {
         hypervisor,
         kernel,
@@ -153,24 +229,31 @@ fn qemu(program: &str, package: &str) -> Result<()> {
     }
 }
 
-/// One file out of a package of Debian's for arm64, kept from then on.
-fn from_package(scratch: &Path, package: &str, member: &str, name: &str) -> Result<PathBuf> {
+/// One file out of a package of Debian's, kept from then on.
+fn from_package(
+    scratch: &Path,
+    debian: &Debian,
+    package: &str,
+    member: &str,
+    name: &str,
+) -> Result<PathBuf> {
+    let architecture = debian.architecture;
     let file = scratch.join(name);
     if file.exists() {
         return Ok(file);
     }
     let by_hand = |why: &Error| {
         Error::Other(format!(
-            "{why}; to do it by hand, put {member} out of Debian's {package} for arm64 to {}",
+            "{why}; to do it by hand, put {member} out of Debian's {package} for {architecture} to {}",
             file.display()
         ))
     };
     eprintln!(
-        "fetching {package} for arm64 from deb.debian.org, to {}",
+        "fetching {package} for {architecture} from deb.debian.org, to {}",
         scratch.display()
     );
     let fetch = || -> Result<()> {
-        let apt = Apt::new(scratch)?;
+        let apt = Apt::new(scratch, debian)?;
         // A package that only says which is the newest of its kind.
         let depends = output(
             apt.command("apt-cache")
@@ -186,8 +269,11 @@ fn from_package(scratch: &Path, package: &str, member: &str, name: &str) -> Resu
             .about(scratch.display())?
             .filter_map(std::result::Result::ok);
         let archive = archive.map(|entry| entry.path()).find(|path| {
-            path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with(&format!("{package}_")))
+            path.file_name().is_some_and(|name| {
+                let name = name.to_string_lossy();
+                name.starts_with(&format!("{package}_"))
+                    && name.ends_with(&format!("_{architecture}.deb"))
+            })
         });
         let archive =
             archive.ok_or_else(|| Error::Other(format!("{package} was not downloaded")))?;
@@ -219,20 +305,21 @@ fn from_package(scratch: &Path, package: &str, member: &str, name: &str) -> Resu
     Ok(file)
 }
 
-/// A package manager for arm64 with everything in a directory of its own.
+/// A package manager for one kind of processor, with everything in a directory of its own.
 struct Apt {
     directory: PathBuf,
 }
 
 impl Apt {
-    fn new(scratch: &Path) -> Result<Self> {
-        let directory = scratch.join("apt");
+    fn new(scratch: &Path, debian: &Debian) -> Result<Self> {
+        let directory = scratch.join(debian.apt);
+        let architecture = debian.architecture;
         let at = directory.display();
         for part in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(directory.join(part)).about(directory.display())?;
         }
         let configuration = format!(
-            "APT::Architecture \"arm64\";\nAPT::Architectures {{ \"arm64\"; }};\nDir::State \"{at}\";\n\
+            "APT::Architecture \"{architecture}\";\nAPT::Architectures {{ \"{architecture}\"; }};\nDir::State \"{at}\";\n\
              Dir::State::status \"{at}/status\";\nDir::Cache \"{at}/cache\";\nDir::Etc::sourcelist \"{at}/sources.list\";\n\
              Dir::Etc::sourceparts \"-\";\nAPT::Sandbox::User \"\";\n"
         );

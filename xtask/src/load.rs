@@ -21,8 +21,8 @@ const FORBIDDEN: [&str; 5] = [
     "BUG:",
 ];
 
-/// The program that the guest runs first.
-pub fn script() -> String {
+/// The program that the guest runs first, on this console. What was said last is given so many seconds to come out.
+pub fn script(console: &str, last: u32) -> String {
     format!(
         r#"#!/bin/busybox sh
 /bin/busybox mkdir -p /dev /proc /tmp
@@ -31,12 +31,14 @@ pub fn script() -> String {
 /bin/busybox mount -t tmpfs tmp /tmp
 /bin/busybox --install -s /bin
 export PATH=/bin
+dmesg | grep 'remote TLB flush'
 rounds=0
 for word in $(cat /proc/cmdline); do
     case $word in
     load=*) rounds=${{word#load=}} ;;
     spin) for cpu in $(seq $(nproc)); do while :; do :; done & done; wait ;;
-    shell) setsid sh -c 'exec sh < /dev/ttyAMA0 > /dev/ttyAMA0 2>&1'; poweroff -f ;;
+    shell) setsid sh -c 'exec sh < /dev/{console} > /dev/{console} 2>&1'; poweroff -f ;;
+    tlb=*) tlb $(echo ${{word#tlb=}} | tr , ' '); sleep {last}; poweroff -f ;;
     esac
 done
 work() {{
@@ -55,6 +57,7 @@ echo "guest: $(nproc) CPUs, Linux $(uname -r)"
 for worker in $(seq 0 $(nproc)); do work $worker & done
 wait
 echo "{DONE}"
+sleep {last}
 poweroff -f
 "#
     )

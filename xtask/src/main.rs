@@ -7,6 +7,7 @@
 //! | `cargo xtask linear` | makes the linear map step by step, and counts its barriers and invalidations, in QEMU and on the software machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
 //! | `cargo xtask processes` | runs a kernel whose processes fork, and counts its barriers and invalidations; `--json` |
+//! | `cargo xtask tlb-flush` | has a guest of x86-64 flush other processors' TLBs, by interrupts and by hypercalls, and counts |
 //! | `cargo xtask test-guest` | for a machine: a matrix of boots, each of which has to come out right |
 
 mod counted;
@@ -14,14 +15,19 @@ mod counted;
 mod counters;
 mod fetch;
 mod flushes;
+mod hyperv;
+mod hyperv_tests;
 mod initramfs;
 mod linear;
 mod load;
 mod log_start;
+mod measure;
 mod processes;
 mod qemu;
 mod test_guest;
 mod x86;
+#[path = "../../hypervisor/x86/src/host/counters.rs"]
+mod x86_counters;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -87,6 +93,15 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Have a guest of x86-64 flush other processors' TLBs, by interrupts and by hypercalls, and count
+    TlbFlush {
+        /// One line of JSON for each instead of a table
+        #[arg(long)]
+        json: bool,
+        /// How often each thread goes through the file
+        #[arg(long, default_value_t = 20, value_name = "N")]
+        rounds: u32,
+    },
     /// Boot a matrix of guests under load, and check what comes out
     TestGuest(test_guest::TestArgs),
 }
@@ -122,20 +137,36 @@ pub fn name_of<T: ValueEnum>(value: &T) -> String {
         .map_or_else(String::new, |value| value.get_name().into())
 }
 
+/// What the guest's processors are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Arch {
+    /// Armv8, on stage 2
+    #[default]
+    Arm64,
+    /// AMD64, on nested paging, in a hypervisor that the guest takes for Hyper-V
+    #[value(name = "x86-64")]
+    X86_64,
+}
+
 #[derive(Args)]
 struct BootArgs {
-    /// An uncompressed arm64 kernel (Image) [default: Debian's]
+    /// The guest's processors
+    #[arg(long, value_enum, default_value_t = Arch::Arm64)]
+    arch: Arch,
+    #[command(flatten)]
+    hyperv: hyperv::HypervArgs,
+    /// A kernel: for arm64 an uncompressed one (Image), for x86-64 a bzImage [default: Debian's]
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
-    /// Virtual CPUs
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
+    /// Virtual CPUs: up to 8; of x86-64 up to 16
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     cpus: u8,
     /// The guest's memory
     #[arg(long, default_value = "512M", value_parser = mebibytes, value_name = "SIZE")]
     memory: u64,
-    /// The leaves that it is mapped with
-    #[arg(long, value_enum, default_value_t = Leaves::Pages)]
-    mapping: Leaves,
+    /// The leaves that it is mapped with [default: 4k; of x86-64 2m]
+    #[arg(long, value_enum)]
+    mapping: Option<Leaves>,
     /// Take so many frames away from the guest, and give them back when it misses them
     #[arg(long, default_value_t = 0, value_name = "N")]
     evict: u64,
@@ -145,9 +176,9 @@ struct BootArgs {
     /// Copy the running guest, compare each page, and let it go on on the copy
     #[arg(long)]
     snapshot: bool,
-    /// The processor that QEMU emulates
-    #[arg(long, default_value = qemu::CPU_MAX)]
-    cpu: String,
+    /// The processor that QEMU emulates [default: max]
+    #[arg(long)]
+    cpu: Option<String>,
     /// A shell instead of a load; `poweroff -f` ends it
     #[arg(long)]
     shell: bool,
@@ -175,14 +206,36 @@ fn mebibytes(text: &str) -> std::result::Result<u64, String> {
         .ok_or_else(|| "the guest takes 192M to 64G".into())
 }
 
+/// Whether a guest has ended as it should.
+///
+/// # Errors
+/// How else it has.
+fn ended(end: End) -> Result<()> {
+    match end {
+        End::PoweredOff | End::Seen => Ok(()),
+        End::Reset => Err(Error::Failed("the guest reset the machine".into())),
+        End::Gone => Err(Error::Failed("QEMU ended by itself".into())),
+        End::Late => Err(Error::Failed("the guest took too long".into())),
+    }
+}
+
 fn boot(args: &BootArgs) -> Result<()> {
+    if args.arch == Arch::X86_64 {
+        return hyperv::boot(args);
+    }
+    if let Some(option) = args.hyperv.given() {
+        return Err(Error::Other(format!("{option} is of --arch x86-64")));
+    }
+    if args.cpus > 8 {
+        return Err(Error::Other("a guest of arm64 has 1 to 8 CPUs".into()));
+    }
     let files = fetch::everything(args.kernel.as_deref())?;
     let boot = Boot {
         files: &files,
-        cpu: &args.cpu,
+        cpu: args.cpu.as_deref().unwrap_or(qemu::CPU_MAX),
         cpus: args.cpus,
         memory: args.memory,
-        leaves: args.mapping,
+        leaves: args.mapping.unwrap_or(Leaves::Pages),
         evict: args.evict,
         evict_after: 0,
         tables: false,
@@ -204,12 +257,7 @@ fn boot(args: &BootArgs) -> Result<()> {
     } else {
         qemu::watch(&boot)?
     };
-    match ran.end {
-        End::PoweredOff | End::Seen => {}
-        End::Reset => return Err(Error::Failed("the guest reset the machine".into())),
-        End::Gone => return Err(Error::Failed("QEMU ended by itself".into())),
-        End::Late => return Err(Error::Failed("the guest took too long".into())),
-    }
+    ended(ran.end)?;
     println!(
         "\nthe hypervisor counted, in {:.1} s:",
         ran.took.as_secs_f64()
@@ -251,6 +299,7 @@ fn main() -> ExitCode {
         Command::Linear => linear::run(|line| println!("{line}")),
         Command::LogStart => log_start::table(),
         Command::Processes { json } => processes::run(json, |line| println!("{line}")),
+        Command::TlbFlush { json, rounds } => measure::run(json, rounds),
         Command::TestGuest(args) => test_guest::run(&args),
     };
     match done {

@@ -120,7 +120,7 @@ impl Ran {
 }
 
 /// The program itself, that ends with us.
-struct Qemu {
+pub struct Qemu {
     child: Child,
     monitor: Monitor,
 }
@@ -134,7 +134,7 @@ impl Drop for Qemu {
 }
 
 fn lost(error: std::io::Error) -> Error {
-    Error::Failed(format!("{QEMU} does not answer: {error}"))
+    Error::Failed(format!("QEMU does not answer: {error}"))
 }
 
 /// QEMU's machine protocol.
@@ -142,14 +142,15 @@ struct Monitor {
     stream: BufReader<UnixStream>,
     /// How the guest has ended, once it has.
     end: Option<End>,
-    counters: u64,
+    /// Where the counters are, and how many.
+    counters: (u64, usize),
 }
 
 impl Monitor {
-    fn new(socket: &Path, counters: u64, child: &mut Child) -> Result<Self> {
+    fn new(socket: &Path, counters: (u64, usize), child: &mut Child) -> Result<Self> {
         let started = Instant::now();
         // It has said why.
-        let ended = || Error::Other(format!("{QEMU} ended before it began"));
+        let ended = || Error::Other("QEMU ended before it began".into());
         let stream = loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => break stream,
@@ -181,7 +182,7 @@ impl Monitor {
         let mut line = String::new();
         self.stream.read_line(&mut line).map_err(lost)?;
         let value: Value = serde_json::from_str(&line)
-            .map_err(|error| Error::Failed(format!("{QEMU} says: {error}")))?;
+            .map_err(|error| Error::Failed(format!("QEMU says: {error}")))?;
         if value["event"] == "SHUTDOWN" {
             let reset = value["data"]["reason"] == "guest-reset";
             self.end
@@ -225,7 +226,8 @@ impl Monitor {
     }
 
     fn counters(&mut self) -> Result<Vec<u64>> {
-        let command = format!("xp /{}gx {:#x}", NAMES.len(), self.counters);
+        let (at, count) = self.counters;
+        let command = format!("xp /{count}gx {at:#x}");
         let answer = self.ask(
             json!({"execute": "human-monitor-command", "arguments": {"command-line": command}}),
         )?;
@@ -286,7 +288,7 @@ fn kernel_size(kernel: &Path) -> Result<u64> {
 
 /// What has the guest's console.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Console {
+pub enum Console {
     /// The terminal, Ctrl-C included.
     Terminal,
     /// This program, which only listens.
@@ -295,13 +297,10 @@ enum Console {
 
 fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     let Boot { files, .. } = boot;
-    let counters = symbol(&files.hypervisor, "COUNTERS")?;
     // Its tables take a 512th of the guest's memory; a copy of the guest as much as the guest.
     let own = (boot.memory / 128).max(64) + if boot.snapshot { boot.memory } else { 0 };
     let kernel = MEMORY + (own << 20);
     let initrd = kernel + kernel_size(&files.kernel)?.next_multiple_of(2 << 20);
-    let socket = temporary("monitor");
-    let _ = std::fs::remove_file(&socket);
     let mut options = format!("mapping={} evict={}", name_of(&boot.leaves), boot.evict);
     if let Some(log) = &boot.log {
         options += &format!(" log={}", name_of(log));
@@ -326,15 +325,12 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     }
     // One processor more, that is not the guest's, does what is done beside the guest.
     let cpus = boot.cpus + u8::from(boot.log.is_some());
-    // A comma in a value is doubled.
-    let file = |path: &Path| path.display().to_string().replace(',', ",,");
     let mut command = Command::new(QEMU);
     command
         .args(["-machine", "virt,virtualization=on,gic-version=3", "-nodefaults", "-display", "none"])
         .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
         .args(["-no-reboot", "-no-shutdown"])
         .args(["-cpu", boot.cpu, "-smp", &cpus.to_string(), "-m", &format!("{}M", own + boot.memory)])
-        .args(["-qmp", &format!("unix:{},server=on,wait=off", file(&socket))])
         .arg("-kernel")
         .arg(&files.hypervisor)
         .args(["-append", &options])
@@ -348,10 +344,36 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
         ])
         .args(["-device", &format!("guest-loader,addr={initrd:#x},initrd={}", file(&files.initrd))])
         .args(boot.more);
+    start(command, console, &files.hypervisor, NAMES.len())
+}
+
+/// A file in an option of QEMU's: a comma in a value is doubled.
+pub fn file(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+/// Starts an emulator whose program counts so many things.
+///
+/// # Errors
+/// It cannot be started, or asked; or the program counts nothing.
+pub fn start(
+    mut command: Command,
+    console: Console,
+    program: &Path,
+    numbers: usize,
+) -> Result<Qemu> {
+    let counters = (symbol(program, "COUNTERS")?, numbers);
+    let socket = temporary("monitor");
+    let _ = std::fs::remove_file(&socket);
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.args([
+        "-qmp",
+        &format!("unix:{},server=on,wait=off", file(&socket)),
+    ]);
     if console == Console::Pipe {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
     }
-    let mut child = command.spawn().about(QEMU)?;
+    let mut child = command.spawn().about(name)?;
     match Monitor::new(&socket, counters, &mut child) {
         Ok(monitor) => {
             let _ = std::fs::remove_file(&socket);
@@ -370,10 +392,17 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
 /// # Errors
 /// QEMU cannot be started, or asked.
 pub fn converse(boot: &Boot<'_>) -> Result<Ran> {
+    wait(spawn(boot, Console::Terminal)?)
+}
+
+/// Waits for the end of a guest that has the terminal.
+///
+/// # Errors
+/// QEMU cannot be asked.
+pub fn wait(mut qemu: Qemu) -> Result<Ran> {
     let started = Instant::now();
-    let mut qemu = spawn(boot, Console::Terminal)?;
     let mut counters = Vec::new();
-    while qemu.monitor.end.is_none() && qemu.child.try_wait().about(QEMU)?.is_none() {
+    while qemu.monitor.end.is_none() && qemu.child.try_wait().about("QEMU")?.is_none() {
         thread::sleep(Duration::from_millis(200));
         counters = qemu.monitor.counters().unwrap_or(counters);
     }
@@ -392,26 +421,29 @@ pub fn converse(boot: &Boot<'_>) -> Result<Ran> {
 /// # Errors
 /// QEMU cannot be started, or asked.
 pub fn watch(boot: &Boot<'_>) -> Result<Ran> {
+    let shown = [Count::Faults, Count::Tables, Count::Ranges, Count::Evicted];
+    let shown = shown.map(|what| (what as usize, NAMES[what as usize]));
+    show(&shown, |line, look| run(boot, line, look))
+}
+
+/// Runs something with a line of these counters, by their places and names, below what is said on the console.
+pub fn show<T>(
+    shown: &[(usize, &str)],
+    run: impl FnOnce(&mut dyn FnMut(&str), &mut dyn FnMut(&[u64])) -> T,
+) -> T {
     let bar = ProgressBar::new_spinner();
     if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
         bar.set_style(style);
     }
+    bar.tick();
     let ran = run(
-        boot,
-        |line| bar.suspend(|| println!("{line}")),
-        |counters| {
-            let shown = [Count::Faults, Count::Tables, Count::Ranges, Count::Evicted];
-            let numbers = shown.map(|what| {
-                (
-                    counters.get(what as usize).copied().unwrap_or(0),
-                    NAMES[what as usize],
-                )
+        &mut |line| bar.suspend(|| println!("{line}")),
+        &mut |counters| {
+            let numbers = shown.iter().map(|(place, name)| {
+                let number = counters.get(*place).copied().unwrap_or(0);
+                format!("{number} {name}")
             });
-            bar.set_message(
-                numbers
-                    .map(|(number, name)| format!("{number} {name}"))
-                    .join(", "),
-            );
+            bar.set_message(numbers.collect::<Vec<_>>().join(", "));
             bar.tick();
         },
     );
@@ -423,13 +455,28 @@ pub fn watch(boot: &Boot<'_>) -> Result<Ran> {
 ///
 /// # Errors
 /// QEMU cannot be started, or asked.
-pub fn run(
-    boot: &Boot<'_>,
+pub fn run(boot: &Boot<'_>, line: impl FnMut(&str), look: impl FnMut(&[u64])) -> Result<Ran> {
+    let seen = |counters: &[u64]| {
+        let seen = boot.omit.and_then(|(_, what)| counters.get(what as usize));
+        seen.is_some_and(|count| *count != 0)
+    };
+    let qemu = spawn(boot, Console::Pipe)?;
+    attend(qemu, &boot.files.hypervisor, boot.limit, seen, line, look)
+}
+
+/// Attends a guest to its end, or until something is seen in the counters.
+///
+/// # Errors
+/// QEMU cannot be asked.
+pub fn attend(
+    mut qemu: Qemu,
+    program: &Path,
+    limit: Option<Duration>,
+    seen: impl Fn(&[u64]) -> bool,
     mut line: impl FnMut(&str),
     mut look: impl FnMut(&[u64]),
 ) -> Result<Ran> {
     let started = Instant::now();
-    let mut qemu = spawn(boot, Console::Pipe)?;
     let (says, said) = channel();
     if let Some(console) = qemu.child.stdout.take() {
         thread::spawn(move || {
@@ -466,17 +513,16 @@ pub fn run(
             if let Some(end) = qemu.monitor.end {
                 break end;
             }
-            let seen = boot.omit.and_then(|(_, what)| counters.get(what as usize));
-            if seen.is_some_and(|count| *count != 0) {
+            if seen(&counters) {
                 break End::Seen;
             }
         }
-        if boot.limit.is_some_and(|limit| started.elapsed() > limit) {
+        if limit.is_some_and(|limit| started.elapsed() > limit) {
             break End::Late;
         }
     };
     counters = qemu.monitor.counters().unwrap_or(counters);
-    let is_intact = end == End::PoweredOff && qemu.monitor.is_intact(&boot.files.hypervisor)?;
+    let is_intact = end == End::PoweredOff && qemu.monitor.is_intact(program)?;
     let took = started.elapsed();
     // What is still on its way from the console.
     drop(qemu);

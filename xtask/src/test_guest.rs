@@ -6,7 +6,8 @@ use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
 use crate::qemu::{self, Boot, CPU_MAX, End, Ran};
 use crate::{
-    Error, LIMIT, Leaves, Log, Result, fetch, flushes, linear, load, log_start, name_of, x86,
+    Error, LIMIT, Leaves, Log, Result, fetch, flushes, hyperv_tests, linear, load, log_start,
+    name_of, x86,
 };
 
 #[derive(Args)]
@@ -282,8 +283,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
         kernel: fetch::hypervisor("hostile")?,
         ..files.clone()
     };
-    let others =
-        x86::names().chain([linear::NAME, flushes::NAME, log_start::NAME].map(String::from));
+    let others = x86::names()
+        .chain(hyperv_tests::names())
+        .chain([linear::NAME, flushes::NAME, log_start::NAME].map(String::from));
     let mut names = TESTS.iter().map(Test::name).chain(others);
     let exact = names.any(|test| args.name.as_ref() == Some(&test));
     let chosen = |test: &str, short: bool| match &args.name {
@@ -373,8 +375,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
             }
         }
     }
-    let (right, wrong) = x86::run(chosen)?;
-    (passed, failed) = (passed + right, failed + wrong);
+    for (right, wrong) in [x86::run(chosen)?, hyperv_tests::run(chosen)?] {
+        (passed, failed) = (passed + right, failed + wrong);
+    }
     if (passed, failed) == (0, 0) {
         return Err(Error::Other("no test of such a name was run".into()));
     }

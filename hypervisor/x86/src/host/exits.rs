@@ -1,0 +1,174 @@
+//! What brings a vCPU to the hypervisor. Nothing that a guest does stops it; what it may not do ends with a fault of its own.
+
+use x86_64::instructions::port::Port;
+
+use crate::counters::Count;
+use crate::machine::{self, count};
+use crate::vcpu::{Context, State};
+use crate::vm::{Gather, Next};
+use crate::vmcb::exit;
+use crate::{World, cpuid, registers};
+
+/// So many frames are taken away at an interrupt of the host's, if any are.
+const EVICTED: usize = 8;
+
+/// Handles an exit, a hypercall excepted.
+pub fn handle(world: &'static World, context: &mut Context, gather: &mut Gather) {
+    let [info, more] = context.block.exit_info;
+    count(Count::Exits, 1);
+    match context.block.exit_code {
+        exit::INTERRUPT => {
+            count(Count::Interrupts, 1);
+            // It has left anyway.
+            for _ in 0..EVICTED {
+                world.vm.evict(gather);
+            }
+        }
+        exit::NMI..=exit::INIT => count(Count::Others, 1),
+        exit::WINDOW => count(Count::Windows, 1),
+        exit::CPUID => {
+            count(Count::Cpuids, 1);
+            let (leaf, subleaf) = (context.block.rax as u32, context.registers.rcx as u32);
+            let said = cpuid::answer(world, context.vcpu.number, leaf, subleaf);
+            context.block.rax = said.eax.into();
+            context.registers.rbx = said.ebx.into();
+            context.registers.rcx = said.ecx.into();
+            context.registers.rdx = said.edx.into();
+            context.skip(2);
+        }
+        exit::HALT => {
+            count(Count::Halts, 1);
+            context.skip(1);
+            context.state = State::Halted;
+        }
+        exit::INVD => {
+            count(Count::Others, 1);
+            context.skip(2);
+        }
+        exit::PORT => {
+            count(Count::Ports, 1);
+            port(context, info, more);
+        }
+        exit::REGISTER => register(world, context, info & 1 != 0),
+        // Counted where it is handled.
+        exit::CALL => {}
+        exit::NESTED => {
+            if world.vm.fault(info, more, gather) == Next::Inject {
+                context.protection();
+            }
+        }
+        exit::SHUTDOWN => end(End::Reset),
+        exit::INVALID => panic!(
+            "vCPU {} cannot be entered, at {:#x}",
+            context.vcpu.number, context.block.instruction
+        ),
+        _ => {
+            count(Count::Others, 1);
+            context.undefined();
+        }
+    }
+}
+
+// ---- Registers ----
+
+fn register(world: &World, context: &mut Context, is_write: bool) {
+    let number = context.registers.rcx as u32;
+    let done = if is_write {
+        let value = context.registers.rdx << 32 | context.block.rax & 0xffff_ffff;
+        registers::write(world, context, number, value)
+    } else {
+        registers::read(world, context, number).map(|value| {
+            context.block.rax = value & 0xffff_ffff;
+            context.registers.rdx = value >> 32;
+        })
+    };
+    match done {
+        Ok(()) => context.skip(2),
+        Err(_) => context.protection(),
+    }
+}
+
+// ---- Ports ----
+
+/// Where the guest turns the machine off, as its tables say, with 5 << 2 | 1 << 5.
+pub const SLEEP: u16 = 0x600;
+/// What it reads of it.
+pub const SLEEP_STATUS: u16 = 0x601;
+/// Where it resets the machine, with 1.
+pub const RESET: u16 = 0x602;
+/// Where a program in the guest says that something begins, with 1, or ends, with 2, that is to be counted by itself.
+pub const MARK: u16 = 0x610;
+/// The serial port, which it has for itself.
+pub const SERIAL: u16 = 0x3f8;
+const OFF: u32 = 5 << 2 | 1 << 5;
+const KEYBOARD: u16 = 0x64;
+const CLOCK: u16 = 0x71;
+const RESET_CONTROL: u16 = 0xcf9;
+
+/// Which the guest leaves at: a bit for each (APM vol. 2 15.10).
+pub fn bitmap(bytes: &mut [u8]) {
+    bytes.fill(0xff);
+    if let Some(byte) = bytes.get_mut(usize::from(SERIAL / 8)) {
+        *byte = 0;
+    }
+}
+
+/// An access to a port: as it is where there is no device, a few excepted.
+fn port(context: &mut Context, info: u64, next: u64) {
+    const IN: u64 = 1;
+    const STRING: u64 = 1 << 2;
+    if info & STRING != 0 {
+        // There is nothing that would want it.
+        return context.protection();
+    }
+    let bits = (info >> 4 & 7) * 8;
+    let all = u64::MAX >> (64 - bits.clamp(8, 32));
+    let (number, value) = ((info >> 16) as u16, (context.block.rax & all) as u32);
+    if info & IN != 0 {
+        let value = match number {
+            // A clock that says nothing of use, and is not just being set: kernels wait for that.
+            SLEEP_STATUS | CLOCK => 0,
+            _ => all,
+        };
+        // A result of 32 bits clears the rest.
+        let kept = if bits == 32 {
+            0
+        } else {
+            context.block.rax & !all
+        };
+        context.block.rax = kept | value;
+    } else {
+        match (number, value) {
+            (SLEEP, OFF) => end(End::Off),
+            (MARK, 1) => machine::begin(),
+            (MARK, 2) => machine::end(),
+            (RESET, 1) | (KEYBOARD, 0xfe) => end(End::Reset),
+            (RESET_CONTROL, value) if value & 0b110 == 0b110 => end(End::Reset),
+            _ => {}
+        }
+    }
+    context.block.instruction = next;
+    context.block.shadow = 0;
+}
+
+/// How it ends.
+pub enum End {
+    /// The machine is turned off.
+    Off,
+    /// The machine is reset.
+    Reset,
+}
+
+/// Ends the machine, by the ports of QEMU's PC.
+pub fn end(how: End) -> ! {
+    // SAFETY: the ports of power management, and of a reset.
+    unsafe {
+        match how {
+            End::Off => Port::<u16>::new(0x604).write(0x2000),
+            End::Reset => Port::<u8>::new(RESET_CONTROL).write(6),
+        }
+    }
+    loop {
+        x86_64::instructions::hlt();
+    }
+}

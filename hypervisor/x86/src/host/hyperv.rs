@@ -1,0 +1,224 @@
+//! The guest's hypercalls. What they mean the engine decodes; here they are carried out.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use tablewright::hyperv::{
+    Call, Decoded, HostCaps, Input, Output, PAGE_WORDS, Pages, Status, decode,
+};
+use tablewright::{Level, Stale, What};
+
+use crate::apic::NoRegister;
+use crate::counters::Count;
+use crate::machine::{PAGE, count, count_most};
+use crate::vcpu::Context;
+use crate::vm::{Moving, Vm};
+use crate::{Plant, World, flush, processor};
+
+/// What the guest has set for all of its vCPUs.
+#[derive(Default)]
+pub struct Partition {
+    guest: AtomicU64,
+    page: AtomicU64,
+    reference: AtomicU64,
+}
+
+/// Bit 0 of a register that says where a page is.
+const ENABLED: u64 = 1;
+/// `vmmcall; ret`.
+const CALL: [u8; 4] = [0x0f, 0x01, 0xd9, 0xc3];
+
+impl Partition {
+    /// Which operating system it is.
+    pub fn guest(&self) -> u64 {
+        self.guest.load(Ordering::Relaxed)
+    }
+
+    /// Says which operating system it is. Without one there are no hypercalls.
+    pub fn set_guest(&self, value: u64) {
+        self.guest.store(value, Ordering::Relaxed);
+        if value == 0 {
+            self.page.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Where the hypercall page is, and whether.
+    pub fn page(&self) -> u64 {
+        self.page.load(Ordering::Relaxed)
+    }
+
+    /// Puts the hypercall page there.
+    ///
+    /// # Errors
+    /// There is no memory there.
+    pub fn set_page(&self, vm: &Vm, value: u64) -> Result<(), NoRegister> {
+        // As long as it is not known which guest it is, it stays off (TLFS, "Establishing the Hypercall Interface").
+        let value = if self.guest() == 0 {
+            value & !ENABLED
+        } else {
+            value
+        };
+        if value & ENABLED != 0 {
+            vm.write(value & !(PAGE - 1), &CALL).ok_or(NoRegister)?;
+        }
+        self.page.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Where the page of the reference time is, and whether.
+    pub fn reference(&self) -> u64 {
+        self.reference.load(Ordering::Relaxed)
+    }
+
+    /// Puts the page of the reference time there.
+    ///
+    /// # Errors
+    /// There is no memory there.
+    pub fn set_reference(&self, world: &World, value: u64) -> Result<(), NoRegister> {
+        if value & ENABLED != 0 {
+            let at = value & !(PAGE - 1);
+            for (index, word) in (0..).zip(world.clock.reference_page()) {
+                let bytes = word.to_le_bytes();
+                world.vm.write(at + 8 * index, &bytes).ok_or(NoRegister)?;
+            }
+        }
+        self.reference.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn is_enabled(&self) -> bool {
+        self.page() & ENABLED != 0
+    }
+}
+
+/// So many ranges are done in one exit; a longer list goes on in the next.
+const RANGES: usize = tablewright::flush::MAX_RANGES;
+
+/// Handles a hypercall. The processor has the vCPU's space loaded.
+pub fn call(world: &World, context: &mut Context) {
+    count(Count::Calls, 1);
+    let block = &context.block;
+    // In protected mode, by the kernel (TLFS, "Legal Hypercall Environments").
+    if !world.partition.is_enabled() || block.privilege != 0 || block.cr0 & 1 == 0 {
+        return context.undefined();
+    }
+    let input = Input::from_bits(context.registers.rcx);
+    match answer(world, context, input) {
+        Ok(None) => {
+            context.block.rax = Output::new(Status::SUCCESS, input.reps()).bits();
+            context.skip(3);
+        }
+        // The instruction is executed again, with another element to begin with.
+        Ok(Some(next)) => {
+            count(Count::Continued, 1);
+            context.registers.rcx = input.with_start(next).bits();
+        }
+        Err(status) => {
+            count(Count::Refused, 1);
+            context.block.rax = Output::new(status, input.start()).bits();
+            context.skip(3);
+        }
+    }
+}
+
+/// A flush. Returns where the list goes on, if it was too long.
+fn answer(world: &World, context: &mut Context, input: Input) -> Result<Option<usize>, Status> {
+    let host = HostCaps {
+        processors: world.vcpus.last().map_or(0, |last| last.index + 1),
+        xmm_input: true,
+        extended_ranges: true,
+        guest_physical: false,
+    };
+    let at = context.registers.rdx;
+    let mut words = [0; PAGE_WORDS];
+    let count_of = if input.is_fast() {
+        // RDX, R8, then XMM0 to XMM5.
+        (words[0], words[1]) = (at, context.registers.r8);
+        words[2..14].copy_from_slice(&context.wide());
+        14
+    } else {
+        let count_of = (PAGE - at % PAGE) as usize / 8;
+        match world.vm.read(at & !7, &mut words[..count_of]) {
+            Some(Ok(())) => {}
+            // Where the page goes, this vCPU's processor has to forget it: the call is made again.
+            Some(Err(Moving)) => return Ok(Some(input.start())),
+            // What is wrong with the code or the place is said first.
+            None => {
+                decode(input, at, &words[..count_of], &host)?;
+                return Err(Status::PARAMETER);
+            }
+        }
+        count_of
+    };
+    let decoded = decode(input, at, &words[..count_of], &host)?;
+    if input.start() == 0 {
+        let kind = match decoded.call {
+            Call::Space => Count::Space,
+            Call::List => Count::List,
+            Call::SpaceEx => Count::SpaceEx,
+            _ => Count::ListEx,
+        };
+        count(kind, 1);
+    }
+    let from = processor::now();
+    let next = carry_out(world, context, input, &decoded);
+    let waited = world.clock.ns(processor::now().wrapping_sub(from));
+    count(Count::WaitTotal, waited);
+    count_most(Count::WaitLongest, waited);
+    Ok(next)
+}
+
+fn carry_out(world: &World, context: &Context, input: Input, decoded: &Decoded) -> Option<usize> {
+    let mut ranges = [NOWHERE; RANGES];
+    let mut used = 0;
+    let mut dropped = 0;
+    for (place, pages) in ranges.iter_mut().zip(decoded.ranges()) {
+        count(Count::Ranges, 1);
+        count(Count::Pages, pages.count);
+        used += 1;
+        let mut pages = pages;
+        if world.options.plant == Some(Plant::Half) {
+            dropped += pages.count / 2;
+            pages.count -= pages.count / 2;
+        }
+        *place = stale(&pages);
+    }
+    count(Count::Missed, dropped);
+    let what = match decoded.is_everything() {
+        true => What::Everything,
+        false => What::Ranges(&ranges[..used]),
+    };
+    if world.options.plant != Some(Plant::Ignore) {
+        let is_target = |index: u32| decoded.targets.is_none_or(|set| set.contains(index));
+        let targets = world.vcpus.iter().filter(|vcpu| is_target(vcpu.index));
+        let named = flush::flush(world, targets, Some(context.vcpu), what);
+        // A list that goes on names the same.
+        if input.start() == 0 {
+            count(Count::Named, named);
+        }
+    }
+    let done = input.start() + used;
+    (!decoded.is_everything() && done < decoded.reps()).then_some(done)
+}
+
+const NOWHERE: Stale = Stale {
+    first: 0,
+    last: 0,
+    level: None,
+    tables: false,
+};
+
+/// Addresses that wrap name what is behind the last one; those that no processor could use have nothing to be forgotten.
+fn stale(pages: &Pages) -> Stale {
+    let size = pages.count.saturating_mul(pages.size);
+    let level = match pages.size {
+        PAGE => Level::PAGE,
+        0x20_0000 => Level::new(1),
+        _ => Level::new(2),
+    };
+    Stale {
+        first: pages.first,
+        last: pages.first.saturating_add(size - 1),
+        level: Some(level),
+        tables: false,
+    }
+}

@@ -1,0 +1,168 @@
+//! The guest's memory: it lies in a row in the host's at first, and is mapped where it is touched. Which frame is behind a page
+//! [`memory`](crate::memory) says.
+//!
+//! The guest takes its memory for what begins at address 0. An access outside of it ends in a fault of the guest's own.
+
+use core::ptr;
+
+use tablewright::Ipa;
+use tablewright::format::Npt;
+use tablewright::guest::{self, Cause, Declined, Fault};
+use tablewright::shared::{Refused, SharedPlatform as _};
+
+use crate::counters::Count;
+use crate::machine::{Machine, PAGE, count};
+use crate::memory::{Memory, settle};
+
+/// Nested tables of 4 levels, as the host's own are.
+pub type Nested = Npt<4>;
+
+/// The guest, as the engine knows it.
+pub type Guest = guest::Guest<'static, Nested, &'static Machine>;
+
+/// The edits of one processor.
+pub type Gather = guest::Gather<'static, 'static, Nested, &'static Machine>;
+
+/// The format of its tables.
+pub type Format = Nested;
+
+/// What a free frame holds: as instructions such as are not there, as an address nowhere.
+pub const POISON: u64 = 0x0b0f_0b0f_0b0f_0b0f;
+
+/// What becomes of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The guest goes on.
+    Resume,
+    /// Nothing is there: it gets a fault of its own.
+    Inject,
+}
+
+/// A page is on the move: it is asked for again, when what has to be done for that is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moving;
+
+/// The guest's memory.
+pub struct Vm {
+    /// What the engine knows of it.
+    pub guest: Guest,
+    /// Which frames it is on.
+    memory: Memory,
+    size: u64,
+}
+
+impl Vm {
+    /// A guest with this memory, from address 0 on; its slot is in `guest`.
+    ///
+    /// # Safety
+    /// 1. The frames are mapped one to one, and have no other user but the guest.
+    pub unsafe fn new(guest: Guest, memory: Memory, size: u64) -> Self {
+        Self {
+            guest,
+            memory,
+            size,
+        }
+    }
+
+    /// Its size.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Uses bytes of one page of the guest's memory, which stays where it is meanwhile. `None` if there is no memory.
+    fn with<T>(&self, at: u64, use_them: impl FnOnce(*mut u8) -> T) -> Option<Result<T, Moving>> {
+        if at >= self.size {
+            return None;
+        }
+        // A page whose look-up says that it is there is not taken away before the walk is over.
+        let _walk = self.guest.space().platform().enter();
+        Some(match self.memory.look_up(Ipa::new(at)) {
+            Some(page) => {
+                // Of a large leaf, too, the look-up says the frame of the page.
+                let place = (page.frame.get() & !(PAGE - 1)) + at % PAGE;
+                Ok(use_them(ptr::with_exposed_provenance_mut(place as usize)))
+            }
+            None => Err(Moving),
+        })
+    }
+
+    /// Reads quadwords of the guest's memory, which it may write meanwhile, from a multiple of 8 on. `None` if they are not there.
+    pub fn read(&self, mut at: u64, mut words: &mut [u64]) -> Option<Result<(), Moving>> {
+        while !words.is_empty() {
+            let room = ((PAGE - at % PAGE) as usize / 8).min(words.len());
+            let (now, later) = words.split_at_mut_checked(room)?;
+            let read = self.with(at, |from| {
+                for (index, word) in now.iter_mut().enumerate() {
+                    // SAFETY: inside of a page of the guest's, which is mapped one to one.
+                    *word = unsafe { from.cast::<u64>().add(index).read_unaligned() };
+                }
+            })?;
+            if read.is_err() {
+                return Some(read);
+            }
+            (at, words) = (at + 8 * room as u64, later);
+        }
+        Some(Ok(()))
+    }
+
+    /// Writes to the guest's memory. `None` if it is not all there. It waits for pages that are on the move: the processor has no
+    /// vCPU's space loaded.
+    pub fn write(&self, mut at: u64, mut bytes: &[u8]) -> Option<()> {
+        while !bytes.is_empty() {
+            let room = ((PAGE - at % PAGE) as usize).min(bytes.len());
+            let (now, later) = bytes.split_at(room);
+            while self.with(at, |to| {
+                // SAFETY: inside of a page of the guest's, which is mapped one to one, and holds nothing of the host's.
+                unsafe { ptr::copy_nonoverlapping(now.as_ptr(), to, now.len()) };
+            })? == Err(Moving)
+            {
+                core::hint::spin_loop();
+            }
+            (at, bytes) = (at.checked_add(room as u64)?, later);
+        }
+        Some(())
+    }
+
+    /// Takes a frame away from the guest, if some are still to be taken.
+    pub fn evict(&'static self, gather: &mut Gather) {
+        self.memory.evict_one(&self.guest, gather, |_| ());
+    }
+
+    /// Handles a nested page fault: what the exit says of it (APM vol. 2 15.25.6).
+    pub fn fault(&self, info: u64, at: u64, gather: &mut Gather) -> Next {
+        count(Count::Faults, 1);
+        let Some(fault) = Fault::nested(info, at) else {
+            return Next::Inject;
+        };
+        if fault.cause == Cause::AccessFlag {
+            return Next::Resume;
+        }
+        loop {
+            let request = match self.guest.request(&fault) {
+                Ok(request) => request,
+                Err(Declined::Busy) => return Next::Resume,
+                Err(_) => return Next::Inject,
+            };
+            let Some(page) = self.memory.look_up(request.at()) else {
+                count(Count::Busy, 1);
+                return Next::Resume;
+            };
+            gather.top_up(request.tables());
+            match gather.map(&request, &page) {
+                Ok(_) => {
+                    count(Count::Installed, 1);
+                    self.memory.returned(request.at());
+                    settle(gather);
+                    return Next::Resume;
+                }
+                // Another processor is at it: the guest tries again.
+                Err(Refused::Busy(_)) => return Next::Resume,
+                Err(Refused::Retry) => settle(gather),
+                Err(Refused::NeedsTables(missing)) => {
+                    assert!(gather.top_up(missing), "no memory for tables");
+                }
+                Err(_) => return Next::Inject,
+            }
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! A boot of x86-64: a hypervisor on nested paging, whose guest takes it for Hyper-V.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::fetch::{self, Files, QEMU_X86};
+use crate::qemu::{self, Console, End, Qemu, Ran};
+use crate::x86_counters::{Count, NAMES};
+use crate::{About as _, BootArgs, Error, Leaves, Result, ended, load, name_of};
+
+/// With SVM and nested paging; the hypervisor has tables of 4 levels.
+const CPU: &str = "max,la57=off";
+/// The guest's memory begins here; the hypervisor and its tables come first.
+const MEMORY: u64 = 64 << 20;
+/// What firmware uses at the end, in MiB.
+const FIRMWARE: u64 = 32;
+/// Where in its memory the guest's kernel is put, its header before it.
+const KERNEL: u64 = 16 << 20;
+
+/// What the guest is recommended for flushes of other processors' TLBs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Flush {
+    /// Hypercalls
+    Hypercall,
+    /// Hypercalls that name processors by a set
+    Extended,
+    /// Interrupts between its processors
+    Interrupt,
+}
+
+/// A bug that is planted in the hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Plant {
+    /// Flushes are not carried out
+    Ignore,
+    /// vCPUs that run are not told
+    OnEntry,
+    /// What was made of nested tables is not forgotten
+    Nested,
+    /// The second half of each range is dropped
+    Half,
+}
+
+/// A program that the guest runs instead of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Program {
+    /// Files are written, sorted and compared by many processes
+    Load,
+    /// Threads map a part of a file, touch and unmap it
+    Measure,
+    /// Pages are replaced under threads that read them
+    Hunt,
+}
+
+impl Program {
+    /// What the guest's first program is told, to run it so often, or for so many seconds.
+    pub fn words(self, rounds: u32, seconds: u32) -> String {
+        match self {
+            Self::Load => format!("load={rounds}"),
+            Self::Measure => format!("tlb=measure,-r,{rounds}"),
+            Self::Hunt => format!("tlb=hunt,{seconds}"),
+        }
+    }
+}
+
+/// Options of such a boot alone.
+#[derive(Args, Default)]
+pub struct HypervArgs {
+    /// How the guest flushes TLBs of other vCPUs, x86-64 [default: hypercall]
+    #[arg(long, value_enum)]
+    flush: Option<Flush>,
+    /// Processors that the vCPUs share, x86-64 [default: one for each]
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u8).range(1..=8))]
+    processors: Option<u8>,
+    /// What the guest runs, x86-64 [default: load]
+    #[arg(long, value_enum)]
+    run: Option<Program>,
+    /// How long it hunts, x86-64
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<u32>,
+    /// From the VP index of one vCPU to that of the next, x86-64 [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    vp_step: Option<u16>,
+    /// Plant a bug in the hypervisor, x86-64
+    #[arg(long, value_enum)]
+    plant: Option<Plant>,
+}
+
+impl HypervArgs {
+    /// One that was given, if any was.
+    pub fn given(&self) -> Option<&'static str> {
+        [
+            ("--flush", self.flush.is_some()),
+            ("--processors", self.processors.is_some()),
+            ("--run", self.run.is_some()),
+            ("--seconds", self.seconds.is_some()),
+            ("--vp-step", self.vp_step.is_some()),
+            ("--plant", self.plant.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(name, is_given)| is_given.then_some(name))
+    }
+}
+
+/// What to boot.
+pub struct Boot<'a> {
+    /// The files.
+    pub files: &'a Files,
+    /// vCPUs.
+    pub cpus: u8,
+    /// Processors.
+    pub processors: u8,
+    /// The guest's memory, in MiB.
+    pub memory: u64,
+    /// How it is mapped.
+    pub leaves: Leaves,
+    /// What the guest is recommended.
+    pub flush: Flush,
+    /// From one VP index to the next.
+    pub step: u16,
+    /// How many frames are taken away.
+    pub evict: u64,
+    /// A planted bug.
+    pub plant: Option<Plant>,
+    /// What the guest's first program is told.
+    pub guest: String,
+    /// How long it may take.
+    pub limit: Option<Duration>,
+    /// Further arguments for QEMU.
+    pub more: &'a [String],
+}
+
+/// How many sectors the header of a kernel takes (Documentation/x86/boot.rst).
+fn sectors(kernel: &Path) -> Result<u64> {
+    let data = std::fs::read(kernel).about(kernel.display())?;
+    match (data.get(0x1f1), data.get(0x202..0x206)) {
+        (Some(sectors), Some(b"HdrS")) => Ok(match sectors {
+            0 => 4,
+            sectors => u64::from(*sectors),
+        }),
+        _ => Err(Error::Other(format!(
+            "{}: no kernel of x86 (bzImage)",
+            kernel.display()
+        ))),
+    }
+}
+
+fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
+    const PAGE: u64 = 4096;
+    let files = boot.files;
+    let sectors = sectors(&files.kernel)?;
+    let memory = boot.memory << 20;
+    let initrd_size = std::fs::metadata(&files.initrd)
+        .about(files.initrd.display())?
+        .len();
+    let initrd = memory
+        .checked_sub(initrd_size)
+        .ok_or_else(|| Error::Other("the guest's memory is too small".into()))?
+        & !(PAGE - 1);
+    let mut options = format!(
+        "memory={MEMORY},{memory} mapping={} processors={} vcpus={} step={} evict={} flush={} kernel={sectors} initrd={initrd},{initrd_size}",
+        name_of(&boot.leaves),
+        boot.processors,
+        boot.cpus,
+        boot.step,
+        boot.evict,
+        name_of(&boot.flush),
+    );
+    if let Some(plant) = &boot.plant {
+        options += &format!(" plant={}", name_of(plant));
+    }
+    let loader = |file: &Path, at: u64| {
+        format!("loader,file={},addr={at:#x},force-raw=on", qemu::file(file))
+    };
+    let mut command = Command::new(QEMU_X86);
+    command
+        .args([
+            "-machine",
+            "pc",
+            "-cpu",
+            CPU,
+            "-nodefaults",
+            "-display",
+            "none",
+        ])
+        .args(["-smp", &boot.processors.to_string()])
+        .args([
+            "-m",
+            &format!("{}M", (MEMORY >> 20) + boot.memory + FIRMWARE),
+        ])
+        .args([
+            "-chardev",
+            "stdio,id=console,signal=off",
+            "-serial",
+            "chardev:console",
+        ])
+        .args(["-no-reboot", "-no-shutdown"])
+        .arg("-kernel")
+        .arg(&files.hypervisor)
+        .args([
+            "-device",
+            &loader(&files.kernel, MEMORY + KERNEL - (sectors + 1) * 512),
+        ])
+        .args(["-device", &loader(&files.initrd, MEMORY + initrd)])
+        .args([
+            "-append",
+            &format!("{options} -- console=ttyS0 quiet panic=-1 {}", boot.guest),
+        ])
+        .args(boot.more);
+    qemu::start(command, console, &files.hypervisor, 2 * NAMES.len())
+}
+
+/// Boots. Each line of the console, and the counters now and then, are handed on.
+///
+/// # Errors
+/// QEMU cannot be started, or asked.
+pub fn run(boot: &Boot<'_>, line: impl FnMut(&str), look: impl FnMut(&[u64])) -> Result<Ran> {
+    let qemu = spawn(boot, Console::Pipe)?;
+    qemu::attend(
+        qemu,
+        &boot.files.hypervisor,
+        boot.limit,
+        |_| false,
+        line,
+        look,
+    )
+}
+
+/// One of the numbers of all of the run.
+pub fn counted(ran: &Ran, what: Count) -> u64 {
+    ran.counters.get(what as usize).copied().unwrap_or(0)
+}
+
+/// Lines of `NAME=VALUE` words that the guest's program has said, by what they begin with.
+pub fn said<'r>(ran: &'r Ran, name: &str) -> impl Iterator<Item = &'r str> {
+    let lines = ran.console.iter();
+    lines
+        .filter_map(move |line| line.strip_prefix(name))
+        .filter(|line| line.contains('='))
+}
+
+/// One of the values of such a line.
+pub fn value(line: &str, name: &str) -> Option<u64> {
+    let mut words = line.split_ascii_whitespace();
+    words.find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+}
+
+/// `cargo xtask boot --arch x86-64`.
+///
+/// # Errors
+/// It cannot be booted, or what the guest has done went wrong.
+pub fn boot(args: &BootArgs) -> Result<()> {
+    let others = [
+        ("--log", args.log.is_some()),
+        ("--snapshot", args.snapshot),
+        ("--cpu", args.cpu.is_some()),
+    ];
+    if let Some((name, _)) = others.into_iter().find(|(_, is_given)| *is_given) {
+        return Err(Error::Other(format!("{name} is of --arch arm64")));
+    }
+    if args.memory > 2048 {
+        return Err(Error::Other("a guest of x86-64 takes 192M to 2G".into()));
+    }
+    if args.cpus > 8 && args.hyperv.processors.is_none() {
+        return Err(Error::Other("more than 8 vCPUs share --processors".into()));
+    }
+    let hyperv = &args.hyperv;
+    let program = hyperv.run.unwrap_or(Program::Load);
+    let files = fetch::everything_x86(args.kernel.as_deref())?;
+    let boot = Boot {
+        files: &files,
+        cpus: args.cpus,
+        processors: hyperv.processors.unwrap_or(args.cpus),
+        memory: args.memory,
+        leaves: args.mapping.unwrap_or(Leaves::Blocks),
+        flush: hyperv.flush.unwrap_or(Flush::Hypercall),
+        step: hyperv.vp_step.unwrap_or(1),
+        evict: args.evict,
+        plant: hyperv.plant,
+        guest: match args.shell {
+            true => "shell".into(),
+            false => program.words(args.rounds, hyperv.seconds.unwrap_or(10)),
+        },
+        limit: None,
+        more: &args.qemu,
+    };
+    let ran = if args.shell {
+        qemu::wait(spawn(&boot, Console::Terminal)?)?
+    } else {
+        let shown = [
+            (Count::Exits as usize, "exits"),
+            (Count::Calls as usize, "hypercalls"),
+            (Count::Ipis as usize, "interrupts"),
+            (Count::Told as usize, "told"),
+            (Count::Entered as usize, "forgot on entry"),
+        ];
+        qemu::show(&shown, |line, look| run(&boot, line, look))?
+    };
+    ended(ran.end)?;
+    let seconds = ran.took.as_secs_f64();
+    println!("\nthe hypervisor counted, in {seconds:.1} s:");
+    let counted = NAMES.iter().zip(&ran.counters);
+    for (name, number) in counted.filter(|(_, number)| **number != 0) {
+        println!("{number:>12} {name}");
+    }
+    if args.shell {
+        return Ok(());
+    }
+    check(&boot, program, args.rounds, &ran).map_err(Error::Failed)
+}
+
+/// Whether it came out right, which is said.
+fn check(
+    boot: &Boot<'_>,
+    program: Program,
+    rounds: u32,
+    ran: &Ran,
+) -> std::result::Result<(), String> {
+    judge(boot, program, rounds, ran)?;
+    println!(
+        "{}",
+        match program {
+            Program::Load => "the load's hashes are right",
+            Program::Measure => "the measurement came to its end",
+            Program::Hunt => "nothing stale was read",
+        }
+    );
+    Ok(())
+}
+
+/// Whether a guest has done what it was told, and seen nothing that was stale.
+///
+/// # Errors
+/// What is wrong.
+pub fn judge(
+    boot: &Boot<'_>,
+    program: Program,
+    rounds: u32,
+    ran: &Ran,
+) -> std::result::Result<(), String> {
+    if ran.end != End::PoweredOff {
+        return Err(format!("it ended so: {:?}", ran.end));
+    }
+    if !ran.is_intact && !ran.console.is_empty() {
+        return Err("the hypervisor's code or constants have changed".into());
+    }
+    if counted(ran, Count::Spoiled) != 0 {
+        return Err("the guest has written to frames that had been taken away".into());
+    }
+    let missed = counted(ran, Count::Missed);
+    if missed != 0 {
+        return Err(format!(
+            "{missed} pages that the guest has named were not forgotten"
+        ));
+    }
+    match program {
+        Program::Load => load::check(&ran.console, boot.cpus, rounds),
+        Program::Measure => match said(ran, "measure: ").next() {
+            Some(_) => Ok(()),
+            None => Err("the measurement did not come to its end".into()),
+        },
+        Program::Hunt => {
+            let hunts: Vec<&str> = said(ran, "hunt: ").collect();
+            if hunts.len() != if boot.cpus < 3 { 1 } else { 2 } {
+                return Err("the hunt did not come to its end".into());
+            }
+            if !hunts.iter().all(|line| value(line, "replaced") > Some(0)) {
+                return Err("the hunt has replaced nothing".into());
+            }
+            match hunts.iter().filter_map(|line| value(line, "stale")).sum() {
+                0 => Ok(()),
+                stale => Err(format!("the guest has read {stale} times what was stale")),
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Guests of x86-64 that take the hypervisor for Hyper-V: whether they come up, flush as they are told to, and read nothing stale;
+//! and where a bug is planted, whether it is found.
+
+use std::time::Duration;
+
+use crate::hyperv::{self, Boot, Flush, Plant, Program, counted};
+use crate::qemu::Ran;
+use crate::x86_counters::{Count, NAMES};
+use crate::{Leaves, Result, fetch, name_of};
+
+struct Test {
+    cpus: u8,
+    processors: u8,
+    flush: Flush,
+    program: Program,
+    leaves: Leaves,
+    evict: u64,
+    plant: Option<Plant>,
+    short: bool,
+}
+
+impl Test {
+    const fn new(cpus: u8, processors: u8, flush: Flush, program: Program) -> Self {
+        Self {
+            cpus,
+            processors,
+            flush,
+            program,
+            leaves: Leaves::Blocks,
+            evict: 0,
+            plant: None,
+            short: false,
+        }
+    }
+
+    const fn leaves(mut self, leaves: Leaves) -> Self {
+        self.leaves = leaves;
+        self
+    }
+
+    const fn evict(mut self, count: u64) -> Self {
+        self.evict = count;
+        self
+    }
+
+    const fn plant(mut self, plant: Plant) -> Self {
+        self.plant = Some(plant);
+        self
+    }
+
+    const fn short(mut self) -> Self {
+        self.short = true;
+        self
+    }
+
+    fn name(&self) -> String {
+        let (flush, program) = (name_of(&self.flush), name_of(&self.program));
+        let leaves = name_of(&self.leaves);
+        let mut name = format!(
+            "hyperv-{}on{}-{leaves}-{flush}-{program}",
+            self.cpus, self.processors
+        );
+        if self.evict != 0 {
+            name += &format!("-evict{}", self.evict);
+        }
+        if let Some(plant) = &self.plant {
+            name += &format!("-{}", name_of(plant));
+        }
+        name
+    }
+
+    /// Whether it came out as it should.
+    fn judge(&self, boot: &Boot<'_>, ran: &Ran) -> std::result::Result<(), String> {
+        let right = hyperv::judge(boot, self.program, ROUNDS, ran);
+        if self.plant.is_some() {
+            return match right {
+                Err(found) => {
+                    println!("        as it should, it went wrong: {found}");
+                    Ok(())
+                }
+                Ok(()) => Err("the planted bug was not found".into()),
+            };
+        }
+        right?;
+        let says = ran.console.iter().any(|line| line.contains(SAYS));
+        let is_called = self.flush != Flush::Interrupt;
+        if says != is_called {
+            return Err(format!(
+                "that the guest flushes by hypercalls it says: {says}"
+            ));
+        }
+        let calls = [Count::Space, Count::List, Count::SpaceEx, Count::ListEx];
+        let calls: u64 = calls.iter().map(|what| counted(ran, *what)).sum();
+        // The load's processes share no memory: they may need none.
+        let needs = is_called && self.cpus > 1 && self.program != Program::Load;
+        if needs && calls == 0 || !is_called && calls != 0 {
+            return Err(format!("it made {calls} calls"));
+        }
+        if counted(ran, Count::Refused) != 0 {
+            return Err("a call was refused".into());
+        }
+        let by_set = counted(ran, Count::SpaceEx) + counted(ran, Count::ListEx);
+        let evicted = counted(ran, Count::Evicted);
+        if evicted != self.evict {
+            return Err(format!(
+                "{evicted} frames were taken away, of {}",
+                self.evict
+            ));
+        }
+        match self.flush == Flush::Extended && by_set == 0 {
+            true => Err("no call named vCPUs by a set".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// What the kernel's log says of hypercalls (arch/x86/hyperv/mmu.c).
+const SAYS: &str = "Hyper-V: Using hypercall for remote TLB flush";
+const ROUNDS: u32 = 1;
+/// How long it hunts, in seconds.
+const HUNT: u32 = 5;
+/// How often a planted bug is looked for.
+const ATTEMPTS: u32 = 3;
+/// What one boot may take.
+const LIMIT: Duration = Duration::from_secs(90);
+/// From one VP index to the next, where sets have to be used: more than 64 are behind the second vCPU.
+const STEP: u16 = 100;
+
+const TESTS: &[Test] = &[
+    Test::new(1, 1, Flush::Hypercall, Program::Load),
+    Test::new(2, 2, Flush::Hypercall, Program::Load).short(),
+    Test::new(4, 2, Flush::Hypercall, Program::Load).leaves(Leaves::Mixed),
+    Test::new(4, 4, Flush::Hypercall, Program::Load).leaves(Leaves::Pages),
+    Test::new(2, 4, Flush::Hypercall, Program::Hunt).leaves(Leaves::Pages),
+    Test::new(4, 2, Flush::Hypercall, Program::Hunt).short(),
+    Test::new(4, 4, Flush::Hypercall, Program::Hunt),
+    Test::new(4, 2, Flush::Extended, Program::Hunt)
+        .leaves(Leaves::Pages)
+        .short(),
+    Test::new(4, 2, Flush::Interrupt, Program::Hunt).short(),
+    Test::new(8, 2, Flush::Hypercall, Program::Measure),
+    Test::new(4, 2, Flush::Hypercall, Program::Hunt)
+        .evict(2000)
+        .short(),
+    Test::new(4, 4, Flush::Hypercall, Program::Load)
+        .leaves(Leaves::Mixed)
+        .evict(1000),
+    Test::new(2, 2, Flush::Hypercall, Program::Hunt)
+        .plant(Plant::Ignore)
+        .short(),
+    Test::new(2, 2, Flush::Hypercall, Program::Hunt)
+        .plant(Plant::OnEntry)
+        .short(),
+    Test::new(4, 2, Flush::Hypercall, Program::Hunt)
+        .plant(Plant::Half)
+        .short(),
+];
+
+/// What they are called.
+pub fn names() -> impl Iterator<Item = String> {
+    TESTS.iter().map(Test::name)
+}
+
+/// Runs those that are chosen, by name and by whether they are part of the short matrix. Returns how many came out as they should,
+/// and how many did not; none where there is no QEMU for it, which is said.
+///
+/// # Errors
+/// A program cannot be built, or QEMU cannot be started.
+pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
+    let (mut passed, mut failed) = (0, 0);
+    let mut tests = TESTS
+        .iter()
+        .filter(|test| chosen(&test.name(), test.short))
+        .peekable();
+    if tests.peek().is_none() {
+        return Ok((0, 0));
+    }
+    if let Err(why) = fetch::qemu_x86() {
+        println!("skipped: Linux on x86-64, because {why}");
+        return Ok((0, 0));
+    }
+    let files = fetch::everything_x86(None)?;
+    for test in tests {
+        let boot = Boot {
+            files: &files,
+            cpus: test.cpus,
+            processors: test.processors,
+            memory: 256,
+            leaves: test.leaves,
+            flush: test.flush,
+            step: if test.flush == Flush::Extended {
+                STEP
+            } else {
+                1
+            },
+            evict: test.evict,
+            plant: test.plant,
+            guest: test.program.words(ROUNDS, HUNT),
+            limit: Some(LIMIT),
+            more: &[],
+        };
+        // A hunt may miss a bug, where processors of the emulator do not run at the same time: it hunts again.
+        let mut attempts = if test.plant.is_some() { ATTEMPTS } else { 1 };
+        let (ran, verdict) = loop {
+            let ran = hyperv::run(&boot, |_| (), |_| ())?;
+            let verdict = test.judge(&boot, &ran);
+            attempts -= 1;
+            if verdict.is_ok() || attempts == 0 {
+                break (ran, verdict);
+            }
+        };
+        let (name, seconds) = (test.name(), ran.took.as_secs_f64());
+        match verdict {
+            Ok(()) => {
+                passed += 1;
+                println!(
+                    "ok      {name} ({seconds:.1} s, {} hypercalls)",
+                    counted(&ran, Count::Calls)
+                );
+            }
+            Err(why) => {
+                failed += 1;
+                println!("FAILED  {name} ({seconds:.1} s): {why}");
+                for line in ran.console.iter().rev().take(20).rev() {
+                    println!("        | {line}");
+                }
+                for (name, number) in NAMES.iter().zip(&ran.counters) {
+                    println!("        # {number} {name}");
+                }
+            }
+        }
+    }
+    Ok((passed, failed))
+}
