@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use tablewright_machine::{MAX_CPUS, Profile, Time};
+use tablewright_machine::{Kind, MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::map_mem::machine::{Threads, error_percent, percent};
@@ -136,7 +136,19 @@ fn test(
     profile: &Profile,
     run: simulate::Run<'_>,
 ) -> Result<Report<Parameters, Row>, Error> {
-    let cpus = arguments.cpus.unwrap_or(arguments.vcpus);
+    // A virtual machine's profile says how many CPUs it has, and not on how many they run.
+    let most = match profile.system.kind {
+        Kind::Vm => None,
+        Kind::Metal | Kind::Imagined => profile.system.cpus,
+    };
+    let most = most.map_or(u16::MAX, |cpus| u16::try_from(cpus).unwrap_or(u16::MAX));
+    let cpus = arguments.cpus.unwrap_or(arguments.vcpus.min(most));
+    if cpus > most {
+        return Err(Error::Usage(format!(
+            "--cpus {cpus}: {} has {most}",
+            profile.name
+        )));
+    }
     let all = u32::from(arguments.tasks) + u32::from(arguments.vcpus);
     if all > MAX_CPUS as u32 {
         return Err(Error::Usage(format!(
