@@ -292,7 +292,7 @@ fn a_memory_map_and_a_profile_of_ones_own() {
         "--machine",
         "apple-m2-vm-16g",
         "--free",
-        "entry,publish",
+        "publish,complete",
         "-o",
         profile.path(),
     ];
@@ -342,15 +342,18 @@ fn one_column_predicts_the_others() {
         let error = row["error_percent"].as_f64().unwrap().abs();
         let last = row["configuration"] == "cumulative up to batch-barriers";
         let most = match row["system"].as_str().unwrap() {
-            "Ampere Altra VM, 64G" => 1.0,
-            "Ampere Altra VM, 256G" => 10.0,
-            "Ampere Altra Metal, 512G" if !last => 12.0,
+            "Ampere Altra VM, 64G" => 6.0,
+            "Ampere Altra VM, 256G" => 12.0,
+            "Ampere Altra Metal, 512G" if !last => 13.0,
             // Stated as unexplained.
             "Ampere Altra Metal, 512G" => 45.0,
             other => panic!("{other} is another core"),
         };
         assert!(error < most, "{row}");
-        assert_eq!(row["fitted"], row["system"] == "Ampere Altra VM, 64G");
+        let own = row["system"] == "Ampere Altra VM, 64G";
+        let first = ["cumulative up to base", "cumulative up to no-cont-remap"]
+            .contains(&row["configuration"].as_str().unwrap());
+        assert_eq!(row["fitted"], own && first);
         seen += 1;
     }
     assert_eq!(seen, 15);

@@ -115,7 +115,7 @@ pub struct World {
     pub vm: Vm,
     /// Its vCPUs, by their numbers.
     pub vcpus: &'static [Vcpu],
-    /// Who remembers what of them.
+    /// Which processors may remember what of them.
     pub shootdown: Shootdown<'static>,
     allocator: Mutex<Allocator<'static>>,
     /// The processors, by their numbers.
