@@ -147,16 +147,21 @@ pub fn complete(profile: &mut Profile, experiment: Experiment) -> Option<String>
     })
 }
 
-/// A profile for an experiment: by name or as a file, with a warning for what it leaves out.
+/// A profile for an experiment, by name or as a file, and what to [warn] of when the experiment has run.
 pub fn load(
     name: &str,
     experiment: Experiment,
-) -> Result<Profile, tablewright_machine::ProfileError> {
+) -> Result<(Profile, Option<String>), tablewright_machine::ProfileError> {
     let mut profile = Profile::load(name)?;
-    if let Some(warning) = complete(&mut profile, experiment) {
-        report::complain("warning", &warning);
+    let left_out = complete(&mut profile, experiment);
+    Ok((profile, left_out))
+}
+
+/// Says what a profile leaves out. An experiment that is refused says why, and that alone.
+pub fn warn(left_out: Option<&String>) {
+    if let Some(left_out) = left_out {
+        report::complain("warning", left_out);
     }
-    Ok(profile)
 }
 
 #[cfg(test)]

@@ -167,10 +167,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         return kvm::dirty_log(&on_kvm(arguments)?, arguments.json);
     }
     arguments.kvm.unused()?;
-    let profile = needs::load(&arguments.machine, Experiment::DirtyLog)?;
+    let (profile, left_out) = needs::load(&arguments.machine, Experiment::DirtyLog)?;
     let plot = arguments.plot.as_deref();
     let plot = plot.map(|path| Target::new("--plot", path)).transpose()?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    needs::warn(left_out.as_ref());
     report.print(arguments.json, text)?;
     match plot {
         Some(plot) => plot.fill(&picture::of(&report).svg()?),

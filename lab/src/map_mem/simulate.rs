@@ -50,7 +50,10 @@ pub fn run(arguments: &Arguments, run: Run<'_>) -> Result<(), Error> {
             names.join(", ")
         )));
     };
-    simulate(arguments, &needs::load(name, Experiment::MapMem)?, run)?.print(arguments.json, text)
+    let (profile, left_out) = needs::load(name, Experiment::MapMem)?;
+    let report = simulate(arguments, &profile, run)?;
+    needs::warn(left_out.as_ref());
+    report.print(arguments.json, text)
 }
 
 fn simulate(

@@ -256,7 +256,7 @@ struct RoundRow {
 
 /// Migrates, and prints how it went.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let profile = needs::load(&arguments.profile, Experiment::Migrate)?;
+    let (profile, left_out) = needs::load(&arguments.profile, Experiment::Migrate)?;
     check(&profile, arguments.vcpus)?;
     let recording = arguments.recording.as_deref().map(recorded).transpose()?;
     let (parameters, job) = plan(arguments, profile, recording)?;
@@ -277,7 +277,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         })
         .collect();
     let ran = simulate::software(arguments.threads)(&jobs)?;
-    let mut warnings = Vec::new();
+    let mut warnings = Vec::from_iter(left_out);
     for (kind, ran) in kinds.iter().zip(&ran) {
         if !ran.converged {
             warnings.push(format!(

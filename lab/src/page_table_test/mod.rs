@@ -169,8 +169,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         }
         Place::Kvm => return run_kvm(arguments),
     }
-    let profile = needs::load(&arguments.machine, Experiment::PageTableTest)?;
+    let (profile, left_out) = needs::load(&arguments.machine, Experiment::PageTableTest)?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    needs::warn(left_out.as_ref());
     report.print(arguments.json, text)
 }
 

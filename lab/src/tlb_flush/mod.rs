@@ -126,8 +126,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.file.is_some() {
         return Err(Error::Usage("--file: only with --on native".to_owned()));
     }
-    let profile = needs::load(&arguments.machine, Experiment::TlbFlush)?;
+    let (profile, left_out) = needs::load(&arguments.machine, Experiment::TlbFlush)?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    needs::warn(left_out.as_ref());
     report.print(arguments.json, text)
 }
 

@@ -130,11 +130,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         true => "x86-12-vcpus",
         false => "kunpeng-920",
     };
-    let profile = needs::load(
+    let (profile, left_out) = needs::load(
         arguments.machine.as_deref().unwrap_or(usual),
         Experiment::WriteProtect,
     )?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    needs::warn(left_out.as_ref());
     report.print(arguments.json, text)
 }
 
