@@ -12,6 +12,7 @@
 
 mod explore;
 mod layout;
+mod outcome;
 mod parse;
 mod program;
 mod timed;

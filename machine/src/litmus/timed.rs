@@ -2,8 +2,9 @@
 
 use std::cell::{Cell, RefCell};
 
-use super::explore::{End, Reached};
+use super::explore::Reached;
 use super::layout::{self, Layout};
+use super::outcome::End;
 use super::program::*;
 use crate::costs::Costs;
 use crate::hardware::{Fault, How, Request};
