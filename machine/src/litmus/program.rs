@@ -253,6 +253,8 @@ pub(crate) struct Thread {
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction {
     pub op: Op,
+    /// It accesses memory with the rights of an application.
+    pub user: bool,
     pub label: Option<String>,
     pub text: String,
 }
@@ -339,8 +341,12 @@ pub(crate) enum Op {
         kind: Kind,
         shared: bool,
     },
-    /// ISB, ERET.
+    /// ISB, IRET, CPUID.
     Synchronise,
+    /// SVC: what follows is at EL1. ERET: it is where the thread is.
+    Exception {
+        enters: bool,
+    },
     Invalidate {
         scope: Scope,
         broadcast: bool,

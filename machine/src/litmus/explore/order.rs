@@ -135,7 +135,8 @@ impl Before {
                 self.system_done &= done;
                 self.all_done &= done;
             }
-            Op::Synchronise | Op::InvalidateNow(_) => {
+            // Entry and return are context synchronisation events (DDI 0487 D1.3, without FEAT_ExS).
+            Op::Synchronise | Op::Exception { .. } | Op::InvalidateNow(_) => {
                 self.synchronised &= done;
                 self.barred |= !done;
                 self.system_done &= done;

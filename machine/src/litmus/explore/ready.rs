@@ -115,7 +115,9 @@ impl Explorer<'_> {
                         }
                     }
                 }
-                Op::Synchronise if waiting && before.is_certain() && before.system_done => {
+                Op::Synchronise | Op::Exception { .. }
+                    if waiting && before.is_certain() && before.system_done =>
+                {
                     steps.push(perform);
                     return true;
                 }
@@ -179,7 +181,7 @@ impl Explorer<'_> {
             (Phase::Idle, Some(&Place::Virtual(address))) => {
                 let published = self.profile != Profile::Ets2 || before.published;
                 if before.synchronised && published && address_known {
-                    let request = self.request(thread, op, address);
+                    let request = self.request(&self.test.code[thread].code[at], address);
                     steps.push(step(Way::Look));
                     self.hardware.load_image(thread, &state.cores[thread]);
                     let held = self.hardware.holds(thread, request);
@@ -370,14 +372,14 @@ impl Explorer<'_> {
         }
     }
 
-    pub(super) fn request(&self, thread: usize, op: &Op, address: usize) -> Request {
+    pub(super) fn request(&self, instruction: &Instruction, address: usize) -> Request {
         let va = self.test.addresses[address].va;
-        let request = if op.writes() {
+        let request = if instruction.op.writes() {
             Request::write(va)
         } else {
             Request::read(va)
         };
-        if self.test.code[thread].user {
+        if instruction.user {
             request.by_user()
         } else {
             request

@@ -34,7 +34,8 @@ impl Explorer<'_> {
             Step::Effect(cpu, number) => hardware.take_effect_of(cpu, number),
             Step::Fill(cpu, address, depth) => {
                 let mut request = Request::read(self.test.addresses[address].va);
-                request.user = self.test.code[cpu].user;
+                // On arm64 it is for the handler as well, and what is remembered is the same.
+                request.user = self.test.x86 && self.test.code[cpu].user;
                 let look = self.start(cpu, request, depth)?;
                 if let Look::Found(found) = hardware.stride(cpu, look, |at| self.changes(at)) {
                     hardware.join(cpu, found);
@@ -269,7 +270,7 @@ impl Explorer<'_> {
                     hardware.complete_here(thread);
                 }
             }
-            Op::Synchronise => hardware.synchronise(thread),
+            Op::Synchronise | Op::Exception { .. } => hardware.synchronise(thread),
             Op::Invalidate { scope, broadcast } => {
                 hardware.invalidate(thread, self.layout.tlbi(self.test, scope, broadcast));
             }
@@ -403,7 +404,7 @@ impl Explorer<'_> {
                 let Some(&Place::Virtual(address)) = op.place() else {
                     return None;
                 };
-                let request = self.request(thread, op, address);
+                let request = self.request(&self.test.code[thread].code[at], address);
                 match way {
                     Way::Walk(depth) => self.start(thread, request, depth)?,
                     _ if self.test.guest => hardware

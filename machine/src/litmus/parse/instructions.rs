@@ -27,6 +27,7 @@ pub(super) fn instruction(test: &Test, line: &str) -> Parsed<Instruction> {
         arm_instruction(&name, &mut tokens, test)?
     };
     tokens.end()?;
+    let user = has_rights_of_user(test, &name, &op)?;
     if let Some(register) = op.register()
         && written(test).any(|other| other == register)
     {
@@ -54,9 +55,37 @@ pub(super) fn instruction(test: &Test, line: &str) -> Parsed<Instruction> {
     let text = line.split_whitespace().collect::<Vec<_>>().join(" ");
     Ok(Instruction {
         op,
+        user,
         label,
         text: one_line(&text),
     })
+}
+
+/// Whether an instruction is one of an application, or the one that leaves it; one that cannot be is refused.
+fn has_rights_of_user(test: &Test, name: &str, op: &Op) -> Parsed<bool> {
+    let Some(thread) = test.code.last() else {
+        return Ok(false);
+    };
+    let entered = |i: &Instruction| match i.op {
+        Op::Exception { enters } => Some(enters),
+        _ => None,
+    };
+    let handles = thread.code.iter().rev().find_map(entered) == Some(true);
+    if handles && matches!(op, Op::Exception { enters: true }) {
+        return Err("a handler has no handler of its own: 'ERET' comes first".to_owned());
+    }
+    let user = thread.user && !handles;
+    let privileged = match op {
+        Op::Exception { enters } => !enters,
+        Op::Invalidate { .. } | Op::Shootdown(_) | Op::Switch(_) => true,
+        _ => false,
+    };
+    if user && privileged && !test.x86 {
+        return Err(format!(
+            "'{name}' is not for an application, which comes to EL1 by 'SVC'"
+        ));
+    }
+    Ok(user)
 }
 
 pub(super) fn current(test: &Test) -> &[Instruction] {
@@ -124,7 +153,9 @@ pub(super) fn arm_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
             let (kind, shared) = arm_kind(tokens)?;
             Ok(Op::Barrier { kind, shared })
         }
-        "ISB" | "ERET" => Ok(Op::Synchronise),
+        "ISB" => Ok(Op::Synchronise),
+        "SVC" => Ok(Op::Exception { enters: true }),
+        "ERET" => Ok(Op::Exception { enters: false }),
         "TLBI" => {
             let word = tokens.name("which TLBI?")?.to_ascii_uppercase();
             let (word, broadcast) = match word.strip_suffix("IS") {
