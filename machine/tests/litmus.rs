@@ -161,7 +161,7 @@ fn errors_are_one_line_that_says_where() {
         ),
         (
             "STR leaf(a, read), [pte(x)]",
-            "'read' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm",
+            "'read' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm, contiguous",
         ),
         (
             "STR leaf(a), [pmd(x)]",

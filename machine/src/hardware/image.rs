@@ -90,6 +90,11 @@ impl Image {
         self.sort();
     }
 
+    /// The TLB holds what it held `before`: a walk need not have been remembered.
+    pub fn hold(&mut self, before: &Self) {
+        self.tlb.clone_from(&before.tlb);
+    }
+
     /// Forgets what no access will ask for: translations and tables of addresses that are not `wanted`.
     pub fn forget(
         &mut self,
@@ -295,6 +300,19 @@ impl Hardware {
                 .find(cpu, request.va, root.id, &self.invalidations);
             found.is_some()
         })
+    }
+
+    /// What is remembered of the contiguous run around an address.
+    pub(crate) fn look_run(&self, cpu: usize, request: Request, bits: u8) -> Option<Look> {
+        let root = self.cores[cpu].roots[self.half(request.va)].get()?;
+        let tlb = &self.cores[cpu].tlb;
+        let entry = tlb.find_sized(cpu, request.va, root.id, bits, &self.invalidations)?;
+        Some(self.use_entry(cpu, request, entry))
+    }
+
+    /// Whether members of contiguous runs are remembered one by one from here on.
+    pub(crate) fn remember_alone(&self, alone: bool) {
+        self.alone.set(alone);
     }
 
     /// Walks until the next descriptor is one that may change and one that may change has been read.

@@ -283,16 +283,16 @@ impl Explorer<'_> {
             Step::Drain(cpu, _) => format!("{cpu}: a store becomes visible"),
             Step::Effect(cpu, _) => format!("{cpu}: an invalidation takes effect early"),
             Step::Fill(cpu, address, _) => {
-                format!(
-                    "{cpu}: a speculative walk for {}",
-                    self.test.addresses[address].name
-                )
+                let named = self.test.addresses.get(address);
+                let name = named.map_or("another page of a run", |named| &named.name);
+                format!("{cpu}: a speculative walk for {name}")
             }
             Step::Interrupt(_, _, cpu) => format!("{cpu}: answers the shootdown"),
             Step::Do(thread, at, way) => {
                 let text = &self.test.code[thread].code[at].text;
                 let what = match way {
                     Way::Look => "looks for its translation",
+                    Way::Run => "looks for its run",
                     Way::Walk(_) => "walks, whatever the TLB holds",
                     Way::WalkOn => "walks on",
                     Way::Perform => "is performed",

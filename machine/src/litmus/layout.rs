@@ -35,6 +35,10 @@ pub(crate) struct Layout {
     pub deep: bool,
     /// Two spaces have one identifier.
     pub shared_ids: bool,
+    /// There are contiguous entries.
+    pub runs: bool,
+    /// One address in each contiguous run that the test does not name, if there is one: its entry stays as it is.
+    pub unnamed: Vec<u64>,
 }
 
 /// Memory that is large enough for a test.
@@ -43,7 +47,11 @@ pub(crate) fn memory(test: &Test) -> Memory {
         .filter(|&page| in_block(test, page))
         .count();
     let aligned = (blocks + usize::from(blocks > 0)) * ENTRIES as usize;
-    Memory::new(FRAMES + aligned, 12, 1 << 30)
+    let runs = (0..test.data.len())
+        .filter(|&page| in_run(test, page))
+        .count();
+    // Memory begins aligned.
+    Memory::new(FRAMES + aligned + runs * 2 * RUN as usize, 12, 1 << 30)
 }
 
 /// The architecture of a test, with caches that are large enough for it.
@@ -80,6 +88,15 @@ fn in_block(test: &Test, page: usize) -> bool {
         .any(|value| matches!(value, Value::Leaf { page: p, block: true, .. } if *p == page))
 }
 
+/// Other pages lie behind it.
+fn in_run(test: &Test, page: usize) -> bool {
+    let behind = |data: &Data| data.behind.is_some_and(|(first, _)| first == page);
+    let leads = |value: &Value| {
+        value.is_contiguous() && matches!(value, Value::Leaf { page: p, .. } if *p == page)
+    };
+    test.data[page].behind.is_none() && (test.data.iter().any(behind) || values(test).any(leads))
+}
+
 /// Bits of an address below those that the tables with `depth` levels below them, entry and all, translate.
 fn shift(depth: u8) -> u32 {
     12 + 9 * u32::from(depth)
@@ -106,6 +123,8 @@ impl Layout {
             changing: Vec::new(),
             deep: false,
             shared_ids: false,
+            runs: values(test).any(Value::is_contiguous),
+            unnamed: Vec::new(),
         };
         for depth in test.tables.iter().map(|table| table.depth) {
             layout.tables.push(layout.new_table(memory, depth)?);
@@ -132,13 +151,9 @@ impl Layout {
             }
         }
         for (page, data) in test.data.iter().enumerate() {
-            let aligned = in_block(test, page);
-            let address = loop {
-                let frame = memory.take(State::Data, 0)?;
-                let address = memory.address(frame);
-                if !aligned || address.is_multiple_of(1 << shift(1)) {
-                    break address;
-                }
+            let address = match data.behind {
+                Some((first, pages)) => layout.data[first] + (pages << shift(0)),
+                None => layout.new_page(test, memory, page)?,
             };
             layout.data.push(address);
             memory.write(address, data.value);
@@ -150,10 +165,20 @@ impl Layout {
                 address: map.address,
                 depth,
             };
-            memory.write(
+            let (at, value) = (
                 layout.locate(test, &entry),
                 layout.evaluate(test, &map.value),
             );
+            memory.write(at, value);
+            if map.value.is_contiguous() {
+                let first = test.addresses[map.address].va;
+                for member in 1..RUN {
+                    memory.write(at + member * 8, value + (member << shift(0)));
+                }
+                let named = |va: &u64| test.addresses.iter().any(|address| address.va == *va);
+                let mut members = (0..RUN).map(|member| first + (member << shift(0)));
+                layout.unnamed.extend(members.rfind(|va| !named(va)));
+            }
         }
         for (location, value) in &test.inits {
             memory.write(layout.locate(test, location), layout.evaluate(test, value));
@@ -163,6 +188,16 @@ impl Layout {
         layout.attach(test, hardware);
         layout.look_at(test);
         Some(layout)
+    }
+
+    fn new_page(&self, test: &Test, memory: &Memory, page: usize) -> Option<u64> {
+        let run = match (in_block(test, page), in_run(test, page)) {
+            (true, _) => ENTRIES,
+            (_, true) => RUN,
+            _ => 1,
+        };
+        let frame = memory.take_run(run as usize, State::Data, 0)?;
+        Some(memory.address(frame))
     }
 
     fn new_table(&self, memory: &Memory, depth: u8) -> Option<u64> {
@@ -297,6 +332,9 @@ impl Layout {
         match value {
             Value::Number(number) => *number,
             Value::Leaf { page, bits, .. } => self.data[*page] | bits,
+            Value::Member { page, behind, bits } => {
+                (self.data[*page] + (behind << shift(0))) | bits
+            }
             Value::Table(table) => self.tables[*table] | table_bits(test),
             Value::TableOf(location) => (self.locate(test, location) & !0xfff) | table_bits(test),
             Value::Register(_) => 0,

@@ -26,7 +26,7 @@ pub use timed::{Simulated, simulate};
 pub const MOST_STATES: usize = 2_000_000;
 
 /// The files of tests in the crate: name and content.
-pub const FILES: [(&str, &str); 12] = [
+pub const FILES: [(&str, &str); 13] = [
     ("map.litmus", include_str!("../../litmus/map.litmus")),
     ("unmap.litmus", include_str!("../../litmus/unmap.litmus")),
     (
@@ -50,6 +50,10 @@ pub const FILES: [(&str, &str); 12] = [
         include_str!("../../litmus/exception.litmus"),
     ),
     ("stage2.litmus", include_str!("../../litmus/stage2.litmus")),
+    (
+        "contiguous.litmus",
+        include_str!("../../litmus/contiguous.litmus"),
+    ),
     ("x86.litmus", include_str!("../../litmus/x86.litmus")),
 ];
 

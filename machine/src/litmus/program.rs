@@ -184,6 +184,8 @@ pub(crate) struct Space {
 pub(crate) struct Data {
     pub name: String,
     pub value: u64,
+    /// So many pages behind another, if the test says so.
+    pub behind: Option<(usize, u64)>,
 }
 
 /// A virtual address.
@@ -233,6 +235,12 @@ pub(crate) enum Value {
         page: usize,
         bits: u64,
         block: bool,
+    },
+    /// What a contiguous run says of the page so many behind its first.
+    Member {
+        page: usize,
+        behind: u64,
+        bits: u64,
     },
     /// A link to a loose table.
     Table(usize),
@@ -461,7 +469,18 @@ pub(crate) const X86_NO_EXECUTE: u64 = 1 << 63;
 /// Of stage 2: write-back, readable, inner shareable.
 pub(crate) const STAGE2_LEAF: u64 = 0xf << 2 | 1 << 6 | 3 << 8;
 pub(crate) const STAGE2_WRITE: u64 = 1 << 7;
+/// One of a run of [`RUN`] entries that a TLB may hold as one, with 4 KiB pages (DDI 0487 D8.7.1).
+pub(crate) const CONTIGUOUS: u64 = 1 << 52;
+pub(crate) const RUN: u64 = 16;
+/// Bits of an address within a run.
+pub(crate) const IN_RUN: u64 = (RUN << 12) - 1;
 pub(crate) const VALID: u64 = 1;
+
+impl Value {
+    pub fn is_contiguous(&self) -> bool {
+        matches!(self, Self::Leaf { bits, .. } if bits & CONTIGUOUS != 0)
+    }
+}
 
 impl Flag {
     pub fn is_in(self, x86: bool, descriptor: u64) -> bool {

@@ -35,24 +35,50 @@ impl Explorer<'_> {
     pub(super) fn fills(&self, state: &State, cpu: usize, steps: &mut Vec<Step>) {
         // The flags that walks set are seen by every CPU, whatever is remembered.
         let sets_flags = cpu == 0 && self.hardware.architecture.hardware_access;
-        for address in 0..self.test.addresses.len() {
-            let va = self.test.addresses[address].va;
+        let named = self.test.addresses.len();
+        for address in 0..named + self.layout.unnamed.len() {
+            let Some(va) = self.va(address) else {
+                continue;
+            };
+            let (first, last) = self.around(va);
             let flags = sets_flags && self.has_old(state);
-            if !flags && !self.wants(state, cpu, va, va) {
+            if !flags && !self.wants(state, cpu, first, last) {
                 continue;
             }
-            steps.push(Step::Fill(cpu, address, None));
+            let mut starts = vec![Start::Root];
             if self.test.guest {
-                steps.push(Step::Fill(cpu, address, Some(SECOND)));
+                starts.push(Start::Second);
             }
             if self.layout.deep {
                 let known = state.cores[cpu].known(&self.hardware, va);
-                steps.extend(
-                    known
-                        .into_iter()
-                        .map(|depth| Step::Fill(cpu, address, Some(depth))),
-                );
+                starts.extend(known.into_iter().map(Start::Table));
             }
+            for start in starts {
+                let whole = Route::from(start);
+                steps.push(Step::Fill(cpu, address, whole));
+                if self.layout.runs && address < named {
+                    let alone = true;
+                    steps.push(Step::Fill(cpu, address, Route { alone, ..whole }));
+                }
+            }
+        }
+    }
+
+    /// The address with this number: of those that the test names, or of those in runs that it does not.
+    pub(super) fn va(&self, address: usize) -> Option<u64> {
+        let addresses = &self.test.addresses;
+        match address.checked_sub(addresses.len()) {
+            None => Some(addresses[address].va),
+            Some(unnamed) => self.layout.unnamed.get(unnamed).copied(),
+        }
+    }
+
+    /// What a TLB may hold as one, first and last address: a page, or a contiguous run.
+    fn around(&self, va: u64) -> (u64, u64) {
+        if self.layout.runs {
+            (va & !IN_RUN, va | IN_RUN)
+        } else {
+            (va, va)
         }
     }
 
@@ -175,6 +201,7 @@ impl Explorer<'_> {
         let op = &self.test.code[thread].code[at].op;
         let phase = &state.phases[thread][at];
         let step = |way| Step::Do(thread, at, way);
+        let walk = |start| step(Way::Walk(Route::from(start)));
         let address_known = before.address_known(self, state, thread, op);
         let mut place = None;
         match (phase, op.place()) {
@@ -191,12 +218,15 @@ impl Explorer<'_> {
                         Vec::new()
                     };
                     if held || !known.is_empty() {
-                        steps.push(step(Way::Walk(None)));
+                        steps.push(walk(Start::Root));
                         if self.test.guest {
-                            steps.push(step(Way::Walk(Some(SECOND))));
+                            steps.push(walk(Start::Second));
                         }
                     }
-                    steps.extend(known.into_iter().map(|depth| step(Way::Walk(Some(depth)))));
+                    if held && self.layout.runs {
+                        steps.push(step(Way::Run));
+                    }
+                    steps.extend(known.into_iter().map(|depth| walk(Start::Table(depth))));
                 }
             }
             (Phase::Idle, Some(Place::Physical(location))) if address_known => {

@@ -66,15 +66,39 @@ pub(super) enum Step {
     /// An invalidation takes effect before it has to.
     Effect(usize, usize),
     /// A speculative walk for an address, from the root or a table that is known.
-    Fill(usize, usize, Option<u8>),
+    Fill(usize, usize, Route),
     /// An instruction does what it does, in this way.
     Do(usize, usize, Way),
     /// A CPU takes the interrupt of a shootdown.
     Interrupt(usize, usize, usize),
 }
 
-/// Not from a table that is known, but from what is remembered of stage 2 alone.
-pub(super) const SECOND: u8 = u8::MAX;
+/// How a walk is made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Route {
+    pub start: Start,
+    /// Of a contiguous run, the member is remembered alone.
+    pub alone: bool,
+}
+
+/// Where a walk starts.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Start {
+    Root,
+    /// A table that is known, with so many levels below it.
+    Table(u8),
+    /// What is remembered of stage 2 alone.
+    Second,
+}
+
+impl From<Start> for Route {
+    fn from(start: Start) -> Self {
+        Self {
+            start,
+            alone: false,
+        }
+    }
+}
 
 /// How an instruction goes on.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +106,9 @@ pub(super) enum Way {
     /// It looks for a translation where the hardware does first.
     Look,
     /// It walks, whatever the TLB holds.
-    Walk(Option<u8>),
+    Walk(Route),
+    /// What the TLB has of a contiguous run, if it has its member as well.
+    Run,
     /// Its walk goes on.
     WalkOn,
     /// It is performed, or executed.

@@ -32,11 +32,12 @@ impl Explorer<'_> {
                 self.drained(&mut next, cpu, number);
             }
             Step::Effect(cpu, number) => hardware.take_effect_of(cpu, number),
-            Step::Fill(cpu, address, depth) => {
-                let mut request = Request::read(self.test.addresses[address].va);
+            Step::Fill(cpu, address, route) => {
+                let mut request = Request::read(self.va(address)?);
                 // On arm64 it is for the handler as well, and what is remembered is the same.
                 request.user = self.test.x86 && self.test.code[cpu].user;
-                let look = self.start(cpu, request, depth)?;
+                hardware.remember_alone(route.alone);
+                let look = self.start(cpu, request, route)?;
                 if let Look::Found(found) = hardware.stride(cpu, look, |at| self.changes(at)) {
                     hardware.join(cpu, found);
                 }
@@ -71,6 +72,9 @@ impl Explorer<'_> {
         }
         if let Some((cpu, before)) = kept {
             next.cores[cpu].keep(&before);
+            if self.layout.runs {
+                next.cores[cpu].hold(&before);
+            }
         }
         let words = next.words.iter_mut().zip(&mut next.writers);
         for ((&pa, (word, writer)), &old) in self.layout.words.iter().zip(words).zip(&state.writers)
@@ -205,7 +209,7 @@ impl Explorer<'_> {
         let hardware = &self.hardware;
         let op = &self.test.code[thread].code[at].op;
         match way {
-            Way::Look | Way::Walk(_) | Way::WalkOn => {
+            Way::Look | Way::Run | Way::Walk(_) | Way::WalkOn => {
                 return self.translate(state, next, thread, at, way);
             }
             Way::CommitFault => {
@@ -406,7 +410,10 @@ impl Explorer<'_> {
                 };
                 let request = self.request(&self.test.code[thread].code[at], address);
                 match way {
-                    Way::Walk(depth) => self.start(thread, request, depth)?,
+                    Way::Walk(route) => self.start(thread, request, route)?,
+                    Way::Run => {
+                        hardware.look_run(thread, request, (RUN << 12).trailing_zeros() as u8)?
+                    }
                     _ if self.test.guest => hardware
                         .look_combined(thread, request)
                         .or_else(|| hardware.look_second(thread, request))
@@ -415,6 +422,8 @@ impl Explorer<'_> {
                 }
             }
         };
+        // Of its own walk an access uses one member; what a walk leaves behind is that of a fill.
+        hardware.remember_alone(true);
         let held = hardware.save(thread);
         let before = Before::of(self, state, thread, at);
         next.phases[thread][at] = match hardware.stride(thread, look, |at| self.changes(at)) {
@@ -448,10 +457,11 @@ impl Explorer<'_> {
     }
 
     /// Starts a walk at the root or a table that is known; of a guest, also where it is known what stage 2 says.
-    pub(super) fn start(&self, cpu: usize, request: Request, from: Option<u8>) -> Option<Look> {
-        match from {
-            Some(SECOND) => self.hardware.look_second(cpu, request),
-            depth => self.hardware.start_at(cpu, request, depth),
+    pub(super) fn start(&self, cpu: usize, request: Request, route: Route) -> Option<Look> {
+        match route.start {
+            Start::Root => self.hardware.start_at(cpu, request, None),
+            Start::Table(depth) => self.hardware.start_at(cpu, request, Some(depth)),
+            Start::Second => self.hardware.look_second(cpu, request),
         }
     }
 

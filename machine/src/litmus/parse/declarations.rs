@@ -37,10 +37,39 @@ pub(super) fn data(test: &mut Test, rest: &str) -> Parsed<()> {
     let name = fresh(test, tokens.name("data needs a name")?)?;
     tokens.symbol("=")?;
     let value = tokens.number()?;
+    let behind = match tokens.accept("at") {
+        true => Some(behind(&mut tokens, test)?),
+        false => None,
+    };
     tokens.end()?;
     limit(test.data.len(), MOST_NAMES, "pages")?;
-    test.data.push(Data { name, value });
+    test.data.push(Data {
+        name,
+        value,
+        behind,
+    });
     Ok(())
+}
+
+/// `a + 3`: a place among the pages of a run.
+fn behind(tokens: &mut Tokens<'_>, test: &Test) -> Parsed<(usize, u64)> {
+    let first = tokens.datum(test)?;
+    tokens.symbol("+")?;
+    let pages = tokens.number()?;
+    if test.data[first].behind.is_some() {
+        return Err(format!(
+            "'{}' is behind another page",
+            test.data[first].name
+        ));
+    }
+    if !(1..RUN).contains(&pages) {
+        return Err(format!("a page is 1 to {} pages behind another", RUN - 1));
+    }
+    let place = Some((first, pages));
+    if test.data.iter().any(|data| data.behind == place) {
+        return Err("there is a page at this place already".to_owned());
+    }
+    Ok((first, pages))
 }
 
 /// Addresses lie in regions of 2 MiB, one each, unless they are placed beside another.
@@ -72,7 +101,34 @@ pub(super) fn at(test: &mut Test, rest: &str) -> Parsed<()> {
     }
     let index = add_address(test, name)?;
     test.addresses[index].va = va;
+    // A run around it maps it.
+    for map in test.maps.clone() {
+        let first = test.addresses[map.address].va;
+        if let Some(value) = member(&map.value, first, va) {
+            test.maps.push(Map {
+                address: index,
+                value,
+                ..map
+            });
+        }
+    }
     Ok(())
+}
+
+/// What the run that `value` begins, at the address `first`, says of another address.
+fn member(value: &Value, first: u64, va: u64) -> Option<Value> {
+    match *value {
+        Value::Leaf { page, bits, .. }
+            if value.is_contiguous() && first & !IN_RUN == va & !IN_RUN =>
+        {
+            Some(Value::Member {
+                page,
+                behind: (va & IN_RUN) >> 12,
+                bits,
+            })
+        }
+        _ => None,
+    }
 }
 
 pub(super) fn map(test: &mut Test, rest: &str) -> Parsed<()> {
@@ -88,13 +144,34 @@ pub(super) fn map(test: &mut Test, rest: &str) -> Parsed<()> {
         return Err(format!("'{name}' is mapped already"));
     }
     match value {
-        Value::Register(_) | Value::Table(_) | Value::TableOf(_) => {
+        Value::Register(_) | Value::Table(_) | Value::TableOf(_) | Value::Member { .. } => {
             Err("an address is mapped by leaf(), block(), invalid or a number".to_owned())
         }
         Value::Leaf { block: true, .. } if test.addresses[address].va & 0x1f_ffff != 0 => {
             Err(format!("'{name}' is not at the start of a block"))
         }
         value => {
+            let first = test.addresses[address].va;
+            if value.is_contiguous() {
+                if first & IN_RUN != 0 {
+                    return Err(format!("'{name}' is not at the start of a run"));
+                }
+                check_run(test, first, &value)?;
+                for other in (0..test.addresses.len()).filter(|&other| other != address) {
+                    let Some(member) = member(&value, first, test.addresses[other].va) else {
+                        continue;
+                    };
+                    if test.map(space, other).is_some() {
+                        let name = &test.addresses[other].name;
+                        return Err(format!("'{name}' is in the run, and mapped already"));
+                    }
+                    test.maps.push(Map {
+                        space,
+                        address: other,
+                        value: member,
+                    });
+                }
+            }
             test.maps.push(Map {
                 space,
                 address,
@@ -131,14 +208,32 @@ pub(super) fn init(test: &mut Test, rest: &str) -> Parsed<()> {
     if matches!(value, Value::Register(_)) {
         return Err("no register has a value yet".to_owned());
     }
-    check_value(&location, &value)?;
+    check_value(test, &location, &value)?;
     limit(test.inits.len(), 64, "initial values")?;
     test.inits.push((location, value));
     Ok(())
 }
 
+/// Memory of a run is as aligned as its addresses are: what its entries lead to differs from run to run only.
+fn check_run(test: &Test, va: u64, value: &Value) -> Parsed<()> {
+    match *value {
+        Value::Leaf { page, .. } if value.is_contiguous() => {
+            let behind = test.data[page].behind.map_or(0, |(_, pages)| pages);
+            if behind != (va & IN_RUN) >> 12 {
+                let name = &test.data[page].name;
+                return Err(format!("'{name}' is not the page for this place in a run"));
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A leaf of pages is none where blocks are, nor the other way round.
-pub(super) fn check_value(location: &Location, value: &Value) -> Parsed<()> {
+pub(super) fn check_value(test: &Test, location: &Location, value: &Value) -> Parsed<()> {
+    if let Location::Entry { address, .. } | Location::Slot { address, .. } = location {
+        check_run(test, test.addresses[*address].va, value)?;
+    }
     let Location::Entry { depth, .. } = location else {
         return Ok(());
     };

@@ -50,7 +50,7 @@ pub(super) fn instruction(test: &Test, line: &str) -> Parsed<Instruction> {
             }
         )
     {
-        check_value(location, value)?;
+        check_value(test, location, value)?;
     }
     let text = line.split_whitespace().collect::<Vec<_>>().join(" ");
     Ok(Instruction {

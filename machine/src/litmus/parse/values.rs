@@ -64,6 +64,7 @@ pub(super) fn bit(test: &Test, name: &str) -> Option<u64> {
 pub(super) fn attributes(tokens: &mut Tokens<'_>, test: &Test, block: bool) -> Parsed<u64> {
     let (mut ro, mut user, mut global, mut old, mut dbm, mut clean) =
         (false, false, false, false, false, None);
+    let mut contiguous = false;
     tokens.accept(",");
     while let Some(word) = tokens.accept_name() {
         match word.as_str() {
@@ -73,11 +74,12 @@ pub(super) fn attributes(tokens: &mut Tokens<'_>, test: &Test, block: bool) -> P
             "global" => global = true,
             "old" => old = true,
             "dbm" if !test.x86 => dbm = true,
+            "contiguous" if !test.x86 => contiguous = true,
             "clean" => clean = Some(true),
             "dirty" => clean = Some(false),
             _ => {
                 return Err(format!(
-                    "'{}' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm",
+                    "'{}' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm, contiguous",
                     one_line(&word)
                 ));
             }
@@ -88,6 +90,11 @@ pub(super) fn attributes(tokens: &mut Tokens<'_>, test: &Test, block: bool) -> P
         return Err(
             "'clean' and 'dirty' are for what hardware may make dirty: dbm on arm64, rw on x86-64"
                 .to_owned(),
+        );
+    }
+    if contiguous && (block || test.guest || test.hardware_access) {
+        return Err(
+            "a contiguous run is of pages, of stage 1, and without 'af' or 'dirty'".to_owned(),
         );
     }
     let on = |flag: bool, bit: u64| if flag { bit } else { 0 };
@@ -116,5 +123,6 @@ pub(super) fn attributes(tokens: &mut Tokens<'_>, test: &Test, block: bool) -> P
             | on(!global, ARM_NOT_GLOBAL)
             | on(!old, ARM_ACCESSED)
             | on(dbm, ARM_DBM)
+            | on(contiguous, CONTIGUOUS)
     })
 }
