@@ -32,6 +32,7 @@ mod stores;
 mod translation;
 
 use guest::Guest;
+pub(crate) use guest::KnownFirst;
 pub(crate) use image::Image;
 use links::{Aliases, Below};
 

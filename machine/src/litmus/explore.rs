@@ -138,6 +138,7 @@ pub fn explore(test: &Test, profile: Profile, limit: usize) -> Result<Explored, 
     let layout = Layout::build(test, &hardware).ok_or(ExploreError::NoMemory)?;
     for (cpu, thread) in test.code.iter().enumerate() {
         hardware.load_root(cpu, layout.spaces[thread.space]);
+        hardware.load_guest(cpu, layout.first_root().map(|root| (root, 0)));
     }
     let explorer = Explorer {
         test,

@@ -35,6 +35,8 @@ pub(crate) struct Layout {
     pub deep: bool,
     /// Two spaces have one identifier.
     pub shared_ids: bool,
+    /// The tables of the guests' stage 1, by level and number.
+    first: BTreeMap<(u8, u64), u64>,
     /// There are contiguous entries.
     pub runs: bool,
     /// One address in each contiguous run that the test does not name, if there is one: its entry stays as it is.
@@ -123,6 +125,7 @@ impl Layout {
             changing: Vec::new(),
             deep: false,
             shared_ids: false,
+            first: BTreeMap::new(),
             runs: values(test).any(Value::is_contiguous),
             unnamed: Vec::new(),
         };
@@ -149,6 +152,9 @@ impl Layout {
                 let table = layout.new_table(memory, TOP)?;
                 layout.linked.insert((space, TOP, 0), table);
             }
+        }
+        if test.is_nested() {
+            layout.build_first(test, memory)?;
         }
         for (page, data) in test.data.iter().enumerate() {
             let address = match data.behind {
@@ -180,6 +186,10 @@ impl Layout {
                 layout.unnamed.extend(members.rfind(|va| !named(va)));
             }
         }
+        for (address, value) in &test.stage1 {
+            let at = layout.locate(test, &Location::First(*address));
+            memory.write(at, layout.evaluate(test, value));
+        }
         for (location, value) in &test.inits {
             memory.write(layout.locate(test, location), layout.evaluate(test, value));
         }
@@ -188,6 +198,48 @@ impl Layout {
         layout.attach(test, hardware);
         layout.look_at(test);
         Some(layout)
+    }
+
+    /// Builds the tables of the guests' stage 1, which are where the guests think they are: of the memory of the machine,
+    /// stage 2 is the identity, in one block.
+    fn build_first(&mut self, test: &Test, memory: &Memory) -> Option<()> {
+        for (address, _) in &test.stage1 {
+            let va = test.addresses[*address].va;
+            for depth in (0..=TOP).rev() {
+                let key = (depth, va >> shift(depth + 1));
+                if self.first.contains_key(&key) {
+                    continue;
+                }
+                let table = memory.address(memory.take(State::Data, 0)?);
+                self.first.insert(key, table);
+                if let Some(parent) = self.first.get(&(depth + 1, va >> shift(depth + 2))) {
+                    memory.write(parent + index(va, depth + 1) * 8, table_bits(test) | table);
+                }
+            }
+        }
+        let block = shift(2);
+        let first = memory.first() >> block << block;
+        for space in 0..test.spaces.len() {
+            let key = (space, TOP - 1, first >> shift(TOP));
+            let table = match self.linked.get(&key) {
+                Some(&table) => table,
+                None => {
+                    let table = self.new_table(memory, TOP - 1)?;
+                    self.linked.insert(key, table);
+                    let root = self.table_at(space, first, TOP)?;
+                    memory.write(root + index(first, TOP) * 8, table_bits(test) | table);
+                    table
+                }
+            };
+            let leaf = VALID | STAGE2_LEAF | STAGE2_WRITE | ARM_ACCESSED;
+            memory.write(table + index(first, 2) * 8, first | leaf);
+        }
+        Some(())
+    }
+
+    /// The root of the guests' stage 1, if they have one.
+    pub fn first_root(&self) -> Option<u64> {
+        self.first.get(&(TOP, 0)).copied()
     }
 
     fn new_page(&self, test: &Test, memory: &Memory, page: usize) -> Option<u64> {
@@ -266,10 +318,15 @@ impl Layout {
                 words.push(pa + index(address.va, table.depth) * 8);
             }
         }
+        for (address, _) in &test.stage1 {
+            words.push(self.locate(test, &Location::First(*address)));
+        }
         words.sort_unstable();
         words.dedup();
         self.words = words;
-        let of_data = |word: &&u64| !self.data.contains(word);
+        let tables: Vec<u64> = self.first.values().copied().collect();
+        let of_data =
+            |word: &&u64| !self.data.contains(word) && !tables.contains(&(**word & !0xfff));
         self.entries = self.words.iter().filter(of_data).copied().collect();
 
         let code = || test.code.iter().flat_map(|thread| &thread.code);
@@ -277,7 +334,7 @@ impl Layout {
             if let Some(Place::Physical(location)) = instruction.op.place() {
                 self.written.push(self.locate(test, location));
                 self.deep |= match location {
-                    Location::Data(_) => false,
+                    Location::Data(_) | Location::First(_) => false,
                     Location::Entry { depth, .. } => *depth > 0,
                     Location::Slot { table, .. } => test.tables[*table].depth > 0,
                 };
@@ -320,6 +377,12 @@ impl Layout {
                 let table = self.table_at(space, va, depth).unwrap_or_default();
                 table + index(va, depth) * 8
             }
+            Location::First(address) => {
+                let va = test.addresses[address].va;
+                // The parser has seen that it has an entry.
+                let table = self.first.get(&(0, va >> shift(1)));
+                table.copied().unwrap_or_default() + index(va, 0) * 8
+            }
             Location::Slot { table, address } => {
                 let va = test.addresses[address].va;
                 self.tables[table] + index(va, test.tables[table].depth) * 8
@@ -332,6 +395,7 @@ impl Layout {
         match value {
             Value::Number(number) => *number,
             Value::Leaf { page, bits, .. } => self.data[*page] | bits,
+            Value::Intermediate { address, bits } => test.addresses[*address].va | bits,
             Value::Member { page, behind, bits } => {
                 (self.data[*page] + (behind << shift(0))) | bits
             }

@@ -26,7 +26,7 @@ pub use timed::{Simulated, simulate};
 pub const MOST_STATES: usize = 2_000_000;
 
 /// The files of tests in the crate: name and content.
-pub const FILES: [(&str, &str); 13] = [
+pub const FILES: [(&str, &str); 14] = [
     ("map.litmus", include_str!("../../litmus/map.litmus")),
     ("unmap.litmus", include_str!("../../litmus/unmap.litmus")),
     (
@@ -53,6 +53,10 @@ pub const FILES: [(&str, &str); 13] = [
     (
         "contiguous.litmus",
         include_str!("../../litmus/contiguous.litmus"),
+    ),
+    (
+        "two-stages.litmus",
+        include_str!("../../litmus/two-stages.litmus"),
     ),
     ("x86.litmus", include_str!("../../litmus/x86.litmus")),
 ];

@@ -42,7 +42,7 @@ impl Outcome {
                 let address = 0x0000_ffff_ffff_f000;
                 matches!(end(term), End::Value(is) if is & address == layout.page(*page))
             }
-            Self::Fault(term, kind, at) => {
+            Self::Fault(term, kind, at, stage) => {
                 let End::Fault(fault) = end(term) else {
                     return false;
                 };
@@ -60,7 +60,13 @@ impl Outcome {
                         (of, Some(depth))
                     }
                 };
-                (*kind == FaultKind::Any || *kind == of) && (at.is_none() || *at == depth)
+                let by = match fault {
+                    Fault::Second { .. } => Stage::Second,
+                    _ => Stage::First,
+                };
+                stage.is_none_or(|stage| stage == by)
+                    && (*kind == FaultKind::Any || *kind == of)
+                    && (at.is_none() || *at == depth)
             }
         }
     }

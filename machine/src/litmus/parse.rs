@@ -135,6 +135,7 @@ impl Test {
             addresses: Vec::new(),
             tables: Vec::new(),
             maps: Vec::new(),
+            stage1: Vec::new(),
             inits: Vec::new(),
             code: Vec::new(),
             asks: Vec::new(),
@@ -159,6 +160,9 @@ impl Test {
         let wanted = |map: &&Map| map.space == space && map.address == address;
         self.maps.iter().find(wanted)
     }
+    fn has_first(&self, address: usize) -> bool {
+        self.stage1.iter().any(|(mapped, _)| *mapped == address)
+    }
     fn is_taken(&self, name: &str) -> bool {
         self.space(name).is_some()
             || self.datum(name).is_some()
@@ -178,7 +182,9 @@ struct Reader {
 
 impl Reader {
     fn statement(&mut self, test: &mut Test, word: &str, rest: &str, line: &str) -> Parsed<()> {
-        let header = ["arch", "space", "data", "at", "map", "table", "init"];
+        let header = [
+            "arch", "space", "data", "at", "map", "stage1", "table", "init",
+        ];
         if header.contains(&word) && !(test.code.is_empty() && test.asks.is_empty()) {
             return Err(format!("'{word}' comes before the first thread"));
         }
@@ -196,6 +202,7 @@ impl Reader {
             "data" => data(test, rest)?,
             "at" => at(test, rest)?,
             "map" => map(test, rest)?,
+            "stage1" => stage1(test, rest)?,
             "table" => table(test, rest)?,
             "init" => init(test, rest)?,
             "thread" => {

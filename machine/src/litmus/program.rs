@@ -89,7 +89,7 @@ pub struct Test {
     /// See `file`.
     pub line: usize,
     pub(crate) x86: bool,
-    /// Its tables are those of stage 2, under a guest whose stage 1 is the identity.
+    /// Its tables are those of stage 2, under a guest whose stage 1 is the identity, or what `stage1` says.
     pub(crate) guest: bool,
     pub(crate) hardware_access: bool,
     pub(crate) hardware_dirty: bool,
@@ -99,12 +99,19 @@ pub struct Test {
     pub(crate) addresses: Vec<Address>,
     pub(crate) tables: Vec<Table>,
     pub(crate) maps: Vec<Map>,
+    /// The stage 1 of the guests, if they have one: what it says of addresses at first.
+    pub(crate) stage1: Vec<(usize, Value)>,
     pub(crate) inits: Vec<(Location, Value)>,
     pub(crate) code: Vec<Thread>,
     pub(crate) asks: Vec<Ask>,
 }
 
 impl Test {
+    /// Whether guests have a stage 1 that is not the identity.
+    pub(crate) fn is_nested(&self) -> bool {
+        !self.stage1.is_empty()
+    }
+
     /// How many CPUs it runs on.
     pub fn threads(&self) -> usize {
         self.code.len()
@@ -222,6 +229,8 @@ pub(crate) enum Location {
         address: usize,
         depth: u8,
     },
+    /// The entry of a guest's stage 1.
+    First(usize),
     /// The entry of a loose table that would.
     Slot { table: usize, address: usize },
 }
@@ -235,6 +244,11 @@ pub(crate) enum Value {
         page: usize,
         bits: u64,
         block: bool,
+    },
+    /// A leaf of stage 1 that leads to an address of stage 2.
+    Intermediate {
+        address: usize,
+        bits: u64,
     },
     /// What a contiguous run says of the page so many behind its first.
     Member {
@@ -420,7 +434,7 @@ pub(crate) enum Outcome {
     Not(Box<Self>),
     Implies(Box<Self>, Box<Self>),
     Equal(Term, Value),
-    Fault(Term, FaultKind, Option<u8>),
+    Fault(Term, FaultKind, Option<u8>, Option<Stage>),
     Completed(Term),
     Flag(Flag, Term),
     LeadsTo(Term, usize),
@@ -432,6 +446,13 @@ pub(crate) enum Term {
     /// What an instruction has got: of this thread, at this place in it.
     Result(usize, usize),
     Memory(Location),
+}
+
+/// Of which stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    First,
+    Second,
 }
 
 /// Which faults are meant.

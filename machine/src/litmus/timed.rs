@@ -139,6 +139,8 @@ fn run(
         machine
             .hardware
             .load_root(cpu.id(), layout.spaces[test.code[cpu.id()].space]);
+        let root = layout.first_root().map(|root| (root, 0));
+        machine.hardware.load_guest(cpu.id(), root);
         cpu.spend(Time::ns(delays[cpu.id()]));
         run.thread(cpu);
     })?;

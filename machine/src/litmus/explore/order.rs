@@ -3,6 +3,7 @@
 use super::super::program::*;
 use super::Explorer;
 use super::state::{Phase, State};
+use crate::hardware::{Cause, Fault};
 
 /// Whether the other instructions of a thread may go on.
 pub(super) enum Next {
@@ -11,6 +12,20 @@ pub(super) enum Next {
     Stop,
     /// What was found is done first.
     Now,
+}
+
+/// A stage has no translation.
+pub(super) fn is_untranslated(fault: &Fault) -> bool {
+    let cause = Cause::Translation;
+    matches!(fault, Fault::Translation { .. })
+        || matches!(fault, Fault::Second { cause: of, .. } if *of == cause)
+}
+
+/// A stage does not give the right.
+pub(super) fn is_permission(fault: &Fault) -> bool {
+    let cause = Cause::Permission;
+    matches!(fault, Fault::Permission { .. })
+        || matches!(fault, Fault::Second { cause: of, .. } if *of == cause)
 }
 
 /// Instructions that are done as soon as what they wait for is.

@@ -2,7 +2,7 @@
 
 use super::super::program::*;
 use super::Explorer;
-use super::order::{Before, Next, is_derived};
+use super::order::{Before, Next, is_derived, is_untranslated};
 use super::state::*;
 use crate::hardware::{Fault, Request};
 
@@ -45,16 +45,7 @@ impl Explorer<'_> {
             if !flags && !self.wants(state, cpu, first, last) {
                 continue;
             }
-            let mut starts = vec![Start::Root];
-            if self.test.guest {
-                starts.push(Start::Second);
-            }
-            if self.layout.deep {
-                let known = state.cores[cpu].known(&self.hardware, va);
-                starts.extend(known.into_iter().map(Start::Table));
-            }
-            for start in starts {
-                let whole = Route::from(start);
+            for whole in self.routes(state, cpu, va, true) {
                 steps.push(Step::Fill(cpu, address, whole));
                 if self.layout.runs && address < named {
                     let alone = true;
@@ -62,6 +53,44 @@ impl Explorer<'_> {
                 }
             }
         }
+    }
+
+    /// The ways that a walk may take, without the root where `root` is false.
+    fn routes(&self, state: &State, cpu: usize, va: u64, root: bool) -> Vec<Route> {
+        let core = &state.cores[cpu];
+        let mut routes = Vec::new();
+        let mut push = |first: Option<usize>, va: u64| {
+            let mut starts = Vec::new();
+            if root || first.is_some() {
+                starts.push(Start::Root);
+                starts.extend(self.test.guest.then_some(Start::Second));
+            }
+            if self.layout.deep {
+                starts.extend(core.known(&self.hardware, va).into_iter().map(Start::Table));
+            }
+            routes.extend(starts.into_iter().map(|start| Route {
+                first,
+                ..Route::from(start)
+            }));
+        };
+        if !self.test.is_nested() {
+            push(None, va);
+            return routes;
+        }
+        for (number, first) in core.firsts(va).enumerate() {
+            push(Some(number), first.ipa);
+        }
+        if self.first_at(va).is_some() {
+            routes.push(Start::First.into());
+        }
+        routes
+    }
+
+    /// Where the entry of a guest's stage 1 for an address stands.
+    pub(super) fn first_at(&self, va: u64) -> Option<u64> {
+        let mapped = |(address, _): &&(usize, Value)| self.test.addresses[*address].va == va;
+        let (address, _) = self.test.stage1.iter().find(mapped)?;
+        Some(self.layout.locate(self.test, &Location::First(*address)))
     }
 
     /// The address with this number: of those that the test names, or of those in runs that it does not.
@@ -89,6 +118,16 @@ impl Explorer<'_> {
             .words
             .iter()
             .any(|&word| Flag::Valid.is_in(x86, word) && !Flag::Accessed.is_in(x86, word))
+    }
+
+    /// The same of addresses that stage 2 translates.
+    pub(super) fn wants_of_second(&self, state: &State, cpu: usize, first: u64, last: u64) -> bool {
+        if !self.test.is_nested() {
+            return self.wants(state, cpu, first, last);
+        }
+        let mut named = self.test.addresses.iter();
+        named.any(|address| first <= address.va && address.va <= last)
+            && self.wants(state, cpu, 0, u64::MAX)
     }
 
     /// Whether a CPU may still ask for a translation of one of these addresses.
@@ -201,7 +240,6 @@ impl Explorer<'_> {
         let op = &self.test.code[thread].code[at].op;
         let phase = &state.phases[thread][at];
         let step = |way| Step::Do(thread, at, way);
-        let walk = |start| step(Way::Walk(Route::from(start)));
         let address_known = before.address_known(self, state, thread, op);
         let mut place = None;
         match (phase, op.place()) {
@@ -209,30 +247,26 @@ impl Explorer<'_> {
                 let published = self.profile != Profile::Ets2 || before.published;
                 if before.synchronised && published && address_known {
                     let request = self.request(&self.test.code[thread].code[at], address);
-                    steps.push(step(Way::Look));
                     self.hardware.load_image(thread, &state.cores[thread]);
                     let held = self.hardware.holds(thread, request);
-                    let known = if self.layout.deep {
-                        state.cores[thread].known(&self.hardware, request.va)
-                    } else {
-                        Vec::new()
-                    };
-                    if held || !known.is_empty() {
-                        steps.push(walk(Start::Root));
-                        if self.test.guest {
-                            steps.push(walk(Start::Second));
-                        }
+                    if held || !self.test.is_nested() {
+                        steps.push(step(Way::Look));
                     }
                     if held && self.layout.runs {
                         steps.push(step(Way::Run));
                     }
-                    steps.extend(known.into_iter().map(|depth| walk(Start::Table(depth))));
+                    let known = self.layout.deep
+                        && !state.cores[thread]
+                            .known(&self.hardware, request.va)
+                            .is_empty();
+                    let routes = self.routes(state, thread, request.va, held || known);
+                    steps.extend(routes.into_iter().map(|route| step(Way::Walk(route))));
                 }
             }
             (Phase::Idle, Some(Place::Physical(location))) if address_known => {
                 place = Some(self.layout.locate(self.test, location));
             }
-            (Phase::Walking(_), _) => steps.push(step(Way::WalkOn)),
+            (Phase::Walking(..), _) => steps.push(step(Way::WalkOn)),
             (Phase::Translated(translated, _), _) => place = Some(translated.pa()),
             (Phase::Faulty(_, certain), _) => {
                 if before.all_done {
@@ -295,14 +329,14 @@ impl Explorer<'_> {
         let place = code[at].op.place();
         let untranslated = matches!(
             state.phases[thread][at],
-            Phase::Faulty(Fault::Translation { .. } | Fault::Address, _)
+            Phase::Faulty(fault, _) if is_untranslated(&fault) || fault == Fault::Address
         );
         code[..at]
             .iter()
             .zip(&state.phases[thread])
             .all(|(before, phase)| match before.op.place() {
                 Some(Place::Virtual(_)) if untranslated => matches!(phase, Phase::Done(_)),
-                before if before == place => !matches!(phase, Phase::Idle | Phase::Walking(_)),
+                before if before == place => !matches!(phase, Phase::Idle | Phase::Walking(..)),
                 _ => true,
             })
     }
@@ -395,7 +429,7 @@ impl Explorer<'_> {
     /// Whether an instruction has done what cannot be taken back.
     pub(super) fn is_committed(&self, thread: usize, at: usize, phase: &Phase) -> bool {
         match phase {
-            Phase::Idle | Phase::Walking(_) | Phase::Translated(_, false) => false,
+            Phase::Idle | Phase::Walking(..) | Phase::Translated(_, false) => false,
             Phase::Faulty(_, certain) => *certain,
             Phase::Translated(_, true) | Phase::Buffered(_) | Phase::Shooting(_) => true,
             Phase::Done(_) => !matches!(self.test.code[thread].code[at].op, Op::Load { .. }),

@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::hardware::{Fault, Image, Translated, Walking};
+use crate::hardware::{Fault, Image, KnownFirst, Translated, Walking};
 
 /// What has become of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -10,7 +10,7 @@ pub(super) enum Phase {
     /// Nothing yet.
     Idle,
     /// Its walk stands before a descriptor that may change.
-    Walking(Walking),
+    Walking(Walking, Option<KnownFirst>),
     /// Translated. `true`: it has set the dirty state, so that the store must come.
     Translated(Translated, bool),
     /// It will fault. `true`: an invalidation elsewhere does not matter to it any more.
@@ -77,24 +77,29 @@ pub(super) enum Step {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Route {
     pub start: Start,
+    /// Of a guest with a stage 1: which of those that are remembered says where in stage 2.
+    pub first: Option<usize>,
     /// Of a contiguous run, the member is remembered alone.
     pub alone: bool,
 }
 
 /// Where a walk starts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
     Root,
     /// A table that is known, with so many levels below it.
     Table(u8),
     /// What is remembered of stage 2 alone.
     Second,
+    /// The entry of a guest's stage 1, and no further.
+    First,
 }
 
 impl From<Start> for Route {
     fn from(start: Start) -> Self {
         Self {
             start,
+            first: None,
             alone: false,
         }
     }

@@ -2,9 +2,9 @@
 
 use super::super::program::*;
 use super::Explorer;
-use super::order::Before;
+use super::order::{Before, is_permission, is_untranslated};
 use super::state::*;
-use crate::hardware::{Fault, Hardware, Image, Look, Request, Translated};
+use crate::hardware::{Hardware, Image, KnownFirst, Look, Request, Translated};
 use crate::tlb::{Stages, Tlbi};
 
 impl Explorer<'_> {
@@ -19,7 +19,7 @@ impl Explorer<'_> {
         }
         let mut next = state.clone();
         for phase in next.phases.iter_mut().flatten() {
-            if let Phase::Walking(walking) = phase {
+            if let Phase::Walking(walking, _) = phase {
                 *walking = hardware.revive(*walking);
             }
         }
@@ -37,9 +37,16 @@ impl Explorer<'_> {
                 // On arm64 it is for the handler as well, and what is remembered is the same.
                 request.user = self.test.x86 && self.test.code[cpu].user;
                 hardware.remember_alone(route.alone);
-                let look = self.start(cpu, request, route)?;
-                if let Look::Found(found) = hardware.stride(cpu, look, |at| self.changes(at)) {
-                    hardware.join(cpu, found);
+                if route.start == Start::First {
+                    let entry = self.first_at(request.va)?;
+                    let first = hardware.read_first(cpu, request.va, entry).ok()?;
+                    hardware.remember_first(cpu, first);
+                } else {
+                    let first = self.first_of(state, cpu, request, route);
+                    let look = self.start(cpu, request, route, first)?;
+                    if let Look::Found(found) = hardware.stride(cpu, look, |at| self.changes(at)) {
+                        hardware.join(cpu, found, first);
+                    }
                 }
             }
             Step::Interrupt(thread, at, cpu) => self.interrupt(&mut next, thread, at, cpu),
@@ -61,11 +68,12 @@ impl Explorer<'_> {
                 }
             }
             for phase in &mut next.phases[cpu] {
-                if let Phase::Walking(walking) = phase {
-                    *phase = if hardware.is_lost(cpu, walking) {
+                if let Phase::Walking(walking, first) = phase {
+                    let va = first.map_or(walking.va(), |first| first.va);
+                    *phase = if hardware.is_lost(cpu, walking, va) {
                         Phase::Idle
                     } else {
-                        Phase::Walking(Hardware::settled(*walking))
+                        Phase::Walking(Hardware::settled(*walking), *first)
                     };
                 }
             }
@@ -96,6 +104,7 @@ impl Explorer<'_> {
             core.forget(
                 &self.hardware,
                 |first, last| self.wants(state, cpu, first, last),
+                |first, last| self.wants_of_second(state, cpu, first, last),
                 |known| {
                     self.layout.deep
                         && (self.layout.shared_ids
@@ -337,8 +346,9 @@ impl Explorer<'_> {
                         phases[at] = Phase::Idle;
                     }
                     // It comes after what it may be about, and that is not visible yet.
-                    Phase::Done(Got::Fault(Fault::Translation { .. }))
-                        if pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi))
+                    Phase::Done(Got::Fault(fault))
+                        if is_untranslated(fault)
+                            && pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi))
                             && phases[..at]
                                 .iter()
                                 .any(|phase| matches!(phase, Phase::Buffered(Some(_)))) =>
@@ -365,7 +375,7 @@ impl Explorer<'_> {
                     }
                     _ => {}
                 }
-                if matches!(next.phases[cpu][at], Phase::Idle | Phase::Walking(_))
+                if matches!(next.phases[cpu][at], Phase::Idle | Phase::Walking(..))
                     && place.is_some()
                 {
                     open.push(place);
@@ -399,36 +409,47 @@ impl Explorer<'_> {
     ) -> Option<Option<(usize, Image)>> {
         let hardware = &self.hardware;
         let op = &self.test.code[thread].code[at].op;
+        let Some(&Place::Virtual(address)) = op.place() else {
+            return None;
+        };
+        let request = self.request(&self.test.code[thread].code[at], address);
+        let mut first = None;
         let look = match way {
             Way::WalkOn => match next.phases[thread][at] {
-                Phase::Walking(walking) => Look::Walking(walking),
+                Phase::Walking(walking, known) => {
+                    first = known;
+                    Look::Walking(walking)
+                }
                 _ => return None,
             },
-            _ => {
-                let Some(&Place::Virtual(address)) = op.place() else {
-                    return None;
-                };
-                let request = self.request(&self.test.code[thread].code[at], address);
-                match way {
-                    Way::Walk(route) => self.start(thread, request, route)?,
-                    Way::Run => {
-                        hardware.look_run(thread, request, (RUN << 12).trailing_zeros() as u8)?
-                    }
-                    _ if self.test.guest => hardware
-                        .look_combined(thread, request)
-                        .or_else(|| hardware.look_second(thread, request))
-                        .or_else(|| hardware.start_at(thread, request, None))?,
-                    _ => hardware.look(thread, request),
-                }
+            Way::Walk(route) if route.start == Start::First => {
+                // What it finds is remembered by a step of its own; what it does not find is a fault.
+                let entry = self.first_at(request.va)?;
+                Look::Fault(hardware.read_first(thread, request.va, entry).err()?)
             }
+            Way::Walk(route) => {
+                first = self.first_of(state, thread, request, route);
+                self.start(thread, request, route, first)?
+            }
+            Way::Run => hardware.look_run(thread, request, IN_RUN.trailing_ones() as u8)?,
+            _ if self.test.is_nested() => hardware.look_combined(thread, request)?,
+            _ if self.test.guest => hardware
+                .look_combined(thread, request)
+                .or_else(|| hardware.look_second(thread, request))
+                .or_else(|| hardware.start_at(thread, request, None))?,
+            _ => hardware.look(thread, request),
         };
         // Of its own walk an access uses one member; what a walk leaves behind is that of a fill.
         hardware.remember_alone(true);
         let held = hardware.save(thread);
         let before = Before::of(self, state, thread, at);
         next.phases[thread][at] = match hardware.stride(thread, look, |at| self.changes(at)) {
-            Look::Walking(walking) => Phase::Walking(walking),
+            Look::Walking(walking) => Phase::Walking(walking, first),
             Look::Fault(fault) => {
+                let fault = match first {
+                    Some(first) => hardware.fault_behind(request, &first, fault),
+                    None => fault,
+                };
                 // What comes after has not begun, or it would be thrown away.
                 if state.phases[thread][at + 1..]
                     .iter()
@@ -438,14 +459,14 @@ impl Explorer<'_> {
                 }
                 let early =
                     hardware.fault_is_early(thread) || !before.all_done || !before.all_drained;
-                let stale = matches!(fault, Fault::Permission { .. }) && !self.test.x86;
+                let stale = is_permission(&fault) && !self.test.x86;
                 if self.profile != Profile::Base && early && !stale {
                     return None;
                 }
                 Phase::Faulty(fault, false)
             }
             Look::Found(translated) => {
-                let translated = hardware.join(thread, translated);
+                let translated = hardware.join(thread, translated, first);
                 let dirtied = op.writes() && self.is_dirtied(state);
                 if dirtied && !(before.is_certain() && self.is_unread(state, thread, at)) {
                     return None;
@@ -456,12 +477,40 @@ impl Explorer<'_> {
         Some(Some((thread, held)))
     }
 
+    /// What stage 1 has said of an access, on this way.
+    fn first_of(
+        &self,
+        state: &State,
+        cpu: usize,
+        request: Request,
+        route: Route,
+    ) -> Option<KnownFirst> {
+        state.cores[cpu]
+            .firsts(request.va)
+            .nth(route.first?)
+            .copied()
+    }
+
     /// Starts a walk at the root or a table that is known; of a guest, also where it is known what stage 2 says.
-    pub(super) fn start(&self, cpu: usize, request: Request, route: Route) -> Option<Look> {
+    fn start(
+        &self,
+        cpu: usize,
+        request: Request,
+        route: Route,
+        first: Option<KnownFirst>,
+    ) -> Option<Look> {
+        let request = match first {
+            None => request,
+            Some(first) => match self.hardware.second_of(request, &first) {
+                Ok(second) => second,
+                Err(fault) => return Some(Look::Fault(fault)),
+            },
+        };
         match route.start {
             Start::Root => self.hardware.start_at(cpu, request, None),
             Start::Table(depth) => self.hardware.start_at(cpu, request, Some(depth)),
             Start::Second => self.hardware.look_second(cpu, request),
+            Start::First => None,
         }
     }
 

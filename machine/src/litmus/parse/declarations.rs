@@ -7,8 +7,8 @@ use super::{MOST_NAMES, MOST_THREADS, Parsed, limit, one_line};
 
 pub(super) fn fresh(test: &Test, name: String) -> Parsed<String> {
     let reserved = [
-        "pte", "pmd", "pud", "pgd", "leaf", "block", "invalid", "table", "fault", "ok", "addr",
-        "data", "and", "or", "not", "valid", "accessed", "dirty", "page",
+        "stage1", "pte", "pmd", "pud", "pgd", "leaf", "block", "invalid", "table", "fault", "ok",
+        "addr", "data", "and", "or", "not", "valid", "accessed", "dirty", "page",
     ];
     if test.is_taken(&name) {
         Err(format!("'{name}' has a meaning already"))
@@ -144,7 +144,11 @@ pub(super) fn map(test: &mut Test, rest: &str) -> Parsed<()> {
         return Err(format!("'{name}' is mapped already"));
     }
     match value {
-        Value::Register(_) | Value::Table(_) | Value::TableOf(_) | Value::Member { .. } => {
+        Value::Register(_)
+        | Value::Table(_)
+        | Value::TableOf(_)
+        | Value::Member { .. }
+        | Value::Intermediate { .. } => {
             Err("an address is mapped by leaf(), block(), invalid or a number".to_owned())
         }
         Value::Leaf { block: true, .. } if test.addresses[address].va & 0x1f_ffff != 0 => {
@@ -179,6 +183,36 @@ pub(super) fn map(test: &mut Test, rest: &str) -> Parsed<()> {
             });
             Ok(())
         }
+    }
+}
+
+/// What the stage 1 of the guests says of an address: another, which stage 2 translates.
+pub(super) fn stage1(test: &mut Test, rest: &str) -> Parsed<()> {
+    if !test.guest {
+        return Err("'stage1' is that of a guest: 'arch arm64 guest'".to_owned());
+    }
+    if test.hardware_access {
+        return Err("'af' is not for guests with a stage 1 here".to_owned());
+    }
+    let mut tokens = Tokens::of(rest)?;
+    let name = tokens.name("an address needs a name")?;
+    let address = match test.address(&name) {
+        Some(address) => address,
+        None => add_address(test, name.clone())?,
+    };
+    let value = value(&mut tokens, test)?;
+    tokens.end()?;
+    if test.has_first(address) {
+        return Err(format!("'{name}' has a stage 1 already"));
+    }
+    match value {
+        Value::Intermediate { .. } | Value::Number(_) => {
+            test.stage1.push((address, value));
+            Ok(())
+        }
+        _ => Err(
+            "stage 1 leads to an address of stage 2: leaf() of it, invalid or a number".to_owned(),
+        ),
     }
 }
 
@@ -233,6 +267,19 @@ fn check_run(test: &Test, va: u64, value: &Value) -> Parsed<()> {
 pub(super) fn check_value(test: &Test, location: &Location, value: &Value) -> Parsed<()> {
     if let Location::Entry { address, .. } | Location::Slot { address, .. } = location {
         check_run(test, test.addresses[*address].va, value)?;
+    }
+    match (location, value) {
+        (
+            Location::First(_),
+            Value::Intermediate { .. } | Value::Number(_) | Value::Register(_),
+        ) => {}
+        (Location::First(_), _) => {
+            return Err("stage1() holds the leaf() of an address of stage 2".to_owned());
+        }
+        (Location::Entry { .. } | Location::Slot { .. }, Value::Intermediate { .. }) => {
+            return Err("an entry of stage 2 leads to a page, not to an address".to_owned());
+        }
+        _ => {}
     }
     let Location::Entry { depth, .. } = location else {
         return Ok(());

@@ -73,8 +73,7 @@ pub(super) fn statement(tokens: &mut Tokens<'_>, test: &Test, depth: usize) -> P
         tokens.symbol("=")?;
     }
     let outcome = if tokens.accept_word("fault") {
-        let (kind, depth) = fault(tokens)?;
-        Outcome::Fault(term, kind, depth)
+        fault(tokens, test, term)?
     } else if tokens.accept_word("ok") {
         Outcome::Completed(term)
     } else {
@@ -92,23 +91,28 @@ pub(super) fn statement(tokens: &mut Tokens<'_>, test: &Test, depth: usize) -> P
     })
 }
 
-/// `fault`, `fault(permission)`, `fault(translation pmd)`.
-pub(super) fn fault(tokens: &mut Tokens<'_>) -> Parsed<(FaultKind, Option<u8>)> {
+/// `fault`, `fault(permission)`, `fault(translation pmd)`, `fault(stage2)`.
+pub(super) fn fault(tokens: &mut Tokens<'_>, test: &Test, term: Term) -> Parsed<Outcome> {
     let mut kind = FaultKind::Any;
-    let mut depth = None;
+    let (mut depth, mut stage) = (None, None);
     if tokens.accept("(") {
         while let Some(word) = tokens.accept_name() {
             match word.as_str() {
                 "translation" => kind = FaultKind::Translation,
                 "access" => kind = FaultKind::AccessFlag,
                 "permission" => kind = FaultKind::Permission,
+                "stage1" if test.is_nested() => stage = Some(Stage::First),
+                "stage2" if test.is_nested() => stage = Some(Stage::Second),
+                "stage1" | "stage2" => {
+                    return Err(format!("'{word}' is for guests with a stage 1"));
+                }
                 "pte" => depth = Some(0),
                 "pmd" => depth = Some(1),
                 "pud" => depth = Some(2),
                 "pgd" => depth = Some(3),
                 _ => {
                     return Err(format!(
-                        "'{}' is no fault: translation, access, permission; pte, pmd, pud, pgd",
+                        "'{}' is no fault: translation, access, permission; pte, pmd, pud, pgd; stage1, stage2",
                         one_line(&word)
                     ));
                 }
@@ -116,5 +120,5 @@ pub(super) fn fault(tokens: &mut Tokens<'_>) -> Parsed<(FaultKind, Option<u8>)> 
         }
         tokens.symbol(")")?;
     }
-    Ok((kind, depth))
+    Ok(Outcome::Fault(term, kind, depth, stage))
 }

@@ -160,6 +160,18 @@ impl<'l> Tokens<'l> {
             "pmd" => 1,
             "pud" => 2,
             "pgd" => 3,
+            "stage1" => {
+                self.symbol("(")?;
+                let address = self.address(test)?;
+                self.symbol(")")?;
+                if !test.has_first(address) {
+                    let name = &test.addresses[address].name;
+                    return Err(format!(
+                        "'{name}' has no stage 1: say so, if only 'invalid'"
+                    ));
+                }
+                return Ok(Location::First(address));
+            }
             _ => {
                 if let Some(datum) = test.datum(&name) {
                     return Ok(Location::Data(datum));
@@ -203,6 +215,10 @@ impl<'l> Tokens<'l> {
         let place = match self.peek_name().and_then(|name| test.address(name)) {
             Some(address) => {
                 self.skip();
+                if test.is_nested() && !test.has_first(address) {
+                    let name = &test.addresses[address].name;
+                    return Err(format!("'{name}' is an address of stage 2 alone"));
+                }
                 Place::Virtual(address)
             }
             None => Place::Physical(self.location(test)?),

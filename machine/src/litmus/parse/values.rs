@@ -16,9 +16,21 @@ pub(super) fn value(tokens: &mut Tokens<'_>, test: &Test) -> Parsed<Value> {
         "invalid" if !tokens.peek_is("(") => Ok(Value::Number(0)),
         "invalid" | "leaf" | "block" => {
             tokens.symbol("(")?;
+            if let Some(address) = tokens.peek_name().and_then(|name| test.address(name))
+                && test.guest
+                && word != "block"
+            {
+                tokens.skip();
+                let mut bits = attributes(tokens, test, false, false)?;
+                if word == "invalid" {
+                    bits &= !VALID;
+                }
+                tokens.symbol(")")?;
+                return Ok(Value::Intermediate { address, bits });
+            }
             let page = tokens.datum(test)?;
             let block = word == "block";
-            let mut bits = attributes(tokens, test, block)?;
+            let mut bits = attributes(tokens, test, block, test.guest)?;
             if word == "invalid" {
                 bits &= !VALID;
             }
@@ -61,7 +73,12 @@ pub(super) fn bit(test: &Test, name: &str) -> Option<u64> {
 }
 
 /// What follows the page in `leaf(page, ro user old)`.
-pub(super) fn attributes(tokens: &mut Tokens<'_>, test: &Test, block: bool) -> Parsed<u64> {
+pub(super) fn attributes(
+    tokens: &mut Tokens<'_>,
+    test: &Test,
+    block: bool,
+    second: bool,
+) -> Parsed<u64> {
     let (mut ro, mut user, mut global, mut old, mut dbm, mut clean) =
         (false, false, false, false, false, None);
     let mut contiguous = false;
@@ -98,10 +115,10 @@ pub(super) fn attributes(tokens: &mut Tokens<'_>, test: &Test, block: bool) -> P
         );
     }
     let on = |flag: bool, bit: u64| if flag { bit } else { 0 };
-    if test.guest && (user || global || dbm) {
+    if second && (user || global || dbm) {
         return Err("a leaf of stage 2 is rw or ro, and may be old".to_owned());
     }
-    Ok(if test.guest {
+    Ok(if second {
         VALID | STAGE2_LEAF | on(!block, 2) | on(!ro, STAGE2_WRITE) | on(!old, ARM_ACCESSED)
     } else if test.x86 {
         VALID
