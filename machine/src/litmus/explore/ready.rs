@@ -4,7 +4,7 @@ use super::super::program::*;
 use super::Explorer;
 use super::order::{Before, Next, is_derived, is_untranslated};
 use super::state::*;
-use crate::hardware::{Fault, Request};
+use crate::hardware::{Fault, Image, Request};
 
 impl Explorer<'_> {
     pub(super) fn steps(&self, state: &State) -> Vec<Step> {
@@ -59,31 +59,44 @@ impl Explorer<'_> {
     fn routes(&self, state: &State, cpu: usize, va: u64, root: bool) -> Vec<Route> {
         let core = &state.cores[cpu];
         let mut routes = Vec::new();
-        let mut push = |first: Option<usize>, va: u64| {
-            let mut starts = Vec::new();
-            if root || first.is_some() {
-                starts.push(Start::Root);
-                starts.extend(self.test.guest.then_some(Start::Second));
-            }
-            if self.layout.deep {
-                starts.extend(core.known(&self.hardware, va).into_iter().map(Start::Table));
-            }
-            routes.extend(starts.into_iter().map(|start| Route {
-                first,
-                ..Route::from(start)
-            }));
-        };
         if !self.test.is_nested() {
-            push(None, va);
+            self.routes_from(&mut routes, core, va, root, None);
             return routes;
         }
-        for (number, first) in core.firsts(va).enumerate() {
-            push(Some(number), first.ipa);
+        for (number, first) in (0..).zip(core.firsts(va)) {
+            self.routes_from(&mut routes, core, first.ipa, true, Some(number));
         }
         if self.first_at(va).is_some() {
             routes.push(Start::First.into());
         }
         routes
+    }
+
+    /// The same from an address of the tables of the test.
+    fn routes_from(
+        &self,
+        routes: &mut Vec<Route>,
+        core: &Image,
+        va: u64,
+        root: bool,
+        first: Option<u8>,
+    ) {
+        let alone = false;
+        let route = |start| Route {
+            start,
+            first,
+            alone,
+        };
+        if root {
+            routes.push(route(Start::Root));
+            if self.test.guest {
+                routes.push(route(Start::Second));
+            }
+        }
+        if self.layout.deep {
+            let known = core.known(&self.hardware, va);
+            routes.extend(known.into_iter().map(|depth| route(Start::Table(depth))));
+        }
     }
 
     /// Where the entry of a guest's stage 1 for an address stands.

@@ -78,7 +78,7 @@ pub(super) enum Step {
 pub(super) struct Route {
     pub start: Start,
     /// Of a guest with a stage 1: which of those that are remembered says where in stage 2.
-    pub first: Option<usize>,
+    pub first: Option<u8>,
     /// Of a contiguous run, the member is remembered alone.
     pub alone: bool,
 }

@@ -487,7 +487,7 @@ impl Explorer<'_> {
     ) -> Option<KnownFirst> {
         state.cores[cpu]
             .firsts(request.va)
-            .nth(route.first?)
+            .nth(route.first?.into())
             .copied()
     }
 
