@@ -32,6 +32,7 @@ mod stores;
 mod translation;
 
 use guest::Guest;
+pub(crate) use guest::KnownFirst;
 pub(crate) use image::Image;
 use links::{Aliases, Below};
 
@@ -440,6 +441,8 @@ pub struct Hardware {
     /// Something has to be looked at at each store besides the entry itself.
     wary: Cell<bool>,
     pub(crate) dice: Dice,
+    /// Members of contiguous runs are remembered one by one.
+    alone: Cell<bool>,
     /// Rules are checked. Litmus tests break them on purpose.
     judging: Cell<bool>,
     violations: RefCell<Vec<Violation>>,
@@ -510,6 +513,7 @@ impl Hardware {
             buffering: Cell::new(seed != 0),
             wary: Cell::new(seed != 0),
             dice: Dice::new(seed),
+            alone: Cell::new(false),
             judging: Cell::new(true),
             violations: RefCell::default(),
             tracer: Tracer::default(),

@@ -453,7 +453,7 @@ impl Tlb {
     }
 
     #[inline(always)]
-    fn find_sized(
+    pub fn find_sized(
         &self,
         cpu: usize,
         va: u64,

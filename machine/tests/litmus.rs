@@ -161,7 +161,7 @@ fn errors_are_one_line_that_says_where() {
         ),
         (
             "STR leaf(a, read), [pte(x)]",
-            "'read' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm",
+            "'read' is no attribute: rw, ro, user, global, old, clean, dirty, and on arm64 dbm, contiguous",
         ),
         (
             "STR leaf(a), [pmd(x)]",
@@ -174,9 +174,90 @@ fn errors_are_one_line_that_says_where() {
         ("ask 1:r0 = 1", "there is no thread 1"),
         ("data b = 2", "'data' comes before the first thread"),
         ("expect allowed", "'expect' comes after an 'ask'"),
+        (
+            "LDR r0, [stage1(x)]",
+            "'x' has no stage 1: say so, if only 'invalid'",
+        ),
+        ("STR leaf(a, contiguous), [pte(y)]", "'y' is no address"),
     ] {
         let error = parse("f.litmus", &format!("{head}{line}\n")).unwrap_err();
         assert_eq!(error.to_string(), format!("f.litmus:6: {what}"));
+    }
+    let guest = "test t\narch arm64 guest\ndata a = 1\nmap p leaf(a)\nstage1 x leaf(p)\n";
+    let run = "test t\ndata a = 1\ndata b = 2 at a + 3\nmap x leaf(a, contiguous)\nat y = x + 4\n";
+    for (head, lines, what) in [
+        (guest, "stage1 x invalid", "'x' has a stage 1 already"),
+        (
+            guest,
+            "stage1 y leaf(a)",
+            "stage 1 leads to an address of stage 2: leaf() of it, invalid or a number",
+        ),
+        (
+            guest,
+            "map q leaf(p)",
+            "an address is mapped by leaf(), block(), invalid or a number",
+        ),
+        (
+            guest,
+            "thread\nLDR r0, [p]",
+            "'p' is an address of stage 2 alone",
+        ),
+        (
+            guest,
+            "thread\nSTR leaf(a), [stage1(x)]",
+            "stage1() holds the leaf() of an address of stage 2",
+        ),
+        (
+            guest,
+            "thread\nSTR leaf(p), [pte(p)]",
+            "an entry of stage 2 leads to a page, not to an address",
+        ),
+        (
+            run,
+            "stage1 x invalid",
+            "'stage1' is that of a guest: 'arch arm64 guest'",
+        ),
+        (run, "map y leaf(a)", "'y' is mapped already"),
+        (run, "data c = 1 at b + 1", "'b' is behind another page"),
+        (
+            run,
+            "data c = 1 at a + 16",
+            "a page is 1 to 15 pages behind another",
+        ),
+        (
+            run,
+            "thread\nSTR leaf(b, contiguous), [pte(y)]",
+            "'b' is not the page for this place in a run",
+        ),
+        (
+            run,
+            "thread\nSTR block(a, contiguous), [pmd(y)]",
+            "a contiguous run is of pages, of stage 1, and without 'af' or 'dirty'",
+        ),
+        (
+            run,
+            "thread\nLDR r0, [x]\nask 0:r0 = fault(stage2)",
+            "'stage2' is for guests with a stage 1",
+        ),
+        (
+            run,
+            "thread\nSVC\nSVC",
+            "a handler has no handler of its own: 'ERET' comes first",
+        ),
+        (
+            run,
+            "thread user\nTLBI VAE1, x",
+            "'TLBI' is not for an application, which comes to EL1 by 'SVC'",
+        ),
+        (
+            run,
+            "thread user\nSVC\nERET\nERET",
+            "'ERET' is not for an application, which comes to EL1 by 'SVC'",
+        ),
+    ] {
+        let error = parse("f.litmus", &format!("{head}{lines}\n")).unwrap_err();
+        let line = head.lines().count() + lines.lines().count();
+        assert_eq!(error.to_string(), format!("f.litmus:{line}: {what}"));
     }
     for (text, message) in [
         ("", "f.litmus:1: no test"),

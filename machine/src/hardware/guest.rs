@@ -19,6 +19,10 @@
 //! What a guest does with its own tables is its own affair: the rules are for the host. One half of addresses is modelled,
 //! and the descriptors of tables have no flags.
 
+mod explored;
+
+pub(crate) use explored::First as KnownFirst;
+
 use std::cell::{Cell, RefCell};
 
 use crate::memory::State;
@@ -36,6 +40,8 @@ pub(super) struct Guest {
     root: Cell<Option<(u64, u16)>>,
     tlb: RefCell<Vec<Combined>>,
     tables: RefCell<Vec<Known>>,
+    /// What stage 1 alone said, for the explorer of litmus tests.
+    firsts: RefCell<Vec<KnownFirst>>,
     /// The entry that makes room next, in both.
     next: Cell<usize>,
     /// A speculative walk that has been left half-way.
@@ -731,66 +737,6 @@ impl Hardware {
     }
 }
 
-/// For the explorer of litmus tests, in which the stage 1 of a guest is the identity and is off.
-impl Hardware {
-    /// The combined entry for an access, if there is one.
-    pub(crate) fn look_combined(&self, cpu: usize, request: Request) -> Option<Look> {
-        let root = self.cores[cpu].roots[0].get()?;
-        let found = self.find_combined(cpu, request.va, root.id)?;
-        match self.use_combined(cpu, request, root, &found) {
-            GuestLook::Found(translated) => Some(Look::Found(translated)),
-            GuestLook::Fault(fault) => Some(Look::Fault(fault)),
-            GuestLook::Walking(_) => None,
-        }
-    }
-
-    /// What stage 2 alone is remembered to say, if it is.
-    pub(crate) fn look_second(&self, cpu: usize, request: Request) -> Option<Look> {
-        let root = self.cores[cpu].roots[0].get()?;
-        let tlb = &self.cores[cpu].tlb;
-        let entry = tlb.find(cpu, request.va, root.id, &self.invalidations)?;
-        Some(self.use_entry(cpu, request, entry))
-    }
-
-    /// What stage 2 has said is combined with stage 1.
-    pub(crate) fn join(&self, cpu: usize, found: Translated) -> Translated {
-        if !self.is_nested() || found.entry.guest.is_some() {
-            return found;
-        }
-        let walk = GuestWalk {
-            request: found.request,
-            walk: None,
-            tag: OFF,
-            ipa: found.request.va,
-            goal: Goal::Descriptor,
-            second: Second::Done(found),
-            stamp: self.invalidations.now(),
-        };
-        let entry = self.combine(cpu, &walk, self.identity(), &found.entry);
-        self.translated(found.request, entry)
-    }
-
-    /// Whether what a walk will combine has been invalidated since `stamp`.
-    pub(super) fn is_combining_lost(&self, cpu: usize, id: u16, va: u64, stamp: u64) -> bool {
-        let covers = |tlbi: &Tlbi| tlbi.covers_combined(id, OFF, true, (va, va), false);
-        self.is_nested() && !self.invalidations.spared_since(cpu, stamp, covers)
-    }
-
-    /// What a CPU has combined.
-    pub(super) fn save_combined(&self, cpu: usize) -> Vec<Combined> {
-        let tlb = self.cores[cpu].guest.tlb.borrow();
-        let held = tlb.iter().filter(|held| self.is_spared(cpu, &held.entry));
-        held.map(|&held| held.at(0)).collect()
-    }
-
-    pub(super) fn load_combined(&self, cpu: usize, combined: &[Combined]) {
-        let stamp = self.invalidations.now();
-        let mut tlb = self.cores[cpu].guest.tlb.borrow_mut();
-        tlb.clear();
-        tlb.extend(combined.iter().map(|held| held.at(stamp)));
-    }
-}
-
 impl Combined {
     fn at(self, stamp: u64) -> Self {
         let entry = Cached {
@@ -814,12 +760,6 @@ impl Combined {
         (e.first, e.bits, e.id, e.raw, e.pa, e.rights)
     }
 }
-
-/// Of a guest whose stage 1 is off.
-const OFF: Tag = Tag {
-    asid: None,
-    depth: 0,
-};
 
 /// So many combined entries a CPU has at most.
 const MOST_COMBINED: usize = 64;

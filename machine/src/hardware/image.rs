@@ -8,7 +8,7 @@
 use std::hash::{Hash, Hasher};
 
 use super::guest::Combined;
-use super::{Buffered, Hardware, Look, Request, Root, Translated, Walking};
+use super::{Buffered, Hardware, KnownFirst, Look, Request, Root, Translated, Walking};
 use crate::memory::{ROOT, State};
 use crate::tlb::{Cached, Remembered, Tlbi};
 
@@ -19,9 +19,17 @@ pub(crate) struct Image {
     tlb: Vec<Cached>,
     cache: Vec<Remembered>,
     combined: Vec<Combined>,
+    firsts: Vec<KnownFirst>,
     buffer: Vec<Buffered>,
     group: u32,
     pending: Vec<(Tlbi, bool)>,
+}
+
+impl Walking {
+    /// The address under translation.
+    pub(crate) fn va(&self) -> u64 {
+        self.request.va
+    }
 }
 
 impl Hash for Walking {
@@ -52,6 +60,13 @@ impl Image {
     /// The root, and the identifier.
     pub fn root(&self) -> Option<(u64, u16)> {
         self.roots[0].map(|root| (root.table, root.id))
+    }
+
+    /// What is remembered of stage 1 alone for an address.
+    pub fn firsts(&self, va: u64) -> impl Iterator<Item = &KnownFirst> {
+        self.firsts
+            .iter()
+            .filter(move |held| held.va == va & !0xfff && Some(held.vmid()) == self.id())
     }
 
     /// Levels below the tables that the walk cache knows for an address.
@@ -90,25 +105,33 @@ impl Image {
         self.sort();
     }
 
-    /// Forgets what no access will ask for: translations and tables of addresses that are not `wanted`.
+    /// The TLB holds what it held `before`: a walk need not have been remembered.
+    pub fn hold(&mut self, before: &Self) {
+        self.tlb.clone_from(&before.tlb);
+    }
+
+    /// Forgets what no access will ask for: translations and tables of addresses that are not `wanted`, by the virtual address
+    /// or, where a guest has a stage 1, the one that stage 2 translates.
     pub fn forget(
         &mut self,
         hardware: &Hardware,
         wanted: impl Fn(u64, u64) -> bool,
+        wanted_of_second: impl Fn(u64, u64) -> bool,
         tables: impl Fn(&Remembered) -> bool,
     ) {
         self.tlb.retain(|entry| {
             let (first, last) = entry.span();
-            wanted(first, last)
+            wanted_of_second(first, last)
         });
         self.cache.retain(|known| {
             let bits = hardware.shift(known.depth) + hardware.index_bits;
-            wanted(known.first, known.first + ((1u64 << bits) - 1)) && tables(known)
+            wanted_of_second(known.first, known.first + ((1u64 << bits) - 1)) && tables(known)
         });
         self.combined.retain(|held| {
             let (first, last) = held.span();
             wanted(first, last)
         });
+        self.firsts.retain(|held| wanted(held.va, held.va));
     }
 
     fn sort(&mut self) {
@@ -117,6 +140,7 @@ impl Image {
         self.cache
             .sort_unstable_by_key(|k| (k.first, k.depth, k.id, k.table));
         self.combined.sort_unstable_by_key(Combined::order);
+        self.firsts.sort_unstable();
     }
 }
 
@@ -169,6 +193,7 @@ impl Hardware {
                 .map(|known| Remembered { stamp: 0, ..known })
                 .collect(),
             combined: self.save_combined(cpu),
+            firsts: self.save_firsts(cpu),
             group: number(core.group.get()),
             buffer,
             pending: core.pending.borrow().clone(),
@@ -194,6 +219,7 @@ impl Hardware {
             core.cache.insert(Remembered { stamp, ..*known }, bits);
         }
         self.load_combined(cpu, &image.combined);
+        self.load_firsts(cpu, &image.firsts);
         core.buffer.borrow_mut().clone_from(&image.buffer);
         core.group.set(image.group);
         core.pending.borrow_mut().clone_from(&image.pending);
@@ -234,14 +260,12 @@ impl Hardware {
         Walking { stamp, ..walking }
     }
 
-    /// Whether an invalidation has covered the address of a walk since it was revived.
-    pub(crate) fn is_lost(&self, cpu: usize, walking: &Walking) -> bool {
-        let Walking {
-            stamp, id, request, ..
-        } = *walking;
+    /// Whether an invalidation has covered the address of a walk
+    /// since it was revived; `va` is the virtual address, of a guest too.
+    pub(crate) fn is_lost(&self, cpu: usize, walking: &Walking, va: u64) -> bool {
+        let Walking { stamp, id, .. } = *walking;
         stamp != self.invalidations.now()
-            && (self.is_overtaken(cpu, walking)
-                || self.is_combining_lost(cpu, id, request.va, stamp))
+            && (self.is_overtaken(cpu, walking) || self.is_combining_lost(cpu, id, va, stamp))
     }
 
     /// A walk is like any other with the same tables before it.
@@ -295,6 +319,19 @@ impl Hardware {
                 .find(cpu, request.va, root.id, &self.invalidations);
             found.is_some()
         })
+    }
+
+    /// What is remembered of the contiguous run around an address.
+    pub(crate) fn look_run(&self, cpu: usize, request: Request, bits: u8) -> Option<Look> {
+        let root = self.cores[cpu].roots[self.half(request.va)].get()?;
+        let tlb = &self.cores[cpu].tlb;
+        let entry = tlb.find_sized(cpu, request.va, root.id, bits, &self.invalidations)?;
+        Some(self.use_entry(cpu, request, entry))
+    }
+
+    /// Whether members of contiguous runs are remembered one by one from here on.
+    pub(crate) fn remember_alone(&self, alone: bool) {
+        self.alone.set(alone);
     }
 
     /// Walks until the next descriptor is one that may change and one that may change has been read.

@@ -344,7 +344,7 @@ impl Hardware {
             });
             rights &= !CLEAN;
         }
-        if leaf.contiguous && self.dice.is_on() && self.dice.once_in(2) {
+        if leaf.contiguous && (self.alone.get() || self.dice.is_on() && self.dice.once_in(2)) {
             // Members may be remembered one by one.
             leaf.run_size = leaf.size;
         }

@@ -35,6 +35,12 @@ pub(crate) struct Layout {
     pub deep: bool,
     /// Two spaces have one identifier.
     pub shared_ids: bool,
+    /// The tables of the guests' stage 1, by level and number.
+    first: BTreeMap<(u8, u64), u64>,
+    /// There are contiguous entries.
+    pub runs: bool,
+    /// One address in each contiguous run that the test does not name, if there is one: its entry stays as it is.
+    pub unnamed: Vec<u64>,
 }
 
 /// Memory that is large enough for a test.
@@ -43,7 +49,11 @@ pub(crate) fn memory(test: &Test) -> Memory {
         .filter(|&page| in_block(test, page))
         .count();
     let aligned = (blocks + usize::from(blocks > 0)) * ENTRIES as usize;
-    Memory::new(FRAMES + aligned, 12, 1 << 30)
+    let runs = (0..test.data.len())
+        .filter(|&page| in_run(test, page))
+        .count();
+    // Memory begins aligned.
+    Memory::new(FRAMES + aligned + runs * 2 * RUN as usize, 12, 1 << 30)
 }
 
 /// The architecture of a test, with caches that are large enough for it.
@@ -80,6 +90,15 @@ fn in_block(test: &Test, page: usize) -> bool {
         .any(|value| matches!(value, Value::Leaf { page: p, block: true, .. } if *p == page))
 }
 
+/// Other pages lie behind it.
+fn in_run(test: &Test, page: usize) -> bool {
+    let behind = |data: &Data| data.behind.is_some_and(|(first, _)| first == page);
+    let leads = |value: &Value| {
+        value.is_contiguous() && matches!(value, Value::Leaf { page: p, .. } if *p == page)
+    };
+    test.data[page].behind.is_none() && (test.data.iter().any(behind) || values(test).any(leads))
+}
+
 /// Bits of an address below those that the tables with `depth` levels below them, entry and all, translate.
 fn shift(depth: u8) -> u32 {
     12 + 9 * u32::from(depth)
@@ -106,6 +125,9 @@ impl Layout {
             changing: Vec::new(),
             deep: false,
             shared_ids: false,
+            first: BTreeMap::new(),
+            runs: values(test).any(Value::is_contiguous),
+            unnamed: Vec::new(),
         };
         for depth in test.tables.iter().map(|table| table.depth) {
             layout.tables.push(layout.new_table(memory, depth)?);
@@ -131,14 +153,13 @@ impl Layout {
                 layout.linked.insert((space, TOP, 0), table);
             }
         }
+        if test.is_nested() {
+            layout.build_first(test, memory)?;
+        }
         for (page, data) in test.data.iter().enumerate() {
-            let aligned = in_block(test, page);
-            let address = loop {
-                let frame = memory.take(State::Data, 0)?;
-                let address = memory.address(frame);
-                if !aligned || address.is_multiple_of(1 << shift(1)) {
-                    break address;
-                }
+            let address = match data.behind {
+                Some((first, pages)) => layout.data[first] + (pages << shift(0)),
+                None => layout.new_page(test, memory, page)?,
             };
             layout.data.push(address);
             memory.write(address, data.value);
@@ -150,10 +171,24 @@ impl Layout {
                 address: map.address,
                 depth,
             };
-            memory.write(
+            let (at, value) = (
                 layout.locate(test, &entry),
                 layout.evaluate(test, &map.value),
             );
+            memory.write(at, value);
+            if map.value.is_contiguous() {
+                let first = test.addresses[map.address].va;
+                for member in 1..RUN {
+                    memory.write(at + member * 8, value + (member << shift(0)));
+                }
+                let named = |va: &u64| test.addresses.iter().any(|address| address.va == *va);
+                let mut members = (0..RUN).map(|member| first + (member << shift(0)));
+                layout.unnamed.extend(members.rfind(|va| !named(va)));
+            }
+        }
+        for (address, value) in &test.stage1 {
+            let at = layout.locate(test, &Location::First(*address));
+            memory.write(at, layout.evaluate(test, value));
         }
         for (location, value) in &test.inits {
             memory.write(layout.locate(test, location), layout.evaluate(test, value));
@@ -163,6 +198,58 @@ impl Layout {
         layout.attach(test, hardware);
         layout.look_at(test);
         Some(layout)
+    }
+
+    /// Builds the tables of the guests' stage 1, which are where the guests think they are: of the memory of the machine,
+    /// stage 2 is the identity, in one block.
+    fn build_first(&mut self, test: &Test, memory: &Memory) -> Option<()> {
+        for (address, _) in &test.stage1 {
+            let va = test.addresses[*address].va;
+            for depth in (0..=TOP).rev() {
+                let key = (depth, va >> shift(depth + 1));
+                if self.first.contains_key(&key) {
+                    continue;
+                }
+                let table = memory.address(memory.take(State::Data, 0)?);
+                self.first.insert(key, table);
+                if let Some(parent) = self.first.get(&(depth + 1, va >> shift(depth + 2))) {
+                    memory.write(parent + index(va, depth + 1) * 8, table_bits(test) | table);
+                }
+            }
+        }
+        let block = shift(2);
+        let first = memory.first() >> block << block;
+        for space in 0..test.spaces.len() {
+            let key = (space, TOP - 1, first >> shift(TOP));
+            let table = match self.linked.get(&key) {
+                Some(&table) => table,
+                None => {
+                    let table = self.new_table(memory, TOP - 1)?;
+                    self.linked.insert(key, table);
+                    let root = self.table_at(space, first, TOP)?;
+                    memory.write(root + index(first, TOP) * 8, table_bits(test) | table);
+                    table
+                }
+            };
+            let leaf = VALID | STAGE2_LEAF | STAGE2_WRITE | ARM_ACCESSED;
+            memory.write(table + index(first, 2) * 8, first | leaf);
+        }
+        Some(())
+    }
+
+    /// The root of the guests' stage 1, if they have one.
+    pub fn first_root(&self) -> Option<u64> {
+        self.first.get(&(TOP, 0)).copied()
+    }
+
+    fn new_page(&self, test: &Test, memory: &Memory, page: usize) -> Option<u64> {
+        let run = match (in_block(test, page), in_run(test, page)) {
+            (true, _) => ENTRIES,
+            (_, true) => RUN,
+            _ => 1,
+        };
+        let frame = memory.take_run(run as usize, State::Data, 0)?;
+        Some(memory.address(frame))
     }
 
     fn new_table(&self, memory: &Memory, depth: u8) -> Option<u64> {
@@ -231,10 +318,15 @@ impl Layout {
                 words.push(pa + index(address.va, table.depth) * 8);
             }
         }
+        for (address, _) in &test.stage1 {
+            words.push(self.locate(test, &Location::First(*address)));
+        }
         words.sort_unstable();
         words.dedup();
         self.words = words;
-        let of_data = |word: &&u64| !self.data.contains(word);
+        let tables: Vec<u64> = self.first.values().copied().collect();
+        let of_data =
+            |word: &&u64| !self.data.contains(word) && !tables.contains(&(**word & !0xfff));
         self.entries = self.words.iter().filter(of_data).copied().collect();
 
         let code = || test.code.iter().flat_map(|thread| &thread.code);
@@ -242,7 +334,7 @@ impl Layout {
             if let Some(Place::Physical(location)) = instruction.op.place() {
                 self.written.push(self.locate(test, location));
                 self.deep |= match location {
-                    Location::Data(_) => false,
+                    Location::Data(_) | Location::First(_) => false,
                     Location::Entry { depth, .. } => *depth > 0,
                     Location::Slot { table, .. } => test.tables[*table].depth > 0,
                 };
@@ -285,6 +377,12 @@ impl Layout {
                 let table = self.table_at(space, va, depth).unwrap_or_default();
                 table + index(va, depth) * 8
             }
+            Location::First(address) => {
+                let va = test.addresses[address].va;
+                // The parser has seen that it has an entry.
+                let table = self.first.get(&(0, va >> shift(1)));
+                table.copied().unwrap_or_default() + index(va, 0) * 8
+            }
             Location::Slot { table, address } => {
                 let va = test.addresses[address].va;
                 self.tables[table] + index(va, test.tables[table].depth) * 8
@@ -297,6 +395,10 @@ impl Layout {
         match value {
             Value::Number(number) => *number,
             Value::Leaf { page, bits, .. } => self.data[*page] | bits,
+            Value::Intermediate { address, bits } => test.addresses[*address].va | bits,
+            Value::Member { page, behind, bits } => {
+                (self.data[*page] + (behind << shift(0))) | bits
+            }
             Value::Table(table) => self.tables[*table] | table_bits(test),
             Value::TableOf(location) => (self.locate(test, location) & !0xfff) | table_bits(test),
             Value::Register(_) => 0,

@@ -12,6 +12,7 @@
 
 mod explore;
 mod layout;
+mod outcome;
 mod parse;
 mod program;
 mod timed;
@@ -25,7 +26,7 @@ pub use timed::{Simulated, simulate};
 pub const MOST_STATES: usize = 2_000_000;
 
 /// The files of tests in the crate: name and content.
-pub const FILES: [(&str, &str); 11] = [
+pub const FILES: [(&str, &str); 14] = [
     ("map.litmus", include_str!("../../litmus/map.litmus")),
     ("unmap.litmus", include_str!("../../litmus/unmap.litmus")),
     (
@@ -44,7 +45,19 @@ pub const FILES: [(&str, &str); 11] = [
         "catalogue.litmus",
         include_str!("../../litmus/catalogue.litmus"),
     ),
+    (
+        "exception.litmus",
+        include_str!("../../litmus/exception.litmus"),
+    ),
     ("stage2.litmus", include_str!("../../litmus/stage2.litmus")),
+    (
+        "contiguous.litmus",
+        include_str!("../../litmus/contiguous.litmus"),
+    ),
+    (
+        "two-stages.litmus",
+        include_str!("../../litmus/two-stages.litmus"),
+    ),
     ("x86.litmus", include_str!("../../litmus/x86.litmus")),
 ];
 

@@ -89,7 +89,7 @@ pub struct Test {
     /// See `file`.
     pub line: usize,
     pub(crate) x86: bool,
-    /// Its tables are those of stage 2, under a guest whose stage 1 is the identity.
+    /// Its tables are those of stage 2, under a guest whose stage 1 is the identity, or what `stage1` says.
     pub(crate) guest: bool,
     pub(crate) hardware_access: bool,
     pub(crate) hardware_dirty: bool,
@@ -99,12 +99,19 @@ pub struct Test {
     pub(crate) addresses: Vec<Address>,
     pub(crate) tables: Vec<Table>,
     pub(crate) maps: Vec<Map>,
+    /// The stage 1 of the guests, if they have one: what it says of addresses at first.
+    pub(crate) stage1: Vec<(usize, Value)>,
     pub(crate) inits: Vec<(Location, Value)>,
     pub(crate) code: Vec<Thread>,
     pub(crate) asks: Vec<Ask>,
 }
 
 impl Test {
+    /// Whether guests have a stage 1 that is not the identity.
+    pub(crate) fn is_nested(&self) -> bool {
+        !self.stage1.is_empty()
+    }
+
     /// How many CPUs it runs on.
     pub fn threads(&self) -> usize {
         self.code.len()
@@ -184,6 +191,8 @@ pub(crate) struct Space {
 pub(crate) struct Data {
     pub name: String,
     pub value: u64,
+    /// So many pages behind another, if the test says so.
+    pub behind: Option<(usize, u64)>,
 }
 
 /// A virtual address.
@@ -220,6 +229,8 @@ pub(crate) enum Location {
         address: usize,
         depth: u8,
     },
+    /// The entry of a guest's stage 1.
+    First(usize),
     /// The entry of a loose table that would.
     Slot { table: usize, address: usize },
 }
@@ -233,6 +244,17 @@ pub(crate) enum Value {
         page: usize,
         bits: u64,
         block: bool,
+    },
+    /// A leaf of stage 1 that leads to an address of stage 2.
+    Intermediate {
+        address: usize,
+        bits: u64,
+    },
+    /// What a contiguous run says of the page so many behind its first.
+    Member {
+        page: usize,
+        behind: u64,
+        bits: u64,
     },
     /// A link to a loose table.
     Table(usize),
@@ -253,6 +275,8 @@ pub(crate) struct Thread {
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction {
     pub op: Op,
+    /// It accesses memory with the rights of an application.
+    pub user: bool,
     pub label: Option<String>,
     pub text: String,
 }
@@ -339,8 +363,12 @@ pub(crate) enum Op {
         kind: Kind,
         shared: bool,
     },
-    /// ISB, ERET.
+    /// ISB, IRET, CPUID.
     Synchronise,
+    /// SVC: what follows is at EL1. ERET: it is where the thread is.
+    Exception {
+        enters: bool,
+    },
     Invalidate {
         scope: Scope,
         broadcast: bool,
@@ -406,7 +434,7 @@ pub(crate) enum Outcome {
     Not(Box<Self>),
     Implies(Box<Self>, Box<Self>),
     Equal(Term, Value),
-    Fault(Term, FaultKind, Option<u8>),
+    Fault(Term, FaultKind, Option<u8>, Option<Stage>),
     Completed(Term),
     Flag(Flag, Term),
     LeadsTo(Term, usize),
@@ -418,6 +446,13 @@ pub(crate) enum Term {
     /// What an instruction has got: of this thread, at this place in it.
     Result(usize, usize),
     Memory(Location),
+}
+
+/// Of which stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    First,
+    Second,
 }
 
 /// Which faults are meant.
@@ -455,7 +490,18 @@ pub(crate) const X86_NO_EXECUTE: u64 = 1 << 63;
 /// Of stage 2: write-back, readable, inner shareable.
 pub(crate) const STAGE2_LEAF: u64 = 0xf << 2 | 1 << 6 | 3 << 8;
 pub(crate) const STAGE2_WRITE: u64 = 1 << 7;
+/// One of a run of [`RUN`] entries that a TLB may hold as one, with 4 KiB pages (DDI 0487 D8.7.1).
+pub(crate) const CONTIGUOUS: u64 = 1 << 52;
+pub(crate) const RUN: u64 = 16;
+/// Bits of an address within a run.
+pub(crate) const IN_RUN: u64 = (RUN << 12) - 1;
 pub(crate) const VALID: u64 = 1;
+
+impl Value {
+    pub fn is_contiguous(&self) -> bool {
+        matches!(self, Self::Leaf { bits, .. } if bits & CONTIGUOUS != 0)
+    }
+}
 
 impl Flag {
     pub fn is_in(self, x86: bool, descriptor: u64) -> bool {

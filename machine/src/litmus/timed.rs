@@ -2,8 +2,9 @@
 
 use std::cell::{Cell, RefCell};
 
-use super::explore::{End, Reached};
+use super::explore::Reached;
 use super::layout::{self, Layout};
+use super::outcome::End;
 use super::program::*;
 use crate::costs::Costs;
 use crate::hardware::{Fault, How, Request};
@@ -123,6 +124,7 @@ fn run(
         answered: Cell::new(0),
         finished: Cell::new(0),
         fenced: Cell::new(0),
+        user: Cell::new(0),
     };
     for address in &test.addresses {
         machine.hardware.note(address.va);
@@ -137,6 +139,8 @@ fn run(
         machine
             .hardware
             .load_root(cpu.id(), layout.spaces[test.code[cpu.id()].space]);
+        let root = layout.first_root().map(|root| (root, 0));
+        machine.hardware.load_guest(cpu.id(), root);
         cpu.spend(Time::ns(delays[cpu.id()]));
         run.thread(cpu);
     })?;
@@ -165,6 +169,8 @@ struct Run<'r> {
     finished: Cell<u64>,
     /// CPUs that have executed a DMB, and no access after it.
     fenced: Cell<u64>,
+    /// CPUs whose accesses have the rights of an application.
+    user: Cell<u64>,
 }
 
 impl Run<'_> {
@@ -174,6 +180,8 @@ impl Run<'_> {
         for (at, instruction) in self.test.code[thread].code.iter().enumerate() {
             self.wait(cpu);
             self.answer(cpu);
+            let user = u64::from(instruction.user) << thread;
+            self.user.update(|users| users & !(1 << thread) | user);
             let result = match self.execute(cpu, &instruction.op) {
                 Ok(Some(value)) => End::Value(value),
                 Ok(None) => End::Nothing,
@@ -242,7 +250,7 @@ impl Run<'_> {
         } else {
             Request::read(va)
         };
-        if self.test.code[thread].user {
+        if self.user.get() >> thread & 1 != 0 {
             request.by_user()
         } else {
             request
@@ -306,6 +314,11 @@ impl Run<'_> {
                 cpu.spend(machine.costs().complete);
                 cpu.order();
                 hardware.complete_here(thread);
+            }
+            Op::Exception { .. } => {
+                cpu.spend(machine.costs().exception);
+                cpu.order();
+                hardware.synchronise(thread);
             }
             Op::Synchronise => {
                 cpu.order();

@@ -1,0 +1,175 @@
+//! What barriers, dependencies and context synchronisation hold back.
+
+use super::super::program::*;
+use super::Explorer;
+use super::state::{Phase, State};
+use crate::hardware::{Cause, Fault};
+
+/// Whether the other instructions of a thread may go on.
+pub(super) enum Next {
+    On,
+    /// Not those after this one.
+    Stop,
+    /// What was found is done first.
+    Now,
+}
+
+/// A stage has no translation.
+pub(super) fn is_untranslated(fault: &Fault) -> bool {
+    let cause = Cause::Translation;
+    matches!(fault, Fault::Translation { .. })
+        || matches!(fault, Fault::Second { cause: of, .. } if *of == cause)
+}
+
+/// A stage does not give the right.
+pub(super) fn is_permission(fault: &Fault) -> bool {
+    let cause = Cause::Permission;
+    matches!(fault, Fault::Permission { .. })
+        || matches!(fault, Fault::Second { cause: of, .. } if *of == cause)
+}
+
+/// Instructions that are done as soon as what they wait for is.
+pub(super) fn is_derived(op: &Op) -> bool {
+    matches!(op, Op::Fence(Kind::All | Kind::Loads) | Op::Branch(_))
+}
+
+/// What is true of all instructions before one.
+pub(super) struct Before {
+    /// They are done, stores at least in the buffer.
+    pub all_done: bool,
+    /// Stores have left it.
+    pub all_drained: bool,
+    pub loads_done: bool,
+    pub stores_buffered: bool,
+    pub releases_drained: bool,
+    /// Accesses are translated, and none of them faults.
+    pub translated: bool,
+    pub decided: bool,
+    /// Context synchronisation events.
+    pub synchronised: bool,
+    /// DSBs.
+    pub published: bool,
+    /// Barriers, invalidations, and writes to registers of the system.
+    pub system_done: bool,
+    /// A barrier holds accesses back.
+    pub barred: bool,
+    pub stores_barred: bool,
+}
+
+impl Default for Before {
+    fn default() -> Self {
+        Self {
+            all_done: true,
+            all_drained: true,
+            loads_done: true,
+            stores_buffered: true,
+            releases_drained: true,
+            translated: true,
+            decided: true,
+            synchronised: true,
+            published: true,
+            system_done: true,
+            barred: false,
+            stores_barred: false,
+        }
+    }
+}
+
+impl Before {
+    pub fn of(explorer: &Explorer<'_>, state: &State, thread: usize, at: usize) -> Self {
+        let mut before = Self::default();
+        for i in 0..at {
+            before.pass(explorer, state, thread, i);
+        }
+        before
+    }
+
+    /// It will be executed whatever comes.
+    pub fn is_certain(&self) -> bool {
+        self.translated && self.decided
+    }
+
+    pub fn address_known(
+        &self,
+        explorer: &Explorer<'_>,
+        state: &State,
+        thread: usize,
+        op: &Op,
+    ) -> bool {
+        op.address()
+            .is_none_or(|register| explorer.is_known(state, thread, register))
+    }
+
+    /// One more instruction comes before.
+    pub fn pass(&mut self, explorer: &Explorer<'_>, state: &State, thread: usize, at: usize) {
+        let op = &explorer.test.code[thread].code[at].op;
+        let phase = &state.phases[thread][at];
+        let done = matches!(phase, Phase::Done(_));
+        let x86 = explorer.test.x86;
+        match op {
+            Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. } => {
+                let buffered = done || matches!(phase, Phase::Buffered(_));
+                let physical = matches!(op.place(), Some(Place::Physical(_)));
+                self.translated &= buffered
+                    || matches!(phase, Phase::Translated(..))
+                    || (physical && self.address_known(explorer, state, thread, op));
+                self.all_done &= buffered;
+                self.all_drained &= done;
+                // An atomic access that returns nothing is no load to barriers for loads (DDI 0487 B2.3.7).
+                if op.register().is_some() {
+                    self.loads_done &= done;
+                }
+                if op.writes() {
+                    self.stores_buffered &= buffered;
+                }
+                match op {
+                    Op::Load { acquire: true, .. } | Op::Atomic { acquire: true, .. } => {
+                        self.barred |= !done
+                    }
+                    _ => {}
+                }
+                match op {
+                    Op::Store { release: true, .. } | Op::Atomic { release: true, .. } => {
+                        self.releases_drained &= done;
+                    }
+                    _ => {}
+                }
+            }
+            Op::Fence(Kind::All) => self.barred |= !(self.all_done && self.all_drained),
+            Op::Fence(Kind::Loads) => self.barred |= !self.loads_done,
+            Op::Fence(Kind::Stores) => {
+                self.stores_barred |= !done;
+                self.all_done &= done;
+            }
+            Op::Branch(register) => {
+                self.decided &= explorer.is_known(state, thread, *register);
+            }
+            Op::Barrier { .. } => {
+                self.published &= done;
+                self.barred |= !done;
+                self.system_done &= done;
+                self.all_done &= done;
+            }
+            // Entry and return are context synchronisation events (DDI 0487 D1.3, without FEAT_ExS).
+            Op::Synchronise | Op::Exception { .. } | Op::InvalidateNow(_) => {
+                self.synchronised &= done;
+                self.barred |= !done;
+                self.system_done &= done;
+                self.all_done &= done;
+            }
+            Op::Invalidate { .. } | Op::Shootdown(_) => {
+                self.system_done &= done;
+                self.all_done &= done;
+                self.barred |= x86 && !done;
+            }
+            Op::Switch(_) => {
+                self.system_done &= done;
+                self.all_done &= done;
+                if x86 {
+                    self.synchronised &= done;
+                    self.barred |= !done;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! What may happen next.
+
+use super::super::program::*;
+use super::Explorer;
+use super::order::{Before, Next, is_derived, is_untranslated};
+use super::state::*;
+use crate::hardware::{Fault, Image, Request};
+
+impl Explorer<'_> {
+    pub(super) fn steps(&self, state: &State) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for thread in 0..self.test.threads() {
+            if self.instructions(state, thread, &mut steps) {
+                // The last is one that no other CPU sees.
+                return steps.split_off(steps.len() - 1);
+            }
+        }
+        for (cpu, core) in state.cores.iter().enumerate() {
+            self.hardware.load_image(cpu, core);
+            for at in self.hardware.drainable(cpu) {
+                steps.push(Step::Drain(cpu, at));
+            }
+            for (number, (_, done)) in core.pending().iter().enumerate() {
+                if !done {
+                    steps.push(Step::Effect(cpu, number));
+                }
+            }
+        }
+        for thread in 0..self.test.threads() {
+            self.fills(state, thread, &mut steps);
+        }
+        steps
+    }
+
+    pub(super) fn fills(&self, state: &State, cpu: usize, steps: &mut Vec<Step>) {
+        // The flags that walks set are seen by every CPU, whatever is remembered.
+        let sets_flags = cpu == 0 && self.hardware.architecture.hardware_access;
+        let named = self.test.addresses.len();
+        for address in 0..named + self.layout.unnamed.len() {
+            let Some(va) = self.va(address) else {
+                continue;
+            };
+            let (first, last) = self.around(va);
+            let flags = sets_flags && self.has_old(state);
+            if !flags && !self.wants(state, cpu, first, last) {
+                continue;
+            }
+            for whole in self.routes(state, cpu, va, true) {
+                steps.push(Step::Fill(cpu, address, whole));
+                if self.layout.runs && address < named {
+                    let alone = true;
+                    steps.push(Step::Fill(cpu, address, Route { alone, ..whole }));
+                }
+            }
+        }
+    }
+
+    /// The ways that a walk may take, without the root where `root` is false.
+    fn routes(&self, state: &State, cpu: usize, va: u64, root: bool) -> Vec<Route> {
+        let core = &state.cores[cpu];
+        let mut routes = Vec::new();
+        if !self.test.is_nested() {
+            self.routes_from(&mut routes, core, va, root, None);
+            return routes;
+        }
+        for (number, first) in (0..).zip(core.firsts(va)) {
+            self.routes_from(&mut routes, core, first.ipa, true, Some(number));
+        }
+        if self.first_at(va).is_some() {
+            routes.push(Start::First.into());
+        }
+        routes
+    }
+
+    /// The same from an address of the tables of the test.
+    fn routes_from(
+        &self,
+        routes: &mut Vec<Route>,
+        core: &Image,
+        va: u64,
+        root: bool,
+        first: Option<u8>,
+    ) {
+        let alone = false;
+        let route = |start| Route {
+            start,
+            first,
+            alone,
+        };
+        if root {
+            routes.push(route(Start::Root));
+            if self.test.guest {
+                routes.push(route(Start::Second));
+            }
+        }
+        if self.layout.deep {
+            let known = core.known(&self.hardware, va);
+            routes.extend(known.into_iter().map(|depth| route(Start::Table(depth))));
+        }
+    }
+
+    /// Where the entry of a guest's stage 1 for an address stands.
+    pub(super) fn first_at(&self, va: u64) -> Option<u64> {
+        let mapped = |(address, _): &&(usize, Value)| self.test.addresses[*address].va == va;
+        let (address, _) = self.test.stage1.iter().find(mapped)?;
+        Some(self.layout.locate(self.test, &Location::First(*address)))
+    }
+
+    /// The address with this number: of those that the test names, or of those in runs that it does not.
+    pub(super) fn va(&self, address: usize) -> Option<u64> {
+        let addresses = &self.test.addresses;
+        match address.checked_sub(addresses.len()) {
+            None => Some(addresses[address].va),
+            Some(unnamed) => self.layout.unnamed.get(unnamed).copied(),
+        }
+    }
+
+    /// What a TLB may hold as one, first and last address: a page, or a contiguous run.
+    fn around(&self, va: u64) -> (u64, u64) {
+        if self.layout.runs {
+            (va & !IN_RUN, va | IN_RUN)
+        } else {
+            (va, va)
+        }
+    }
+
+    /// Some leaf in the test has a clear access flag.
+    pub(super) fn has_old(&self, state: &State) -> bool {
+        let x86 = self.test.x86;
+        state
+            .words
+            .iter()
+            .any(|&word| Flag::Valid.is_in(x86, word) && !Flag::Accessed.is_in(x86, word))
+    }
+
+    /// The same of addresses that stage 2 translates.
+    pub(super) fn wants_of_second(&self, state: &State, cpu: usize, first: u64, last: u64) -> bool {
+        if !self.test.is_nested() {
+            return self.wants(state, cpu, first, last);
+        }
+        let mut named = self.test.addresses.iter();
+        named.any(|address| first <= address.va && address.va <= last)
+            && self.wants(state, cpu, 0, u64::MAX)
+    }
+
+    /// Whether a CPU may still ask for a translation of one of these addresses.
+    pub(super) fn wants(&self, state: &State, cpu: usize, first: u64, last: u64) -> bool {
+        let code = &self.test.code[cpu].code;
+        code.iter().zip(&state.phases[cpu]).any(|(i, phase)| {
+            let open = !matches!(phase, Phase::Done(_) | Phase::Buffered(_));
+            open && matches!(i.op.place(), Some(&Place::Virtual(a)) if {
+                let va = self.test.addresses[a].va;
+                first <= va && va <= last
+            })
+        })
+    }
+
+    /// The steps that the instructions of a thread may take. `true`: the last is to be taken before all others.
+    pub(super) fn instructions(&self, state: &State, thread: usize, steps: &mut Vec<Step>) -> bool {
+        let x86 = self.test.x86;
+        let code = &self.test.code[thread].code;
+        let phases = &state.phases[thread];
+        let mut before = Before::default();
+        for (at, (instruction, phase)) in code.iter().zip(phases).enumerate() {
+            let op = &instruction.op;
+            let perform = Step::Do(thread, at, Way::Perform);
+            let waiting = *phase == Phase::Idle;
+            match op {
+                Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. } => {
+                    match self.access(state, thread, at, &before, steps) {
+                        Next::Now => return true,
+                        Next::Stop => return false,
+                        Next::On => {}
+                    }
+                }
+                Op::Fence(Kind::Stores) if waiting && before.stores_buffered => {
+                    steps.push(perform);
+                    return true;
+                }
+                Op::Barrier { kind, .. } if waiting => {
+                    let ready = before.system_done
+                        && match kind {
+                            Kind::All => before.all_done,
+                            Kind::Loads => before.loads_done,
+                            Kind::Stores => before.stores_buffered,
+                        };
+                    if ready {
+                        steps.push(perform);
+                        let core = &state.cores[thread];
+                        let quiet = core.buffered().next().is_none() && core.pending().is_empty();
+                        if quiet || *kind == Kind::Loads {
+                            return true;
+                        }
+                    }
+                }
+                Op::Synchronise | Op::Exception { .. }
+                    if waiting && before.is_certain() && before.system_done =>
+                {
+                    steps.push(perform);
+                    return true;
+                }
+                Op::Invalidate { .. } if waiting && before.system_done => {
+                    steps.push(perform);
+                }
+                Op::Switch(_) if waiting => {
+                    let ready = if x86 {
+                        before.all_done
+                    } else {
+                        before.is_certain() && before.system_done
+                    };
+                    if ready {
+                        steps.push(perform);
+                    }
+                }
+                Op::InvalidateNow(_) if waiting && before.all_done => steps.push(perform),
+                Op::Shootdown(_) if waiting => {
+                    let ready = if x86 {
+                        before.all_done && before.all_drained
+                    } else {
+                        before.is_certain() && before.system_done
+                    };
+                    if ready {
+                        steps.push(perform);
+                    }
+                }
+                Op::Shootdown(_) => {
+                    if let Phase::Shooting(answered) = phase {
+                        let others = (0..self.test.threads()).filter(|&cpu| cpu != thread);
+                        for cpu in others.filter(|cpu| answered >> cpu & 1 == 0) {
+                            if self.may_be_interrupted(state, cpu) {
+                                steps.push(Step::Interrupt(thread, at, cpu));
+                            }
+                        }
+                    }
+                }
+                _ => {}
+            }
+            before.pass(self, state, thread, at);
+        }
+        false
+    }
+
+    /// The steps that an access may take.
+    pub(super) fn access(
+        &self,
+        state: &State,
+        thread: usize,
+        at: usize,
+        before: &Before,
+        steps: &mut Vec<Step>,
+    ) -> Next {
+        let x86 = self.test.x86;
+        let op = &self.test.code[thread].code[at].op;
+        let phase = &state.phases[thread][at];
+        let step = |way| Step::Do(thread, at, way);
+        let address_known = before.address_known(self, state, thread, op);
+        let mut place = None;
+        match (phase, op.place()) {
+            (Phase::Idle, Some(&Place::Virtual(address))) => {
+                let published = self.profile != Profile::Ets2 || before.published;
+                if before.synchronised && published && address_known {
+                    let request = self.request(&self.test.code[thread].code[at], address);
+                    self.hardware.load_image(thread, &state.cores[thread]);
+                    let held = self.hardware.holds(thread, request);
+                    if held || !self.test.is_nested() {
+                        steps.push(step(Way::Look));
+                    }
+                    if held && self.layout.runs {
+                        steps.push(step(Way::Run));
+                    }
+                    let known = self.layout.deep
+                        && !state.cores[thread]
+                            .known(&self.hardware, request.va)
+                            .is_empty();
+                    let routes = self.routes(state, thread, request.va, held || known);
+                    steps.extend(routes.into_iter().map(|route| step(Way::Walk(route))));
+                }
+            }
+            (Phase::Idle, Some(Place::Physical(location))) if address_known => {
+                place = Some(self.layout.locate(self.test, location));
+            }
+            (Phase::Walking(..), _) => steps.push(step(Way::WalkOn)),
+            (Phase::Translated(translated, _), _) => place = Some(translated.pa()),
+            (Phase::Faulty(_, certain), _) => {
+                if before.all_done {
+                    steps.push(step(Way::TakeFault));
+                    return Next::Now;
+                }
+                if !certain
+                    && self.is_in_order(state, thread, at, before)
+                    && self.may_be_certain(state, thread, at)
+                {
+                    steps.push(step(Way::CommitFault));
+                    return Next::Now;
+                }
+                return Next::Stop;
+            }
+            _ => {}
+        }
+        if let Some(pa) = place
+            && self.is_in_order(state, thread, at, before)
+            && (!op.writes() || self.is_stored_in_order(state, thread, at, pa))
+            && (!x86 || before.all_done)
+        {
+            steps.push(step(Way::Perform));
+        }
+        Next::On
+    }
+
+    /// Whether barriers and dependencies let an access be performed.
+    pub(super) fn is_in_order(
+        &self,
+        state: &State,
+        thread: usize,
+        at: usize,
+        before: &Before,
+    ) -> bool {
+        let op = &self.test.code[thread].code[at].op;
+        if before.barred {
+            return false;
+        }
+        let (acquire, release) = match op {
+            Op::Load { acquire, .. } => (*acquire, false),
+            Op::Store { release, .. } => (false, *release),
+            Op::Atomic {
+                acquire, release, ..
+            } => (*acquire, *release),
+            _ => (false, false),
+        };
+        let certain = !op.writes()
+            || (before.is_certain() && !before.stores_barred && self.has_data(state, thread, op));
+        certain
+            && (!acquire || before.releases_drained)
+            && (!release || (before.all_done && before.all_drained))
+    }
+
+    /// Whether the fault of an access may be bound to be taken, as far as the accesses before it are concerned. One that
+    /// has no translation may be about any place with the same offset in a page, and comes after all of those; others
+    /// come after the translations of the same address (the model of Arm: `same-loc` of faults, `TLBI-ob`).
+    pub(super) fn may_be_certain(&self, state: &State, thread: usize, at: usize) -> bool {
+        let code = &self.test.code[thread].code;
+        let place = code[at].op.place();
+        let untranslated = matches!(
+            state.phases[thread][at],
+            Phase::Faulty(fault, _) if is_untranslated(&fault) || fault == Fault::Address
+        );
+        code[..at]
+            .iter()
+            .zip(&state.phases[thread])
+            .all(|(before, phase)| match before.op.place() {
+                Some(Place::Virtual(_)) if untranslated => matches!(phase, Phase::Done(_)),
+                before if before == place => !matches!(phase, Phase::Idle | Phase::Walking(..)),
+                _ => true,
+            })
+    }
+
+    pub(super) fn has_data(&self, state: &State, thread: usize, op: &Op) -> bool {
+        let known = |value: &Value| match value {
+            Value::Register(register) => self.is_known(state, thread, *register),
+            _ => true,
+        };
+        match op {
+            Op::Store { value, data, .. } => {
+                known(value) && data.is_none_or(|register| self.is_known(state, thread, register))
+            }
+            Op::Atomic { change, value, .. } => {
+                let expected = match change {
+                    Change::CompareSwap(expected) => known(expected),
+                    _ => true,
+                };
+                expected && known(value)
+            }
+            _ => true,
+        }
+    }
+
+    /// Before a store is performed, what comes before it at the same place has to be: loads, or they would read it;
+    /// stores, or they would overwrite it. An atomic access goes past the buffer.
+    pub(super) fn is_stored_in_order(
+        &self,
+        state: &State,
+        thread: usize,
+        at: usize,
+        pa: u64,
+    ) -> bool {
+        let code = &self.test.code[thread].code;
+        let atomic = matches!(code[at].op, Op::Atomic { .. });
+        let earlier = state.phases[thread][..at].iter().enumerate();
+        earlier
+            .filter(|(_, phase)| !matches!(phase, Phase::Done(_)))
+            .all(|(i, phase)| {
+                let there = self.place_of(thread, i, phase);
+                there != Some(pa) || (!atomic && matches!(phase, Phase::Buffered(_)))
+            })
+    }
+
+    /// Where an access goes, if that is known.
+    pub(super) fn place_of(&self, thread: usize, at: usize, phase: &Phase) -> Option<u64> {
+        match (self.test.code[thread].code[at].op.place()?, phase) {
+            (Place::Physical(location), _) => Some(self.layout.locate(self.test, location)),
+            (_, Phase::Translated(translated, _) | Phase::Buffered(Some(translated))) => {
+                Some(translated.pa())
+            }
+            (_, Phase::Done(Got::Value(_, source))) => Some(source.pa),
+            _ => None,
+        }
+    }
+
+    /// Whether a register has its value.
+    pub(super) fn is_known(&self, state: &State, thread: usize, register: usize) -> bool {
+        self.register(state, thread, register).is_some()
+    }
+
+    pub(super) fn register(&self, state: &State, thread: usize, register: usize) -> Option<u64> {
+        let code = &self.test.code[thread].code;
+        let writer = code
+            .iter()
+            .position(|i| i.op.register() == Some(register))?;
+        match state.phases[thread][writer] {
+            Phase::Done(Got::Value(value, _)) => Some(value),
+            Phase::Done(_) => Some(0),
+            _ => None,
+        }
+    }
+
+    /// An interrupt is taken between two instructions: all before are done, nothing after has been but loads.
+    pub(super) fn may_be_interrupted(&self, state: &State, cpu: usize) -> bool {
+        let phases = &state.phases[cpu];
+        let Some(first) = self.first_open(state, cpu) else {
+            return true;
+        };
+        (first..phases.len()).all(|at| !self.is_committed(cpu, at, &phases[at]))
+    }
+
+    pub(super) fn first_open(&self, state: &State, cpu: usize) -> Option<usize> {
+        let code = &self.test.code[cpu].code;
+        let closed = |phase: &Phase| matches!(phase, Phase::Done(_) | Phase::Buffered(_));
+        let open = |(i, phase): (&Instruction, &Phase)| !closed(phase) && !is_derived(&i.op);
+        code.iter().zip(&state.phases[cpu]).position(open)
+    }
+
+    /// Whether an instruction has done what cannot be taken back.
+    pub(super) fn is_committed(&self, thread: usize, at: usize, phase: &Phase) -> bool {
+        match phase {
+            Phase::Idle | Phase::Walking(..) | Phase::Translated(_, false) => false,
+            Phase::Faulty(_, certain) => *certain,
+            Phase::Translated(_, true) | Phase::Buffered(_) | Phase::Shooting(_) => true,
+            Phase::Done(_) => !matches!(self.test.code[thread].code[at].op, Op::Load { .. }),
+        }
+    }
+
+    pub(super) fn request(&self, instruction: &Instruction, address: usize) -> Request {
+        let va = self.test.addresses[address].va;
+        let request = if instruction.op.writes() {
+            Request::write(va)
+        } else {
+            Request::read(va)
+        };
+        if instruction.user {
+            request.by_user()
+        } else {
+            request
+        }
+    }
+}

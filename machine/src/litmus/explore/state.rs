@@ -1,0 +1,136 @@
+//! Where an execution stands, and the steps that lead from one state to the next.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::hardware::{Fault, Image, KnownFirst, Translated, Walking};
+
+/// What has become of an instruction.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Phase {
+    /// Nothing yet.
+    Idle,
+    /// Its walk stands before a descriptor that may change.
+    Walking(Walking, Option<KnownFirst>),
+    /// Translated. `true`: it has set the dirty state, so that the store must come.
+    Translated(Translated, bool),
+    /// It will fault. `true`: an invalidation elsewhere does not matter to it any more.
+    Faulty(Fault, bool),
+    /// In the store buffer.
+    Buffered(Option<Translated>),
+    /// A shootdown that these CPUs have answered.
+    Shooting(u8),
+    Done(Got),
+}
+
+/// What an instruction has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Got {
+    Nothing,
+    /// A value, and how it was read.
+    Value(u64, Source),
+    Fault(Fault),
+}
+
+/// Where a value comes from: as long as something before it is still to be performed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Source {
+    pub pa: u64,
+    /// Which store wrote it.
+    pub writer: u8,
+    pub by: Option<Translated>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct State {
+    pub phases: Vec<Vec<Phase>>,
+    pub cores: Vec<Image>,
+    /// Which stores are in each buffer.
+    pub stores: Vec<Vec<u8>>,
+    pub words: Vec<u64>,
+    /// The store that wrote each word last.
+    pub writers: Vec<u8>,
+}
+
+/// The walker wrote a word after the store with the rest of the number.
+pub(super) const BY_WALKER: u8 = 1 << 7;
+
+pub(super) fn store_number(thread: usize, at: usize) -> u8 {
+    (thread * 16 + at + 1) as u8
+}
+
+/// One step.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// A store leaves a buffer.
+    Drain(usize, usize),
+    /// An invalidation takes effect before it has to.
+    Effect(usize, usize),
+    /// A speculative walk for an address, from the root or a table that is known.
+    Fill(usize, usize, Route),
+    /// An instruction does what it does, in this way.
+    Do(usize, usize, Way),
+    /// A CPU takes the interrupt of a shootdown.
+    Interrupt(usize, usize, usize),
+}
+
+/// How a walk is made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Route {
+    pub start: Start,
+    /// Of a guest with a stage 1: which of those that are remembered says where in stage 2.
+    pub first: Option<u8>,
+    /// Of a contiguous run, the member is remembered alone.
+    pub alone: bool,
+}
+
+/// Where a walk starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    Root,
+    /// A table that is known, with so many levels below it.
+    Table(u8),
+    /// What is remembered of stage 2 alone.
+    Second,
+    /// The entry of a guest's stage 1, and no further.
+    First,
+}
+
+impl From<Start> for Route {
+    fn from(start: Start) -> Self {
+        Self {
+            start,
+            first: None,
+            alone: false,
+        }
+    }
+}
+
+/// How an instruction goes on.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// It looks for a translation where the hardware does first.
+    Look,
+    /// It walks, whatever the TLB holds.
+    Walk(Route),
+    /// What the TLB has of a contiguous run, if it has its member as well.
+    Run,
+    /// Its walk goes on.
+    WalkOn,
+    /// It is performed, or executed.
+    Perform,
+    /// Its fault is certain.
+    CommitFault,
+    /// Its fault is taken.
+    TakeFault,
+}
+
+/// 128 bits, which two states share by chance too seldom to be seen.
+pub(super) fn fingerprint(state: &State) -> u128 {
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        salt.hash(&mut hasher);
+        state.hash(&mut hasher);
+        u128::from(hasher.finish())
+    };
+    half(0) << 64 | half(1)
+}

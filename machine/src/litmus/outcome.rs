@@ -1,0 +1,73 @@
+//! Whether an execution has ended as a question asks.
+
+use super::layout::Layout;
+use super::program::*;
+use crate::hardware::{Cause, Fault};
+
+/// What an instruction, or a word, is in the end.
+#[derive(Clone, Copy)]
+pub(super) enum End {
+    Nothing,
+    Value(u64),
+    Fault(Fault),
+}
+
+impl Outcome {
+    /// Whether it holds, given the result of each instruction and the words in memory.
+    pub(super) fn holds(
+        &self,
+        test: &Test,
+        layout: &Layout,
+        result: &dyn Fn(usize, usize) -> End,
+        word: &dyn Fn(u64) -> u64,
+    ) -> bool {
+        let all = |outcome: &Self| outcome.holds(test, layout, result, word);
+        let end = |term: &Term| match term {
+            Term::Result(thread, at) => result(*thread, *at),
+            Term::Memory(location) => End::Value(word(layout.locate(test, location))),
+        };
+        match self {
+            Self::And(a, b) => all(a) && all(b),
+            Self::Or(a, b) => all(a) || all(b),
+            Self::Not(a) => !all(a),
+            Self::Implies(a, b) => !all(a) || all(b),
+            Self::Equal(term, value) => {
+                matches!(end(term), End::Value(is) if is == layout.evaluate(test, value))
+            }
+            Self::Completed(term) => !matches!(end(term), End::Fault(_)),
+            Self::Flag(flag, term) => {
+                matches!(end(term), End::Value(is) if flag.is_in(test.x86, is))
+            }
+            Self::LeadsTo(term, page) => {
+                let address = 0x0000_ffff_ffff_f000;
+                matches!(end(term), End::Value(is) if is & address == layout.page(*page))
+            }
+            Self::Fault(term, kind, at, stage) => {
+                let End::Fault(fault) = end(term) else {
+                    return false;
+                };
+                let (of, depth) = match fault {
+                    Fault::Translation { depth } => (FaultKind::Translation, Some(depth)),
+                    Fault::AccessFlag { depth } => (FaultKind::AccessFlag, Some(depth)),
+                    Fault::Permission { depth } => (FaultKind::Permission, Some(depth)),
+                    Fault::Address => (FaultKind::Translation, None),
+                    Fault::Second { cause, depth, .. } => {
+                        let of = match cause {
+                            Cause::Translation => FaultKind::Translation,
+                            Cause::AccessFlag => FaultKind::AccessFlag,
+                            Cause::Permission => FaultKind::Permission,
+                        };
+                        (of, Some(depth))
+                    }
+                };
+                let by = match fault {
+                    Fault::Second { .. } => Stage::Second,
+                    _ => Stage::First,
+                };
+                stage.is_none_or(|stage| stage == by)
+                    && (*kind == FaultKind::Any || *kind == of)
+                    && (at.is_none() || *at == depth)
+            }
+        }
+    }
+}
