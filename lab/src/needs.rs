@@ -1,6 +1,6 @@
 //! Which costs each experiment depends on, and what is taken for those that a profile leaves out.
 //!
-//! A cost that is not known is not nothing. An experiment that depends on it runs with the [usual](usual) value, and says
+//! A cost that is not known is not nothing. An experiment that depends on it runs with the [`usual`] value, and says
 //! so; `tablewright machine check` says it for all experiments at once.
 
 use tablewright_machine::{Cost, Profile, Time};
