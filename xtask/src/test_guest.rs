@@ -101,6 +101,14 @@ impl Test {
         self
     }
 
+    const fn rounds(&self) -> u32 {
+        if self.snapshot {
+            ROUNDS_OF_SNAPSHOT
+        } else {
+            ROUNDS
+        }
+    }
+
     fn name(&self) -> String {
         let cpu = self.cpu.split(',').next().unwrap_or_default();
         let mut name = format!("{cpu}-{}cpu-{}", self.cpus, name_of(&self.leaves));
@@ -196,7 +204,10 @@ const TESTS: &[Test] = &[
         .short(),
 ];
 
+/// Rounds of the load.
 const ROUNDS: u32 = 2;
+/// The same where the guest is copied: the copy begins at a fixed time, and the load has to outlast it on a fast computer.
+const ROUNDS_OF_SNAPSHOT: u32 = 5;
 
 /// When frames begin to be taken away where that is meant to go wrong, in faults: the guest's kernel sets up its memory. It may
 /// stop before it meets what was not forgotten; then another moment is tried.
@@ -238,7 +249,7 @@ fn judge(test: &Test, ran: &Ran) -> std::result::Result<(), String> {
     }
     let mut right = match ran.end {
         End::PoweredOff if test.hostile => tried_in_vain(ran),
-        End::PoweredOff => load::check(&ran.console, test.cpus, ROUNDS),
+        End::PoweredOff => load::check(&ran.console, test.cpus, test.rounds()),
         end => Err(format!("it ended so: {end:?}")),
     };
     if ran.count(Count::Translated) < test.check / 10 {
@@ -332,7 +343,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
             guest: match test.omit {
                 // What goes round in loops has its processors forget little by itself.
                 Some(_) if test.snapshot => "spin".into(),
-                _ => format!("load={ROUNDS}"),
+                _ => format!("load={}", test.rounds()),
             },
             limit: Some(match test.omit {
                 Some(_) if !test.snapshot => LIMIT / 4,
