@@ -59,6 +59,16 @@ impl Target {
         Ok(target)
     }
 
+    /// The page of that name in the directory of `--report`, which is made if there is none.
+    pub fn report(directory: &Path, name: &str) -> Result<Self, Error> {
+        fs::create_dir_all(directory).map_err(|error| Error::Output {
+            option: "--report",
+            path: directory.to_owned(),
+            error,
+        })?;
+        Self::new("--report", &directory.join(name))
+    }
+
     fn beside(path: &Path) -> io::Result<Self> {
         // What a link names is replaced, not the link.
         let path = match fs::canonicalize(path) {

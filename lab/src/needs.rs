@@ -3,7 +3,7 @@
 //! A cost that is not known is not nothing. An experiment that depends on it runs with the [`usual`] value, and says
 //! so; `tablewright machine check` says it for all experiments at once.
 
-use tablewright_machine::{Cost, Profile, Time};
+use tablewright_machine::{Cost, Profile, Regime, Time};
 
 use crate::report;
 
@@ -68,11 +68,16 @@ impl Experiment {
         }
     }
 
-    /// The costs that it depends on and a profile leaves out.
-    pub fn missing(self, profile: &Profile) -> Vec<Cost> {
+    /// The same, as costs.
+    pub fn depends_on(self) -> impl Iterator<Item = Cost> {
         self.costs()
             .split_whitespace()
             .filter_map(|name| name.parse().ok())
+    }
+
+    /// The costs that it depends on and a profile leaves out.
+    pub fn missing(self, profile: &Profile) -> Vec<Cost> {
+        self.depends_on()
             .filter(|cost| !profile.states(*cost))
             .collect()
     }
@@ -80,19 +85,30 @@ impl Experiment {
     /// Why it cannot run on such a machine, whatever things cost there.
     pub fn unsuitable(self, profile: &Profile) -> Option<&'static str> {
         let architecture = &profile.architecture;
+        let small = architecture.regime.page_shift() == 12;
+        let marks = architecture.hardware_dirty;
+        let arm64 = matches!(
+            architecture.regime,
+            Regime::Arm64Stage1 { wide: false, .. } | Regime::Arm64Stage2 { wide: false, .. }
+        );
+        let stage_1 = matches!(architecture.regime, Regime::Arm64Stage1 { .. });
         match self {
-            Self::PageTableTest
-                if architecture.is_x86() || architecture.regime.page_shift() != 12 =>
-            {
-                Some("it is a test of arm64 with pages of 4 KiB")
+            Self::PageTableTest if !(arm64 && stage_1 && small) => {
+                Some("page-table-test runs on arm64 with pages of 4 KiB and 48 bits of address")
             }
-            Self::DirtyLog if !architecture.is_x86() => Some("it takes tables apart as x86 does"),
-            Self::DirtyLog if architecture.hardware_dirty => {
-                Some("it logs by faults: hardware_dirty = false")
+            Self::DirtyLog if !architecture.is_x86() => {
+                Some("dirty-log takes tables apart as x86 does, and this is another architecture")
             }
-            Self::WriteProtect if architecture.is_x86() && architecture.hardware_dirty => {
-                Some("it logs by faults: hardware_dirty = false")
+            Self::DirtyLog if marks => {
+                Some("its hardware marks what is written, and dirty-log is by faults")
             }
+            Self::WriteProtect if !small => Some("write-protect runs with pages of 4 KiB"),
+            Self::WriteProtect if marks => Some(
+                "its hardware marks what is written: protecting everything cannot be combined with that",
+            ),
+            Self::Migrate if !(architecture.is_x86() || arm64 && small) => Some(
+                "migrate runs on x86-64, and on arm64 with pages of 4 KiB and 48 bits of address",
+            ),
             _ => None,
         }
     }
@@ -193,6 +209,25 @@ mod tests {
                 .unwrap()
                 .contains("reverse_map")
         );
+    }
+
+    /// Wide descriptors are another format, which `machine check` is to say as the experiment does.
+    #[test]
+    fn a_machine_with_52_bits_of_address_is_not_for_all() {
+        let mut profile = Profile::load("neutral").unwrap();
+        assert_eq!(Experiment::PageTableTest.unsuitable(&profile), None);
+        let granule = tablewright_machine::Granule::K4;
+        profile.architecture.regime = Regime::Arm64Stage1 {
+            granule,
+            wide: true,
+        };
+        for experiment in [Experiment::PageTableTest, Experiment::Migrate] {
+            assert!(
+                experiment
+                    .unsuitable(&profile)
+                    .is_some_and(|why| why.contains("48 bits"))
+            );
+        }
     }
 
     /// What the program measures of its own profiles comes from what they give.

@@ -113,22 +113,6 @@ global_asm!(
     ".popsection",
 );
 
-unsafe extern "C" {
-    static tablewright_guest_begin: u8;
-    static tablewright_guest_end: u8;
-}
-
-/// The guest's code; it may lie at any address.
-pub fn code() -> &'static [u8] {
-    let (begin, end) = (
-        &raw const tablewright_guest_begin,
-        &raw const tablewright_guest_end,
-    );
-    let length = end.addr() - begin.addr();
-    // SAFETY: the two labels are the ends of one run of constant bytes of this program.
-    unsafe { std::slice::from_raw_parts(begin, length) }
-}
-
 /// Bits of a guest's physical address. 40 are what a VM has if nothing else is asked for.
 pub fn address_bits(_: &Kvm) -> u32 {
     40

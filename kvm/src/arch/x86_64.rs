@@ -114,22 +114,6 @@ global_asm!(
     ".popsection",
 );
 
-unsafe extern "C" {
-    static tablewright_guest_begin: u8;
-    static tablewright_guest_end: u8;
-}
-
-/// The guest's code; it may lie at any address.
-pub fn code() -> &'static [u8] {
-    let (begin, end) = (
-        &raw const tablewright_guest_begin,
-        &raw const tablewright_guest_end,
-    );
-    let length = end.addr() - begin.addr();
-    // SAFETY: the two labels are the ends of one run of constant bytes of this program.
-    unsafe { std::slice::from_raw_parts(begin, length) }
-}
-
 /// Bits of a guest's physical address, as far as code at ring 3 can reach them one to one.
 pub fn address_bits(kvm: &Kvm) -> u32 {
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).ok();

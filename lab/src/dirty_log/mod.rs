@@ -218,11 +218,8 @@ fn on_kvm(arguments: &Arguments) -> Result<kvm::Asked, Error> {
 }
 
 fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
-    let architecture = &profile.architecture;
-    let why = if !architecture.is_x86() {
-        "dirty-log takes tables apart as x86 does, and this is another architecture"
-    } else if architecture.hardware_dirty {
-        "its hardware marks what is written, and dirty-log is by faults"
+    let why = if let Some(why) = Experiment::DirtyLog.unsuitable(profile) {
+        why
     } else {
         // One CPU is for the thread of the host.
         let most = profile.system.cpus.unwrap_or(u32::MAX).min(MAX_CPUS as u32) - 1;

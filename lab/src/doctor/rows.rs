@@ -1,7 +1,5 @@
 //! The answer: a row for each of the published problems.
 
-use std::fs;
-
 use serde::Serialize;
 use tablewright_machine::Profile;
 
@@ -65,17 +63,10 @@ struct Known {
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let target = match &arguments.report {
-        Some(directory) => {
-            fs::create_dir_all(directory).map_err(|error| Error::Output {
-                option: "--report",
-                path: directory.clone(),
-                error,
-            })?;
-            Some(Target::new("--report", &directory.join("doctor.html"))?)
-        }
-        None => None,
-    };
+    let target = arguments.report.as_deref();
+    let target = target
+        .map(|directory| Target::report(directory, "doctor.html"))
+        .transpose()?;
     let mut progress = Progress::new(9);
     progress.step("the linear map");
     let linear = native::linear_map()?;

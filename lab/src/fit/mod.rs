@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::file::Target;
 use crate::map_mem::machine::{self, Job, Run, Threads, error_percent, percent};
 use crate::map_mem::steps::Step;
+use crate::needs::Experiment;
 use crate::plan::Plan;
 use crate::published;
 use crate::report;
@@ -400,7 +401,10 @@ fn counts(
     run: Run<'_>,
 ) -> Result<(Counts, Vec<f64>), Error> {
     // For each row the costs as they are, and each of them a little higher.
-    let costs: Vec<Cost> = Cost::all().collect();
+    let depends_on: Vec<Cost> = Experiment::MapMem.depends_on().collect();
+    let costs: Vec<Cost> = Cost::all()
+        .filter(|cost| depends_on.contains(cost) || free.contains(cost))
+        .collect();
     let higher = costs.iter().map(|cost| {
         let mut higher = profile.clone();
         cost.set(&mut higher.costs, cost.get(&profile.costs) + MORE);

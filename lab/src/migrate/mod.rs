@@ -12,7 +12,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use tablewright::dirty::LogError;
-use tablewright_machine::{MAX_CPUS, Profile, Regime, Time};
+use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::file::Target;
@@ -305,17 +305,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 
 /// Whether a machine can run it.
 fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
-    let architecture = &profile.architecture;
-    let suits = architecture.is_x86()
-        || matches!(
-            architecture.regime,
-            Regime::Arm64Stage1 { wide: false, .. } | Regime::Arm64Stage2 { wide: false, .. }
-        ) && architecture.regime.page_shift() == 12;
-    if !suits {
-        return Err(Error::Usage(format!(
-            "{}: migrate runs on x86-64, and on arm64 with pages of 4 KiB and 48 bits of address",
-            profile.name
-        )));
+    if let Some(why) = Experiment::Migrate.unsuitable(profile) {
+        return Err(Error::Usage(format!("{}: {why}", profile.name)));
     }
     // One CPU is the host's own.
     let cpus = profile.system.cpus.unwrap_or(u32::MAX);

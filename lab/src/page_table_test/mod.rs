@@ -15,7 +15,7 @@ use std::thread;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tablewright_machine::{MAX_CPUS, Profile, Regime};
+use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
 use crate::kvm;
@@ -289,15 +289,8 @@ fn addressable(mode: Mode, what: &str) -> Result<(), Error> {
 
 /// Whether a machine can run the test.
 pub fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
-    if !matches!(
-        profile.architecture.regime,
-        Regime::Arm64Stage1 { wide: false, .. }
-    ) || profile.architecture.regime.page_shift() != 12
-    {
-        return Err(Error::Usage(format!(
-            "{}: page-table-test runs on arm64 with pages of 4 KiB and 48 bits of address",
-            profile.name
-        )));
+    if let Some(why) = Experiment::PageTableTest.unsuitable(profile) {
+        return Err(Error::Usage(format!("{}: {why}", profile.name)));
     }
     // One CPU starts the phases.
     let most = profile

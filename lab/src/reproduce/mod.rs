@@ -11,7 +11,6 @@ mod page_table_test;
 mod tlb_flush;
 mod write_protect;
 
-use std::fs;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -107,17 +106,10 @@ impl Row {
 /// Runs what can be run, and prints all of it.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     // Before anything is run: a page that has nowhere to go is known at once.
-    let target = match &arguments.report {
-        Some(directory) => {
-            fs::create_dir_all(directory).map_err(|error| Error::Output {
-                option: "--report",
-                path: directory.clone(),
-                error,
-            })?;
-            Some(Target::new("--report", &directory.join("index.html"))?)
-        }
-        None => None,
-    };
+    let target = arguments.report.as_deref();
+    let target = target
+        .map(|directory| Target::report(directory, "index.html"))
+        .transpose()?;
     let report = reproduce(
         &arguments.only,
         Runs {

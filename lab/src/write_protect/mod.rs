@@ -156,11 +156,8 @@ fn check(profile: &Profile, format: Stage2, vcpus: u16) -> Result<(), Error> {
     let architecture = &profile.architecture;
     let why = if architecture.is_x86() != format.is_x86() {
         format!("--format {}: it is of another architecture", format.name())
-    } else if architecture.regime.page_shift() != simulate::PAGE_SHIFT {
-        "write-protect runs with pages of 4 KiB".to_owned()
-    } else if architecture.hardware_dirty {
-        "its hardware marks what is written: protecting everything cannot be combined with that"
-            .to_owned()
+    } else if let Some(why) = Experiment::WriteProtect.unsuitable(profile) {
+        why.to_owned()
     } else {
         // One CPU starts the log.
         let most = profile
