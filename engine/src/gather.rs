@@ -163,7 +163,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         }
     }
 
-    /// Issues, completes and settles, visiting each leaf of the sub-trees that were cut off. If the visitor unwinds, what is
+    /// Issues, completes and reclaims, visiting each leaf of the sub-trees that were cut off. If the visitor unwinds, what is
     /// left of its sub-tree leaks.
     #[inline]
     pub fn finish(mut self, leaves: impl FnMut(Leaf<F>)) {
@@ -179,7 +179,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         }
         self.serial = 0;
         // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no software walks it (1.).
-        unsafe { self.left.settle::<F, P>(&self.space.platform, leaves) };
+        unsafe { self.left.reclaim::<F, P>(&self.space.platform, leaves) };
     }
 
     /// The same, and gives out what an edit has held back since it was flushed last: a page that was

@@ -9,7 +9,7 @@ use core::marker::PhantomData;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
 use crate::edit::Recent;
-use crate::flush::{Leaf, Ranges, Target, settle_all};
+use crate::flush::{Leaf, Ranges, Target, reclaim_all};
 use crate::format::{Format, Inexpressible};
 use crate::invalidation::What;
 use crate::platform::{Barrier, Caps, Platform};
@@ -458,7 +458,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
         // SAFETY: no walker uses a dead space, it is borrowed exclusively, and is not used again (1.). What is not its own of
         // a root is in no slice.
-        unsafe { settle_all::<F, P>(&self.platform, self.root, self.everything(), &mut leaves) };
+        unsafe { reclaim_all::<F, P>(&self.platform, self.root, self.everything(), &mut leaves) };
         // SAFETY: as above; the space owns the root.
         unsafe {
             self.platform

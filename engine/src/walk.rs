@@ -3,7 +3,7 @@
 //! There is one. It goes down a tree over a range of input addresses, in order, and asks a visitor at each entry what
 //! to do: nothing, or to go into the table that the entry points to. At the last level it hands the visitor a whole
 //! run of entries of one table, so that the inner loop of an edit is the visitor's own and nothing is asked for each
-//! page. Map, unmap, change, query and settling are visitors.
+//! page. Map, unmap, change, query and reclaiming are visitors.
 //!
 //! The depth is bounded by the levels of the format, at most five; so is the recursion.
 

@@ -287,11 +287,11 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
     assert_eq!(vm.reopen(6 * page, Access::Write), Ok(true));
     assert!(vm.can_write(6 * page) && !vm.can_write(5 * page));
     // Tables that sleep are taken apart like others.
-    let mut sweep = vm.guest.remove(ram.id).unwrap();
+    let mut zap = vm.guest.remove(ram.id).unwrap();
     let (mut taken, mut held) = (0, Vec::new());
     let mut gather = vm.guest.gather();
     loop {
-        let pass = sweep.unmap(&mut gather, |leaf| {
+        let pass = zap.unmap(&mut gather, |leaf| {
             held.push(leaf);
             ControlFlow::Continue(())
         });
@@ -303,7 +303,7 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
                 for leaf in held.drain(..) {
                     taken += cut.release(leaf).ok().unwrap().size();
                 }
-                cut.quiet()
+                cut.try_complete()
                     .ok()
                     .unwrap()
                     .finish(|leaf| taken += leaf.size());
@@ -374,7 +374,7 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
     };
     let wash = |at: u64| {
         let mut gather = space.gather();
-        gather.wash(block(at), |_| ()).unwrap();
+        gather.clear_dirty(block(at), |_| ()).unwrap();
         assert!(gather.finish(|_| ()).is_ok());
         levels(&platform)
     };
@@ -385,7 +385,7 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
         let read = Fault::new(Ipa::new(at), Access::Read);
         let request = guest.request(&read).unwrap();
         let page = Backing::new(Pa::new(OFFSET + at), 2 * MIB);
-        assert_eq!(recovery.recover(&request, &page), Ok(true));
+        assert_eq!(recovery.collapse(&request, &page), Ok(true));
     }
     assert!(levels(&platform).is_empty() && !recovery.is_clean());
     assert_eq!(space.query(Ipa::new(0)).unwrap().size(), 2 * MIB);
@@ -433,12 +433,12 @@ fn a_large_leaf_is_not_made_writable_while_its_slot_is_logged() {
     let mut gather = vm.guest.gather();
     let request = vm.guest.request(&read).unwrap();
     let page = Backing::new(Pa::new(OFFSET + 0x5000), GIB);
-    assert_eq!(gather.recover(&request, &page), Ok(true));
+    assert_eq!(gather.collapse(&request, &page), Ok(true));
     assert!(!gather.is_clean());
     assert!(gather.finish(|_| panic!("no leaf has gone")).is_ok());
     assert_eq!(vm.guest.space().query(Ipa::new(0)).unwrap().size(), GIB);
     assert!(vm.can_write(0x5000) && vm.can_write(GIB - 1));
-    assert_eq!(gather.recover(&request, &page), Ok(false));
+    assert_eq!(gather.collapse(&request, &page), Ok(false));
     assert!(gather.is_clean() && gather.finish(|_| ()).is_ok());
     // Without a log it is simply writable again.
     assert_eq!(vm.protect_all(), Ok(1));

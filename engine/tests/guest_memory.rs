@@ -1,14 +1,14 @@
-//! Guest memory: slots, faults and what they map, sweeps.
+//! Guest memory: slots, faults and what they map, zaps.
 
 use std::ops::ControlFlow;
 
 use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16, Stage2K64};
 use tablewright::guest::{
     Access, Backing, CLAIM, Cause, Declined, Fault, Gather, Guest, Log, Pass, Slot, SlotCell,
-    SlotError, Sweep,
+    SlotError, Zap,
 };
 use tablewright::hosted::Threads;
-use tablewright::shared::{Mapped, Refused, SharedPlatform, SharedSpace, Upkeep};
+use tablewright::shared::{CacheMaintenance, Mapped, Refused, SharedPlatform, SharedSpace};
 use tablewright::{AddressSpace, Change, Format, Ipa, Level, Memory, Pa, Perms, Span};
 
 type K4 = Stage2K4<40, false>;
@@ -29,9 +29,9 @@ fn cells<const N: usize>() -> [SlotCell; N] {
 type Vm<'s, F> = Guest<'s, F, &'s Threads>;
 
 fn platform<F: Format>(clean: bool) -> Threads {
-    Threads::new(700, F::PAGE_SHIFT, 2).with_upkeep(Upkeep {
+    Threads::new(700, F::PAGE_SHIFT, 2).with_upkeep(CacheMaintenance {
         clean,
-        ..Upkeep::NONE
+        ..CacheMaintenance::NONE
     })
 }
 
@@ -319,7 +319,7 @@ fn a_gigabyte_grows_by_cleaning_2_mib_at_a_time() {
         assert_eq!(
             mapped,
             Ok(if last {
-                Mapped::Coalesced
+                Mapped::Collapsed
             } else {
                 Mapped::Installed
             })
@@ -338,8 +338,8 @@ fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
     let ram = Slot::memory(span(0, 4 * GIB), 0);
     vm.insert(ram).unwrap();
     assert_eq!(cpu.fault(write(0), CLAIM), Ok(Mapped::Installed));
-    let sweep = vm.replace(ram.with_log(Log::ByFault)).unwrap();
-    protect(sweep, &mut cpu.gather);
+    let zap = vm.replace(ram.with_log(Log::ByFault)).unwrap();
+    protect(zap, &mut cpu.gather);
     // A read of a logged slot gives no permission to write, and takes nothing apart.
     assert_eq!(cpu.fault(read(0x3000), CLAIM), Ok(Mapped::Already));
     assert_eq!(size(&vm, 0), Some(CLAIM));
@@ -361,7 +361,7 @@ fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
     assert_eq!(platform.cleaned(), CLAIM);
     // Logging is over.
     drop(vm.replace(ram).unwrap());
-    assert_eq!(cpu.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
+    assert_eq!(cpu.fault(write(0x4000), CLAIM), Ok(Mapped::Collapsed));
     assert_eq!(size(&vm, 0x4000), Some(CLAIM));
     assert_eq!(platform.cleaned(), CLAIM);
     unmap(vm.remove(0).unwrap(), &mut cpu.gather);
@@ -370,29 +370,29 @@ fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
     vm.insert(ram.with_log(Log::ByFault)).unwrap();
     assert_eq!(cpu.fault(write(0), CLAIM), Ok(Mapped::Installed));
     drop(vm.replace(ram).unwrap());
-    assert_eq!(cpu.fault(write(0x4000), CLAIM), Ok(Mapped::Coalesced));
+    assert_eq!(cpu.fault(write(0x4000), CLAIM), Ok(Mapped::Collapsed));
     assert_eq!(platform.cleaned(), 2 * CLAIM);
 }
 
 fn protect<'g, 's, F: Format<Input = Ipa>>(
-    mut sweep: Sweep<'g, 's, F, &'s Threads>,
+    mut zap: Zap<'g, 's, F, &'s Threads>,
     gather: &mut Gather<'g, 's, F, &'s Threads>,
 ) {
     let change = Change::new().write_protect();
-    while sweep.protect(gather, change).unwrap() != Pass::Over {
+    while zap.protect(gather, change).unwrap() != Pass::Over {
         assert!(gather.finish(|_| ()).is_ok());
     }
 }
 
 fn unmap<'g, 's, F: Format<Input = Ipa>>(
-    mut sweep: Sweep<'g, 's, F, &'s Threads>,
+    mut zap: Zap<'g, 's, F, &'s Threads>,
     gather: &mut Gather<'g, 's, F, &'s Threads>,
 ) {
     let all = |_| ControlFlow::Continue(());
-    while sweep.unmap(gather, all) == Ok(Pass::Went) {
+    while zap.unmap(gather, all) == Ok(Pass::Went) {
         assert!(gather.finish(|_| ()).is_ok());
     }
-    assert_eq!(sweep.unmap(gather, all), Ok(Pass::Over));
+    assert_eq!(zap.unmap(gather, all), Ok(Pass::Over));
 }
 
 #[test]
@@ -401,20 +401,20 @@ fn what_was_looked_up_before_a_sweep_is_not_mapped_after_it() {
     let vm = vm::<Ept<4>>(&platform, &cells);
     vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
     let request = vm.request(&write(0x1000)).unwrap();
-    let mut sweep = vm.sweep(span(0x1000, 0x1000));
+    let mut zap = vm.zap(span(0x1000, 0x1000));
     let mut gather = vm.gather();
     let page = Backing::new(Pa::new(0x9000), 4096);
     assert!(gather.top_up(3));
     assert_eq!(gather.map(&request, &page), Err(Refused::Retry));
     // One that has begun to map is waited for.
     let walk = platform.enter();
-    let mut other = vm.sweep(span(0x1000, 0x1000));
+    let mut other = vm.zap(span(0x1000, 0x1000));
     let all = |_| ControlFlow::Continue(());
     assert_eq!(other.unmap(&mut gather, all), Ok(Pass::Waiting));
     drop(walk);
     assert_eq!(other.unmap(&mut gather, all), Ok(Pass::Went));
     assert_eq!(other.unmap(&mut gather, all), Ok(Pass::Over));
-    assert_eq!(sweep.unmap(&mut gather, all), Ok(Pass::Went));
+    assert_eq!(zap.unmap(&mut gather, all), Ok(Pass::Went));
     // Looked up after it, it is mapped.
     let request = vm.request(&write(0x1000)).unwrap();
     assert_eq!(gather.map(&request, &page), Ok(Mapped::Installed));
@@ -432,18 +432,18 @@ fn everything_is_dropped_at_once_and_settled_later() {
     }
     let held = platform.tables();
     assert!(held > 128);
-    let mut sweep = vm.sweep_all();
+    let mut zap = vm.zap_all();
     let (all, mut gather) = (|_| ControlFlow::Continue(()), vm.gather());
-    assert_eq!(sweep.unmap(&mut gather, all), Ok(Pass::Went));
-    assert_eq!(sweep.unmap(&mut gather, all), Ok(Pass::Over));
+    assert_eq!(zap.unmap(&mut gather, all), Ok(Pass::Went));
+    assert_eq!(zap.unmap(&mut gather, all), Ok(Pass::Over));
     let cut = gather.issue().complete();
     assert_eq!(platform.tables(), held);
     assert_eq!(size(&vm, 0x5000), None);
-    drop(sweep);
+    drop(zap);
     // The guest goes on while what was below waits.
     cpu.fault(write(0x5000), 4096).unwrap();
     let mut pages = 0;
-    cut.quiet().ok().unwrap().finish(|_| pages += 1);
+    cut.try_complete().ok().unwrap().finish(|_| pages += 1);
     assert_eq!(pages, 64);
     assert!(platform.tables() < 8);
 }
@@ -502,6 +502,6 @@ fn accessed_pages_are_found_once() {
         cause: Cause::AccessFlag,
         ..read(3 << 12)
     };
-    vm.touch(&touched).unwrap();
+    vm.set_accessed(&touched).unwrap();
     assert_eq!(age(), [3]);
 }

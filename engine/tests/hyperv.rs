@@ -1,5 +1,7 @@
 //! Flushes by hypercall: what a guest encodes a host decodes, and what a host is given it does not believe.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -427,58 +429,42 @@ fn an_empty_mask_means_all_and_none_beyond_the_last_is_told() {
     );
 }
 
-/// A generator of numbers that is small and the same everywhere (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
-
 /// Random and broken input: no panic, nothing read beyond what was given, and nothing decoded that was not there.
 fn believe_nothing(rounds: u64) {
-    let mut random = Random(7);
+    let dice = common::Dice::new(7);
     let mut accepted = 0u64;
     for _ in 0..rounds {
-        let call = Call::ALL[random.below(6) as usize];
+        let call = Call::ALL[dice.roll(6) as usize];
         let (input, mut page) = sane(call);
-        let mut bits = match random.below(8) {
-            0 => random.next(),
+        let mut bits = match dice.roll(8) {
+            0 => dice.next(),
             _ => input.bits(),
         };
-        for _ in 0..random.below(3) {
-            bits ^= 1 << random.below(64);
+        for _ in 0..dice.roll(3) {
+            bits ^= 1 << dice.roll(64);
         }
-        for _ in 0..random.below(4) {
-            let at = random.below(10) as usize;
-            page[at] = match random.below(4) {
-                0 => random.next(),
-                1 => 1 << random.below(64),
-                2 => page[at] ^ 1 << random.below(64),
-                _ => random.below(8),
+        for _ in 0..dice.roll(4) {
+            let at = dice.roll(10) as usize;
+            page[at] = match dice.roll(4) {
+                0 => dice.next(),
+                1 => 1 << dice.roll(64),
+                2 => page[at] ^ 1 << dice.roll(64),
+                _ => dice.roll(8),
             };
         }
-        let words = match random.below(3) {
-            0 => random.below(512) as usize,
+        let words = match dice.roll(3) {
+            0 => dice.roll(512) as usize,
             _ => 512,
         };
-        let address = match random.below(4) {
-            0 => random.next(),
-            _ => random.below(512) * 8,
+        let address = match dice.roll(4) {
+            0 => dice.next(),
+            _ => dice.roll(512) * 8,
         };
         let host = HostCaps {
-            processors: 1 + random.below(4096) as u32,
-            xmm_input: random.below(2) == 0,
-            extended_ranges: random.below(2) == 0,
-            guest_physical: random.below(2) == 0,
+            processors: 1 + dice.roll(4096) as u32,
+            xmm_input: dice.roll(2) == 0,
+            extended_ranges: dice.roll(2) == 0,
+            guest_physical: dice.roll(2) == 0,
         };
         let input = Input::from_bits(bits);
         let Ok(flush) = decode(input, address, &page[..words], &host) else {

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tablewright::arch::{arm64, x86_64};
 use tablewright::format::{Arm64K4, X86_64};
 use tablewright::hosted::{Event, Hosted, Threads, Told};
-use tablewright::shared::{Moment, NewLeaf, SharedPlatform, SharedSpace, Upkeep};
+use tablewright::shared::{CacheMaintenance, GracePeriod, NewLeaf, SharedPlatform, SharedSpace};
 use tablewright::shootdown::arm64::{Instruction, Op};
 use tablewright::shootdown::{Allocator, Holder, Identifiers, Identity, Switch};
 use tablewright::{
@@ -107,14 +107,14 @@ unsafe impl<P: SharedPlatform> SharedPlatform for Tables<'_, P> {
     fn enter(&self) -> Self::Walk<'_> {
         self.inner.enter()
     }
-    fn cut(&self) -> Moment {
-        self.inner.cut()
+    fn grace_period(&self) -> GracePeriod {
+        self.inner.grace_period()
     }
-    fn is_past(&self, moment: Moment) -> bool {
-        self.inner.is_past(moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        self.inner.is_over(moment)
     }
-    fn upkeep(&self) -> Upkeep {
-        self.inner.upkeep()
+    fn maintenance(&self) -> CacheMaintenance {
+        self.inner.maintenance()
     }
     fn invalidate_here(&self, what: &Invalidation<'_>) {
         self.inner.invalidate(what);
@@ -307,7 +307,7 @@ fn shared_edits_name_it_too() {
     let unmapped = gather.unmap(span(HEAP + PAGE, 1), |_| ControlFlow::Continue(()));
     assert!(unmapped.unwrap().progress.is_done());
     let cut = gather.issue().complete();
-    assert!(cut.quiet().is_ok());
+    assert!(cut.try_complete().is_ok());
     drop(gather);
     let told: Vec<u16> = (threads.take_events().into_iter())
         .filter_map(|event| match event {

@@ -473,9 +473,9 @@ impl<'h, F: Decoded> World<'h, F> {
                             add(completed.release(leaf).expect("a leaf of this gather"));
                         }
                         if *several {
-                            // Settling stops after every few leaves and goes on.
+                            // Reclaiming stops after every few leaves and goes on.
                             let mut count = 0u32;
-                            while !completed.settle(|leaf| {
+                            while !completed.reclaim(|leaf| {
                                 add(leaf);
                                 count += 1;
                                 if count.is_multiple_of(7) {
@@ -670,17 +670,17 @@ fn agrees_with_the_model<F: Decoded>() {
         .unwrap_or(match is_guest::<F>() {
             _ if cfg!(miri) => 2,
             // The same algorithms over other bits, or over tables that are sixteen times as large.
-            _ if F::PAGE_SHIFT == 16 => 40,
-            true => 50,
+            _ if F::PAGE_SHIFT == 16 => 20,
+            true => 25,
             false
                 if matches!(
                     F::REGIME,
                     Regime::Arm64Stage1 { .. } | Regime::X86_64 { .. }
                 ) =>
             {
-                150
+                75
             }
-            false => 50,
+            false => 25,
         });
     let config = ProptestConfig {
         cases,

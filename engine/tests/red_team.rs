@@ -15,7 +15,7 @@ use tablewright::format::{Arm64K4, Arm64K64, Ept, Npt, Stage2K4, X86_64};
 use tablewright::guest::{Access, Backing, Fault, Guest, Harvest, Log, Pass, Slot, SlotCell};
 use tablewright::hosted::{Event, Threads, Told, Walk};
 use tablewright::shared::{
-    self, Epochs, Mapped, Moment, NewLeaf, Protected, Refused, SharedPlatform, SharedSpace,
+    self, Epochs, GracePeriod, Mapped, NewLeaf, Protected, Refused, SharedPlatform, SharedSpace,
 };
 use tablewright::shootdown::{Message, amd::Broadcast};
 use tablewright::{
@@ -121,7 +121,7 @@ fn an_edit_invalidates_its_own_space() {
     }
 }
 
-/// The same for guests: a sweep of one does nothing with the gather of another.
+/// The same for guests: a zap of one does nothing with the gather of another.
 #[test]
 fn a_sweep_takes_the_gather_of_its_guest() {
     let platform = platform(tablewright::hosted::CAPS);
@@ -131,10 +131,10 @@ fn a_sweep_takes_the_gather_of_its_guest() {
         .zip(1..)
         .map(|(cells, id)| Guest::new(mapped::<S2>(&platform, id, PAGE, pages()), cells))
         .collect();
-    let (mut sweep, mut foreign) = (guests[0].sweep_all(), guests[1].gather());
-    let swept = sweep.unmap(&mut foreign, |_| ControlFlow::Continue(()));
-    assert_eq!(swept, Err(EditError::ForeignGather));
-    let protected = sweep.protect(&mut foreign, read_only());
+    let (mut zap, mut foreign) = (guests[0].zap_all(), guests[1].gather());
+    let zapped = zap.unmap(&mut foreign, |_| ControlFlow::Continue(()));
+    assert_eq!(zapped, Err(EditError::ForeignGather));
+    let protected = zap.protect(&mut foreign, read_only());
     assert_eq!(protected, Err(EditError::ForeignGather));
     assert!(foreign.is_clean());
     for guest in &guests {
@@ -143,8 +143,8 @@ fn a_sweep_takes_the_gather_of_its_guest() {
     }
     // It has not been used up.
     let mut own = guests[0].gather();
-    let swept = sweep.unmap(&mut own, |_| ControlFlow::Continue(()));
-    assert_eq!(swept, Ok(Pass::Went));
+    let zapped = zap.unmap(&mut own, |_| ControlFlow::Continue(()));
+    assert_eq!(zapped, Ok(Pass::Went));
 }
 
 /// A table of space 2, whose place a block had taken, was freed by a flush of space 1.
@@ -155,7 +155,7 @@ fn a_table_is_freed_after_its_own_space_was_invalidated() {
     let two = mapped::<Npt<4>>(&platform, 2, BLOCK, pages());
     let block = NewLeaf::new(Ipa::new(0), RAM, Level::new(1), Attrs::GUEST_MEMORY).unwrap();
     let (mut first, mut second) = (one.gather(), two.gather());
-    assert_eq!(second.map(&block), Ok(Mapped::Coalesced));
+    assert_eq!(second.map(&block), Ok(Mapped::Collapsed));
     first.protect(ipa(0, BLOCK), read_only()).unwrap();
     assert!(first.finish(|_| ()).is_ok());
     let is_free = |event: &Event| matches!(event, Event::Free(_));
@@ -269,9 +269,9 @@ fn a_walk_is_not_over_before_it_is_dropped() {
     let (first, second) = (enter(), enter());
     let cut = epochs.advance();
     drop(first);
-    assert!(!epochs.is_past(cut));
+    assert!(!epochs.is_over(cut));
     drop(second);
-    assert!(epochs.is_past(cut));
+    assert!(epochs.is_over(cut));
 }
 
 /// Two unmaps under way, each of which held a walk, were completed in the order in which they were made: the second went
@@ -291,7 +291,7 @@ fn two_unmaps_may_be_completed_in_any_order() {
             .collect();
         let _one = issued.swap_remove(first).complete();
         // What is under way holds no walk ...
-        assert!(space.is_quiet(space.moment()));
+        assert!(space.is_over(space.grace_period()));
         let _two = issued.swap_remove(0).complete();
         // ... and leaves holes.
         let again = space.map_range(ipa(0, 2 * BLOCK), RAM, pages());
@@ -306,20 +306,20 @@ fn no_state_is_passed_in_the_midst_of_a_walk() {
     platform.pass();
     let space = mapped::<S2>(&platform, 1, PAGE, pages());
     let walk = platform.enter();
-    let moment = space.moment();
+    let moment = space.grace_period();
     platform.pass();
     platform.rest();
-    assert!(!space.is_quiet(moment));
+    assert!(!space.is_over(moment));
     drop(walk);
     platform.pass();
-    assert!(space.is_quiet(moment));
+    assert!(space.is_over(moment));
     // What is under way holds no walk: its completion enters another.
     let mut gather = space.gather();
     unmap(&mut gather, ipa(0, PAGE));
     let issued = gather.issue();
-    let moment = space.moment();
+    let moment = space.grace_period();
     platform.rest();
-    assert!(space.is_quiet(moment));
+    assert!(space.is_over(moment));
     let _cut = issued.complete();
     assert_eq!(space.map_range(ipa(0, PAGE), RAM, pages()), Ok(PAGE));
 }
@@ -341,12 +341,12 @@ fn threads_that_play_no_processor_have_walks_of_their_own() {
         step.wait();
         step.wait(); // the second has entered
         drop(walk);
-        let moment = platform.cut();
-        let past = platform.is_past(moment);
+        let moment = platform.grace_period();
+        let past = platform.is_over(moment);
         step.wait();
         other.join().unwrap();
         assert!(!past, "the walk of the other thread began before");
-        assert!(platform.is_past(moment));
+        assert!(platform.is_over(moment));
     });
 }
 
@@ -359,7 +359,7 @@ fn what_was_washed_is_invalidated_when_a_visitor_unwinds() {
     let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
     let mut gather = space.gather();
     let washed = catch_unwind(AssertUnwindSafe(|| {
-        gather.wash(ipa(0, PAGE), |_| panic!("the visitor"))
+        gather.clear_dirty(ipa(0, PAGE), |_| panic!("the visitor"))
     }));
     assert!(washed.is_err());
     assert!(!space.query(Ipa::new(0)).unwrap().attrs().dirty);
@@ -420,7 +420,7 @@ fn assert_refused<F: Format>(space: &Space<'_, F>, span: Span<F::Input>) {
     assert_eq!(gather.unmap(span, all), Err(out_of_range));
     assert_eq!(gather.protect(span, read_only()), Err(out_of_range));
     assert_eq!(gather.age(span, |_| ()), Err(out_of_range));
-    assert_eq!(gather.wash(span, |_| ()), Err(out_of_range));
+    assert_eq!(gather.clear_dirty(span, |_| ()), Err(out_of_range));
     assert_eq!(gather.split(at, Level::PAGE).err(), refused);
     assert_eq!(space.relax(at, Perms::ANY_WRITE, true).err(), refused);
     assert_eq!(space.wake(at, true).err(), refused);
@@ -582,7 +582,7 @@ fn what_is_protected_already_is_not_complete() {
     let edits: [Edit; 3] = [
         |gather, page| gather.protect(page, read_only()).unwrap(),
         |gather, page| gather.age(page, |_| ()).unwrap(),
-        |gather, page| gather.wash(page, |_| ()).unwrap(),
+        |gather, page| gather.clear_dirty(page, |_| ()).unwrap(),
     ];
     for edit in edits {
         let (mut first, mut second) = (space.gather(), space.gather());
@@ -598,7 +598,7 @@ fn what_is_protected_already_is_not_complete() {
     }
 }
 
-/// A harvest was under way when the host took writing away for good: the sweep found the page read-only, and no processor
+/// A harvest was under way when the host took writing away for good: the zap found the page read-only, and no processor
 /// was told.
 #[test]
 fn a_sweep_knows_of_a_harvest_under_way() {
@@ -617,9 +617,9 @@ fn a_sweep_knows_of_a_harvest_under_way() {
         .harvest(&ram, &bitmap, 0..512, Harvest::empty(), |_, _| ())
         .unwrap();
     platform.take_events();
-    // Thread 2 protects the page for good, drives the sweep to its end, and relies on it.
-    let mut sweep = guest.sweep(ipa(5 * PAGE, PAGE));
-    while sweep.protect(&mut gather, read_only()).unwrap() != Pass::Over {
+    // Thread 2 protects the page for good, drives the zap to its end, and relies on it.
+    let mut zap = guest.zap(ipa(5 * PAGE, PAGE));
+    while zap.protect(&mut gather, read_only()).unwrap() != Pass::Over {
         assert!(gather.finish(|_| ()).is_ok());
     }
     let events = platform.take_events();
@@ -661,7 +661,7 @@ fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
     // Processor 1 faults on the last page, finds that a block would do, and has not flushed yet.
     let block = NewLeaf::new(Va::new(0), RAM, Level::new(1), Attrs::USER_DATA).unwrap();
     let mut one = space.gather();
-    assert_eq!(one.map(&block), Ok(Mapped::Coalesced));
+    assert_eq!(one.map(&block), Ok(Mapped::Collapsed));
     platform.take_events();
     // Processor 2 takes the block back, twice, as docs/sharing.md says.
     let mut two = space.gather();
@@ -740,11 +740,11 @@ unsafe impl SharedPlatform for Meanwhile {
     fn enter(&self) -> Walk<'_> {
         self.threads.enter()
     }
-    fn cut(&self) -> Moment {
-        self.threads.cut()
+    fn grace_period(&self) -> GracePeriod {
+        self.threads.grace_period()
     }
-    fn is_past(&self, moment: Moment) -> bool {
-        self.threads.is_past(moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        self.threads.is_over(moment)
     }
 }
 

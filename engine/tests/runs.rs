@@ -88,7 +88,7 @@ fn runs<F: Format<Input = Va>>() {
         assert_eq!(unmap(&mut space, span(0x4000, 22)), expected);
         // What is left goes with its table.
         assert_eq!(unmap(&mut space, span(0, 512)), [memory(0, 1)]);
-        // Tables in the midst: what is settled comes behind what was held.
+        // Tables in the midst: what is reclaimed comes behind what was held.
         space
             .map(span(0x1000, 1536), Pa::new(0x1000), mapping)
             .unwrap();

@@ -9,7 +9,9 @@ use std::thread;
 use common::Judged;
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
 use tablewright::hosted::{Event, Threads};
-use tablewright::shared::{Cut, Gather, Mapped, NewLeaf, Refused, Relaxed, SharedSpace, Upkeep};
+use tablewright::shared::{
+    CacheMaintenance, Cut, Gather, Mapped, NewLeaf, Refused, Relaxed, SharedSpace,
+};
 use tablewright::{
     AddressSpace, Attrs, Caps, Change, Format, Level, Mapping, Memory, Pa, Perms, Span, Va,
 };
@@ -46,13 +48,13 @@ fn map<F: Format<Input = Va>>(
     }
 }
 
-fn settle<F: Format<Input = Va>>(gather: &mut Edits<'_, '_, F>, leaves: &mut dyn FnMut(u64)) {
+fn reclaim<F: Format<Input = Va>>(gather: &mut Edits<'_, '_, F>, leaves: &mut dyn FnMut(u64)) {
     wait(gather.issue().complete(), leaves);
 }
 
 fn wait<F: Format<Input = Va>>(mut cut: Cut<F, &Threads>, leaves: &mut dyn FnMut(u64)) {
     loop {
-        match cut.quiet() {
+        match cut.try_complete() {
             Ok(completed) => return completed.finish(|leaf| leaves(leaf.size())),
             Err(again) => cut = again,
         }
@@ -73,7 +75,7 @@ fn unmap_all<F: Format<Input = Va>>(space: &Space<'_, F>, span: Span<Va>) -> u64
     for leaf in held {
         bytes += cut.release(leaf).ok().unwrap().size();
     }
-    let Ok(completed) = cut.quiet() else {
+    let Ok(completed) = cut.try_complete() else {
         panic!("no other walk is under way")
     };
     completed.finish(|leaf| bytes += leaf.size());
@@ -112,7 +114,7 @@ fn a_fault_is_answered_by_what_is_there() {
         space.relax(Va::new(0x2000), Perms::WRITE, true),
         Ok(Relaxed::Absent)
     );
-    settle(&mut gather, &mut |_| ());
+    reclaim(&mut gather, &mut |_| ());
     gather.release_tables();
     let all = Span::new(Va::new(0), 1 << 39).unwrap();
     assert_eq!(unmap_all(&space, all), 0x1000);
@@ -121,9 +123,9 @@ fn a_fault_is_answered_by_what_is_there() {
 
 #[test]
 fn pages_become_a_block_and_a_block_pages() {
-    for upkeep in [false, true] {
-        let platform = Threads::new(64, 12, 1).with_upkeep(Upkeep {
-            clean: upkeep,
+    for maintenance in [false, true] {
+        let platform = Threads::new(64, 12, 1).with_upkeep(CacheMaintenance {
+            clean: maintenance,
             instructions: false,
         });
         let space = share::<Arm64K4>(&platform);
@@ -133,16 +135,19 @@ fn pages_become_a_block_and_a_block_pages() {
             assert_eq!(map(&mut gather, &page), Ok(Mapped::Installed));
         }
         let before = platform.cleaned();
-        assert_eq!(before, u64::from(upkeep) * (300 << 12));
+        assert_eq!(before, u64::from(maintenance) * (300 << 12));
         let block = leaf(0, Level::new(1), Attrs::KERNEL_DATA);
-        assert_eq!(map(&mut gather, &block), Ok(Mapped::Coalesced));
+        assert_eq!(map(&mut gather, &block), Ok(Mapped::Collapsed));
         // What was mapped has been cleaned already; the rest is now.
-        assert_eq!(platform.cleaned() - before, u64::from(upkeep) * (212 << 12));
+        assert_eq!(
+            platform.cleaned() - before,
+            u64::from(maintenance) * (212 << 12)
+        );
         assert_eq!(space.query(Va::new(0x1f_f000)).unwrap().size(), 2 << 20);
         // A page inside it is there.
         let page = leaf(0x5000, Level::PAGE, Attrs::KERNEL_DATA);
         assert_eq!(map(&mut gather, &page), Ok(Mapped::Already));
-        settle(&mut gather, &mut |_| panic!("no leaf has gone"));
+        reclaim(&mut gather, &mut |_| panic!("no leaf has gone"));
 
         assert!(gather.top_up(2));
         assert_eq!(gather.split(Va::new(0x1234), Level::PAGE), Ok(true));
@@ -152,7 +157,7 @@ fn pages_become_a_block_and_a_block_pages() {
             (page.size(), page.frame()),
             (0x1000, Pa::new(0x1f_f000 + OFFSET))
         );
-        settle(&mut gather, &mut |_| panic!("no leaf has gone"));
+        reclaim(&mut gather, &mut |_| panic!("no leaf has gone"));
         drop(gather);
         let all = Span::new(Va::new(0), 1 << 39).unwrap();
         assert_eq!(unmap_all(&space, all), 2 << 20);
@@ -195,7 +200,7 @@ fn what_is_parked_is_given_back_by_a_fault() {
         let park = |gather: &mut tablewright::shared::Gather<'_, F, _>| {
             assert!(gather.protect(whole, none).unwrap().changed);
             assert!(!gather.is_clean(), "{name}");
-            settle(gather, &mut |_| ());
+            reclaim(gather, &mut |_| ());
             let there = space.query(at).unwrap();
             assert_eq!((there.frame(), leaves()), (mapped.frame(), 0), "{name}");
             assert_eq!(there.attrs(), written.with_perms(Perms::empty()));
@@ -205,7 +210,7 @@ fn what_is_parked_is_given_back_by_a_fault() {
         let back = Change::new().perms(written.perms);
         assert!(gather.protect(whole, back).unwrap().changed);
         assert!(gather.is_clean(), "{name}");
-        settle(&mut gather, &mut |_| ());
+        reclaim(&mut gather, &mut |_| ());
         assert_eq!((space.query(at), leaves()), (Some(mapped), 1), "{name}");
         // By a fault.
         park(&mut gather);
@@ -218,8 +223,8 @@ fn what_is_parked_is_given_back_by_a_fault() {
         // What was written is found, and once.
         park(&mut gather);
         let mut dirty = 0;
-        gather.wash(whole, |_| dirty += 1).unwrap();
-        gather.wash(whole, |_| dirty += 1).unwrap();
+        gather.clear_dirty(whole, |_| dirty += 1).unwrap();
+        gather.clear_dirty(whole, |_| dirty += 1).unwrap();
         assert_eq!(dirty, 1, "{name}");
         // What may be remembered is not mixed with another type, or another frame.
         let device = Change::new().memory(Memory::Device);
@@ -238,9 +243,9 @@ fn what_is_parked_is_given_back_by_a_fault() {
         // A block in the place of a table with what is parked: the table did not translate all of it.
         assert!(gather.protect(whole, none).unwrap().changed);
         let block = leaf(0, Level::new(1), written);
-        assert_eq!(map(&mut gather, &block), Ok(Mapped::Coalesced), "{name}");
+        assert_eq!(map(&mut gather, &block), Ok(Mapped::Collapsed), "{name}");
         assert_eq!(space.query(at).unwrap().attrs().perms, written.perms);
-        settle(&mut gather, &mut |_| ());
+        reclaim(&mut gather, &mut |_| ());
         drop(gather);
         unmap_all(
             &space,
@@ -285,7 +290,7 @@ fn what_was_aged_is_still_remembered() {
 
 #[test]
 fn caches_are_cleaned_for_memory_and_not_for_devices() {
-    let platform = Threads::new(64, 12, 1).with_upkeep(Upkeep {
+    let platform = Threads::new(64, 12, 1).with_upkeep(CacheMaintenance {
         clean: true,
         instructions: true,
     });
@@ -307,19 +312,7 @@ fn caches_are_cleaned_for_memory_and_not_for_devices() {
         Ok(6 << 20)
     );
     assert_eq!(platform.cleaned(), 0x1000 + (6 << 20));
-    settle(&mut gather, &mut |_| ());
-}
-
-/// A thread's edits, drawn from a seed.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % sides
-    }
+    reclaim(&mut gather, &mut |_| ());
 }
 
 /// Threads map, take away, protect, split and coalesce in two blocks at once. In the end every page leads to its own
@@ -328,7 +321,7 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
     const THREADS: u16 = 4;
     let platform = Threads::new(600, F::PAGE_SHIFT, THREADS.into())
         .with_caps(caps)
-        .with_upkeep(Upkeep {
+        .with_upkeep(CacheMaintenance {
             clean,
             instructions: false,
         });
@@ -340,7 +333,7 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
             let (space, platform) = (&space, &platform);
             scope.spawn(move || {
                 platform.play(cpu);
-                let mut dice = Dice(seed * 64 + u64::from(cpu));
+                let dice = common::Dice::new(seed * 64 + u64::from(cpu));
                 let mut gather = space.gather();
                 for _ in 0..400 {
                     let at = dice.roll(2 * block) & !(page - 1);
@@ -372,7 +365,7 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
                             assert!(taken.unwrap().progress.is_done());
                         }
                     }
-                    settle(&mut gather, &mut |_| ());
+                    reclaim(&mut gather, &mut |_| ());
                 }
             });
         }
@@ -425,7 +418,7 @@ fn a_crowd_leaves_a_tree() {
 
 #[test]
 fn one_of_many_installs_and_only_that_one_cleans() {
-    let platform = Threads::new(200, 12, 4).with_upkeep(Upkeep {
+    let platform = Threads::new(200, 12, 4).with_upkeep(CacheMaintenance {
         clean: true,
         instructions: false,
     });
@@ -451,7 +444,7 @@ fn one_of_many_installs_and_only_that_one_cleans() {
                         }
                     }
                 }
-                settle(&mut gather, &mut |_| ());
+                reclaim(&mut gather, &mut |_| ());
             });
         }
     });

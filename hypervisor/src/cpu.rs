@@ -5,21 +5,26 @@
 
 use core::arch::{asm, naked_asm};
 use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use aarch64_rt::Stack;
 use arm_sysregs::el1::accessors::{
-    read_id_aa64mmfr0_el1, read_id_aa64mmfr1_el1, read_id_aa64pfr0_el1, read_id_aa64pfr1_el1,
-    read_midr_el1, read_mpidr_el1, write_sctlr_el1,
+    read_id_aa64dfr0_el1, read_id_aa64isar2_el1, read_id_aa64mmfr0_el1, read_id_aa64mmfr1_el1,
+    read_id_aa64pfr0_el1, read_id_aa64pfr1_el1, read_midr_el1, read_mpidr_el1, write_sctlr_el1,
 };
 use arm_sysregs::el1::registers::SctlrEl1;
 use arm_sysregs::el2::accessors::{
-    read_tpidr_el2, write_cnthctl_el2, write_cntvoff_el2, write_cptr_el2, write_elr_el2,
-    write_hcr_el2, write_icc_sre_el2, write_mdcr_el2, write_spsr_el2, write_tpidr_el2,
-    write_vmpidr_el2, write_vpidr_el2, write_vtcr_el2, write_vttbr_el2,
+    read_cntvoff_el2, read_tpidr_el2, read_vttbr_el2, write_cnthctl_el2, write_cntvoff_el2,
+    write_cptr_el2, write_elr_el2, write_hafgrtr_el2, write_hcr_el2, write_hcrx_el2,
+    write_hdfgrtr_el2, write_hdfgrtr2_el2, write_hdfgwtr_el2, write_hdfgwtr2_el2, write_hfgitr_el2,
+    write_hfgitr2_el2, write_hfgrtr_el2, write_hfgrtr2_el2, write_hfgwtr_el2, write_hfgwtr2_el2,
+    write_icc_sre_el2, write_mdcr_el2, write_spsr_el2, write_tpidr_el2, write_vmpidr_el2,
+    write_vpidr_el2, write_vtcr_el2, write_vttbr_el2,
 };
 use arm_sysregs::el2::registers::{
-    CnthctlEl2, CntvoffEl2, CptrEl2, ElrEl2, HcrEl2, IccSreEl2, MdcrEl2, SpsrEl2, TpidrEl2,
-    VmpidrEl2, VpidrEl2, VtcrEl2, VttbrEl2,
+    CnthctlEl2, CntvoffEl2, CptrEl2, ElrEl2, HafgrtrEl2, HcrEl2, HcrxEl2, Hdfgrtr2El2, HdfgrtrEl2,
+    Hdfgwtr2El2, HdfgwtrEl2, Hfgitr2El2, HfgitrEl2, Hfgrtr2El2, HfgrtrEl2, Hfgwtr2El2, HfgwtrEl2,
+    IccSreEl2, MdcrEl2, SpsrEl2, TpidrEl2, VmpidrEl2, VpidrEl2, VtcrEl2, VttbrEl2,
 };
 use tablewright::arch::arm64::{Ids, tcr_el2, ttbr};
 use tablewright::{Format, Pa, format};
@@ -50,6 +55,27 @@ static STACKS: Stacks = Stacks(UnsafeCell::new([const { Stack::new() }; MOST]));
 /// The stack of processor number `cpu`, which is below [`MOST`].
 pub fn stack(cpu: usize) -> *mut CpuStack {
     STACKS.0.get().cast::<CpuStack>().wrapping_add(cpu)
+}
+
+/// How far the guest's virtual counter is behind the machine's: so many ticks it stood still, and they did not pass for it.
+static STOOD: AtomicU64 = AtomicU64::new(0);
+
+/// The guest stood still for so many ticks. Each of its processors [knows](keep_time) before it goes on.
+pub fn stood(ticks: u64) {
+    STOOD.fetch_add(ticks, Ordering::Release);
+}
+
+/// The virtual counter of this processor does not count what the guest [stood](stood) still.
+pub fn keep_time() {
+    let behind = STOOD.load(Ordering::Acquire);
+    if read_cntvoff_el2().bits() != behind {
+        write_cntvoff_el2(CntvoffEl2::from_bits_retain(behind));
+    }
+}
+
+/// Whether what this processor remembers of the guest is under the guest's VMID, by which all are told to forget.
+pub fn has_vmid() -> bool {
+    read_vttbr_el2().bits() >> 48 == u64::from(VMID)
 }
 
 /// The number of this processor.
@@ -129,6 +155,15 @@ pub unsafe fn load_map(root: Pa) {
     unsafe { switch_map(ttbr::<Own>(root, OWN, false), tcr) };
 }
 
+/// What ID_AA64MMFR0_EL1.PARange says to the guest: 40 bits, as much as its stage 2 translates.
+pub const GUEST_SIZE: u64 = 2;
+const _: () = assert!(Stage2::INPUT_BITS == 40);
+
+/// Whether there is HCRX_EL2.
+pub fn has_hcrx() -> bool {
+    read_id_aa64mmfr1_el1().bits() >> 40 & 0xf != 0
+}
+
 /// What TCR_EL2.PS and VTCR_EL2.PS say: no more than 48 bits, which is what the formats have.
 fn output_size() -> u64 {
     (read_id_aa64mmfr0_el1().bits() & 0xf).min(5)
@@ -151,11 +186,14 @@ pub unsafe fn confine(root: Pa) {
         | HcrEl2::SWIO // an invalidation by set and way also cleans: it may be another's line
         | HcrEl2::PTW // a walk of stage 1 through a device register faults
         | HcrEl2::TSC // firmware calls come here
+        | HcrEl2::TID3 // and so do reads of what the processor can do
         | HcrEl2::RW // EL1 is AArch64
         | HcrEl2::API
         | HcrEl2::APK; // pointer authentication is the guest's own
     let (features, more) = (read_id_aa64pfr0_el1().bits(), read_id_aa64pfr1_el1().bits());
-    let memory = read_id_aa64mmfr1_el1().bits();
+    let debug = read_id_aa64dfr0_el1().bits();
+    // Whether there is something that an identification register tells of in the field at this bit.
+    let has = |register: u64, first: u32| register >> first & 0xf != 0;
     // SAFETY: none of these changes how the hypervisor itself runs, and the root is what the caller says (1.).
     unsafe {
         write_vtcr_el2(vtcr);
@@ -163,32 +201,52 @@ pub unsafe fn confine(root: Pa) {
             root.get() | u64::from(VMID) << 48,
         ));
         write_hcr_el2(hcr);
-        // Nothing of floating point, SVE or SME is trapped. One are bits 13, 9 and 7 to 0.
-        write_cptr_el2(CptrEl2::from_bits_retain(0x22ff));
+        // Nothing of floating point, SVE or SME is trapped; trace and activity monitors are, where there are such. One are
+        // bits 13, 9 and 7 to 0.
+        let trace = if has(debug, 4) { 1 << 20 } else { 0 };
+        let activity = if has(features, 44) { 1 << 30 } else { 0 };
+        write_cptr_el2(CptrEl2::from_bits_retain(0x22ff | trace | activity));
         asm!("isb", options(nostack, preserves_flags));
-        if features >> 32 & 0xf != 0 {
+        if has(features, 32) {
             // ZCR_EL2.LEN: vectors as long as they come.
             asm!("msr s3_4_c1_c2_0, {}", in(reg) 0xfu64, options(nostack, preserves_flags));
         }
-        if more >> 24 & 0xf != 0 {
-            // SMCR_EL2.LEN, and FA64 where there is such a thing.
-            asm!("msr s3_4_c1_c2_6, {}", in(reg) 0xfu64 | 1 << 31, options(nostack, preserves_flags));
+        if has(more, 24) {
+            // SMCR_EL2.LEN, and FA64 where there is such a thing; of the second SME EZT0, the table of look-ups.
+            let table = if more >> 24 & 0xf >= 2 { 1 << 30 } else { 0 };
+            asm!("msr s3_4_c1_c2_6, {}", in(reg) 0xfu64 | 1 << 31 | table, options(nostack, preserves_flags));
         }
-        if memory >> 40 & 0xf != 0 {
-            // HCRX_EL2: nothing more is allowed or trapped than without it.
-            asm!("msr s3_4_c1_c2_2, xzr", options(nostack, preserves_flags));
+        if has_hcrx() {
+            // Memory is copied by instructions, where there are such: they need nothing of the hypervisor. Nothing else is
+            // allowed or trapped that is not without this register.
+            let copies = has(read_id_aa64isar2_el1().bits(), 16);
+            write_hcrx_el2(if copies {
+                HcrxEl2::MSCEN
+            } else {
+                HcrxEl2::empty()
+            });
         }
-        if read_id_aa64mmfr0_el1().bits() >> 56 & 0xf != 0 {
-            // HFGRTR_EL2 and HFGWTR_EL2: the two bits that trap when they are zero, nSMPRI_EL1 and nTPIDR2_EL0.
-            asm!(
-                "msr s3_4_c1_c1_4, {0}",
-                "msr s3_4_c1_c1_5, {0}",
-                "msr s3_4_c1_c1_6, xzr", // HFGITR_EL2
-                in(reg) 3u64 << 54,
-                options(nostack, preserves_flags),
-            );
+        let fine = read_id_aa64mmfr0_el1().bits() >> 56 & 0xf;
+        if fine != 0 {
+            // Fine traps are off. Bits whose names begin with n trap when they are zero: of these, SMPRI_EL1 and TPIDR2_EL0
+            // are let through, and the others are of features that the guest does not see.
+            write_hfgrtr_el2(HfgrtrEl2::from_bits_retain(3 << 54));
+            write_hfgwtr_el2(HfgwtrEl2::from_bits_retain(3 << 54));
+            write_hfgitr_el2(HfgitrEl2::empty());
+            write_hdfgrtr_el2(HdfgrtrEl2::empty());
+            write_hdfgwtr_el2(HdfgwtrEl2::empty());
+            if has(features, 44) {
+                write_hafgrtr_el2(HafgrtrEl2::empty());
+            }
         }
-        if features >> 24 & 0xf != 0 {
+        if fine >= 2 {
+            write_hfgrtr2_el2(Hfgrtr2El2::empty());
+            write_hfgwtr2_el2(Hfgwtr2El2::empty());
+            write_hfgitr2_el2(Hfgitr2El2::empty());
+            write_hdfgrtr2_el2(Hdfgrtr2El2::empty());
+            write_hdfgwtr2_el2(Hdfgwtr2El2::empty());
+        }
+        if has(features, 24) {
             // The registers of the interrupt controller are the guest's.
             write_icc_sre_el2(IccSreEl2::SRE | IccSreEl2::DFB | IccSreEl2::DIB | IccSreEl2::ENABLE);
             asm!(
@@ -200,12 +258,16 @@ pub unsafe fn confine(root: Pa) {
         // All counters of events belong to the guest: HPMN is their number.
         let counters: u64;
         asm!("mrs {}, pmcr_el0", out(reg) counters, options(nomem, nostack, preserves_flags));
-        write_mdcr_el2(MdcrEl2::from_bits_retain(counters >> 11 & 0x1f));
+        let mut debug_traps = MdcrEl2::from_bits_retain(counters >> 11 & 0x1f);
+        // No samples, and no filter of traces.
+        debug_traps.set(MdcrEl2::TPMS, has(debug, 32));
+        debug_traps.set(MdcrEl2::TTRF, has(debug, 40));
+        write_mdcr_el2(debug_traps);
         asm!("msr hstr_el2, xzr", options(nostack, preserves_flags));
     }
-    // Timers, physical ones too, are the guest's, and time has no offset.
+    // Timers, physical ones too, are the guest's. All processors have the same time.
     write_cnthctl_el2(CnthctlEl2::EL0PCTEN | CnthctlEl2::EL1PCEN);
-    write_cntvoff_el2(CntvoffEl2::default());
+    write_cntvoff_el2(CntvoffEl2::from_bits_retain(STOOD.load(Ordering::Acquire)));
     write_vpidr_el2(VpidrEl2::from_bits_retain(read_midr_el1().bits()));
     write_vmpidr_el2(VmpidrEl2::from_bits_retain(read_mpidr_el1().bits()));
 }

@@ -5,21 +5,20 @@ use core::arch::{asm, naked_asm};
 use core::ptr;
 
 use aarch64_rt::{ExceptionHandlers, RegisterState, RegisterStateRef};
-use arm_psci::{ErrorCode, Function};
 use arm_sysregs::el1::accessors::{
-    read_sctlr_el1, read_vbar_el1, write_elr_el1, write_esr_el1, write_far_el1, write_spsr_el1,
+    read_id_aa64pfr1_el1, read_sctlr_el1, read_vbar_el1, write_elr_el1, write_esr_el1,
+    write_far_el1, write_spsr_el1,
 };
 use arm_sysregs::el1::registers::{ElrEl1, EsrEl1, FarEl1, SpsrEl1};
 use arm_sysregs::el2::accessors::{read_esr_el2, read_far_el2, read_hpfar_el2};
-use smccc::psci::AffinityState;
-use smccc::{Smc, psci};
 use tablewright::Ipa;
 use tablewright::guest::Fault;
 
 use crate::counters::Count;
-use crate::machine::{Mutex, count};
+use crate::machine::count;
+use crate::snapshot::{self, BELL};
 use crate::vm::{Next, POISONED};
-use crate::{cpu, world};
+use crate::{features, firmware, world};
 
 struct Handlers;
 
@@ -29,6 +28,7 @@ aarch64_rt::exception_handlers!(Handlers);
 mod class {
     pub const HVC: u64 = 0x16;
     pub const SMC: u64 = 0x17;
+    pub const REGISTER: u64 = 0x18;
     pub const INSTRUCTION_ABORT: u64 = 0x20;
     pub const DATA_ABORT: u64 = 0x24;
     pub const UNKNOWN: u64 = 0;
@@ -70,7 +70,7 @@ impl ExceptionHandlers for Handlers {
     }
 }
 
-extern "C" fn exit(mut state: RegisterStateRef<'_>, saved: &Saved) {
+extern "C" fn exit(mut state: RegisterStateRef<'_>, saved: &mut Saved) {
     let esr = read_esr_el2().bits();
     // SAFETY: what is changed is where the guest goes on, and what it finds in its registers.
     let state = unsafe { state.get_mut() };
@@ -78,20 +78,43 @@ extern "C" fn exit(mut state: RegisterStateRef<'_>, saved: &Saved) {
         class::INSTRUCTION_ABORT | class::DATA_ABORT => abort(state, saved, esr),
         class::SMC => {
             // The preferred return address is that of the call.
-            state.elr = state.elr.wrapping_add(4);
-            state.registers[0] = call(&state.registers);
+            step(state);
+            state.registers[0] = firmware::call(&state.registers);
         }
         // It executes a frame that was taken away.
         class::HVC if esr & 0xffff == POISONED => count(Count::Spoiled, 1),
-        class::HVC => state.registers[0] = error(ErrorCode::NotSupported),
+        class::HVC => state.registers[0] = firmware::NOT_SUPPORTED,
+        class::REGISTER if identify(state, saved, esr) => step(state),
         // A register or an instruction of a feature that is not let through.
         _ => raise(state, class::UNKNOWN << 26 | 1 << 25, None),
     }
 }
 
+/// The instruction that brought the guest here is done: it goes on behind it, as after any other (DDI 0487 D1.3.5): with no
+/// step pending (SS), and no branch before it (BTYPE).
+fn step(state: &mut RegisterState) {
+    state.elr = state.elr.wrapping_add(4);
+    state.spsr &= !(1 << 21 | 3 << 10);
+}
+
+/// Answers a read of an identification register. Whether it was one.
+fn identify(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> bool {
+    let field = |first: u32, bits: u32| esr >> first & ((1 << bits) - 1);
+    // ISS of a trapped register (D24.2.40): op0, op1, CRn, and that it is read.
+    let (crm, op2) = (field(1, 4), field(17, 3));
+    if (field(20, 2), field(14, 3), field(10, 4), field(0, 1)) != (3, 0, 0, 1)
+        || !(1..=7).contains(&crm)
+    {
+        return false;
+    }
+    let value = features::read(crm as u8, op2 as u8);
+    set(state, saved, field(5, 5), value);
+    true
+}
+
 // ---- Aborts ----
 
-fn abort(state: &mut RegisterState, saved: &Saved, esr: u64) {
+fn abort(state: &mut RegisterState, saved: &mut Saved, esr: u64) {
     let far = read_far_el2().bits();
     let (status, in_walk) = (esr & 0x3f, esr >> 7 & 1 != 0);
     // For a permission fault outside of a walk HPFAR_EL2 says nothing (D24.2.61): the address is asked for.
@@ -105,6 +128,7 @@ fn abort(state: &mut RegisterState, saved: &Saved, esr: u64) {
         false => read_hpfar_el2().bits(),
     };
     let next = match Fault::arm64(esr, hpfar, far) {
+        Some(fault) if fault.at.get() == BELL && !in_walk => bell(state, saved, esr),
         Some(fault) => world().vm.fault(&fault),
         None => Next::Inject,
     };
@@ -132,6 +156,33 @@ fn abort(state: &mut RegisterState, saved: &Saved, esr: u64) {
             esr & (0x3f << 26 | 1 << 25) | kind | status,
             Some(far),
         );
+    }
+}
+
+/// An access of the guest's to the [bell](BELL): of a word, or there is nothing.
+fn bell(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> Next {
+    // ISS of a data abort (D24.2.39): valid, a word.
+    let (valid, size, is_write) = (esr >> 24 & 1 != 0, esr >> 22 & 3, esr >> 6 & 1 != 0);
+    if esr >> 26 & 0x3f != class::DATA_ABORT || !valid || size != 2 {
+        return Next::Inject;
+    }
+    match is_write {
+        true => snapshot::ring(),
+        false => set(state, saved, esr >> 16 & 0x1f, snapshot::is_over().into()),
+    }
+    count(Count::Emulated, 1);
+    step(state);
+    Next::Resume
+}
+
+/// Sets a register of the guest's.
+fn set(state: &mut RegisterState, saved: &mut Saved, register: u64, value: u64) {
+    match register as usize {
+        register @ 0..=18 => state.registers[register] = value,
+        register @ 19..=28 => saved[register - 19] = value,
+        29 => state.fp = value as _,
+        30 => state.sp = value as _,
+        _ => {}
     }
 }
 
@@ -167,7 +218,7 @@ fn emulate(state: &mut RegisterState, saved: &Saved, esr: u64, at: Ipa) -> Next 
         // SAFETY: one of these two registers of one of the redistributors, which are mapped one to one.
         unsafe { register.write_volatile(value) };
     }
-    state.elr = state.elr.wrapping_add(4);
+    step(state);
     Next::Resume
 }
 
@@ -209,10 +260,17 @@ fn raise(state: &mut RegisterState, esr: u64, far: Option<u64>) {
         esr
     };
     let sctlr = read_sctlr_el1().bits();
-    // The conditions, DIT, PAN and TCO stay, PAN is set unless SCTLR_EL1.SPAN says so, SSBS is SCTLR_EL1.DSSBS.
+    // The conditions, DIT and PAN stay (AArch32 has DIT elsewhere); PAN is set unless SCTLR_EL1.SPAN says so, SSBS is
+    // SCTLR_EL1.DSSBS, and TCO is set where there are tags.
     let pan = if sctlr >> 23 & 1 == 0 { 1 << 22 } else { 0 };
     let ssbs = if sctlr >> 44 & 1 != 0 { 1 << 12 } else { 0 };
-    let kept = from & (0xf << 28 | 1 << 25 | 1 << 24 | 1 << 22);
+    let tco = if read_id_aa64pfr1_el1().bits() >> 8 & 0xf != 0 {
+        1 << 25
+    } else {
+        0
+    };
+    let dit = if from & 0x10 != 0 { from << 3 } else { from };
+    let kept = from & (0xf << 28 | 1 << 22) | dit & 1 << 24;
     // SAFETY: the registers into which the processor would put this, had it taken the exception to EL1.
     unsafe {
         write_spsr_el1(SpsrEl1::from_bits_retain(from));
@@ -222,110 +280,6 @@ fn raise(state: &mut RegisterState, esr: u64, far: Option<u64>) {
         }
     }
     write_esr_el1(EsrEl1::from_bits_retain(esr));
-    state.spsr = kept | pan | ssbs | 0xf << 6 | 0b0101;
+    state.spsr = kept | pan | ssbs | tco | 0xf << 6 | 0b0101;
     state.elr = read_vbar_el1().bits().wrapping_add(offset) as usize;
-}
-
-// ---- Firmware calls ----
-
-/// What a call that failed returns: 32 bits, in a register of 64.
-fn error(code: ErrorCode) -> u64 {
-    i64::from(i32::from(code)) as u64
-}
-
-/// A call of the guest's to firmware: PSCI 1.0, as far as the specification (DEN0022) demands it, and nothing else.
-fn call(registers: &[u64; 19]) -> u64 {
-    count(Count::Calls, 1);
-    let [function, first, second, third, ..] = *registers;
-    let function = match Function::try_from(&[function, first, second, third]) {
-        Ok(function) => function,
-        Err(why) => return error(why.into()),
-    };
-    match function {
-        Function::Version => 1 << 16,
-        // No trusted system that would have to be moved.
-        Function::MigrateInfoType => 2,
-        Function::Features { .. } => match first as u32 {
-            // Those below, by either convention.
-            0x8400_0000..=0x8400_0004 | 0xc400_0001 | 0xc400_0003 | 0xc400_0004 => 0,
-            0x8400_0006 | 0x8400_0008..=0x8400_000a => 0,
-            _ => error(ErrorCode::NotSupported),
-        },
-        Function::AffinityInfo {
-            mpidr,
-            lowest_affinity_level: 0,
-        } => match psci::affinity_info::<Smc>(mpidr.into(), psci::LowestAffinityLevel::All) {
-            Ok(AffinityState::On) => 0,
-            Ok(AffinityState::Off) => 1,
-            Ok(AffinityState::OnPending) => 2,
-            Err(why) => i64::from(why) as u64,
-        },
-        Function::AffinityInfo { .. } => error(ErrorCode::InvalidParameters),
-        Function::CpuOn { target_cpu, entry } => {
-            match start(
-                target_cpu.into(),
-                entry.entry_point_address(),
-                entry.context_id(),
-            ) {
-                Ok(()) => 0,
-                Err(why) => error(why),
-            }
-        }
-        // A state that may lose registers may also be one that does not.
-        Function::CpuSuspend { .. } => {
-            // SAFETY: waits.
-            unsafe { asm!("wfi", options(nomem, nostack, preserves_flags)) };
-            0
-        }
-        Function::CpuOff => psci::cpu_off::<Smc>().map_or_else(|why| i64::from(why) as u64, |()| 0),
-        Function::SystemOff => {
-            psci::system_off::<Smc>().map_or_else(|why| i64::from(why) as u64, |()| 0)
-        }
-        Function::SystemReset => {
-            psci::system_reset::<Smc>().map_or_else(|why| i64::from(why) as u64, |()| 0)
-        }
-        _ => error(ErrorCode::NotSupported),
-    }
-}
-
-/// One processor is started at a time: starting it writes to its stack.
-static STARTING: Mutex<()> = spin::mutex::SpinMutex::new(());
-
-fn start(affinity: u64, entry: u64, argument: u64) -> Result<(), ErrorCode> {
-    let world = world();
-    let number = world
-        .cpus
-        .iter()
-        .position(|&cpu| cpu == affinity)
-        .ok_or(ErrorCode::InvalidParameters)?;
-    if !world.vm.holds(entry) {
-        return Err(ErrorCode::InvalidAddress);
-    }
-    let _one = STARTING.lock();
-    // Only firmware knows whether it has left its stack.
-    match psci::affinity_info::<Smc>(affinity, psci::LowestAffinityLevel::All) {
-        Ok(AffinityState::Off) => {}
-        Ok(AffinityState::OnPending) => return Err(ErrorCode::OnPending),
-        _ => return Err(ErrorCode::AlreadyOn),
-    }
-    let run = move || {
-        cpu::become_number(number);
-        // SAFETY: the map that the first processor has made, and runs on; the guest's tables map what is the guest's.
-        unsafe {
-            cpu::load_map(world.map);
-            cpu::enter(world.vm.guest.space().root(), entry, argument)
-        }
-    };
-    launch(affinity, number, run)
-}
-
-/// Starts a processor that is off.
-pub fn launch(
-    affinity: u64,
-    number: usize,
-    run: impl FnOnce() + Send + 'static,
-) -> Result<(), ErrorCode> {
-    // SAFETY: the processor is off, so its stack is not in use; it is static, and is in both maps at one place.
-    unsafe { aarch64_rt::start_core::<Smc, _, 16>(affinity, cpu::stack(number), run) }
-        .map_err(|_| ErrorCode::InternalFailure)
 }

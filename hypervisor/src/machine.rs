@@ -26,7 +26,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use arm_sysregs::el0::accessors::read_ctr_el0;
 use spin::mutex::SpinMutex;
 use tablewright::arch::arm64::{Domain, Ids, execute};
-use tablewright::shared::{Epochs, Moment, SharedPlatform, Slot, Upkeep, Walking};
+use tablewright::shared::{CacheMaintenance, Epochs, GracePeriod, SharedPlatform, Slot, Walking};
 use tablewright::shootdown::arm64::{Encoder, Regime};
 use tablewright::{
     Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
@@ -305,18 +305,18 @@ unsafe impl SharedPlatform for Machine {
         unsafe { self.epochs.enter(cpu::number()) }
     }
 
-    fn cut(&self) -> Moment {
+    fn grace_period(&self) -> GracePeriod {
         self.epochs.advance()
     }
 
-    fn is_past(&self, moment: Moment) -> bool {
-        self.epochs.is_past(moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        self.epochs.is_over(moment)
     }
 
-    fn upkeep(&self) -> Upkeep {
+    fn maintenance(&self) -> CacheMaintenance {
         // The guest starts with its caches off, and reads memory past them. CTR_EL0.DIC: instruction caches look after
         // themselves.
-        Upkeep {
+        CacheMaintenance {
             clean: true,
             instructions: read_ctr_el0().bits() >> 29 & 1 == 0,
         }

@@ -11,7 +11,11 @@
 //! | [`memory`] | which frames it is on, and how they are taken away |
 //! | [`snapshot`] | what the guest writes, logged, and copied while it runs |
 //! | [`exits`] | what brings the guest here |
+//! | [`firmware`] | the guest's firmware calls |
+//! | [`features`] | what it is told that its CPUs can do |
+//! | [`power`] | which of its CPUs are on |
 //! | [`cpu`] | registers of EL2, and the way into the guest |
+//! | [`measure`] | flushes, for an emulator that counts |
 //! | [`check`] | tables of the engine, read by the processor and by the judge |
 //! | [`tree`] | the device tree, and what of it the guest is told |
 //!
@@ -28,8 +32,12 @@ mod counters;
 mod cpu;
 mod edits;
 mod exits;
+mod features;
+mod firmware;
 mod machine;
+mod measure;
 mod memory;
+mod power;
 mod snapshot;
 mod tree;
 mod vm;
@@ -55,9 +63,10 @@ use tablewright::{
 use cpu::Own;
 use machine::{Machine, Omit, VMID};
 use memory::{Evictions, Leaves, Memory};
-use snapshot::{Kind, Log};
+use power::{Power, State};
+use snapshot::{Begin, Kind, Log};
 use tree::{Reason, Tree};
-use vm::{CONTROL_SLOT, Stage2, Vm};
+use vm::{CONTROL_SLOT, Pace, Stage2, Vm};
 
 const PAGE: u64 = 4096;
 
@@ -85,12 +94,20 @@ static HEAP: LockedHeap<32> = LockedHeap::empty();
 /// Where the UART is by default: where the machine has it.
 static UART: AtomicU64 = AtomicU64::new(0x900_0000);
 
+/// One of the guest's CPUs.
+pub struct Vcpu {
+    /// By which it is told from others.
+    pub affinity: u64,
+    /// Whether it is on.
+    pub power: Power,
+}
+
 /// Everything, once it is there.
 pub struct World {
     /// The guest.
     pub vm: Vm,
-    /// The affinity of each processor; its place is its number.
-    pub cpus: Vec<u64>,
+    /// The guest's CPUs, each a processor; its place is its number.
+    pub cpus: Vec<Vcpu>,
     /// The root of the map that the hypervisor runs on.
     pub map: Pa,
 }
@@ -217,20 +234,31 @@ fn main(device_tree: u64, _: u64, _: u64, _: u64) -> ! {
     }
 }
 
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Measure {
+    /// The start of a log.
+    Start,
+    /// Flushes.
+    Flush,
+}
+
 /// What the command line asks for.
 struct Options {
     leaves: Leaves,
     evict: Evictions,
+    /// So many frames in a second at most; any number if it is zero.
+    evict_rate: u64,
     /// A planted bug.
     omit: Option<Omit>,
     /// What is written is logged.
     log: Option<Kind>,
-    /// No guest is run: the start of a log is measured.
-    measure: bool,
+    /// No guest is run: something is measured.
+    measure: Option<Measure>,
     /// So many addresses of random tables are asked of the processor first.
     check: u64,
-    /// The guest is copied, after so many milliseconds, and goes on on the copy.
-    snapshot: Option<u64>,
+    /// The guest is copied, and goes on on the copy.
+    snapshot: Option<Begin>,
 }
 
 impl Options {
@@ -239,9 +267,10 @@ impl Options {
         let mut options = Self {
             leaves: Leaves::Pages,
             evict: Evictions::default(),
+            evict_rate: 0,
             omit: None,
             log: None,
-            measure: false,
+            measure: None,
             check: 0,
             snapshot: None,
         };
@@ -250,7 +279,7 @@ impl Options {
             let number = || {
                 value
                     .parse()
-                    .map_err(|_| "check, evict, evict_after and snapshot are numbers")
+                    .map_err(|_| "check, evict, evict_after and evict_rate are numbers")
             };
             match name {
                 "mapping" => {
@@ -258,6 +287,7 @@ impl Options {
                 }
                 "evict" => options.evict.count = number()?,
                 "evict_after" => options.evict.after = number()?,
+                "evict_rate" => options.evict_rate = number()?,
                 "evict_by" if value == "table" => options.evict.tables = true,
                 "check" => options.check = number()?,
                 "omit" => {
@@ -269,8 +299,12 @@ impl Options {
                 "log" => {
                     options.log = Some(Kind::named(value).ok_or("log is bitmap, ring or all")?)
                 }
-                "measure" if value == "start" => options.measure = true,
-                "snapshot" => options.snapshot = Some(number()?),
+                "measure" if value == "start" => options.measure = Some(Measure::Start),
+                "measure" if value == "flush" => options.measure = Some(Measure::Flush),
+                "snapshot" => {
+                    let begin = Begin::named(value);
+                    options.snapshot = Some(begin.ok_or("snapshot is bell, or milliseconds")?);
+                }
                 _ => return Err("an option is not known"),
             }
         }
@@ -364,18 +398,30 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
     }
     let entry = tree.kernel.start;
     let helper = tree.cpus.get(cpus).copied();
-    let mut affinities = tree.cpus;
-    affinities.truncate(cpus);
-    let vm = Vm::new(slots, memory, log);
+    let vcpus = tree.cpus.into_iter().take(cpus).map(|affinity| Vcpu {
+        affinity,
+        power: Power::off(),
+    });
+    let vcpus: Vec<_> = vcpus.collect();
+    if let Some(first) = vcpus.first() {
+        first.power.set(State::On);
+    }
+    let vm = Vm::new(slots, memory, log, Pace::new(options.evict_rate));
     let world = WORLD.call_once(|| World {
         vm,
-        cpus: affinities,
+        cpus: vcpus,
         map,
     });
-    if let (true, Some(log)) = (options.measure, &world.vm.log) {
+    if let Some(what) = options.measure {
         // SAFETY: the guest's tables, by whose VMID this processor invalidates.
         unsafe { cpu::confine(world.vm.guest.space().root()) };
-        snapshot::start_one(&world.vm, log, plain);
+        match (what, &world.vm.log) {
+            (Measure::Start, Some(log)) => snapshot::start_one(&world.vm, log, plain),
+            (Measure::Start, None) => {
+                return Err("the start of a log is measured, and there is none");
+            }
+            (Measure::Flush, _) => measure::flushes(&world.vm, plain)?,
+        }
         smccc::psci::system_off::<smccc::Smc>().map_err(|_| "the machine cannot be powered off")?;
     }
     if let Some(helper) = helper {
@@ -388,14 +434,14 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
             }
             let Some(log) = &world.vm.log else { return };
             match (options.snapshot, copy) {
-                (Some(after), Some(area)) => snapshot::take(&world.vm, log, plain, area, after),
+                (Some(begin), Some(area)) => snapshot::take(&world.vm, log, plain, area, begin),
                 _ => snapshot::log_for_ever(&world.vm, log, plain),
             }
             loop {
                 wait();
             }
         };
-        exits::launch(helper, cpus, run).map_err(|_| "the last processor does not start")?;
+        firmware::launch(helper, cpus, run).map_err(|_| "the last processor does not start")?;
     }
     Ok((entry, at.get()))
 }

@@ -9,7 +9,7 @@
 //! # Taking a page away
 //!
 //! 1. The look-up says that the page is on the move. Faults on it go back to the guest and come again.
-//! 2. A [sweep](tablewright::guest::Sweep): what was looked up before is out of date, walks of others come to an end, the
+//! 2. A [zap](tablewright::guest::Zap): what was looked up before is out of date, walks of others come to an end, the
 //!    leaf is unmapped, every processor forgets it.
 //! 3. No processor reaches the frame now. It is copied and poisoned.
 //! 4. The look-up says where the page is.
@@ -22,7 +22,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use spin::RelaxStrategy as _;
-use tablewright::guest::{Backing, Pass, Sweep};
+use tablewright::guest::{Backing, Pass, Zap};
 use tablewright::shared::SharedPlatform as _;
 use tablewright::{Ipa, Pa, Span};
 
@@ -263,7 +263,7 @@ impl Memory {
             return false;
         }
         self.scattered[index / (BLOCK / PAGE) as usize].store(true, Ordering::Release);
-        take_away(guest.sweep(span), gather);
+        take_away(guest.zap(span), gather);
         let (from, to) = (u64::from(now) * PAGE, u64::from(spare) * PAGE);
         // The guest may have written past the caches.
         guest.space().platform().clean(Pa::new(from), PAGE);
@@ -312,12 +312,9 @@ unsafe fn is_poisoned(frame: u64) -> bool {
 }
 
 /// Takes away what is mapped, for good.
-pub fn take_away(
-    mut sweep: Sweep<'static, 'static, Format, &'static Machine>,
-    gather: &mut Gather,
-) {
+pub fn take_away(mut zap: Zap<'static, 'static, Format, &'static Machine>, gather: &mut Gather) {
     loop {
-        match sweep.unmap(gather, |_| ControlFlow::Continue(())) {
+        match zap.unmap(gather, |_| ControlFlow::Continue(())) {
             Ok(Pass::Waiting) => Patience::relax(),
             Ok(Pass::Went) => settle(gather),
             Ok(Pass::Over) => return,
@@ -332,6 +329,6 @@ pub fn settle(gather: &mut Gather) {
     let mut done = gather.finish(|_| ());
     while let Err(cut) = done {
         Patience::relax();
-        done = cut.quiet().map(|completed| completed.finish(|_| ()));
+        done = cut.try_complete().map(|completed| completed.finish(|_| ()));
     }
 }

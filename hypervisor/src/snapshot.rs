@@ -10,11 +10,19 @@
 //! 5. As a second proof the guest goes on *on the copy*: its frames are put behind its pages, and those it had until now are
 //!    poisoned. Its processors hold what they held when it stopped.
 //!
+//! # When it begins
+//!
+//! When the guest's load is at work, which only the guest knows: it writes to the [bell](BELL), a register that is nowhere else. It
+//! reads there whether the copy is through, and goes on as long as it is not. A guest that knows nothing of it is copied after a
+//! time.
+//!
 //! # How a guest is stopped
 //!
 //! No interrupt reaches a virtual CPU but its own. So its memory is taken away: the [`Gate`] is closed, all of the guest's
 //! memory is put to sleep in one pass over the root, and each virtual CPU comes by itself, with its next access, and waits
 //! at the gate. One that waits for an interrupt writes nothing, and when it wakes its next instruction is such an access.
+//! Nor does the guest's time pass: each processor's virtual counter is set back by as much as the guest stood still, before its
+//! next instruction. To compare 1 GiB takes an emulator half a minute, which a guest's watchdog would take for a fault.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,7 +36,7 @@ use tablewright::{Change, Ipa, Pa, Span};
 
 use crate::counters::Count;
 use crate::cpu;
-use crate::machine::{Patience, count};
+use crate::machine::{Patience, count, counted};
 use crate::memory::{poison, settle, take_away};
 use crate::vm::{Gather, Vm};
 
@@ -64,6 +72,41 @@ impl Kind {
     }
 }
 
+/// Where the guest writes a word when its load is at work, and reads one when it asks whether it was copied; the machine has
+/// nothing there.
+pub const BELL: u64 = 0xb00_0000;
+
+static RUNG: AtomicBool = AtomicBool::new(false);
+
+/// The guest has written to the [bell](BELL).
+pub fn ring() {
+    RUNG.store(true, Ordering::Release);
+}
+
+/// What the guest reads at the [bell](BELL): whether it was copied, and runs on the copy.
+pub fn is_over() -> bool {
+    counted(Count::Resumed) != 0
+}
+
+/// When a copy begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// When the guest rings the [bell](BELL).
+    Bell,
+    /// After so many milliseconds.
+    After(u64),
+}
+
+impl Begin {
+    /// `bell`, or a number.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "bell" => Some(Self::Bell),
+            number => number.parse().ok().map(Self::After),
+        }
+    }
+}
+
 /// Where every virtual CPU passes with each fault, and waits while it is closed.
 pub struct Gate {
     closed: AtomicBool,
@@ -88,6 +131,7 @@ impl Gate {
             // One of the two, this one and the one that closes it, sees what the other has stored.
             inside.store(true, Ordering::SeqCst);
             if !self.closed.load(Ordering::SeqCst) {
+                cpu::keep_time();
                 return;
             }
             inside.store(false, Ordering::SeqCst);
@@ -198,16 +242,16 @@ impl Driver {
     /// Starts the log: from here on nothing is written that is not marked.
     fn start(&mut self) {
         let guest = &self.vm.guest;
-        let mut sweep = retried(|| guest.replace(self.logged()).ok());
+        let mut zap = retried(|| guest.replace(self.logged()).ok());
         match self.log.kind {
             Kind::All => {
-                drop(sweep);
+                drop(zap);
                 self.protect_all();
             }
             Kind::Bitmap | Kind::Ring => {
                 let change = Change::new().write_protect();
                 loop {
-                    match sweep.protect(&mut self.gather, change) {
+                    match zap.protect(&mut self.gather, change) {
                         Ok(Pass::Waiting) => Patience::relax(),
                         Ok(Pass::Went) => self.forget(),
                         Ok(Pass::Over) => break,
@@ -283,7 +327,7 @@ impl Driver {
                 if let (Ok(request), Some(page)) = (
                     guest.request(&Fault::new(at, Access::Read)),
                     self.vm.memory.look_up(at),
-                ) && self.gather.recover(&request, &page) == Ok(true)
+                ) && self.gather.collapse(&request, &page) == Ok(true)
                 {
                     count(Count::Recovered, 1);
                 }
@@ -333,7 +377,7 @@ pub fn start_one(vm: &'static Vm, log: &'static Log, plain: Slot) {
 }
 
 /// Makes a copy of the running guest in `area`, compares it, and lets the guest go on on it.
-pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, after: u64) {
+pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, begin: Begin) {
     let mut driver = Driver::new(vm, log, plain);
     let copy_of = |page: u64| area.start().get() + page * PAGE;
     let frame_of = |page: u64| {
@@ -362,7 +406,14 @@ pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, aft
         copied
     };
 
-    sleep(after);
+    match begin {
+        Begin::After(milliseconds) => sleep(milliseconds),
+        Begin::Bell => {
+            while !RUNG.load(Ordering::Acquire) {
+                Patience::relax();
+            }
+        }
+    }
     driver.start();
     for page in 0..driver.pages {
         copy(page);
@@ -381,6 +432,8 @@ pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, aft
 
     vm.gate.close();
     driver.protect_all();
+    // No processor executes anything of the guest from here on.
+    let stopped = read_cntpct_el0().bits();
     driver.harvest();
     count(Count::Rounds, 1);
     copy_to_do();
@@ -392,17 +445,18 @@ pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, aft
     }
 
     // From here on the guest is the copy.
-    let sweep = retried(|| vm.guest.replace(plain).ok());
+    let zap = retried(|| vm.guest.replace(plain).ok());
     while vm.guest.protect_no_more().is_err() {
         Patience::relax();
     }
-    take_away(sweep, &mut driver.gather);
+    take_away(zap, &mut driver.gather);
     for page in 0..driver.pages {
         // SAFETY: nothing maps the guest's frames any more.
         unsafe { poison(frame_of(page)) };
     }
     vm.memory.move_to(area);
     count(Count::Resumed, 1);
+    cpu::stood(read_cntpct_el0().bits() - stopped);
     vm.gate.open();
 }
 

@@ -3,6 +3,9 @@
 //! The guest sees all of its memory from the beginning, at the addresses at which the machine has it. Which frame is behind
 //! a page, and not always the one of the same address, [`memory`](crate::memory) says.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0};
 use spin::RelaxStrategy as _;
 use tablewright::format::Stage2K4;
 use tablewright::guest::{self, Backing, Cause, Declined, Fault};
@@ -11,7 +14,7 @@ use tablewright::{Format as _, Ipa, Pa, Platform as _};
 
 use crate::counters::Count;
 use crate::cpu;
-use crate::machine::{Machine, Mutex, Patience, count};
+use crate::machine::{Machine, Mutex, Patience, count, counted};
 use crate::memory::{Memory, settle};
 use crate::snapshot::{Gate, Log};
 
@@ -46,6 +49,43 @@ pub enum Next {
     Inject,
 }
 
+/// How many frames are taken away in a second, at most. Each one that is missed is a fault, and with each fault another could be
+/// taken: without a pace the guest does little else.
+pub struct Pace {
+    /// So many, or any number if it is zero.
+    per_second: u64,
+    /// When it began, in ticks of the counter.
+    begun: AtomicU64,
+}
+
+impl Pace {
+    /// A pace that begins when it is first asked for.
+    pub const fn new(per_second: u64) -> Self {
+        Self {
+            per_second,
+            begun: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether one more may be taken now.
+    fn allows_one(&self) -> bool {
+        if self.per_second == 0 {
+            return true;
+        }
+        let now = read_cntpct_el0().bits();
+        let begun = match self
+            .begun
+            .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed)
+        {
+            Ok(_) => now,
+            Err(begun) => begun,
+        };
+        let due = now.saturating_sub(begun).saturating_mul(self.per_second)
+            / read_cntfrq_el0().bits().max(1);
+        counted(Count::Evicted) < due
+    }
+}
+
 /// The guest, and what is behind it.
 pub struct Vm {
     /// What the engine knows of it.
@@ -56,18 +96,20 @@ pub struct Vm {
     pub log: Option<Log>,
     /// Where it can be stopped.
     pub gate: Gate,
+    pace: Pace,
     /// One for each processor, which keeps tables from fault to fault.
     gathers: [Mutex<Option<Gather>>; cpu::MOST],
 }
 
 impl Vm {
     /// A guest with this memory; its slots are in `guest`.
-    pub fn new(guest: Guest, memory: Memory, log: Option<Log>) -> Self {
+    pub fn new(guest: Guest, memory: Memory, log: Option<Log>, pace: Pace) -> Self {
         Self {
             guest,
             memory,
             log,
             gate: Gate::new(),
+            pace,
             gathers: [const { spin::mutex::SpinMutex::new(None) }; cpu::MOST],
         }
     }
@@ -100,10 +142,16 @@ impl Vm {
         let gather = gather.get_or_insert_with(|| self.guest.gather());
         self.gate.enter(cpu);
         count(Count::Faults, 1);
+        if !cpu::has_vmid() {
+            count(Count::Foreign, 1);
+        }
         let next = self.map(fault, gather);
         settle(gather);
         // A fault is when this processor has time for others.
         for _ in 0..2 {
+            if !self.pace.allows_one() {
+                break;
+            }
             self.memory.evict_one(&self.guest, gather, |index| {
                 // A copy that was made just now may be of the poison.
                 if let Some(log) = &self.log {
@@ -118,7 +166,7 @@ impl Vm {
     fn map(&self, fault: &Fault, gather: &mut Gather) -> Next {
         if fault.cause == Cause::AccessFlag {
             // If it was busy, the guest comes again.
-            let _busy = self.guest.touch(fault);
+            let _busy = self.guest.set_accessed(fault);
             return Next::Resume;
         }
         loop {

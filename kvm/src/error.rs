@@ -97,7 +97,7 @@ pub enum Error {
     },
     /// The log does not say what the guest wrote.
     #[error(
-        "{phase}: the log has {got} pages where the guest wrote {wrote}; the first that differs is page {first} of the memory"
+        "{phase}: the log has {got} pages where the guest wrote {wrote}: it lacks {lacks} and has {more} more; the first that differs is page {first} of the memory"
     )]
     Log {
         /// When.
@@ -106,6 +106,10 @@ pub enum Error {
         got: u64,
         /// Pages written.
         wrote: u64,
+        /// Of those, pages that are not in the log.
+        lacks: u64,
+        /// Pages in the log that cannot have been written.
+        more: u64,
         /// The number of the first page of which they differ.
         first: u64,
     },

@@ -111,8 +111,10 @@ impl Orders {
     }
 }
 
-const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
-const INCREMENT: u64 = 1_442_695_040_888_963_407;
+/// Knuth's generator, in the guest as on the host: `random * MULTIPLIER + INCREMENT`.
+pub(crate) const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
+/// What is added.
+pub(crate) const INCREMENT: u64 = 1_442_695_040_888_963_407;
 
 /// What makes an access a write.
 pub const fn threshold(percent: u8) -> u64 {

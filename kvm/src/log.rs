@@ -76,6 +76,13 @@ impl Bitmap {
             .sum()
     }
 
+    /// The first page that is marked.
+    pub fn first(&self) -> Option<u64> {
+        let place = self.words.iter().position(|word| *word != 0)?;
+        let bit = self.words.get(place)?.trailing_zeros();
+        Some(place as u64 * 64 + u64::from(bit))
+    }
+
     /// The first page that only one of the two has.
     pub fn difference(&self, other: &Self) -> Option<u64> {
         let mut words = self.words.iter().zip(&other.words).enumerate();
@@ -99,6 +106,7 @@ mod tests {
         assert_eq!(found.count(), 1);
         let mut expected = Bitmap::new(2, 128);
         assert_eq!(found.difference(&expected), Some(131));
+        assert_eq!((found.first(), expected.first()), (Some(131), None));
         expected.insert(131);
         assert_eq!(found.difference(&expected), None);
     }

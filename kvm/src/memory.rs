@@ -191,3 +191,30 @@ fn explain(backing: Backing, bytes: u64, error: &io::Error) -> String {
         _ => format!("this host has no huge pages of {kib} KiB"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_with_too_few_huge_pages_is_refused_with_what_to_do() {
+        for shared in [false, true] {
+            let pool = Backing::Hugetlb { shift: 21, shared };
+            // More than any computer's pool: what there is of it does not matter.
+            let refused = Memory::new(pool, "pool", 1 << 46).expect_err("refused");
+            let line = refused.to_string();
+            assert!(refused.is_refusal() && !line.contains('\n'), "{line}");
+            let says = match fs::exists("/sys/kernel/mm/hugepages/hugepages-2048kB").unwrap() {
+                true => "-s pool: too few huge pages: have 33554432 put into",
+                false => "-s pool: this host has no huge pages of 2048 KiB",
+            };
+            assert!(line.starts_with(says), "{line}");
+        }
+        let none = Backing::Hugetlb {
+            shift: 27,
+            shared: false,
+        };
+        let refused = Memory::new(none, "odd", 1 << 27).expect_err("refused");
+        assert!(refused.to_string().contains("no huge pages of 131072 KiB"));
+    }
+}

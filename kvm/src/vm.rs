@@ -100,7 +100,7 @@ impl Setup {
         if let Some(entries) = setup.ring {
             if can.ring == 0 {
                 return Err(Error::Lacks {
-                    what: "ring of dirty pages (Linux 5.11 on x86, 6.1 on arm64)",
+                    what: "ring of dirty pages (Linux 5.11 on x86, 6.2 on arm64)",
                 });
             }
             if !entries.is_power_of_two() || !(LEAST_RING..=can.ring).contains(&entries) {
@@ -558,5 +558,73 @@ pub fn reset_rings(vm: &VmFd) -> Result<(), Error> {
     match unsafe { libc::ioctl(vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS as _) } {
         ..0 => Err(Error::last("KVM_RESET_DIRTY_RINGS")),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All that a guest may ask for.
+    const ABLE: Abilities = Abilities {
+        vcpus: 4,
+        address_bits: 40,
+        manual: true,
+        all_set: true,
+        ring: 65536,
+    };
+
+    fn check(protect: Protect, ring: Option<u32>, can: Abilities) -> Result<(), String> {
+        let setup = Setup {
+            device: PathBuf::new(),
+            vcpus: 1,
+            backing: (Backing::Anonymous, "anonymous"),
+            bytes: 2 << 20,
+            first: None,
+            slots: 1,
+            protect,
+            ring,
+            cpus: Vec::new(),
+        };
+        setup.check(&can).map_err(|error| {
+            assert!(error.is_refusal(), "{error}");
+            error.to_string()
+        })
+    }
+
+    #[test]
+    fn a_kernel_without_rings_refuses_them_and_nothing_else() {
+        let old = Abilities { ring: 0, ..ABLE };
+        let why = check(Protect::Auto, Some(4096), old).unwrap_err();
+        assert!(why.contains("no ring of dirty pages"), "{why}");
+        assert_eq!(check(Protect::ManualAllSet, None, old), Ok(()));
+        let few = Abilities { ring: 2048, ..ABLE };
+        assert_eq!(check(Protect::Auto, Some(2048), few), Ok(()));
+        let why = check(Protect::Auto, Some(4096), few).unwrap_err();
+        assert!(why.contains("from 1024 to 2048"), "{why}");
+    }
+
+    #[test]
+    fn a_kernel_without_manual_protection_refuses_it_and_says_what_to_give() {
+        let old = Abilities {
+            manual: false,
+            all_set: false,
+            ..ABLE
+        };
+        for protect in [Protect::Manual, Protect::ManualAllSet] {
+            let why = check(protect, None, old).unwrap_err();
+            assert!(
+                why.contains("manual protection") && why.contains("-g"),
+                "{why}"
+            );
+        }
+        assert_eq!(check(Protect::Auto, None, old), Ok(()));
+        // Linux 5.1 to 5.6.
+        let between = Abilities {
+            all_set: false,
+            ..ABLE
+        };
+        assert_eq!(check(Protect::Manual, None, between), Ok(()));
+        assert!(check(Protect::ManualAllSet, None, between).is_err());
     }
 }

@@ -5,8 +5,9 @@
 ))]
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
-use tablewright_kvm::guest::Orders;
+use tablewright_kvm::guest::{Orders, written};
 use tablewright_kvm::{Backing, Error, Protect, Setup, Vm, host};
 
 /// Whether this computer can run them.
@@ -75,6 +76,12 @@ fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
                 let done = vm.finish().unwrap();
                 let mut expected = vm.bitmap();
                 vm.mark_written(orders, &done, &mut expected);
+                // The guest has drawn the host's numbers, whatever the log says.
+                for (id, (vcpu, done)) in vm.vcpus().iter().zip(&done).enumerate() {
+                    let next = written(&orders(id), done.seed, done.made, |_| ());
+                    let drawn = vcpu.block().seed.load(Ordering::Relaxed);
+                    assert_eq!(drawn, next, "vCPU {id}, {orders:?}", orders = orders(id));
+                }
                 let mut got = vm.bitmap();
                 if ring.is_some() {
                     let emptied: u64 = done.iter().map(|done| done.emptied).sum();

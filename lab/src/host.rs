@@ -106,8 +106,8 @@ pub fn set_log<F: Format<Input = Ipa>, P: SharedPlatform + Clone>(
     let slot = slot.with_log(log);
     // What is mapped may stay: a log protects it next, and without one more is allowed.
     drop(guest.replace(slot)?);
-    let before = guest.space().moment();
-    while !guest.space().is_quiet(before) {
+    let before = guest.space().grace_period();
+    while !guest.space().is_over(before) {
         wait();
     }
     Ok(slot)
@@ -141,7 +141,7 @@ pub fn grow<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone>(
         let at = Ipa::new(slot.guest.start().get() + distance);
         let found = page(distance);
         let recovered = match (guest.request(&Fault::new(at, Access::Read)), &found) {
-            (Ok(request), Some(found)) => gather.recover(&request, found),
+            (Ok(request), Some(found)) => gather.collapse(&request, found),
             (Ok(_), None) => Ok(false),
             (Err(_), _) => Err(Refused::Retry),
         };

@@ -3,6 +3,7 @@
 //! Each sub-command is a module with its arguments and a `run`; what they share is beside them.
 
 mod arena;
+mod bare;
 mod cli;
 mod compare;
 mod dirty_log;
@@ -16,12 +17,12 @@ mod host;
 mod iomem;
 mod judge;
 mod kvm;
-mod limits;
 mod litmus;
 mod machine;
 mod map_mem;
 mod migrate;
 mod needs;
+mod page;
 mod page_table_test;
 mod plan;
 mod platform;

@@ -1,6 +1,6 @@
-//! Pictures: bars in groups, each group with its limit if it has one, or lines over a scale, as one SVG file.
+//! Pictures: bars in groups, each group with its bare loop if it has one, or lines over a scale, as one SVG file.
 //!
-//! White behind everything, because a page may be dark; one colour for our own bars and one for the limit, which people
+//! White behind everything, because a page may be dark; one colour for our own bars and one for the bare loop, which people
 //! who see few colours can tell apart. Text stays text: no fonts are read, and what shows the file brings its own.
 
 use std::fmt::Display;
@@ -32,7 +32,7 @@ pub struct Group {
     /// What was done.
     pub name: String,
     /// What the computer can do at best, where there is such a thing.
-    pub limit: Option<f64>,
+    pub bare: Option<f64>,
     /// From above to below.
     pub bars: Vec<Bar>,
 }
@@ -64,7 +64,7 @@ const FAINT: RGBColor = RGBColor(0x59, 0x63, 0x6e);
 const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 const OURS: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 const OTHERS: RGBColor = RGBColor(0xaa, 0xb0, 0xb8);
-const LIMIT: RGBColor = RGBColor(0xc4, 0x4e, 0x00);
+const BARE: RGBColor = RGBColor(0xc4, 0x4e, 0x00);
 
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -177,7 +177,7 @@ pub enum Role {
     /// The one to look at.
     Ours,
     /// What the computer can do at best.
-    Limit,
+    Bare,
     /// One that it is compared with.
     Other,
 }
@@ -288,14 +288,14 @@ impl Chart {
         let mut lines: Vec<&Line> = panel.lines.iter().collect();
         lines.sort_by_key(|line| match line.role {
             Role::Other => 0,
-            Role::Limit => 1,
+            Role::Bare => 1,
             Role::Ours => 2,
         });
         let mut names: Vec<(i32, &Line)> = Vec::new();
         for this in lines {
             let (colour, width) = match this.role {
                 Role::Ours => (&OURS, 3),
-                Role::Limit => (&LIMIT, 2),
+                Role::Bare => (&BARE, 2),
                 Role::Other => (&OTHERS, 2),
             };
             let path: Vec<(i32, i32)> = this
@@ -327,7 +327,7 @@ impl Chart {
             least = place + APART;
             let colour = match this.role {
                 Role::Ours => &OURS,
-                Role::Limit => &LIMIT,
+                Role::Bare => &BARE,
                 Role::Other => &FAINT,
             };
             write(canvas, &this.name, (end + 10, place), left, colour, 13)?;
@@ -351,10 +351,10 @@ fn draw_group(
         _ => (MARGIN, left),
     };
     write(canvas, &group.name, (from, y), position, &INK, 17)?;
-    let limit = group.limit.map(|limit| (at(limit), report::figure(limit)));
-    if let Some((x, figure)) = &limit {
-        let text = format!("limit {figure}");
-        write(canvas, &text, (x + 6, y), left, &LIMIT, 14)?;
+    let bare = group.bare.map(|bare| (at(bare), report::figure(bare)));
+    if let Some((x, figure)) = &bare {
+        let text = format!("bare {figure}");
+        write(canvas, &text, (x + 6, y), left, &BARE, 14)?;
     }
     let first = y;
     for bar in &group.bars {
@@ -368,13 +368,13 @@ fn draw_group(
         let colour = if bar.ours { OURS } else { OTHERS };
         let shape = Rectangle::new(corners, ShapeStyle::from(&colour).filled());
         canvas.draw(&shape).map_err(refused)?;
-        // Behind the line of the limit, where the two would meet.
-        let behind = at(bar.value).max(limit.as_ref().map_or(0, |(x, _)| *x)) + 6;
+        // Behind the line of the bare loop, where the two would meet.
+        let behind = at(bar.value).max(bare.as_ref().map_or(0, |(x, _)| *x)) + 6;
         let value = report::figure(bar.value);
         write(canvas, &value, (behind, y), left, &ink, 15)?;
     }
-    if let Some((x, _)) = limit {
-        line(canvas, (x, first - ROW / 3), (x, y + ROW / 2), &LIMIT, 2)?;
+    if let Some((x, _)) = bare {
+        line(canvas, (x, first - ROW / 3), (x, y + ROW / 2), &BARE, 2)?;
     }
     Ok(y + ROW)
 }
@@ -443,7 +443,7 @@ mod tests {
             unit: "ns".into(),
             groups: vec![Group {
                 name: "group".into(),
-                limit: Some(0.5),
+                bare: Some(0.5),
                 bars: bars(values),
             }],
             notes: vec!["note".into(), "note & note".into()],
@@ -497,10 +497,10 @@ mod tests {
         ] {
             let mut picture = picture(values);
             assert_well_formed(&picture);
-            assert!(picture.svg().unwrap().contains("limit 0.5"));
-            picture.groups[0].limit = None;
+            assert!(picture.svg().unwrap().contains("bare 0.5"));
+            picture.groups[0].bare = None;
             assert_well_formed(&picture);
-            assert!(!picture.svg().unwrap().contains("limit"));
+            assert!(!picture.svg().unwrap().contains("bare"));
         }
     }
 
@@ -516,7 +516,7 @@ mod tests {
                 name: "a < b".into(),
                 lines: vec![
                     line("ours & <mine>", Role::Ours),
-                    line("limit", Role::Limit),
+                    line("bare", Role::Bare),
                     line("other", Role::Other),
                 ],
             };

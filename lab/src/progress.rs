@@ -1,5 +1,6 @@
 //! A progress bar for work that turns out to be long.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -7,8 +8,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Work shorter than this shows nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A bar that appears on a terminal once its user may start to wonder. It draws only when stepped, so that it never
-/// disturbs what is being measured.
+/// A bar that appears on a terminal once its user may start to wonder. What is measured is not disturbed by it: it draws only
+/// when stepped, unless time is [virtual](Progress::ticking).
 pub struct Progress {
     bar: ProgressBar,
     started: Instant,
@@ -19,14 +20,31 @@ impl Progress {
     /// A bar of that many steps, not shown yet.
     pub fn new(steps: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::hidden());
-        if let Ok(style) = ProgressStyle::with_template("{msg:28} {wide_bar} {pos}/{len} {eta}") {
-            bar.set_style(style);
-        }
+        style(&bar, "{msg:28} {wide_bar} {pos}/{len} {eta}");
         Self {
             bar,
             started: Instant::now(),
             shown: false,
         }
+    }
+
+    /// One for runs in virtual time, which a thread that draws does not disturb: it appears and moves within a step as well.
+    pub fn ticking(steps: u64) -> Self {
+        let mut progress = Self::new(steps);
+        progress.shown = true;
+        style(
+            &progress.bar,
+            "{spinner} {elapsed:>3} {msg:24} {wide_bar} {pos}/{len} {eta}",
+        );
+        let bar = progress.bar.downgrade();
+        thread::spawn(move || {
+            thread::sleep(PATIENCE);
+            if let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+                bar.enable_steady_tick(Duration::from_millis(500));
+            }
+        });
+        progress
     }
 
     /// One step done; `next` is what comes now.
@@ -37,6 +55,12 @@ impl Progress {
             self.shown = true;
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }
+    }
+}
+
+fn style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
     }
 }
 

@@ -1,22 +1,22 @@
 //! Random numbers that are the same on every run.
 
-/// SplitMix64, from a seed.
+use std::cell::Cell;
+
+use tablewright_machine::splitmix;
+
+/// A stream of them, which begins with a seed.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
     /// The next number.
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        splitmix::next(Cell::from_mut(&mut self.0))
     }
 
     /// Below a bound, each as likely as another.
     pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+        splitmix::below(Cell::from_mut(&mut self.0), bound)
     }
 
     /// A rank below `bound`: the continuous law, of which it is the whole part.

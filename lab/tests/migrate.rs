@@ -192,3 +192,80 @@ fn the_same_arguments_give_the_same_bytes_and_a_picture() {
     let svg = std::fs::read_to_string(picture.path()).expect("a picture");
     assert!(svg.starts_with("<svg") && svg.contains("protect-all"));
 }
+
+/// A run of 16,384 pages as `dirty-log --on kvm --json` prints it, as far as it is read: nanoseconds for a page in each phase.
+fn run_on_kvm(source: &str, phases: &[(&str, f64)]) -> String {
+    let pages = 16_384;
+    let phases: Vec<_> = phases
+        .iter()
+        .map(|(phase, ns)| {
+            serde_json::json!({"phase": phase, "pages": pages, "cpu": ns * f64::from(pages), "threads": 1})
+        })
+        .collect();
+    serde_json::json!({
+        "parameters": {
+            "host": {"line": "AMD, SOFTWARE PAGING, Linux 6.18", "paging": "software"},
+            "source": source, "bytes": pages * 4096, "vcpus": 1, "iterations": 1, "slots": 1, "write_percent": 100,
+            "random_access": false, "manual_protect": true, "all_set": false, "overlap": false,
+            "run_in_all_calls": false, "ring": null,
+        },
+        "rows": [{"phases": phases}],
+    })
+    .to_string()
+}
+
+#[test]
+fn a_migration_on_the_computer_at_hand_has_its_rates() {
+    let small = [
+        ("populate", 4700.0),
+        ("enable", 40.0),
+        ("dirty 1", 2400.0),
+        ("clear 1", 25.0),
+        ("pass after", 2450.0),
+    ];
+    let large = [
+        ("populate", 650.0),
+        ("dirty 1", 2400.0),
+        ("clear 1", 25.0),
+        ("disable", 60.0),
+        ("pass after", 32.2),
+    ];
+    let (small, large) = (
+        Scratch::new("small.json", run_on_kvm("anonymous", &small)),
+        Scratch::new("large.json", run_on_kvm("anonymous_thp", &large)),
+    );
+    let both = ["--from", small.path(), large.path()];
+    let report = json(&[&both[..], &["--logging", "manual", "--set", "8M"]].concat());
+    let parameters = &report["parameters"];
+    assert_eq!(parameters["machine"], "here");
+    // The pass after a log of small pages is one of faults there: it is not taken for a plain write.
+    assert_eq!(parameters["work_ns"], 32);
+    let rate = parameters["measured"]["dirty_pages_per_second"].as_f64();
+    assert!((rate.expect("a rate") - 1e9 / 2400.0).abs() < 1.0);
+    // What a fault keeps the guest is what was measured.
+    let guest = &report["rows"][0]["guest"];
+    let number = |name: &str| guest[name].as_f64().expect("a number");
+    let fault = number("stall-total-ms") * 1e6 / number("faults");
+    assert!((fault / (2400.0 - 32.2) - 1.0).abs() < 0.1, "{fault} ns");
+    // What is said counts.
+    let own = json(&[&both[..], &["--logging", "manual", "--work", "500"]].concat());
+    assert_eq!(own["parameters"]["work_ns"], 500);
+    let alone = json(&["--from", small.path(), "--logging", "manual"]);
+    assert_eq!(alone["parameters"]["work_ns"], 200);
+    assert!(alone["parameters"]["measured"]["write_ns"].is_null());
+    let output = tablewright(&[&SMALL[..], &both, &["--logging", "manual"]].concat());
+    let text = stdout(&output);
+    assert!(text.starts_with("here: AMD, SOFTWARE PAGING"), "{text}");
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 91),
+        "{text}"
+    );
+
+    let none = Scratch::new("none.json", "{}");
+    assert_refused(&["migrate", "--from", none.path()], "no run of dirty-log");
+    let both = ["migrate", "--from", small.path(), "--profile", "neutral"];
+    assert_refused(&both, "cannot be used with");
+    let old = run_on_kvm("anonymous", &[("dirty 1", 2400.0)]).replace("\"pages\"", "\"p\"");
+    let old = Scratch::new("old.json", old);
+    assert_refused(&["migrate", "--from", old.path()], "older version");
+}

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use crate::perturb::{below, next};
+use crate::splitmix::{below, next};
 
 /// A stream of choices. With seed 0 there are none to make.
 pub(crate) struct Dice {

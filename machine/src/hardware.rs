@@ -28,6 +28,7 @@ mod guest;
 mod image;
 mod invalidation;
 mod links;
+mod request;
 mod stores;
 mod translation;
 
@@ -35,12 +36,14 @@ use guest::Guest;
 pub(crate) use guest::KnownFirst;
 pub(crate) use image::Image;
 use links::{Aliases, Below};
+use request::{Bits, CLEAN, EXECUTE, READ, USER, WRITE};
+pub use request::{Cause, Fault, Look, Request, Translated, Walking, Want};
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use tablewright_walker::{Denied, Descriptor, Regime, Walk, decode};
+use tablewright_walker::{Denied, Descriptor, Regime, decode};
 
 use crate::architecture::Architecture;
 use crate::cache::Caches;
@@ -51,239 +54,6 @@ use crate::sched::{Scheduler, is_cut_short};
 use crate::time::{MAX_CPUS, Time};
 use crate::tlb::{Cached, Invalidations, Remembered, Tlb, Tlbi, WalkCache};
 use crate::trace::{Event, Tracer};
-
-// Rights in a TLB entry.
-const READ: u8 = 1;
-const WRITE: u8 = 2;
-const EXECUTE: u8 = 4;
-/// The same for user mode, shifted.
-const USER: u8 = 3;
-/// The first write has to set the dirty state in memory.
-const CLEAN: u8 = 64;
-
-/// What can be told of a descriptor by single bits.
-#[derive(Clone, Copy)]
-struct Bits {
-    /// It is valid if one of these is set.
-    valid: u64,
-    /// Flags of a leaf that hardware manages; none if it does not.
-    accessed: u64,
-    dirty: u64,
-    /// A leaf is dirty when that bit is clear.
-    clean_if_set: bool,
-    /// A leaf is global if this bit is set, or if it is clear.
-    global: u64,
-    not_global: u64,
-}
-
-impl Bits {
-    fn of(architecture: &Architecture) -> Self {
-        let x86 = Self {
-            valid: 1,
-            accessed: 1 << 5,
-            dirty: 1 << 6,
-            clean_if_set: false,
-            global: 0,
-            not_global: 0,
-        };
-        match architecture.regime {
-            // DDI 0487 D8.3.1: AF, AP[2], and nG, which is clear at EL2.
-            Regime::Arm64Stage1 { .. }
-            | Regime::Arm64Stage1Sized { .. }
-            | Regime::Arm64El2 { .. } => Self {
-                valid: 1,
-                accessed: 1 << 10,
-                dirty: 1 << 7,
-                clean_if_set: true,
-                global: 0,
-                not_global: 1 << 11,
-            },
-            // D8.3.1: AF, and S2AP[1].
-            Regime::Arm64Stage2 { .. } => Self {
-                valid: 1,
-                accessed: 1 << 10,
-                dirty: 1 << 7,
-                clean_if_set: false,
-                ..x86
-            },
-            // SDM vol. 3A 5.8, 5.10.2.4.
-            Regime::X86_64 { .. } => Self {
-                global: 1 << 8,
-                ..x86
-            },
-            Regime::Npt { .. } => x86,
-            // SDM vol. 3C 29.3.2: any right makes it valid. 29.3.5: flags, if bit 6 of the EPTP is set.
-            Regime::Ept { mode_based, .. } => Self {
-                valid: 7 | u64::from(mode_based) << 10,
-                accessed: u64::from(architecture.hardware_access) << 8,
-                dirty: u64::from(architecture.hardware_dirty) << 9,
-                clean_if_set: false,
-                ..x86
-            },
-        }
-    }
-}
-
-/// An access that a program makes.
-///
-/// ```
-/// use tablewright_machine::{Request, Want};
-/// let store = Request { va: 0x1000, want: Want::Write, user: false };
-/// assert_eq!(Request::write(0x1000), store);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Request {
-    /// Where.
-    pub va: u64,
-    /// What for.
-    pub want: Want,
-    /// With the rights of an application.
-    pub user: bool,
-}
-
-impl Request {
-    /// A load by the kernel.
-    pub const fn read(va: u64) -> Self {
-        Self {
-            va,
-            want: Want::Read,
-            user: false,
-        }
-    }
-    /// A store by the kernel.
-    pub const fn write(va: u64) -> Self {
-        Self {
-            va,
-            want: Want::Write,
-            user: false,
-        }
-    }
-    /// An instruction fetch by the kernel.
-    pub const fn execute(va: u64) -> Self {
-        Self {
-            va,
-            want: Want::Execute,
-            user: false,
-        }
-    }
-    /// The same by an application.
-    #[must_use]
-    pub const fn by_user(self) -> Self {
-        Self { user: true, ..self }
-    }
-
-    fn right(self) -> u8 {
-        let right = match self.want {
-            Want::Read => READ,
-            Want::Write => WRITE,
-            Want::Execute => EXECUTE,
-        };
-        if self.user { right << USER } else { right }
-    }
-}
-
-/// What an access is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Want {
-    /// A load.
-    Read,
-    /// A store.
-    Write,
-    /// An instruction fetch.
-    Execute,
-}
-
-/// Why an access has no translation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
-    /// Not mapped, found at a descriptor with so many levels below it.
-    Translation {
-        /// Levels below.
-        depth: u8,
-    },
-    /// The access flag is clear, and software sets it.
-    AccessFlag {
-        /// Levels below.
-        depth: u8,
-    },
-    /// Mapped without this right.
-    Permission {
-        /// Levels below.
-        depth: u8,
-    },
-    /// No address of a space that is loaded.
-    Address,
-    /// Of a guest that has a stage 1: stage 2 does not let it go on. A fault of the host's; the others are the guest's.
-    Second {
-        /// The address that the guest takes for physical.
-        ipa: u64,
-        /// What was wanted there: of a table of the guest perhaps something else than of what it leads to.
-        want: Want,
-        /// It is that of a descriptor of the guest.
-        on_walk: bool,
-        /// Why.
-        cause: Cause,
-        /// Levels below the descriptor of stage 2.
-        depth: u8,
-    },
-}
-
-/// Why stage 2 faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cause {
-    /// Not mapped.
-    Translation,
-    /// The access flag is clear, and software sets it.
-    AccessFlag,
-    /// Mapped without the right.
-    Permission,
-}
-
-/// An access that has been translated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Translated {
-    request: Request,
-    entry: Cached,
-    generation: u32,
-}
-
-impl Translated {
-    /// The physical address.
-    pub fn pa(&self) -> u64 {
-        self.entry.pa(self.request.va)
-    }
-
-    /// The access.
-    pub(crate) fn request(&self) -> Request {
-        self.request
-    }
-
-    /// Whether an invalidation is about it.
-    pub(crate) fn is_covered(&self, tlbi: &Tlbi) -> bool {
-        self.entry.is_covered(tlbi)
-    }
-}
-
-/// A walk under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Walking {
-    request: Request,
-    walk: Walk,
-    stamp: u64,
-    id: u16,
-    space: u16,
-}
-
-/// What comes of the look for a translation.
-#[derive(Clone, Copy, Debug)]
-pub enum Look<W = Walking> {
-    /// There is one.
-    Found(Translated),
-    /// There is none.
-    Fault(Fault),
-    /// A walk has to go on.
-    Walking(W),
-}
 
 /// A translation that was made early, or the lack of one.
 #[derive(Clone, Copy)]

@@ -87,6 +87,7 @@ mod resource;
 mod rules;
 mod sched;
 mod shared;
+pub mod splitmix;
 #[cfg(not(miri))]
 mod stack;
 mod time;

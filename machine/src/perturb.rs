@@ -5,13 +5,11 @@
 //! hypervisor would. What lines, resources and locks cost belongs to the machine and stays as it is. Each
 //! CPU draws from a stream of its own, so that what it draws depends on the seed, its number and what it did, and not
 //! on how the CPUs interleave.
-//!
-//! The generator is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014),
-//! written out here and not taken from a crate: a seed in a bug report has to mean the same for ever.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 
+use crate::splitmix::{below, next};
 use crate::time::Time;
 
 /// How a seed changes the timing of a run.
@@ -85,38 +83,9 @@ impl Perturbation {
     }
 }
 
-/// A number below `bound`. The bias is less than `bound / 2^64`.
-pub(crate) fn below(stream: &Cell<u64>, bound: u64) -> u64 {
-    ((u128::from(next(stream)) * u128::from(bound)) >> 64) as u64
-}
-
-/// SplitMix64.
-pub(crate) fn next(stream: &Cell<u64>) -> u64 {
-    let state = stream.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-    stream.set(state);
-    let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The published first values for the seed 1234567.
-    #[test]
-    fn the_generator_is_splitmix64() {
-        let stream = Cell::new(1_234_567);
-        let values = [(); 3].map(|()| next(&stream));
-        assert_eq!(
-            values,
-            [
-                6_457_827_717_110_365_317,
-                3_203_168_211_198_807_973,
-                9_817_491_932_198_370_423
-            ]
-        );
-    }
 
     #[test]
     fn costs_stay_in_their_range_and_fill_it() {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use tablewright::shared::{Moment, SharedPlatform, Upkeep};
+use tablewright::shared::{CacheMaintenance, GracePeriod, SharedPlatform};
 use tablewright::{Invalidation, Pa};
 
 use crate::machine::Mapper;
@@ -66,23 +66,23 @@ unsafe impl<'m> SharedPlatform for Mapper<'m> {
         }
     }
 
-    fn cut(&self) -> Moment {
+    fn grace_period(&self) -> GracePeriod {
         let machine = self.machine();
         machine.cpu().order();
         machine.software_walks.now.update(|now| now + 1);
-        Moment::new(machine.software_walks.now.get())
+        GracePeriod::new(machine.software_walks.now.get())
     }
 
-    fn is_past(&self, moment: Moment) -> bool {
+    fn is_over(&self, moment: GracePeriod) -> bool {
         let machine = self.machine();
         machine.cpu().order();
         let mut walks = machine.software_walks.since.iter();
         walks.all(|since| since.get().is_none_or(|since| since >= moment.get()))
     }
 
-    fn upkeep(&self) -> Upkeep {
+    fn maintenance(&self) -> CacheMaintenance {
         let architecture = self.machine().architecture();
-        Upkeep {
+        CacheMaintenance {
             clean: !architecture.forced_write_back,
             instructions: !architecture.dic,
         }

@@ -3,6 +3,7 @@
 //! Every page that a guest has is one of the machine's own, so that a translation that outlives it is noticed, and so is
 //! a table that is freed while a walk, of hardware or software, may still come to it.
 
+use std::cell::Cell;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -12,6 +13,7 @@ use tablewright::shared::{Gather, Mapped, NewLeaf, Refused, SharedPlatform, Shar
 use tablewright::{
     AddressSpace, Attrs, Change, Format, Half, Level, Pa, Perms, Platform, Span, Va,
 };
+use tablewright_machine::splitmix;
 use tablewright_machine::{
     Architecture, Fault, Granule, Machine, Mapper, Memory, Ordering, Regime, Request, Setup, Time,
     Want,
@@ -31,10 +33,7 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % sides
+        splitmix::next(Cell::from_mut(&mut self.0)) % sides
     }
 }
 
@@ -131,8 +130,8 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
             self.later.push(gather.issue().complete());
             if pass == 0 {
                 // Faults that looked the page up before it was taken come to their end.
-                let moment = self.mapper.cut();
-                while !self.mapper.is_past(moment) {
+                let moment = self.mapper.grace_period();
+                while !self.mapper.is_over(moment) {
                     self.machine.cpu().spend(Time::ns(100));
                 }
             }

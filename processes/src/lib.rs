@@ -3,7 +3,7 @@
 //! A [`Process`] is what stands between system calls and faults on one side and the engine on the other. It holds no lock and
 //! knows no processor: a kernel has each process behind a lock, and says where frames come from ([`Memory`]).
 //!
-//! The same code runs on a processor, in `hypervisor/src/bin/processes`, and on the software machine, in
+//! The same code runs on a processor, in `examples/arm64`, and on the software machine, in
 //! `machine/tests/processes.rs`. Both go through the same [steps](Step), and count what each asks of the processor.
 #![no_std]
 

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
+use crate::console::{Patience, listen};
 use crate::fetch::QEMU;
 use crate::qemu::CPU_MAX;
-use crate::{About as _, Error, LIMIT, Result};
+use crate::{Error, LIMIT, Result};
 
 /// How often each instruction was executed, by its name.
 pub type Counts = BTreeMap<String, u64>;
@@ -26,29 +25,19 @@ pub struct Ran {
 /// # Errors
 /// QEMU cannot be run.
 pub fn boot(kernel: &Path, plugin: &str, machine: &[&str]) -> Result<Ran> {
-    let mut child = Command::new(QEMU)
+    let mut command = Command::new(QEMU);
+    command
         .args(["-machine", "virt", "-cpu", CPU_MAX])
         .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
         .args(machine)
         .arg("-kernel")
         .arg(kernel)
         .args(["-plugin", plugin, "-d", "plugin"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .about(QEMU)?;
-    // What it says is less than a pipe holds.
-    let started = Instant::now();
-    while child.try_wait().about(QEMU)?.is_none() && started.elapsed() < LIMIT {
-        thread::sleep(Duration::from_millis(20));
-    }
-    // It may be gone already.
-    let _ = child.kill();
-    let output = child.wait_with_output().about(QEMU)?;
+        .stderr(Stdio::piped());
+    let said = listen(&mut command, Patience::InAll(LIMIT), |_| ())?;
     Ok(Ran {
-        console: String::from_utf8_lossy(&output.stdout).into_owned(),
-        log: String::from_utf8_lossy(&output.stderr).into_owned(),
+        console: said.lines.join("\n"),
+        log: said.log,
     })
 }
 

@@ -9,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::{About as _, Error, Result, initramfs, load};
+use crate::example::Kernel;
+use crate::{About as _, Error, Result, initramfs, load, out};
 
 /// The program that emulates the machine.
 pub const QEMU: &str = "qemu-system-aarch64";
@@ -176,6 +177,28 @@ pub fn guest_x86(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     Ok((kernel, busybox))
 }
 
+/// What a host of guests on AMD64 needs: kernel, shell, and the modules of its KVM in the order in which they are loaded.
+///
+/// # Errors
+/// What cannot be had, and how to get it by hand.
+pub fn host_amd64() -> Result<(PathBuf, PathBuf, Vec<&'static str>)> {
+    const MODULES: [(&str, &str); 3] = [
+        ("irqbypass.ko", "virt/lib"),
+        ("kvm.ko", "arch/x86/kvm"),
+        ("kvm-amd.ko", "arch/x86/kvm"),
+    ];
+    let scratch = scratch()?;
+    let patterns = MODULES.map(|(name, at)| format!("./lib/modules/*/kernel/{at}/{name}"));
+    let modules = patterns.iter().zip(MODULES);
+    let members: Vec<_> = modules
+        .map(|(pattern, (name, _))| (pattern.as_str(), name))
+        .chain([("./boot/vmlinuz-*", "bzImage")])
+        .collect();
+    all_from_package(&scratch, &AMD64, "linux-image-cloud-amd64", &members)?;
+    let (kernel, busybox) = guest_x86(None)?;
+    Ok((kernel, busybox, MODULES.map(|(name, _)| name).to_vec()))
+}
+
 /// Everything that a boot of x86-64 needs.
 ///
 /// # Errors
@@ -237,72 +260,106 @@ fn from_package(
     member: &str,
     name: &str,
 ) -> Result<PathBuf> {
+    all_from_package(scratch, debian, package, &[(member, name)])?;
+    Ok(scratch.join(name))
+}
+
+/// Files out of one package of Debian's, each by a pattern and under a name of its own, kept from then on: if one is missing all are
+/// fetched again, so that they are of the same version.
+fn all_from_package(
+    scratch: &Path,
+    debian: &Debian,
+    package: &str,
+    members: &[(&str, &str)],
+) -> Result<()> {
     let architecture = debian.architecture;
-    let file = scratch.join(name);
-    if file.exists() {
-        return Ok(file);
+    if members.iter().all(|(_, name)| scratch.join(name).exists()) {
+        return Ok(());
     }
     let by_hand = |why: &Error| {
+        let what = members.iter().map(|(member, name)| {
+            let file = scratch.join(name);
+            format!("{member} to {}", file.display())
+        });
         Error::Other(format!(
-            "{why}; to do it by hand, put {member} out of Debian's {package} for {architecture} to {}",
-            file.display()
+            "{why}; to do it by hand, put out of Debian's {package} for {architecture} {}",
+            what.collect::<Vec<_>>().join(", ")
         ))
     };
     eprintln!(
         "fetching {package} for {architecture} from deb.debian.org, to {}",
         scratch.display()
     );
+    // Names differ in their extensions as well.
+    let part = |file: &Path| PathBuf::from(format!("{}.part", file.display()));
     let fetch = || -> Result<()> {
-        let apt = Apt::new(scratch, debian)?;
-        // A package that only says which is the newest of its kind.
-        let depends = output(
-            apt.command("apt-cache")
-                .args(["depends", "--important", package]),
-        )?;
-        let newest = depends
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
-        let package =
-            newest.map_or_else(|| package.to_string(), |rest| format!("linux-image-{rest}"));
-        output(apt.command("apt-get").args(["download", &package]))?;
-        let archive = fs::read_dir(scratch)
-            .about(scratch.display())?
-            .filter_map(std::result::Result::ok);
-        let archive = archive.map(|entry| entry.path()).find(|path| {
-            path.file_name().is_some_and(|name| {
-                let name = name.to_string_lossy();
-                name.starts_with(&format!("{package}_"))
-                    && name.ends_with(&format!("_{architecture}.deb"))
-            })
-        });
-        let archive =
-            archive.ok_or_else(|| Error::Other(format!("{package} was not downloaded")))?;
-        let mut unpack = Command::new("dpkg-deb");
-        let mut unpack = unpack
-            .arg("--fsys-tarfile")
-            .arg(&archive)
-            .stdout(Stdio::piped())
-            .spawn()
-            .about("dpkg-deb")?;
-        let mut tar = Command::new("tar");
-        tar.args(["--extract", "--to-stdout", "--wildcards", member]);
-        tar.stdin(unpack.stdout.take().map_or_else(Stdio::null, Stdio::from));
-        let unpacked = tar.output().about("tar")?;
-        unpack.wait().about("dpkg-deb")?;
-        if !unpacked.status.success() || unpacked.stdout.is_empty() {
-            return Err(Error::Other(format!(
-                "{} holds no {member}",
-                archive.display()
-            )));
+        let archive = download(scratch, debian, package)?;
+        let all = members
+            .iter()
+            .map(|(member, _)| unpack(&archive, member))
+            .collect::<Result<Vec<_>>>();
+        fs::remove_file(&archive).about(archive.display())?;
+        // Under their names only when all are whole.
+        for (data, (_, name)) in all?.iter().zip(members) {
+            let part = part(&scratch.join(name));
+            fs::write(&part, data).about(part.display())?;
         }
-        // Under its name only when it is whole.
-        let part = file.with_extension("part");
-        fs::write(&part, unpacked.stdout).about(part.display())?;
-        fs::rename(&part, &file).about(file.display())?;
-        fs::remove_file(&archive).about(archive.display())
+        for (_, name) in members {
+            let file = scratch.join(name);
+            fs::rename(part(&file), &file).about(file.display())?;
+        }
+        Ok(())
     };
-    fetch().map_err(|why| by_hand(&why))?;
-    Ok(file)
+    out::slowly("fetching", fetch).map_err(|why| by_hand(&why))
+}
+
+/// The newest package of a name, as a file.
+fn download(scratch: &Path, debian: &Debian, package: &str) -> Result<PathBuf> {
+    let apt = Apt::new(scratch, debian)?;
+    // A package that only says which is the newest of its kind.
+    let depends = output(
+        apt.command("apt-cache")
+            .args(["depends", "--important", package]),
+    )?;
+    let newest = depends
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+    let package = newest.map_or_else(|| package.to_string(), |rest| format!("linux-image-{rest}"));
+    output(apt.command("apt-get").args(["download", &package]))?;
+    let archive = fs::read_dir(scratch)
+        .about(scratch.display())?
+        .filter_map(std::result::Result::ok);
+    let archive = archive.map(|entry| entry.path()).find(|path| {
+        path.file_name().is_some_and(|name| {
+            let name = name.to_string_lossy();
+            name.starts_with(&format!("{package}_"))
+                && name.ends_with(&format!("_{}.deb", debian.architecture))
+        })
+    });
+    archive.ok_or_else(|| Error::Other(format!("{package} was not downloaded")))
+}
+
+/// What a package has under names of a pattern.
+fn unpack(archive: &Path, member: &str) -> Result<Vec<u8>> {
+    let mut unpack = Command::new("dpkg-deb");
+    let mut unpack = unpack
+        .arg("--fsys-tarfile")
+        .arg(archive)
+        .stdout(Stdio::piped())
+        .spawn()
+        .about("dpkg-deb")?;
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--to-stdout", "--wildcards", member]);
+    tar.stdin(unpack.stdout.take().map_or_else(Stdio::null, Stdio::from));
+    let unpacked = tar.output().about("tar")?;
+    unpack.wait().about("dpkg-deb")?;
+    match unpacked.status.success() && !unpacked.stdout.is_empty() {
+        true => Ok(unpacked.stdout),
+        false => Err(Error::Other(format!(
+            "{} holds no {member}",
+            archive.display()
+        ))),
+    }
 }
 
 /// A package manager for one kind of processor, with everything in a directory of its own.
@@ -352,12 +409,38 @@ pub fn cargo() -> Command {
     cargo
 }
 
+/// The first version of QEMU that does not load plugins of the interface that ours is for.
+const TOO_NEW: u32 = 9;
+
+/// The number before the first point of what QEMU says of its version.
+fn major(said: &str) -> Option<u32> {
+    let version = said.split_once("version ")?.1;
+    version.split_once('.')?.0.parse().ok()
+}
+
+/// Whether the QEMU that is installed loads the plugin that counts instructions.
+///
+/// # Errors
+/// It does not, which is [missing](Error::Missing); or there is none.
+pub fn can_count() -> Result<()> {
+    let said = output(Command::new(QEMU).arg("--version"))?;
+    if let Some(major) = major(&said).filter(|major| *major >= TOO_NEW) {
+        return Err(Error::Missing(format!(
+            "counting instructions takes QEMU 7.2 to 8.2, whose plugins are of version 1; this one is {major}"
+        )));
+    }
+    Ok(())
+}
+
 /// Builds the plugin by which QEMU counts instructions.
 ///
 /// # Errors
-/// It cannot be built.
+/// It cannot be built; or the QEMU that is installed would not [load](can_count) it.
 pub fn plugin() -> Result<PathBuf> {
-    output(cargo().args(["build", "--quiet", "--package", "xtask-plugin"]))?;
+    can_count()?;
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--package", "xtask-plugin"]);
+    out::slowly("building the plugin of QEMU's", || output(&mut build))?;
     let name = format!("{DLL_PREFIX}xtask_plugin{DLL_SUFFIX}");
     Ok(target().join("debug").join(name))
 }
@@ -368,6 +451,17 @@ pub fn plugin() -> Result<PathBuf> {
 /// It cannot be built, or the target cannot be had.
 pub fn hypervisor(program: &str) -> Result<PathBuf> {
     build("hypervisor", TARGET, program)
+}
+
+/// Builds one of the example kernels.
+///
+/// # Errors
+/// It cannot be built, or the target cannot be had.
+pub fn example(kernel: Kernel) -> Result<PathBuf> {
+    match kernel {
+        Kernel::Arm64 => build("examples", TARGET, "example-arm64"),
+        Kernel::X86_64 => build("examples", TARGET_X86, "example-x86-64"),
+    }
 }
 
 /// Sees to it that there is a QEMU for x86-64.
@@ -386,13 +480,47 @@ pub fn check_x86() -> Result<PathBuf> {
     build("hypervisor/x86", TARGET_X86, "tablewright-check-x86")
 }
 
-fn build(directory: &str, triple: &str, program: &str) -> Result<PathBuf> {
+/// Sees to it that there is a standard library for a target.
+fn standard_library(triple: &str) -> Result<()> {
     let installed =
         output(Command::new("rustup").args(["target", "list", "--installed"])).unwrap_or_default();
     if !installed.lines().any(|line| line == triple) && is_installed("rustup") {
         eprintln!("installing Rust's standard library for {triple}: rustup target add {triple}");
         output(Command::new("rustup").args(["target", "add", triple]))?;
     }
+    Ok(())
+}
+
+/// Builds the lab's program without optimisation, so that it needs nothing but a kernel of this kind of processor.
+///
+/// # Errors
+/// It cannot be built, or the target cannot be had.
+pub fn static_lab(architecture: &str) -> Result<PathBuf> {
+    let triple = format!("{architecture}-unknown-linux-musl");
+    standard_library(&triple)?;
+    let linker = format!(
+        "CARGO_TARGET_{}_LINKER",
+        triple.to_uppercase().replace('-', "_")
+    );
+    let mut cargo = cargo();
+    // Rust's own linker: that of the system knows one kind of processor.
+    cargo
+        .env("CARGO_TARGET_DIR", target())
+        .env(linker, "rust-lld")
+        .env_remove("RUSTFLAGS");
+    cargo.args(["build", "--quiet", "--package", "tablewright-lab"]);
+    cargo.args(["--bin", "tablewright", "--target", &triple]);
+    for setting in ["profile.dev.debug=false", "profile.dev.strip=true"] {
+        cargo.args(["--config", setting]);
+    }
+    match cargo.status().about("cargo")?.success() {
+        true => Ok(target().join(triple).join("debug").join("tablewright")),
+        false => Err(Error::Failed(format!("no tablewright for {triple}"))),
+    }
+}
+
+fn build(directory: &str, triple: &str, program: &str) -> Result<PathBuf> {
+    standard_library(triple)?;
     let target = target().join("hypervisor");
     let mut cargo = cargo();
     cargo
@@ -408,8 +536,24 @@ fn build(directory: &str, triple: &str, program: &str) -> Result<PathBuf> {
         "--bin",
         program,
     ]);
-    match cargo.status().about("cargo")?.success() {
+    let status = out::slowly(&format!("building {program}"), || cargo.status());
+    match status.about("cargo")?.success() {
         true => Ok(target.join(triple).join("release").join(program)),
         false => Err(Error::Failed(format!("{program} cannot be built"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::major;
+
+    #[test]
+    fn a_version_is_read() {
+        assert_eq!(
+            major("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright"),
+            Some(7)
+        );
+        assert_eq!(major("QEMU emulator version 10.0.2 (Debian)"), Some(10));
+        assert_eq!(major("something else"), None);
     }
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use crate::boot::{BootArgs, ended};
 use crate::fetch::{self, Files, QEMU_X86};
 use crate::qemu::{self, Console, End, Qemu, Ran};
 use crate::x86_counters::{Count, NAMES};
-use crate::{About as _, BootArgs, Error, Leaves, Result, ended, load, name_of};
+use crate::{About as _, Error, Leaves, Result, load, name_of, say};
 
 /// With SVM and nested paging; the hypervisor has tables of 4 levels.
 const CPU: &str = "max,la57=off";
@@ -257,6 +258,8 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         ("--log", args.log.is_some()),
         ("--snapshot", args.snapshot),
         ("--cpu", args.cpu.is_some()),
+        ("--evict-rate", args.evict_rate.is_some()),
+        ("--initrd", args.initrd.is_some()),
     ];
     if let Some((name, _)) = others.into_iter().find(|(_, is_given)| *is_given) {
         return Err(Error::Other(format!("{name} is of --arch arm64")));
@@ -301,10 +304,10 @@ pub fn boot(args: &BootArgs) -> Result<()> {
     };
     ended(ran.end)?;
     let seconds = ran.took.as_secs_f64();
-    println!("\nthe hypervisor counted, in {seconds:.1} s:");
+    say!("\nthe hypervisor counted, in {seconds:.1} s:");
     let counted = NAMES.iter().zip(&ran.counters);
     for (name, number) in counted.filter(|(_, number)| **number != 0) {
-        println!("{number:>12} {name}");
+        say!("{number:>12} {name}");
     }
     if args.shell {
         return Ok(());
@@ -320,7 +323,7 @@ fn check(
     ran: &Ran,
 ) -> std::result::Result<(), String> {
     judge(boot, program, rounds, ran)?;
-    println!(
+    say!(
         "{}",
         match program {
             Program::Load => "the load's hashes are right",
@@ -357,7 +360,7 @@ pub fn judge(
         ));
     }
     match program {
-        Program::Load => load::check(&ran.console, boot.cpus, rounds),
+        Program::Load => load::check(&ran.console, boot.cpus, rounds, false),
         Program::Measure => match said(ran, "measure: ").next() {
             Some(_) => Ok(()),
             None => Err("the measurement did not come to its end".into()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::hyperv::{self, Boot, Flush, Plant, Program, counted};
 use crate::qemu::Ran;
 use crate::x86_counters::{Count, NAMES};
-use crate::{Leaves, Result, fetch, name_of};
+use crate::{Leaves, Result, fetch, name_of, say};
 
 struct Test {
     cpus: u8,
@@ -75,7 +75,7 @@ impl Test {
         if self.plant.is_some() {
             return match right {
                 Err(found) => {
-                    println!("        as it should, it went wrong: {found}");
+                    say!("        as it should, it went wrong: {found}");
                     Ok(())
                 }
                 Ok(()) => Err("the planted bug was not found".into()),
@@ -156,9 +156,9 @@ const TESTS: &[Test] = &[
         .short(),
 ];
 
-/// What they are called.
-pub fn names() -> impl Iterator<Item = String> {
-    TESTS.iter().map(Test::name)
+/// What they are called, and whether they are part of the short matrix.
+pub fn names() -> impl Iterator<Item = (String, bool)> {
+    TESTS.iter().map(|test| (test.name(), test.short))
 }
 
 /// Runs those that are chosen, by name and by whether they are part of the short matrix. Returns how many came out as they should,
@@ -176,7 +176,7 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
         return Ok((0, 0));
     }
     if let Err(why) = fetch::qemu_x86() {
-        println!("skipped: Linux on x86-64, because {why}");
+        say!("skipped: Linux on x86-64, because {why}");
         return Ok((0, 0));
     }
     let files = fetch::everything_x86(None)?;
@@ -213,19 +213,19 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
         match verdict {
             Ok(()) => {
                 passed += 1;
-                println!(
+                say!(
                     "ok      {name} ({seconds:.1} s, {} hypercalls)",
                     counted(&ran, Count::Calls)
                 );
             }
             Err(why) => {
                 failed += 1;
-                println!("FAILED  {name} ({seconds:.1} s): {why}");
+                say!("FAILED  {name} ({seconds:.1} s): {why}");
                 for line in ran.console.iter().rev().take(20).rev() {
-                    println!("        | {line}");
+                    say!("        | {line}");
                 }
                 for (name, number) in NAMES.iter().zip(&ran.counters) {
-                    println!("        # {number} {name}");
+                    say!("        # {number} {name}");
                 }
             }
         }

@@ -35,6 +35,7 @@ fn loads(step: &str) -> u64 {
 /// Something is missing, or does not come to its end; or where the two do not agree.
 pub fn run(line: impl FnMut(&str)) -> Result<()> {
     fetch::qemu_arm64()?;
+    fetch::can_count()?;
     compare(&simulated()?, &emulated()?, line)
 }
 

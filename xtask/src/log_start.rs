@@ -5,8 +5,8 @@
 
 use crate::counters::Count;
 use crate::fetch::{self, Files};
-use crate::qemu::{self, Boot, CPU_MAX, End};
-use crate::{Error, LIMIT, Leaves, Log, Result};
+use crate::qemu::{self, Boot, End};
+use crate::{Error, Log, Result, say};
 
 /// The name of the test.
 pub const NAME: &str = "log-start";
@@ -29,22 +29,11 @@ pub struct Start {
 fn measure(files: &Files, memory: u64, log: Log) -> Result<Start> {
     let clock = ["-icount", "shift=0,sleep=off"].map(String::from);
     let boot = Boot {
-        files,
-        cpu: CPU_MAX,
-        cpus: 1,
         memory,
-        leaves: Leaves::Pages,
-        evict: 0,
-        evict_after: 0,
-        tables: false,
-        check: 0,
         log: Some(log),
-        measure: true,
-        snapshot: false,
-        omit: None,
-        guest: String::new(),
-        limit: Some(LIMIT),
+        measure: Some("start"),
         more: &clock,
+        ..Boot::of(files)
     };
     let ran = qemu::run(&boot, |_| (), |_| ())?;
     match (ran.end, ran.count(Count::Starting)) {
@@ -89,10 +78,10 @@ pub fn run(files: &Files, sizes: &[u64], mut row: impl FnMut(u64, Start, Start))
 /// What is missing, or went wrong.
 pub fn table() -> Result<()> {
     let files = fetch::everything(None)?;
-    println!(
+    say!(
         "| guest memory | pages mapped | entries of the root in use | `all` | `bitmap`: each leaf |"
     );
-    println!("|---|---|---|---|---|");
+    say!("|---|---|---|---|---|");
     run(
         &files,
         &[256, 512, 1024, 2048, 4096],
@@ -102,7 +91,7 @@ pub fn table() -> Result<()> {
                 roots,
                 instructions,
             } = all;
-            println!(
+            say!(
                 "| {memory} MiB | {pages} | {roots} | {instructions} | {} |",
                 each.instructions
             );

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::hyperv::{self, Boot, Flush, Program, said, value};
 use crate::qemu::Ran;
 use crate::x86_counters::{Count, NAMES};
-use crate::{Error, Leaves, Result, fetch, name_of};
+use crate::{Error, Leaves, Result, fetch, name_of, say};
 
 /// vCPUs, and processors that they share.
 const CASES: &[(u8, u8)] = &[(4, 1), (2, 2), (4, 2), (8, 2), (4, 4)];
@@ -102,9 +102,7 @@ impl Row {
 pub fn run(json: bool, rounds: u32) -> Result<()> {
     let files = fetch::everything_x86(None)?;
     if !json {
-        println!(
-            "vCPUs CPUs way       time/ms unmap/us longest  calls   IPIs   exits   told forgot"
-        );
+        say!("vCPUs CPUs way       time/ms unmap/us longest  calls   IPIs   exits   told forgot");
     }
     for &(cpus, processors) in CASES {
         // One processor counts its instructions: one is a nanosecond.
@@ -128,8 +126,8 @@ pub fn run(json: bool, rounds: u32) -> Result<()> {
             hyperv::judge(&boot, Program::Measure, rounds, &ran).map_err(Error::Failed)?;
             let row = Row::new(&boot, &ran)?;
             match json {
-                true => println!("{}", row.json()),
-                false => println!("{}", row.table()),
+                true => say!("{}", row.json()),
+                false => say!("{}", row.table()),
             }
         }
     }

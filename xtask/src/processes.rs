@@ -1,4 +1,4 @@
-//! A kernel whose processes fork (`hypervisor/src/bin/processes`): what each step takes, counted by an emulator, and compared with
+//! A kernel whose processes fork (`examples/arm64`): what each step takes, counted by an emulator, and compared with
 //! what is expected.
 //!
 //! The expectation is a formula for each step, in the crate `tablewright-processes`; the software machine is held to the same one
@@ -8,11 +8,9 @@ use serde_json::{Value, json};
 use tablewright_processes::Step;
 
 use crate::counted::{self, Counts, counts};
+use crate::example::{self, Kernel};
 use crate::fetch::{self, QEMU};
 use crate::{Error, Result};
-
-/// The name of the test.
-pub const NAME: &str = "processes";
 
 /// Memory as the kernel takes it, and two processors.
 const MACHINE: [&str; 4] = ["-m", "256M", "-smp", "2"];
@@ -119,11 +117,10 @@ fn row(step: Step, executed: &Executed) -> Value {
 /// # Errors
 /// Something is missing, the kernel does not come to its end, or the counts are not those that are expected.
 pub fn run(as_json: bool, mut line: impl FnMut(&str)) -> Result<()> {
-    fetch::qemu_arm64()?;
-    let (kernel, plugin) = (fetch::hypervisor("processes")?, fetch::plugin()?);
+    let (kernel, plugin) = (Kernel::Arm64.build()?, fetch::plugin()?);
     let plugin = format!("{},instructions=on", plugin.display());
     let ran = counted::boot(&kernel, &plugin, &MACHINE)?;
-    ran.check(NAME)?;
+    ran.check(example::NAME)?;
     let steps = read(&ran.log)?;
     if as_json {
         let rows: Vec<Value> = steps.iter().map(|(step, it)| row(*step, it)).collect();

@@ -5,6 +5,7 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::counters::{Count, NAMES};
 use crate::fetch::{Files, QEMU};
-use crate::{About as _, Error, Leaves, Log, Result, name_of};
+use crate::{About as _, Error, LIMIT, Leaves, Log, Result, name_of, out};
 
 /// The processor with everything that QEMU has; pointer authentication with the algorithm that is quick to emulate.
 pub const CPU_MAX: &str = "max,pauth-impdef=on";
@@ -25,8 +26,17 @@ pub const CPU_MAX: &str = "max,pauth-impdef=on";
 /// Memory begins here; the hypervisor's share of it comes first.
 const MEMORY: u64 = 0x4000_0000;
 
-/// When a copy is begun, in milliseconds after the start: the load is at work.
-const SNAPSHOT_AFTER: u64 = 5000;
+/// When a copy begins, in milliseconds after the start, of a guest that does not say when.
+pub const SNAPSHOT_AFTER: u64 = 5000;
+
+/// When a copy begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// When the guest's load says that it is at work. It goes on until the copy is through.
+    Bell,
+    /// After so many milliseconds.
+    After(u64),
+}
 
 /// What to boot.
 pub struct Boot<'a> {
@@ -44,16 +54,18 @@ pub struct Boot<'a> {
     pub evict: u64,
     /// None before so many faults.
     pub evict_after: u64,
+    /// How many in a second, at most; any number if it is zero.
+    pub evict_rate: u64,
     /// Whether all that is mapped around such a frame is unmapped with it, its table included.
     pub tables: bool,
     /// How many addresses of random tables are asked of the processor before the guest runs.
     pub check: u64,
     /// How writes are logged.
     pub log: Option<Log>,
-    /// Whether no guest is run, and the start of the log is measured.
-    pub measure: bool,
-    /// Whether the guest is copied, and goes on on the copy.
-    pub snapshot: bool,
+    /// What is measured instead of running a guest: `start`, that of the log, or `flush`.
+    pub measure: Option<&'static str>,
+    /// When the guest is copied, and goes on on the copy; `None` if it is not.
+    pub snapshot: Option<Begin>,
     /// Which invalidations are left out, and what is counted when they are missed. Then it is over.
     pub omit: Option<(&'static str, Count)>,
     /// What the guest's first program is told.
@@ -62,6 +74,31 @@ pub struct Boot<'a> {
     pub limit: Option<Duration>,
     /// Further arguments for QEMU.
     pub more: &'a [String],
+}
+
+impl<'a> Boot<'a> {
+    /// One CPU, 256 MiB in pages, and nothing that happens to them; no longer than the [limit](LIMIT) of tests.
+    pub fn of(files: &'a Files) -> Self {
+        Self {
+            files,
+            cpu: CPU_MAX,
+            cpus: 1,
+            memory: 256,
+            leaves: Leaves::Pages,
+            evict: 0,
+            evict_after: 0,
+            evict_rate: 0,
+            tables: false,
+            check: 0,
+            log: None,
+            measure: None,
+            snapshot: None,
+            omit: None,
+            guest: String::new(),
+            limit: Some(LIMIT),
+            more: &[],
+        }
+    }
 }
 
 /// How it ended.
@@ -77,6 +114,10 @@ pub enum End {
     Late,
     /// What it was run for was seen.
     Seen,
+    /// Ctrl-C was pressed.
+    Interrupted,
+    /// What is said has no reader any more.
+    Unread,
 }
 
 /// What came out.
@@ -205,11 +246,9 @@ impl Monitor {
     /// What is in memory.
     fn memory(&mut self, at: u64, size: usize) -> Result<Vec<u8>> {
         let file = temporary("memory");
-        let arguments = json!({"val": at, "size": size, "filename": file});
+        let arguments = json!({"val": at, "size": size, "filename": file.0});
         self.ask(json!({"execute": "pmemsave", "arguments": arguments}))?;
-        let bytes = std::fs::read(&file).about(file.display());
-        let _ = std::fs::remove_file(&file);
-        bytes
+        std::fs::read(&file.0).about(file.0.display())
     }
 
     /// Whether code and constants of this program are in memory as they are in its file.
@@ -238,9 +277,23 @@ impl Monitor {
     }
 }
 
+/// A file that is gone when it is not needed any more.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // It may never have been made.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// A file for a moment. The name of a socket is short: it may not fit into a directory of the build's.
-fn temporary(what: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("tablewright-{what}-{}", std::process::id()))
+fn temporary(what: &str) -> Temporary {
+    let file =
+        Temporary(std::env::temp_dir().join(format!("tablewright-{what}-{}", std::process::id())));
+    // Of another program of this number, that did not end by itself.
+    let _ = std::fs::remove_file(&file.0);
+    file
 }
 
 /// The sections of a program that are not written: where they are in memory, and what is in them.
@@ -298,7 +351,12 @@ pub enum Console {
 fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     let Boot { files, .. } = boot;
     // Its tables take a 512th of the guest's memory; a copy of the guest as much as the guest.
-    let own = (boot.memory / 128).max(64) + if boot.snapshot { boot.memory } else { 0 };
+    let own = (boot.memory / 128).max(64)
+        + if boot.snapshot.is_some() {
+            boot.memory
+        } else {
+            0
+        };
     let kernel = MEMORY + (own << 20);
     let initrd = kernel + kernel_size(&files.kernel)?.next_multiple_of(2 << 20);
     let mut options = format!("mapping={} evict={}", name_of(&boot.leaves), boot.evict);
@@ -308,17 +366,22 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     if boot.evict_after != 0 {
         options += &format!(" evict_after={}", boot.evict_after);
     }
+    if boot.evict_rate != 0 {
+        options += &format!(" evict_rate={}", boot.evict_rate);
+    }
     if boot.tables {
         options += " evict_by=table";
     }
-    if boot.measure {
-        options += " measure=start";
+    if let Some(what) = boot.measure {
+        options += &format!(" measure={what}");
     }
     if boot.check != 0 {
         options += &format!(" check={}", boot.check);
     }
-    if boot.snapshot {
-        options += &format!(" snapshot={SNAPSHOT_AFTER}");
+    match boot.snapshot {
+        Some(Begin::Bell) => options += " snapshot=bell",
+        Some(Begin::After(milliseconds)) => options += &format!(" snapshot={milliseconds}"),
+        None => {}
     }
     if let Some((class, _)) = boot.omit {
         options += &format!(" omit={class}");
@@ -364,21 +427,22 @@ pub fn start(
 ) -> Result<Qemu> {
     let counters = (symbol(program, "COUNTERS")?, numbers);
     let socket = temporary("monitor");
-    let _ = std::fs::remove_file(&socket);
     let name = command.get_program().to_string_lossy().into_owned();
     command.args([
         "-qmp",
-        &format!("unix:{},server=on,wait=off", file(&socket)),
+        &format!("unix:{},server=on,wait=off", file(&socket.0)),
     ]);
     if console == Console::Pipe {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
+        if out::takes_interrupts() {
+            // Ctrl-C is for this program alone, which reads the counters once more, and ends QEMU.
+            command.process_group(0);
+        }
     }
     let mut child = command.spawn().about(name)?;
-    match Monitor::new(&socket, counters, &mut child) {
-        Ok(monitor) => {
-            let _ = std::fs::remove_file(&socket);
-            Ok(Qemu { child, monitor })
-        }
+    // Connected, it needs no name.
+    match Monitor::new(&socket.0, counters, &mut child) {
+        Ok(monitor) => Ok(Qemu { child, monitor }),
         Err(error) => {
             let _ = child.kill();
             let _ = child.wait();
@@ -416,14 +480,28 @@ pub fn wait(mut qemu: Qemu) -> Result<Ran> {
     })
 }
 
-/// Boots, and shows the console, with a line of counters below it.
+/// Boots, and shows a line of counters; above it the console, if that is asked for.
 ///
 /// # Errors
 /// QEMU cannot be started, or asked.
-pub fn watch(boot: &Boot<'_>) -> Result<Ran> {
-    let shown = [Count::Faults, Count::Tables, Count::Ranges, Count::Evicted];
+pub fn watch(boot: &Boot<'_>, console: bool) -> Result<Ran> {
+    let last = match boot.snapshot {
+        Some(_) => [Count::Copied, Count::Compared],
+        None => [Count::Ranges, Count::Evicted],
+    };
+    let shown = [Count::Faults, Count::Tables, last[0], last[1]];
     let shown = shown.map(|what| (what as usize, NAMES[what as usize]));
-    show(&shown, |line, look| run(boot, line, look))
+    show(&shown, |line, look| {
+        run(
+            boot,
+            |text| {
+                if console {
+                    line(text)
+                }
+            },
+            look,
+        )
+    })
 }
 
 /// Runs something with a line of these counters, by their places and names, below what is said on the console.
@@ -436,14 +514,21 @@ pub fn show<T>(
         bar.set_style(style);
     }
     bar.tick();
+    let mut said = Instant::now();
     let ran = run(
-        &mut |line| bar.suspend(|| println!("{line}")),
+        &mut |line| bar.suspend(|| crate::say!("{line}")),
         &mut |counters| {
             let numbers = shown.iter().map(|(place, name)| {
                 let number = counters.get(*place).copied().unwrap_or(0);
                 format!("{number} {name}")
             });
-            bar.set_message(numbers.collect::<Vec<_>>().join(", "));
+            let numbers = numbers.collect::<Vec<_>>().join(", ");
+            // Where no terminal is, a line now and then.
+            if bar.is_hidden() && said.elapsed() > Duration::from_secs(5) {
+                said = Instant::now();
+                eprintln!("{numbers}");
+            }
+            bar.set_message(numbers);
             bar.tick();
         },
     );
@@ -456,9 +541,11 @@ pub fn show<T>(
 /// # Errors
 /// QEMU cannot be started, or asked.
 pub fn run(boot: &Boot<'_>, line: impl FnMut(&str), look: impl FnMut(&[u64])) -> Result<Ran> {
+    // Where something is left out, a copy that was made without showing it is the end, too.
     let seen = |counters: &[u64]| {
-        let seen = boot.omit.and_then(|(_, what)| counters.get(what as usize));
-        seen.is_some_and(|count| *count != 0)
+        let is = |what: Count| counters.get(what as usize).is_some_and(|count| *count != 0);
+        boot.omit
+            .is_some_and(|(_, what)| is(what) || is(Count::Resumed))
     };
     let qemu = spawn(boot, Console::Pipe)?;
     attend(qemu, &boot.files.hypervisor, boot.limit, seen, line, look)
@@ -519,6 +606,12 @@ pub fn attend(
         }
         if limit.is_some_and(|limit| started.elapsed() > limit) {
             break End::Late;
+        }
+        if out::is_interrupted() {
+            break End::Interrupted;
+        }
+        if out::is_unread() {
+            break End::Unread;
         }
     };
     counters = qemu.monitor.counters().unwrap_or(counters);

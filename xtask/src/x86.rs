@@ -2,14 +2,13 @@
 //!
 //! Which tables, and when the processor is right, is said in `hypervisor/x86/src/check.rs`. The program ends QEMU with a status.
 
-use std::io::Read as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
+use crate::console::{Patience, listen};
 use crate::fetch::{self, QEMU_X86};
-use crate::{About as _, LIMIT, Result};
+use crate::{LIMIT, Result, say};
 
 /// One run of the program.
 struct Test {
@@ -60,7 +59,8 @@ impl Test {
         if let Some(class) = self.omit {
             options += &format!(" omit={class}");
         }
-        let mut qemu = Command::new(QEMU_X86)
+        let mut command = Command::new(QEMU_X86);
+        command
             .args([
                 "-cpu",
                 self.cpu,
@@ -82,35 +82,18 @@ impl Test {
             ])
             .arg("-kernel")
             .arg(program)
-            .args(["-append", &options])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .about(QEMU_X86)?;
-        let status = loop {
-            if let Some(status) = qemu.try_wait().about(QEMU_X86)? {
-                break status.code();
-            }
-            if started.elapsed() > LIMIT {
-                let _ = qemu.kill();
-                let _ = qemu.wait();
-                break None;
-            }
-            thread::sleep(Duration::from_millis(20));
-        };
-        let mut console = String::new();
-        if let Some(mut pipe) = qemu.stdout.take() {
-            pipe.read_to_string(&mut console).about("the console")?;
-        }
+            .args(["-append", &options]);
+        let said = listen(&mut command, Patience::InAll(LIMIT), |_| ())?;
+        let status = said.status;
         let (name, seconds) = (self.name(), started.elapsed().as_secs_f64());
         let right = match self.omit {
             Some(_) => WRONG,
             None => RIGHT,
         };
         if status == Some(right) {
-            println!("ok      {name} ({seconds:.1} s)");
+            say!("ok      {name} ({seconds:.1} s)");
         } else {
-            println!("FAILED  {name} ({seconds:.1} s): it ended with status {status:?}");
+            say!("FAILED  {name} ({seconds:.1} s): it ended with status {status:?}");
         }
         // Where it has to go wrong, the first line says how.
         let shown = if status == Some(WRONG) && right == WRONG {
@@ -118,16 +101,16 @@ impl Test {
         } else {
             usize::MAX
         };
-        for line in console.lines().take(shown) {
-            println!("        | {line}");
+        for line in said.lines.iter().take(shown) {
+            say!("        | {line}");
         }
         Ok(status == Some(right))
     }
 }
 
-/// What they are called.
-pub fn names() -> impl Iterator<Item = String> {
-    TESTS.iter().map(Test::name)
+/// What they are called, and whether they are part of the short matrix.
+pub fn names() -> impl Iterator<Item = (String, bool)> {
+    TESTS.iter().map(|test| (test.name(), test.short))
 }
 
 /// Runs those that are chosen, by name and by whether they are part of the short matrix. Returns how many came out as they should,
@@ -145,7 +128,7 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
         return Ok((0, 0));
     }
     if let Err(why) = fetch::qemu_x86() {
-        println!("skipped: x86-64, because {why}");
+        say!("skipped: x86-64, because {why}");
         return Ok((0, 0));
     }
     let program = fetch::check_x86()?;

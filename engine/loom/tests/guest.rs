@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::JoinHandle;
-use tablewright::guest::{Access, Backing, Fault, Guest, Pass, Slot, SlotCell, SlotError, Sweep};
+use tablewright::guest::{Access, Backing, Fault, Guest, Pass, Slot, SlotCell, SlotError, Zap};
 use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Ipa, Level, Mapping, Pa};
 
@@ -53,21 +53,21 @@ fn fault(guest: &Vm, host: impl FnOnce(u64) -> u64) {
     }
 }
 
-/// Drives a sweep to its end. Where it would wait, it waits for the faults.
+/// Drives a zap to its end. Where it would wait, it waits for the faults.
 fn unmap<'g>(
     guest: &'g Vm,
-    mut sweep: Sweep<'g, 'static, Tiny<false, Ipa>, Machine>,
+    mut zap: Zap<'g, 'static, Tiny<false, Ipa>, Machine>,
     faults: &mut Vec<JoinHandle<()>>,
 ) {
     let mut gather = guest.gather();
     loop {
-        let unmapped = sweep.unmap(&mut gather, |_| ControlFlow::Continue(()));
+        let unmapped = zap.unmap(&mut gather, |_| ControlFlow::Continue(()));
         match unmapped.unwrap() {
             Pass::Waiting => {
                 assert!(!faults.is_empty(), "no walk is under way");
                 join(faults);
             }
-            Pass::Went => assert!(gather.issue().complete().quiet().is_ok()),
+            Pass::Went => assert!(gather.issue().complete().try_complete().is_ok()),
             Pass::Over => return,
         }
     }
@@ -78,7 +78,7 @@ fn join<T>(threads: &mut Vec<JoinHandle<T>>) -> Vec<T> {
     threads.drain(..).map(join).collect()
 }
 
-/// What was swept is not there, and will not be.
+/// What was zapped is not there, and will not be.
 fn assert_not_old(guest: &Vm) {
     let leaf = guest.space().query(Ipa::new(PAGE));
     assert_ne!(leaf.map(|leaf| leaf.frame()), Some(Pa::new(OLD + PAGE)));
@@ -113,8 +113,8 @@ fn nothing_is_mapped_of_a_slot_that_was_removed() {
     loom::model(|| {
         let guest = guest();
         let mut faults = vec![on(1, &guest, |guest| fault(guest, |host| host))];
-        let sweep = guest.remove(0).unwrap();
-        unmap(&guest, sweep, &mut faults);
+        let zap = guest.remove(0).unwrap();
+        unmap(&guest, zap, &mut faults);
         join(&mut faults);
         assert_not_old(&guest);
     });
@@ -129,8 +129,8 @@ fn nothing_is_mapped_of_a_page_that_was_taken_back() {
         let look_up = move |_| host.load(Ordering::Relaxed);
         let mut faults = vec![on(1, &guest, |guest| fault(guest, look_up))];
         backing.store(NEW + PAGE, Ordering::Relaxed);
-        let sweep = guest.sweep(span(PAGE, PAGE));
-        unmap(&guest, sweep, &mut faults);
+        let zap = guest.zap(span(PAGE, PAGE));
+        unmap(&guest, zap, &mut faults);
         join(&mut faults);
         assert_not_old(&guest);
     });

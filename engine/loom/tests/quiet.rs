@@ -40,7 +40,7 @@ impl Tree {
     fn cut(&self) -> bool {
         self.descriptor.swap(0, Ordering::AcqRel);
         let cut = self.epochs.advance();
-        let past = self.epochs.is_past(cut);
+        let past = self.epochs.is_over(cut);
         if past {
             self.table.store(POISON, Ordering::Relaxed);
         }
@@ -77,7 +77,7 @@ fn an_interrupt_may_come_at_any_point_of_a_walk() {
             walk.leave_interrupted(interrupt);
             cutter.join().unwrap();
             let later = tree.epochs.advance();
-            assert!(tree.epochs.is_past(later), "no walk is under way");
+            assert!(tree.epochs.is_over(later), "no walk is under way");
         });
         if !is_reached.load(Relaxed) {
             assert!(at > 10, "a start has six points and an end four");
@@ -105,7 +105,7 @@ fn walks_of_one_processor_may_end_in_any_order() {
         drop(two);
         cutter.join().unwrap();
         let later = tree.epochs.advance();
-        assert!(tree.epochs.is_past(later), "no walk is under way");
+        assert!(tree.epochs.is_over(later), "no walk is under way");
     });
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use loom::thread::{self, JoinHandle};
 use tablewright::shared::{
-    Epochs, Mapped, Moment, NewLeaf, Refused, SharedPlatform, SharedSpace, Slot, Walking,
+    Epochs, GracePeriod, Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace, Slot, Walking,
 };
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, Entry, Hooks, Invalidation, Level, Mapping, Pa,
@@ -96,11 +96,11 @@ unsafe impl SharedPlatform for Machine {
         // (3.); nothing else is made of the slots (4.).
         unsafe { self.0.epochs.enter(CPU.with(Cell::get)) }.unwrap()
     }
-    fn cut(&self) -> Moment {
+    fn grace_period(&self) -> GracePeriod {
         self.0.epochs.advance()
     }
-    fn is_past(&self, moment: Moment) -> bool {
-        self.0.epochs.is_past(moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        self.0.epochs.is_over(moment)
     }
 }
 
@@ -258,7 +258,7 @@ fn a_shared_unmap_takes_the_last_word_of_the_walker_with_it() {
             let cut = gather.issue().complete();
             let attrs = cut.release(held.pop().unwrap()).ok().unwrap().attrs();
             assert_eq!(found(attrs), set(&join(walks)));
-            assert!(cut.quiet().is_ok());
+            assert!(cut.try_complete().is_ok());
         });
     }
 }
@@ -276,13 +276,13 @@ fn no_table_is_settled_under_a_walk_of_software() {
             let mut gather = space.gather();
             let taken = gather.unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Continue(()));
             assert!(taken.unwrap().progress.is_done());
-            let cut = gather.issue().complete().quiet();
+            let cut = gather.issue().complete().try_complete();
             // Either it is quiet at once, or when every walk is over.
             let held = cut.map(|completed| completed.finish(|_| ())).err();
             join::<()>(others);
             if let Some(cut) = held {
                 assert!(
-                    cut.quiet()
+                    cut.try_complete()
                         .map(|completed| completed.finish(|_| ()))
                         .is_ok()
                 );

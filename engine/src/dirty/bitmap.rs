@@ -16,7 +16,7 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use core::ops::Range;
 
-use crate::shared::{Moment, SharedPlatform};
+use crate::shared::{GracePeriod, SharedPlatform};
 
 use super::LogError;
 
@@ -86,8 +86,8 @@ impl<'m> Bitmap<'m> {
     /// Marks all, for a log that starts so: what is not protected yet is taken for written.
     ///
     /// Faults that were looked up before the slot was logged mark nothing. Before the first harvest the walks in which they
-    /// are have to be over: [`SharedSpace::moment`](crate::shared::SharedSpace::moment) and
-    /// [`is_quiet`](crate::shared::SharedSpace::is_quiet), after the slot was replaced.
+    /// are have to be over: [`SharedSpace::grace_period`](crate::shared::SharedSpace::grace_period) and
+    /// [`is_over`](crate::shared::SharedSpace::is_over), after the slot was replaced.
     pub fn mark_all(&self) {
         self.mark_range(0..self.pages);
     }
@@ -144,7 +144,7 @@ fn any(words: &[AtomicU64]) -> bool {
 /// flip.current().mark(70);
 /// let idle = flip.turn(&&platform);
 /// flip.current().mark(3); // goes into the other
-/// let Ok(marks) = idle.quiet(&&platform) else { panic!("a walk is under way") };
+/// let Ok(marks) = idle.try_complete(&&platform) else { panic!("a walk is under way") };
 /// let mut found = Vec::new();
 /// marks.drain(|first, bits| found.extend((bits != 0).then_some((first, bits))));
 /// assert_eq!(found, [(64, 1 << 6)]);
@@ -183,7 +183,7 @@ impl<'m> Flip<'m> {
         let before = self.turns.fetch_add(1, Ordering::AcqRel);
         Idle {
             map: &self.maps[before & 1],
-            since: platform.cut(),
+            since: platform.grace_period(),
         }
     }
 }
@@ -193,7 +193,7 @@ impl<'m> Flip<'m> {
 #[must_use = "it has marks that were not harvested"]
 pub struct Idle<'f, 'm> {
     map: &'f Bitmap<'m>,
-    since: Moment,
+    since: GracePeriod,
 }
 
 impl<'f, 'm> Idle<'f, 'm> {
@@ -201,8 +201,8 @@ impl<'f, 'm> Idle<'f, 'm> {
     ///
     /// # Errors
     /// Gives it back if walks are not over.
-    pub fn quiet<P: SharedPlatform>(self, platform: &P) -> Result<Quiet<'f, 'm>, Self> {
-        match platform.is_past(self.since) {
+    pub fn try_complete<P: SharedPlatform>(self, platform: &P) -> Result<Quiet<'f, 'm>, Self> {
+        match platform.is_over(self.since) {
             true => Ok(Quiet(self.map)),
             false => Err(self),
         }

@@ -1,7 +1,7 @@
 //! Unmap: addresses translate to nothing any more.
 //!
 //! Whole sub-trees are cut off by one store at their top and travel with the gather; what is below them is looked at
-//! when they are settled, after the invalidation, when no walker can change it any more and no processor waits. Only the
+//! when they are reclaimed, after the invalidation, when no walker can change it any more and no processor waits. Only the
 //! leaves at the two ends of the range, in tables that stay, are cut one by one. They are handed to the caller at
 //! once, but sealed until the invalidation is complete.
 
@@ -23,7 +23,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ///
     /// A block or a run that reaches over an end of the range is split first. `held` receives the leaves that were cut
     /// off one by one; it may break off after any, when it is full, and the edit stops there. All other leaves come
-    /// out when what was gathered is [settled](crate::flush::Completed::settle). The edit also stops when the platform keeps
+    /// out when what was gathered is [reclaimed](crate::flush::Completed::reclaim). The edit also stops when the platform keeps
     /// no side memory for tables and the gather can carry no more of them. An edit that stopped has done everything
     /// below the address that it returns: finish the gather and go on from there.
     ///

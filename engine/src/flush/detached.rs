@@ -121,7 +121,7 @@ impl Detached {
         }
     }
 
-    /// Takes a root out, with nothing of it settled yet.
+    /// Takes a root out, with nothing of it reclaimed yet.
     pub(super) fn pop<P: Platform>(&mut self, platform: &P) -> Option<(Root, Option<Slice>)> {
         if self.len > 0 {
             self.len -= 1;

@@ -239,7 +239,7 @@ pub(crate) fn next_serial(last: u64) -> u64 {
     }
 }
 
-/// Where to go on after an edit or a settling that stopped before the end.
+/// Where to go on after an edit or a reclaiming that stopped before the end.
 ///
 /// ```
 /// # use core::ops::ControlFlow;

@@ -6,7 +6,7 @@
 //! 1. In the gather. [`issue`](crate::Gather::issue) tells the processors, which is nearly free.
 //! 2. [`Issued`]: they are forgetting. [`complete`](Issued::complete) waits until all have. That is what costs; do
 //!    something else first, if there is something else.
-//! 3. [`Completed`]: no processor reaches what was cut off. [`settle`](Completed::settle) visits the leaves below it,
+//! 3. [`Completed`]: no processor reaches what was cut off. [`reclaim`](Completed::reclaim) visits the leaves below it,
 //!    whose accessed and dirty bits are final only now, and frees the tables. What was cut off by a shared edit may still be
 //!    in the hands of software that walks the tables: it is a [`Cut`](crate::shared::Cut) first.
 //!
@@ -22,7 +22,7 @@
 mod detached;
 mod leaf;
 mod ranges;
-mod settle;
+mod reclaim;
 
 pub use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
 pub use detached::MAX_UNLINKED;
@@ -30,7 +30,7 @@ pub(crate) use detached::{Detached, Fate};
 pub(crate) use leaf::next_serial;
 pub use leaf::{Held, Leaf, Progress};
 pub(crate) use ranges::{Ranges, Target};
-pub(crate) use settle::{free_tree, settle_all};
+pub(crate) use reclaim::{free_tree, reclaim_all};
 
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
@@ -98,21 +98,21 @@ impl Flush {
         issued
     }
 
-    /// Settles what was cut off, without stopping.
+    /// Reclaims what was cut off, without stopping.
     ///
     /// # Safety
-    /// As for [`Detached::settle`].
+    /// As for [`Detached::reclaim`].
     #[inline]
-    pub unsafe fn settle<F: Format, P: Platform>(
+    pub unsafe fn reclaim<F: Format, P: Platform>(
         &mut self,
         platform: &P,
         mut leaves: impl FnMut(Leaf<F>),
     ) {
         if !self.detached.is_empty() {
-            // SAFETY: passed on. The visitor never breaks off, so one call settles everything.
+            // SAFETY: passed on. The visitor never breaks off, so one call reclaims everything.
             let _settled = unsafe {
                 self.detached
-                    .settle::<F, P>(platform, &mut None, move |leaf| {
+                    .reclaim::<F, P>(platform, &mut None, move |leaf| {
                         leaves(leaf);
                         ControlFlow::Continue(())
                     })
@@ -135,7 +135,7 @@ pub trait End<F: Format, P: Platform>: Sealed {
     fn complete(self, completed: Completed<F, P>) -> Self::Completed;
 }
 
-/// The end of exclusive edits: what was cut off can be settled.
+/// The end of exclusive edits: what was cut off can be reclaimed.
 ///
 /// ```
 /// use tablewright::flush::{Alone, End};
@@ -194,7 +194,7 @@ impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
     }
 }
 
-/// A flush that is complete: what was cut off is out of reach, and may be settled and freed.
+/// A flush that is complete: what was cut off is out of reach, and may be reclaimed and freed.
 ///
 /// ```
 /// # use core::ops::ControlFlow;
@@ -211,16 +211,16 @@ impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
 /// assert!(gather.unmap(all, |_| ControlFlow::Continue(()))?.is_done());
 /// let mut completed = gather.issue().complete();
 /// let mut leaves = 0;
-/// while !completed.settle(|_| { leaves += 1; ControlFlow::Break(()) }) {}
+/// while !completed.reclaim(|_| { leaves += 1; ControlFlow::Break(()) }) {}
 /// assert_eq!(leaves, 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "the tables that were cut off are freed by settling"]
+#[must_use = "the tables that were cut off are freed by reclaiming"]
 pub struct Completed<F: Format, P: Platform> {
     platform: P,
     serial: u64,
     detached: Detached,
-    /// The sub-tree being settled, and what is left of it.
+    /// The sub-tree being reclaimed, and what is left of it.
     current: Option<(Root, Option<Slice>)>,
     format: PhantomData<F>,
 }
@@ -263,21 +263,21 @@ impl<F: Format, P: Platform> Completed<F, P> {
     /// Visits the leaves of the sub-trees that were cut off, and frees their tables.
     ///
     /// The visitor may break off after any leaf; that leaf counts as visited, and the next call goes on behind it.
-    /// Returns whether everything is settled. If the visitor unwinds, what is left of its sub-tree leaks.
-    #[must_use = "what is not settled is not freed"]
-    pub fn settle(&mut self, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) -> bool {
+    /// Returns whether everything is reclaimed. If the visitor unwinds, what is left of its sub-tree leaks.
+    #[must_use = "what is not reclaimed is not freed"]
+    pub fn reclaim(&mut self, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) -> bool {
         // SAFETY: it is complete, and out of the hands of software: exclusive edits have no software walks beside them, and
         // what shared edits have cut off comes out of a `Cut` when they are over (1.).
         unsafe {
             self.detached
-                .settle::<F, P>(&self.platform, &mut self.current, visit)
+                .reclaim::<F, P>(&self.platform, &mut self.current, visit)
         }
     }
 
-    /// Settles all that is left, without stopping.
+    /// Reclaims all that is left, without stopping.
     pub fn finish(mut self, mut leaves: impl FnMut(Leaf<F>)) {
-        // The visitor never breaks, so one call settles everything.
-        let _settled = self.settle(move |leaf| {
+        // The visitor never breaks, so one call reclaims everything.
+        let _settled = self.reclaim(move |leaf| {
             leaves(leaf);
             ControlFlow::Continue(())
         });

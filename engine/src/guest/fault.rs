@@ -35,7 +35,7 @@ pub enum Cause {
     Translation,
     /// What is mapped there does not allow it.
     Permission,
-    /// The access flag is clear, and hardware does not set it ([`Guest::touch`](super::Guest::touch)).
+    /// The access flag is clear, and hardware does not set it ([`Guest::set_accessed`](super::Guest::set_accessed)).
     AccessFlag,
 }
 

@@ -60,7 +60,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     }
 
     /// Gives back what the log, or the sleep of a table, has taken from the page of a request, without asking the host for
-    /// it: what was mapped there is still the page, or it would have been swept. No lock is taken, and nothing is allocated.
+    /// it: what was mapped there is still the page, or it would have been zapped. No lock is taken, and nothing is allocated.
     /// Whether that was all; if not, the page has to be looked up and mapped. A page that is written is to be marked
     /// afterwards as after a map.
     ///
@@ -198,7 +198,7 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         // Pages of a slot lie where the format translates, and what is dirty can be clean.
         let _ = self
             .gather
-            .wash(span, |leaf| written(leaf.input().get(), leaf.size()));
+            .clear_dirty(span, |leaf| written(leaf.input().get(), leaf.size()));
     }
 
     /// Splits large leaves into pages before they are written, in a range of a slot, with the tables that are there. Faults
@@ -223,14 +223,14 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
     /// ended; the request is one to read that was made up, and its page was looked up after it. In place where the
     /// architecture allows it, and then forgotten with all that the gather has; until it is finished every other edit of the guest
     /// invalidates more than it has to. Where a break is needed, the entry is
-    /// invalid for one exchange, one invalidation and one store. What was below is settled with the gather.
+    /// invalid for one exchange, one invalidation and one store. What was below is reclaimed with the gather.
     ///
     /// Whether a leaf was put there. Not if writes are logged, or pages are all that fits, or something else than a table is
     /// there.
     ///
     /// # Errors
     /// [`Refused`]; [`Refused::Retry`] also if no more can be carried: finish the gather, and go on.
-    pub fn recover(&mut self, request: &Request, page: &Backing) -> Result<bool, Refused<Ipa>> {
+    pub fn collapse(&mut self, request: &Request, page: &Backing) -> Result<bool, Refused<Ipa>> {
         let guest = self.guest;
         if request.slot.log().is_on() {
             return Ok(false);
@@ -245,7 +245,7 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         }
         let leaf = guest.space.affordable(leaf, CLAIM, leaf_at)?;
         // SAFETY: a walk is entered (1.).
-        unsafe { self.gather.recover_walking(&leaf) }
+        unsafe { self.gather.collapse_walking(&leaf) }
     }
 }
 

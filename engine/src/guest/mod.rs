@@ -18,10 +18,10 @@
 //! **version**, tells: whatever makes the answer of a look-up wrong counts it up, and a fault maps only if the version is
 //! the one that it looked up under. The check and the map are in one walk. So once every walk is over that was entered
 //! before the version moved on, nothing will be mapped any more of what was looked up before; *then* one pass over the
-//! tables takes it all. [`Sweep`] is that order made into a type: move the version on, wait until it is quiet, edit. It
+//! tables takes it all. [`Zap`] is that order made into a type: move the version on, wait until it is quiet, edit. It
 //! needs a second pass only for a leaf that is being split by a break just then, which comes back in smaller leaves.
 //!
-//! No fault waits for a sweep, and no sweep for a page look-up: only for walks, which are short.
+//! No fault waits for a zap, and no zap for a page look-up: only for walks, which are short.
 //!
 //! Slots are read without a lock, between two looks at the version: odd while they are being changed, and then a fault is
 //! told that they are [busy](Declined::Busy).
@@ -36,19 +36,19 @@
 //!
 //! # Everything at once
 //!
-//! A [`Sweep`] of all of the guest's memory exchanges the entries of the root, at most 16 tables, invalidates once, and
-//! leaves everything below to be settled when there is time. A new root would cost the same and every virtual CPU an
+//! A [`Zap`] of all of the guest's memory exchanges the entries of the root, at most 16 tables, invalidates once, and
+//! leaves everything below to be reclaimed when there is time. A new root would cost the same and every virtual CPU an
 //! exit, to load it.
 
 mod fault;
 mod log;
 mod slots;
-mod sweep;
+mod zap;
 
 pub use fault::{Access, Cause, Fault};
 pub use log::{Harvest, HarvestError};
 pub use slots::{Log, Slot, SlotCell, SlotError};
-pub use sweep::{Pass, Sweep};
+pub use zap::{Pass, Zap};
 
 use core::fmt;
 use core::ops::{ControlFlow, Deref};
@@ -243,22 +243,22 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         self.slots.change(|slots| slots.insert(slot))
     }
 
-    /// Takes a slot out. What is mapped of it is still there: sweep it.
+    /// Takes a slot out. What is mapped of it is still there: zap it.
     ///
     /// # Errors
     /// [`SlotError::Unknown`], [`SlotError::Busy`].
-    pub fn remove(&self, id: u16) -> Result<Sweep<'_, 's, F, P>, SlotError> {
+    pub fn remove(&self, id: u16) -> Result<Zap<'_, 's, F, P>, SlotError> {
         let slot = self.slots.change(|slots| slots.remove(id))?;
-        Ok(Sweep::new(self, slot.guest))
+        Ok(Zap::new(self, slot.guest))
     }
 
     /// Puts a slot in the place of the one of the same number: with another backing, other permissions, at another
-    /// address, logged or not. Faults see the one or the other. What is mapped of the old one is still there: sweep it,
+    /// address, logged or not. Faults see the one or the other. What is mapped of the old one is still there: zap it,
     /// to unmap it or to change what it allows.
     ///
     /// # Errors
     /// As [`insert`](Guest::insert), and [`SlotError::Unknown`]; nothing has changed.
-    pub fn replace(&self, slot: Slot) -> Result<Sweep<'_, 's, F, P>, SlotError> {
+    pub fn replace(&self, slot: Slot) -> Result<Zap<'_, 's, F, P>, SlotError> {
         self.fits(&slot)?;
         let old = self.slots.change(|slots| {
             let old = slots.remove(slot.id)?;
@@ -268,7 +268,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
                 .or_else(|why| slots.insert(old).and(Err(why)))?;
             Ok(old)
         })?;
-        Ok(Sweep::new(self, old.guest))
+        Ok(Zap::new(self, old.guest))
     }
 
     /// The slot that holds an address.
@@ -405,21 +405,21 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     ///
     /// # Errors
     /// [`Refused::Busy`], [`Refused::Retry`].
-    pub fn touch(&self, fault: &Fault) -> Result<Relaxed, Refused<Ipa>> {
+    pub fn set_accessed(&self, fault: &Fault) -> Result<Relaxed, Refused<Ipa>> {
         self.space.relax(fault.at, Perms::empty(), false)
     }
 
     // ---- What is taken back ----
 
     /// Takes back, or changes, what is mapped in `span`. The embedder's own look-up gives the new answer already.
-    pub fn sweep(&self, span: Span<Ipa>) -> Sweep<'_, 's, F, P> {
+    pub fn zap(&self, span: Span<Ipa>) -> Zap<'_, 's, F, P> {
         self.slots.outdate();
-        Sweep::new(self, span)
+        Zap::new(self, span)
     }
 
     /// The same for all of the guest's memory.
-    pub fn sweep_all(&self) -> Sweep<'_, 's, F, P> {
-        self.sweep(Span::of_bits(F::INPUT_BITS))
+    pub fn zap_all(&self) -> Zap<'_, 's, F, P> {
+        self.zap(Span::of_bits(F::INPUT_BITS))
     }
 }
 
@@ -506,7 +506,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
         self.gather.age(span, young)
     }
 
-    /// See [`shared::Gather::unmap`]: for good only by a [`Sweep`].
+    /// See [`shared::Gather::unmap`]: for good only by a [`Zap`].
     ///
     /// # Errors
     /// As there.
@@ -569,7 +569,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
         let guest = self.guest;
         let leaf_at = |level| guest.leaf(request, page, level);
         let mut leaf = leaf_at(top)?;
-        // From here to the end nothing is swept that was looked up before.
+        // From here to the end nothing is zapped that was looked up before.
         let _walk = guest.space.platform().enter();
         if !guest.slots.is_current(request.version) {
             return Err(Refused::Retry);

@@ -341,7 +341,7 @@ impl<'s> Slots<'s> {
         }
     }
 
-    /// Whether nothing has changed since. Asked in a walk: a sweep waits for the walks that began before it.
+    /// Whether nothing has changed since. Asked in a walk: a zap waits for the walks that began before it.
     #[inline(always)]
     pub fn is_current(&self, version: Version) -> bool {
         version.guest == self.number && self.version.load(Ordering::Acquire) == version.number

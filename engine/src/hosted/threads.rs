@@ -22,7 +22,9 @@ use crate::addr::{Level, Pa};
 use crate::entry::{Entry, TableLink};
 use crate::invalidation::Invalidation;
 use crate::platform::{Barrier, Caps, Platform};
-use crate::shared::{Epochs, Moment, Quiescence, SharedPlatform, Slot, Upkeep, Walking};
+use crate::shared::{
+    CacheMaintenance, Epochs, GracePeriod, Quiescence, SharedPlatform, Slot, Walking,
+};
 
 std::thread_local! {
     /// The slot that this thread used last, and of which platform: what it nearly always uses next.
@@ -230,7 +232,7 @@ pub struct Threads {
     /// The epochs of walks that no slot announces.
     listed: Mutex<Vec<u64>>,
     caps: Caps,
-    upkeep: Upkeep,
+    maintenance: CacheMaintenance,
     cleaned: AtomicU64,
     recording: AtomicBool,
     events: Mutex<Vec<Event>>,
@@ -255,10 +257,10 @@ enum Quiet {
 /// use tablewright::{hosted::Threads, shared::SharedPlatform};
 /// let platform = Threads::new(8, 12, 1);
 /// let walk = platform.enter();
-/// let cut = platform.cut();
-/// assert!(!platform.is_past(cut));
+/// let cut = platform.grace_period();
+/// assert!(!platform.is_over(cut));
 /// drop(walk);
-/// assert!(platform.is_past(cut));
+/// assert!(platform.is_over(cut));
 /// ```
 #[must_use = "the walk ends when this is dropped"]
 pub struct Walk<'t> {
@@ -346,7 +348,7 @@ impl Threads {
             slots,
             listed: Mutex::new(Vec::new()),
             caps: super::CAPS,
-            upkeep: Upkeep::NONE,
+            maintenance: CacheMaintenance::NONE,
             cleaned: AtomicU64::new(0),
             recording: AtomicBool::new(false),
             events: Mutex::new(Vec::new()),
@@ -362,8 +364,8 @@ impl Threads {
 
     /// On hardware whose caches need this.
     #[must_use]
-    pub fn with_upkeep(mut self, upkeep: Upkeep) -> Self {
-        self.upkeep = upkeep;
+    pub fn with_upkeep(mut self, maintenance: CacheMaintenance) -> Self {
+        self.maintenance = maintenance;
         self
     }
 
@@ -619,7 +621,7 @@ unsafe impl Platform for Threads {
 }
 
 // SAFETY: a walk is announced in a slot that belongs to its thread alone, or counted in one, so that the thread passes no
-// state and does not rest, or else it is on the list; each is known to `is_past` until it is dropped (1.), and says so
+// state and does not rest, or else it is on the list; each is known to `is_over` until it is dropped (1.), and says so
 // before it reads (2.): as epochs, states and the lock do.
 unsafe impl SharedPlatform for Threads {
     type Walk<'a> = Walk<'a>;
@@ -650,26 +652,26 @@ unsafe impl SharedPlatform for Threads {
         }
     }
 
-    fn cut(&self) -> Moment {
+    fn grace_period(&self) -> GracePeriod {
         match &self.quiet {
             Quiet::Epochs(epochs) => epochs.advance(),
             Quiet::States(states) => states.advance(),
         }
     }
 
-    fn is_past(&self, moment: Moment) -> bool {
+    fn is_over(&self, period: GracePeriod) -> bool {
         let past = match &self.quiet {
-            Quiet::Epochs(epochs) => epochs.is_past(moment),
-            Quiet::States(states) => states.is_past(moment),
+            Quiet::Epochs(epochs) => epochs.is_over(period),
+            Quiet::States(states) => states.is_over(period),
         };
         past && lock(&self.listed)
             .iter()
-            .all(|&epoch| epoch >= moment.get())
+            .all(|&epoch| epoch >= period.get())
     }
 
     #[inline(always)]
-    fn upkeep(&self) -> Upkeep {
-        self.upkeep
+    fn maintenance(&self) -> CacheMaintenance {
+        self.maintenance
     }
 
     fn clean(&self, _: Pa, size: u64) {
@@ -698,14 +700,14 @@ mod tests {
             platform.pass();
             let (one, two) = (platform.enter(), platform.enter());
             drop(one);
-            let cut = platform.cut();
+            let cut = platform.grace_period();
             platform.pass();
-            assert!(!platform.is_past(cut));
+            assert!(!platform.is_over(cut));
             platform.rest();
-            assert!(!platform.is_past(cut));
+            assert!(!platform.is_over(cut));
             drop(two);
             platform.pass();
-            assert!(platform.is_past(cut));
+            assert!(platform.is_over(cut));
         }
     }
 
@@ -714,18 +716,18 @@ mod tests {
         let platform = Threads::new(8, 12, 1).with_quiescent_states();
         // It has not passed yet.
         let one = platform.enter();
-        let first = platform.cut();
-        assert!(!platform.is_past(first));
+        let first = platform.grace_period();
+        assert!(!platform.is_over(first));
         platform.pass();
-        assert!(!platform.is_past(first));
+        assert!(!platform.is_over(first));
         let two = platform.enter();
         drop(one);
-        assert!(platform.is_past(first));
-        let second = platform.cut();
-        assert!(!platform.is_past(second));
+        assert!(platform.is_over(first));
+        let second = platform.grace_period();
+        assert!(!platform.is_over(second));
         drop(two);
         platform.rest();
-        assert!(platform.is_past(second));
+        assert!(platform.is_over(second));
     }
 
     #[test]
@@ -763,16 +765,16 @@ mod tests {
                         });
                     }
                     step.wait();
-                    let cut = platform.cut();
+                    let cut = platform.grace_period();
                     step.wait();
                     step.wait();
-                    let past = platform.is_past(cut);
+                    let past = platform.is_over(cut);
                     step.wait();
                     past
                 });
                 assert!(!past);
-                let later = platform.cut();
-                assert!(platform.is_past(later));
+                let later = platform.grace_period();
+                assert!(platform.is_over(later));
                 let mut slots = slots.into_inner().unwrap();
                 slots.sort_unstable();
                 assert!(slots.is_sorted_by(|one, other| one < other), "{slots:?}");
@@ -792,13 +794,13 @@ mod tests {
                 // Until all that the thread had is gone, its claim too.
                 walker.join().unwrap();
             });
-            let cut = platform.cut();
+            let cut = platform.grace_period();
             // It is not given to this thread, whose walks would end it.
             platform.play(0);
             platform.pass();
             drop(platform.enter());
             platform.rest();
-            assert!(!platform.is_past(cut));
+            assert!(!platform.is_over(cut));
         }
     }
 
@@ -810,14 +812,14 @@ mod tests {
             let one = platform.enter();
             platform.play(1);
             let two = platform.enter();
-            let cut = platform.cut();
+            let cut = platform.grace_period();
             drop(two);
             platform.rest();
-            assert!(!platform.is_past(cut));
+            assert!(!platform.is_over(cut));
             drop(one);
             // It has left the first for good.
             platform.play(0);
-            assert!(platform.is_past(cut));
+            assert!(platform.is_over(cut));
         }
     }
 

@@ -53,7 +53,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         let largest = F::largest_leaf(&self.caps()).min(mapping.top());
         let leaves =
             Leaves::<F>::new(slice, source, &attrs, largest, false).map_err(EditError::from)?;
-        let (clean, instructions) = self.upkeep(&attrs, Perms::empty());
+        let (clean, instructions) = self.maintenance(&attrs, Perms::empty());
         self.map_global(attrs.global);
         let mut bulk = Bulk {
             space: self,

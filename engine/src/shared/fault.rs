@@ -115,8 +115,8 @@ pub enum Mapped<F: Format> {
     /// It has taken the place of a leaf for other memory, which cannot be reached any more.
     Replaced(Leaf<F>),
     /// It has taken the place of a table, which travels with the gather. If that had leaves for other memory, all its leaves
-    /// are visited when it is settled.
-    Coalesced,
+    /// are visited when it is reclaimed.
+    Collapsed,
 }
 
 /// What a [`relax`](SharedSpace::relax) has done.
@@ -188,7 +188,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
                     Kind::Invalid if found.entry == 0 => space.install(leaf, &found),
                     Kind::Invalid => Err(Refused::Busy(leaf.input())),
                     Kind::Leaf => self.change(leaf, &found),
-                    Kind::Table => self.coalesce(leaf, &found, false),
+                    Kind::Table => self.collapse(leaf, &found, false),
                 };
             }
             match kind {
@@ -277,7 +277,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             };
             let bits = F::encode(&relaxed, level).map_err(EditError::from)?;
             let new = F::with_address(bits, leaf.frame);
-            let (_, instructions) = space.upkeep(&relaxed, old.perms);
+            let (_, instructions) = space.maintenance(&relaxed, old.perms);
             space.maintain(leaf.frame, leaf.size(), false, instructions);
             match found.replace(entry, new) {
                 Ok(()) => {
@@ -301,7 +301,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         let caps = space.caps();
         // One that is parked may be given back at once, by an edit that does not wait for what was there to be forgotten.
         let new = State::remembered::<F>(leaf.bits, level);
-        let (clean, instructions) = space.upkeep(&leaf.attrs, Perms::empty());
+        let (clean, instructions) = space.maintenance(&leaf.attrs, Perms::empty());
         let _unfinished = space.begin();
         // It may have just taken the place of a table, whose leaves have another level.
         let others = self.is_unsettled(leaf.slice(), 1);
@@ -335,7 +335,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     }
 
     /// A leaf in the place of a table: in place where the architecture allows it and the table translates alike; otherwise
-    /// broken, cleaned where the table had nothing, made. What was below is settled with the gather.
+    /// broken, cleaned where the table had nothing, made. What was below is reclaimed with the gather.
     ///
     /// The entry is invalid for one exchange, one invalidation and one store. What takes as long as the table is large is
     /// done before and after. The flags of what was below may be set until it has been forgotten, so that they are not
@@ -346,7 +346,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     /// that may have seen one of the new leaves has all levels forgotten there. A fault does not leave others with that, and
     /// invalidates before it returns. On x86, where an invalidation of an address is about all levels, it need not.
     #[inline(never)]
-    pub(super) fn coalesce(
+    pub(super) fn collapse(
         &mut self,
         leaf: &NewLeaf<F>,
         found: &Found<'_, P>,
@@ -360,11 +360,11 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         if !self.flush.has_room(&space.platform, child) {
             return Err(Refused::Retry);
         }
-        let upkeep = space.upkeep(&leaf.attrs, Perms::empty());
+        let maintenance = space.maintenance(&leaf.attrs, Perms::empty());
         let look = |missing: &dyn Fn(Pa, u64, bool, bool)| {
             let mut survey = Survey::default();
             let slice = leaf.slice();
-            space.survey(leaf, child, below, slice, upkeep, &mut survey, missing);
+            space.survey(leaf, child, below, slice, maintenance, &mut survey, missing);
             survey
         };
         let before = look(&|_, _, _, _| ());
@@ -426,14 +426,14 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         self.flush
             .carry(&space.platform, child, below, leaf.input, denied, fate);
         space.platform.barrier(Barrier::Publish);
-        Ok(Mapped::Coalesced)
+        Ok(Mapped::Collapsed)
     }
 
     /// Puts a leaf in the place of a table, if one is there.
     ///
     /// # Safety
     /// 1. A walk has been entered.
-    pub(crate) unsafe fn recover_walking(
+    pub(crate) unsafe fn collapse_walking(
         &mut self,
         leaf: &NewLeaf<F>,
     ) -> Result<bool, Refused<F::Input>> {
@@ -442,7 +442,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         if found.level != leaf.level || F::kind(found.entry, found.level) != Kind::Table {
             return Ok(false);
         }
-        self.coalesce(leaf, &found, true).map(|_| true)
+        self.collapse(leaf, &found, true).map(|_| true)
     }
 }
 
@@ -456,7 +456,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         leaf_at: impl Fn(Level) -> Result<NewLeaf<F>, Refused<F::Input>>,
     ) -> Result<NewLeaf<F>, Refused<F::Input>> {
         loop {
-            let cleans = leaf.size() > most && self.upkeep(&leaf.attrs, Perms::empty()).0;
+            let cleans = leaf.size() > most && self.maintenance(&leaf.attrs, Perms::empty()).0;
             if !cleans || self.lacks_little(&leaf, most) {
                 return Ok(leaf);
             }
@@ -521,14 +521,14 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 
     /// Whether a leaf needs something done to caches before it may be seen: data, instructions.
-    pub(super) fn upkeep(&self, attrs: &Attrs, before: Perms) -> (bool, bool) {
-        let upkeep = self.platform.upkeep();
+    pub(super) fn maintenance(&self, attrs: &Attrs, before: Perms) -> (bool, bool) {
+        let maintenance = self.platform.maintenance();
         // Devices have no business in a cache, and cleaning what is mapped as one may upset it.
         let normal = !attrs.memory.is_device();
         let executable = |perms: Perms| perms.intersects(Perms::ANY_EXEC);
         (
-            upkeep.clean && normal,
-            upkeep.instructions && normal && executable(attrs.perms) && !executable(before),
+            maintenance.clean && normal,
+            maintenance.instructions && normal && executable(attrs.perms) && !executable(before),
         )
     }
 
@@ -548,7 +548,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         leaf: &NewLeaf<F>,
         found: &Found<'_, P>,
     ) -> Result<Mapped<F>, Refused<F::Input>> {
-        let (clean, instructions) = self.upkeep(&leaf.attrs, Perms::empty());
+        let (clean, instructions) = self.maintenance(&leaf.attrs, Perms::empty());
         let installed = if clean || instructions {
             self.claim_and(found, found.entry, F::FROZEN, leaf.bits, |space| {
                 space.maintain(leaf.frame, leaf.size(), clean, instructions);
@@ -569,7 +569,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 
     /// The descriptor of a leaf with its address taken out again, if nothing has to be done to caches before it may be seen.
     pub(crate) fn template(&self, leaf: &NewLeaf<F>) -> Option<u64> {
-        let ready = self.upkeep(&leaf.attrs, Perms::empty()) == (false, false);
+        let ready = self.maintenance(&leaf.attrs, Perms::empty()) == (false, false);
         ready.then_some(F::with_address(leaf.bits, leaf.frame))
     }
 
@@ -694,7 +694,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 
     /// Looks at what a table holds beside the memory of `leaf`, and at what it lacks of it: `missing` is called with what
-    /// needs upkeep, to be cleaned, and invalidated for instructions.
+    /// needs maintenance, to be cleaned, and invalidated for instructions.
     #[allow(clippy::too_many_arguments)]
     fn survey(
         &self,
@@ -702,7 +702,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         frame: Pa,
         level: Level,
         slice: Slice,
-        upkeep: (bool, bool),
+        maintenance: (bool, bool),
         survey: &mut Survey,
         missing: &dyn Fn(Pa, u64, bool, bool),
     ) {
@@ -712,7 +712,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         for index in 0..1usize << F::INDEX_BITS {
             let first = slice.first + index as u64 * size;
             let entry = table.follow(index);
-            let (mut clean, mut instructions) = upkeep;
+            let (mut clean, mut instructions) = maintenance;
             match (F::kind(entry, level), level.down()) {
                 (Kind::Table, Some(below)) => {
                     let last = first + (size - 1);
@@ -720,7 +720,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     let child = F::address(entry, level);
                     // Walkers fault at a table that sleeps, unless all that it takes away are permissions.
                     survey.holes |= !F::TABLES_RESTRICT && F::is_asleep(entry);
-                    self.survey(leaf, child, below, part, upkeep, survey, missing);
+                    self.survey(leaf, child, below, part, maintenance, survey, missing);
                     continue;
                 }
                 (Kind::Leaf, _) if leaf.is_cleaned_by(entry, level, first) => {
@@ -806,7 +806,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             }
             let bits = F::encode(&relaxed, level).map_err(EditError::from)?;
             let new = F::with_address(bits, frame);
-            let (_, instructions) = self.upkeep(&relaxed, old.perms);
+            let (_, instructions) = self.maintenance(&relaxed, old.perms);
             self.maintain(frame, 1 << F::shift(level), false, instructions);
             match found.replace(entry, new) {
                 Ok(()) => {
@@ -829,6 +829,6 @@ struct Survey {
     dirty: bool,
     /// Memory that it does not map.
     holes: bool,
-    /// Memory that needs upkeep.
+    /// Memory that needs maintenance.
     lacking: bool,
 }

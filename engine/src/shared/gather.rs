@@ -31,7 +31,7 @@ use crate::platform::{Barrier, Platform};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
-use super::{Moment, SharedPlatform, SharedSpace};
+use super::{GracePeriod, SharedPlatform, SharedSpace};
 
 /// The most tables that a gather holds: enough for two faults that find nothing.
 const MOST_TABLES: usize = 8;
@@ -257,7 +257,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         }
     }
 
-    /// Issues and completes, and settles if every walk that may hold what was cut off is over; if not, gives it back to be
+    /// Issues and completes, and reclaims if every walk that may hold what was cut off is over; if not, gives it back to be
     /// tried later. If the visitor unwinds, what is left of its sub-tree leaks.
     ///
     /// # Errors
@@ -270,7 +270,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             self.serial = 0;
             return Ok(());
         }
-        self.issue().complete().quiet()?.finish(leaves);
+        self.issue().complete().try_complete()?.finish(leaves);
         Ok(())
     }
 }
@@ -383,10 +383,10 @@ impl<F: Format, P: Platform> Visit<F, P> for Thaw {
 }
 
 /// What was cut off, and the hardware has forgotten; walks of software may still hold its tables.
-#[must_use = "the tables that were cut off are freed when they are quiet"]
+#[must_use = "the tables that were cut off are freed when the grace period is over"]
 pub struct Cut<F: Format, P: SharedPlatform> {
     completed: Completed<F, P>,
-    moment: Moment,
+    period: GracePeriod,
 }
 
 /// Of edits that are exclusive, too: software may walk the tables without a lock.
@@ -399,12 +399,12 @@ impl<F: Format, P: SharedPlatform> From<Completed<F, P>> for Cut<F, P> {
 impl<F: Format, P: SharedPlatform> Cut<F, P> {
     fn new(completed: Completed<F, P>) -> Self {
         // Without tables there is nothing to wait for, nor to announce.
-        let moment = if completed.is_empty() {
-            Moment::new(0)
+        let period = if completed.is_empty() {
+            GracePeriod::new(0)
         } else {
-            completed.platform().cut()
+            completed.platform().grace_period()
         };
-        Self { completed, moment }
+        Self { completed, period }
     }
 
     /// Gives out a leaf that was held back until the hardware had forgotten it. A fault that looked its page up before
@@ -417,17 +417,17 @@ impl<F: Format, P: SharedPlatform> Cut<F, P> {
     }
 
     /// When the walks that may hold its tables are over.
-    pub fn moment(&self) -> Moment {
-        self.moment
+    pub fn grace_period(&self) -> GracePeriod {
+        self.period
     }
 
-    /// The tables, to be settled, if all walks that may hold them are over.
+    /// The tables, to be reclaimed, if all walks that may hold them are over.
     ///
     /// # Errors
     /// Gives it back if some are not. Nothing waits: try again later.
     #[allow(clippy::result_large_err)]
-    pub fn quiet(self) -> Result<Completed<F, P>, Self> {
-        if self.completed.is_empty() || self.completed.platform().is_past(self.moment) {
+    pub fn try_complete(self) -> Result<Completed<F, P>, Self> {
+        if self.completed.is_empty() || self.completed.platform().is_over(self.period) {
             Ok(self.completed)
         } else {
             Err(self)

@@ -19,7 +19,7 @@
 //! From this follows the rule for memory that is taken back, or protected, for good. A fault that looked the memory up before
 //! may install it after an edit has passed, or hold a claim that the edit passed over. It does so in a walk. So the
 //! edit is made, every walk that started before comes to its end, and the edit is made again, for what those have left.
-//! [`SharedSpace::is_quiet`] tells when.
+//! [`SharedSpace::is_over`] tells when.
 //!
 //! What an edit finds done already may not be *complete*: another processor has taken it away, or protected it, and is still
 //! waiting for processors to forget. A frozen entry says so; a hole, or an entry that says what it should, does not. So edits
@@ -38,7 +38,7 @@ mod sleep;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
 pub use gather::{Beside, Cut, Gather};
-pub use quiet::{Epochs, Moment, Quiescence, Slot, Walking};
+pub use quiet::{Epochs, GracePeriod, Quiescence, Slot, Walking};
 pub use range::{Protected, Taken};
 pub use sleep::{Protecting, Step, Unprotectable};
 
@@ -65,12 +65,12 @@ use crate::walk::{Slice, Step as WalkStep, Visit, walk};
 /// Cache maintenance that a new mapping needs before it can be used.
 ///
 /// ```
-/// use tablewright::shared::Upkeep;
+/// use tablewright::shared::CacheMaintenance;
 /// // A machine whose caches are coherent for whatever a guest does with its own.
-/// assert_eq!(Upkeep::NONE, Upkeep { clean: false, instructions: false });
+/// assert_eq!(CacheMaintenance::NONE, CacheMaintenance { clean: false, instructions: false });
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Upkeep {
+pub struct CacheMaintenance {
     /// Memory that is mapped as normal memory has to be cleaned to the point of coherency: the guest may use it with its
     /// caches off (arm64 without FEAT_S2FWB).
     pub clean: bool,
@@ -78,7 +78,7 @@ pub struct Upkeep {
     pub instructions: bool,
 }
 
-impl Upkeep {
+impl CacheMaintenance {
     /// None is needed.
     pub const NONE: Self = Self {
         clean: false,
@@ -91,10 +91,10 @@ impl Upkeep {
 /// Frames for tables below the root are all alike: what was allocated for one level may be freed for another.
 ///
 /// # Safety
-/// 1. While what [`enter`](SharedPlatform::enter) returned lives, no [`Moment`] that was taken after it is past, whatever else
+/// 1. While what [`enter`](SharedPlatform::enter) returned lives, no [`GracePeriod`] that was taken after it is past, whatever else
 ///    the processor does meanwhile: enters and leaves other walks, in any order, in interrupts too. It has to be dropped on
 ///    the processor that entered.
-/// 2. A walk that is entered after a `Moment` was taken reads descriptors, and whatever else, as they were then, or later.
+/// 2. A walk that is entered after a `GracePeriod` was taken reads descriptors, and whatever else, as they were then, or later.
 pub unsafe trait SharedPlatform: Platform {
     /// A walk under way.
     type Walk<'a>
@@ -105,15 +105,15 @@ pub unsafe trait SharedPlatform: Platform {
     fn enter(&self) -> Self::Walk<'_>;
 
     /// Tables have been cut off.
-    fn cut(&self) -> Moment;
+    fn grace_period(&self) -> GracePeriod;
 
-    /// Whether every walk that started before this moment is over.
-    fn is_past(&self, moment: Moment) -> bool;
+    /// Whether a grace period is over: so is every walk that started before it.
+    fn is_over(&self, period: GracePeriod) -> bool;
 
     /// What a new mapping of memory needs. Constant where it can be.
     #[inline(always)]
-    fn upkeep(&self) -> Upkeep {
-        Upkeep::NONE
+    fn maintenance(&self) -> CacheMaintenance {
+        CacheMaintenance::NONE
     }
 
     /// Cleans and invalidates `size` bytes from `frame` on to the point of coherency.
@@ -273,14 +273,14 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         self.platform.caps()
     }
 
-    /// A moment, for [`is_quiet`](SharedSpace::is_quiet).
-    pub fn moment(&self) -> Moment {
-        self.platform.cut()
+    /// A grace period begins: it is [over](SharedSpace::is_over) when no walk is left that started before it.
+    pub fn grace_period(&self) -> GracePeriod {
+        self.platform.grace_period()
     }
 
-    /// Whether every walk that started before this moment is over. Does not wait.
-    pub fn is_quiet(&self, moment: Moment) -> bool {
-        self.platform.is_past(moment)
+    /// Whether a grace period is over: so is every walk that started before it. Does not wait.
+    pub fn is_over(&self, period: GracePeriod) -> bool {
+        self.platform.is_over(period)
     }
 
     /// The number of a flush.
@@ -466,15 +466,15 @@ unsafe impl<P: SharedPlatform> SharedPlatform for &P {
     fn enter(&self) -> Self::Walk<'_> {
         (**self).enter()
     }
-    fn cut(&self) -> Moment {
-        (**self).cut()
+    fn grace_period(&self) -> GracePeriod {
+        (**self).grace_period()
     }
-    fn is_past(&self, moment: Moment) -> bool {
-        (**self).is_past(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        (**self).is_over(period)
     }
     #[inline(always)]
-    fn upkeep(&self) -> Upkeep {
-        (**self).upkeep()
+    fn maintenance(&self) -> CacheMaintenance {
+        (**self).maintenance()
     }
     fn clean(&self, frame: Pa, size: u64) {
         (**self).clean(frame, size);

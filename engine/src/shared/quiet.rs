@@ -185,20 +185,20 @@ impl Default for Slot {
     }
 }
 
-/// A moment after which a walk has to start for not to know a table that was cut off before it.
+/// A grace period: over when no walk is left that started before it, and so none that may know a table cut off before it.
 ///
 /// ```
 /// use tablewright::shared::{Epochs, Slot};
 /// let slots = [const { Slot::new() }; 2];
 /// let epochs = Epochs::new(&slots);
 /// let cut = epochs.advance();
-/// assert!(epochs.is_past(cut));
+/// assert!(epochs.is_over(cut));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[must_use = "what was cut off may be freed when this is past"]
-pub struct Moment(u64);
+#[must_use = "what was cut off may be freed when it is over"]
+pub struct GracePeriod(u64);
 
-impl Moment {
+impl GracePeriod {
     /// For platforms that count quiescent states of their own: any number that grows.
     pub const fn new(number: u64) -> Self {
         Self(number)
@@ -219,9 +219,9 @@ impl Moment {
 /// // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to its end (3.), and made them alone (4.).
 /// let walk = unsafe { epochs.enter(1) };
 /// let cut = epochs.advance();
-/// assert!(!epochs.is_past(cut)); // the walk may have seen what was there
+/// assert!(!epochs.is_over(cut)); // the walk may have seen what was there
 /// drop(walk);
-/// assert!(epochs.is_past(cut));
+/// assert!(epochs.is_over(cut));
 /// ```
 #[derive(Debug)]
 pub struct Epochs<'s> {
@@ -291,13 +291,13 @@ impl<'s> Epochs<'s> {
     }
 
     /// Tables have been cut off: a walk that starts later than this does not find them.
-    pub fn advance(&self) -> Moment {
+    pub fn advance(&self) -> GracePeriod {
         advance(&self.now)
     }
 
-    /// Whether every walk that started before that moment is over. Does not wait.
-    pub fn is_past(&self, moment: Moment) -> bool {
-        all_past(self.slots, moment)
+    /// Whether a grace period is over: so is every walk that started before it. Does not wait.
+    pub fn is_over(&self, period: GracePeriod) -> bool {
+        all_past(self.slots, period)
     }
 }
 
@@ -313,10 +313,10 @@ impl<'s> Epochs<'s> {
 /// // SAFETY: one thread uses the states (1.), it walks nothing (2.), and made them alone (3.).
 /// unsafe { states.pass(0) }; // processor 0 has begun; 1 rests
 /// let cut = states.advance();
-/// assert!(!states.is_past(cut));
+/// assert!(!states.is_over(cut));
 /// // SAFETY: as before.
 /// unsafe { states.pass(0) };
-/// assert!(states.is_past(cut));
+/// assert!(states.is_over(cut));
 /// ```
 #[derive(Debug)]
 pub struct Quiescence<'s> {
@@ -379,30 +379,30 @@ impl<'s> Quiescence<'s> {
     }
 
     /// Tables have been cut off: a processor that passes later than this does not find them.
-    pub fn advance(&self) -> Moment {
+    pub fn advance(&self) -> GracePeriod {
         advance(&self.now)
     }
 
-    /// Whether every processor has passed, or rested, since that moment. Does not wait.
-    pub fn is_past(&self, moment: Moment) -> bool {
-        all_past(self.slots, moment)
+    /// Whether a grace period is over: every processor has passed, or rested, since it began. Does not wait.
+    pub fn is_over(&self, period: GracePeriod) -> bool {
+        all_past(self.slots, period)
     }
 }
 
 /// Moves the number on that walks announce.
-fn advance(now: &AtomicU64) -> Moment {
+fn advance(now: &AtomicU64) -> GracePeriod {
     // The descriptor before the look at the slots: see above.
     fence(Ordering::SeqCst);
-    Moment(now.fetch_add(1, Ordering::SeqCst) + 1)
+    GracePeriod(now.fetch_add(1, Ordering::SeqCst) + 1)
 }
 
-/// Whether no slot holds a number from before that moment.
-fn all_past(slots: &[Slot], moment: Moment) -> bool {
+/// Whether no slot holds a number from before it.
+fn all_past(slots: &[Slot], period: GracePeriod) -> bool {
     fence(Ordering::SeqCst);
     slots.iter().all(|slot| {
         // What the walk did to the table is done before it is freed: acquire, for its release.
         let entered = slot.epoch.load(Ordering::Acquire);
-        entered == QUIET || entered >= moment.0
+        entered == QUIET || entered >= period.0
     })
 }
 
@@ -488,7 +488,7 @@ mod tests {
         fn check(&self) {
             let cut = self.epochs.advance();
             assert!(
-                self.walks.get() == 0 || !self.epochs.is_past(cut),
+                self.walks.get() == 0 || !self.epochs.is_over(cut),
                 "{:?}",
                 self.at
             );
@@ -517,7 +517,7 @@ mod tests {
                 cpu.leave(three);
                 cpu.leave(two);
                 let cut = epochs.advance();
-                assert!(epochs.is_past(cut), "{:?}", cpu.at);
+                assert!(epochs.is_over(cut), "{:?}", cpu.at);
                 most = most.max(cpu.points.get());
             }
         }
@@ -538,10 +538,10 @@ mod tests {
         let walk = unsafe { new.enter(0) };
         let cut = new.advance();
         assert!(
-            !new.is_past(cut),
+            !new.is_over(cut),
             "the old announcement has a higher number"
         );
         drop(walk);
-        assert!(new.is_past(cut));
+        assert!(new.is_over(cut));
     }
 }

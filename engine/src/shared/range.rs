@@ -20,7 +20,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// again when it is used. Claims of others are passed over.
     ///
     /// Leaves are handed to `held`, sealed until what was [`Taken`] is complete; sub-trees that lie in the range whole are
-    /// cut off and visited when they are settled. It stops where `held` breaks off, or no more can be carried.
+    /// cut off and visited when they are reclaimed. It stops where `held` breaks off, or no more can be carried.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
@@ -36,7 +36,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// let mut gather = space.gather();
     /// let taken = gather.unmap(span, |_| ControlFlow::Continue(())).unwrap();
     /// assert!(taken.progress.is_done());
-    /// let Ok(completed) = gather.issue().complete().quiet() else { panic!("a walk is not over") };
+    /// let Ok(completed) = gather.issue().complete().try_complete() else { panic!("a walk is not over") };
     /// let mut pages = 0;
     /// completed.finish(|_| pages += 1);
     /// assert_eq!(pages, 1024);
@@ -139,13 +139,13 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// let written = Attrs { dirty: true, ..Attrs::USER_DATA };
     /// space.map_range(span, Pa::new(0), Mapping::new(written)).unwrap();
     /// let (mut dirty, mut gather) = (0, space.gather());
-    /// gather.wash(span, |_| dirty += 1).unwrap();
-    /// gather.wash(span, |_| dirty += 1).unwrap();
+    /// gather.clear_dirty(span, |_| dirty += 1).unwrap();
+    /// gather.clear_dirty(span, |_| dirty += 1).unwrap();
     /// assert_eq!(dirty, 256);
     /// assert!(gather.finish(|_| ()).is_ok());
     /// # Ok::<(), tablewright::AddressError>(())
     /// ```
-    pub fn wash(
+    pub fn clear_dirty(
         &mut self,
         span: Span<F::Input>,
         dirty: impl FnMut(Leaf<F>),

@@ -37,7 +37,7 @@ use crate::platform::Barrier;
 use crate::table::Table;
 
 use super::gather::Count;
-use super::{Moment, Refused, SharedPlatform, SharedSpace};
+use super::{GracePeriod, Refused, SharedPlatform, SharedSpace};
 
 /// A start is under way.
 const STARTING: u64 = 1;
@@ -83,7 +83,7 @@ pub struct Protecting<'s, F: Format, P: SharedPlatform + Clone> {
     /// An edit that finds memory protected already finds it so by this, which counts from the start to the end.
     count: Count<'s>,
     /// Walks from before this have to be over; then the root is protected. `None`: it is.
-    since: Option<Moment>,
+    since: Option<GracePeriod>,
     /// Some of it may be.
     partly: bool,
 }
@@ -122,7 +122,7 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
         let Some(since) = self.since else {
             return Step::Over;
         };
-        if !space.is_quiet(since) {
+        if !space.is_over(since) {
             return Step::Waiting;
         }
         self.partly = true;
@@ -133,7 +133,7 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
             space.lull(&root, F::root_level(), F::entries(F::root_level()))
         };
         if lulled.is_err() {
-            self.since = Some(space.moment());
+            self.since = Some(space.grace_period());
             return Step::Waiting;
         }
         self.since = None;
@@ -186,7 +186,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             count,
             partly: false,
             // A walk that starts after this moment sees the odd generation.
-            since: Some(self.moment()),
+            since: Some(self.grace_period()),
         })
     }
 

@@ -1,6 +1,7 @@
 //! What the tests share: a plain model of a space, and the separate walker as its judge.
 #![allow(dead_code)]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
@@ -11,6 +12,27 @@ use tablewright::{
 };
 use tablewright_walker as walker;
 use tablewright_walker::{DirtyState, Granule, Regime};
+
+/// Numbers that look random and are those of a seed (SplitMix64; Steele, Lea and Flood, OOPSLA 2014).
+pub struct Dice(Cell<u64>);
+
+impl Dice {
+    pub const fn new(seed: u64) -> Self {
+        Self(Cell::new(seed))
+    }
+
+    pub fn next(&self) -> u64 {
+        let seed = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0.set(seed);
+        let mixed = (seed ^ seed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    pub fn roll(&self, sides: u64) -> u64 {
+        self.next() % sides
+    }
+}
 
 /// A format under test, and what the walker calls it.
 pub trait Decoded: Format {

@@ -10,6 +10,7 @@ use tablewright::Attrs;
 use tablewright::arch::arm64::Translation;
 
 use crate::error::Error;
+use crate::guest::{INCREMENT, MULTIPLIER};
 
 /// The guest's tables.
 pub type Format = tablewright::format::Arm64K4;
@@ -38,14 +39,14 @@ global_asm!(
     "ldp x8, x9, [x0, #80]", // position, value
     "ldr x17, [x0, #112]",   // half
     "ldr x10, [x0, #96]",    // stride
-    "movz x20, #0x7f2d",
-    "movk x20, #0x4c95, lsl #16",
-    "movk x20, #0xf42d, lsl #32",
-    "movk x20, #0x5851, lsl #48",
-    "movz x21, #0xf4cf",
-    "movk x21, #0xf767, lsl #16",
-    "movk x21, #0x7b7e, lsl #32",
-    "movk x21, #0x1405, lsl #48",
+    "movz x20, #{multiplier0}",
+    "movk x20, #{multiplier1}, lsl #16",
+    "movk x20, #{multiplier2}, lsl #32",
+    "movk x20, #{multiplier3}, lsl #48",
+    "movz x21, #{increment0}",
+    "movk x21, #{increment1}, lsl #16",
+    "movk x21, #{increment2}, lsl #32",
+    "movk x21, #{increment3}, lsl #48",
     "add x22, x0, #128", // gaps
     "isb",
     "mrs x11, cntvct_el0", // the counter at the last access
@@ -111,6 +112,14 @@ global_asm!(
     "b 10b",
     "tablewright_guest_end:",
     ".popsection",
+    multiplier0 = const MULTIPLIER & 0xffff,
+    multiplier1 = const MULTIPLIER >> 16 & 0xffff,
+    multiplier2 = const MULTIPLIER >> 32 & 0xffff,
+    multiplier3 = const MULTIPLIER >> 48 & 0xffff,
+    increment0 = const INCREMENT & 0xffff,
+    increment1 = const INCREMENT >> 16 & 0xffff,
+    increment2 = const INCREMENT >> 32 & 0xffff,
+    increment3 = const INCREMENT >> 48 & 0xffff,
 );
 
 /// Bits of a guest's physical address. 40 are what a VM has if nothing else is asked for.

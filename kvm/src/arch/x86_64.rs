@@ -7,6 +7,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use tablewright::Attrs;
 
 use crate::error::Error;
+use crate::guest::{INCREMENT, MULTIPLIER};
 
 /// The guest's tables.
 pub type Format = tablewright::format::X86_64<4>;
@@ -42,9 +43,9 @@ global_asm!(
     "or rax, rdx",
     "mov r14, rax", // the counter at the last access
     "20:",          // An access.
-    "mov rcx, 6364136223846793005",
+    "mov rcx, {multiplier}",
     "imul r9, rcx",
-    "mov rcx, 1442695040888963407",
+    "mov rcx, {increment}",
     "add r9, rcx",
     "mov r12, r13",
     "test r11, r11",
@@ -112,6 +113,8 @@ global_asm!(
     "jmp 10b",
     "tablewright_guest_end:",
     ".popsection",
+    multiplier = const MULTIPLIER,
+    increment = const INCREMENT,
 );
 
 /// Bits of a guest's physical address, as far as code at ring 3 can reach them one to one.

@@ -1,9 +1,9 @@
 //! `compare`: the same work by Tablewright and every published crate, beside what the computer can do at best.
 
 mod aarch64_paging;
+mod bare;
 mod check;
 mod current;
-mod limit;
 mod page_table_generic;
 #[cfg(target_arch = "x86_64")]
 mod page_table_multiarch;
@@ -32,7 +32,7 @@ use crate::report::{self, Report};
 use crate::size::{Size, human};
 use crate::stats::{self, Samples};
 use runner::Measurement;
-use subject::{CANDIDATES, Candidate, LIMIT, OURS, Operation, Work};
+use subject::{BARE, CANDIDATES, Candidate, OURS, Operation, Work};
 
 /// Tables more than are needed, so that two threads may each have half of them, the tables above among them.
 const SPARE: u64 = 16;
@@ -49,7 +49,7 @@ Operations:
   unmap     visit every leaf and give every table back
   detach    make the range unreachable; visiting and giving back is left for
             later
-  exchange  the limit of what needs an atomic operation for each entry
+  exchange  the bare loop of what needs an atomic operation for each entry
 
 With --pages, of ranges of few pages in tables that exist:
   query     where each page is mapped to, and whether it can be written
@@ -60,7 +60,7 @@ With --pages, of ranges of few pages in tables that exist:
 
 Columns:
   by        the calls that do it, where a crate has more than one way
-  x limit   how many times as long as plain loads and stores to the same bytes,
+  x bare   how many times as long as plain loads and stores to the same bytes,
             or exchanges where the hardware writes
   vs best   how many times as fast as the best of the other crates (above 1 is
             faster)
@@ -97,7 +97,7 @@ pub struct Arguments {
         conflicts_with_all = ["size", "memory"],
     )]
     pages: Option<Vec<u16>>,
-    /// Only these crates; the limit is always measured
+    /// Only these crates; the bare loop is always measured
     #[arg(
         long,
         value_name = "CRATE",
@@ -159,7 +159,7 @@ struct Row {
     memory: Memory,
     threads: u32,
     ns_per_entry: f64,
-    ratio_to_limit: Option<f64>,
+    ratio_to_bare: Option<f64>,
     ratio_to_best_other: Option<f64>,
     /// Of an edit of live tables: to the same edit of tables that are not in use.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -185,7 +185,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             plot,
         });
     }
-    let candidates: Vec<&Candidate> = std::iter::once(&LIMIT)
+    let candidates: Vec<&Candidate> = std::iter::once(&BARE)
         .chain(CANDIDATES.iter().filter(|candidate| {
             arguments.only.is_empty() || arguments.only.iter().any(|name| name == candidate.name)
         }))
@@ -262,7 +262,7 @@ impl Against {
 /// Map, protect and unmap of so many bytes of pages, which are a multiple of what a table covers.
 pub fn large(bytes: u64, rounds: u32) -> Result<Vec<Against>, Error> {
     let work = Work { bytes };
-    let candidates: Vec<&Candidate> = std::iter::once(&LIMIT).chain(CANDIDATES).collect();
+    let candidates: Vec<&Candidate> = std::iter::once(&BARE).chain(CANDIDATES).collect();
     let arena = Arena::new(
         work.tables() + SPARE,
         Format::COMMON.page_shift(),
@@ -304,7 +304,7 @@ fn work(size: Size) -> Result<Work, Error> {
     Ok(Work { bytes })
 }
 
-/// The limit does nothing but touch memory: what scatters there is the computer, not a crate.
+/// The bare loop does nothing but touch memory: what scatters there is the computer, not a crate.
 fn warnings(measurements: &[Measurement], memory: Memory, arena: Arena) -> Vec<String> {
     let name = match memory {
         Memory::Warm => "warm",
@@ -315,7 +315,7 @@ fn warnings(measurements: &[Measurement], memory: Memory, arena: Arena) -> Vec<S
         .filter(|measurement| measurement.candidate == 0)
         .max_by(|a, b| a.samples.spread().total_cmp(&b.samples.spread()));
     let noise = worst.and_then(|worst| {
-        let what = format!("the limit of {} ({name})", worst.operation.name());
+        let what = format!("the bare loop of {} ({name})", worst.operation.name());
         stats::noise_warning(&what, &worst.samples)
     });
     noise
@@ -342,15 +342,15 @@ fn rows(candidates: &[&Candidate], measurements: Vec<Measurement>, memory: Memor
             .map(|(_, _, median)| *median)
             .min_by(f64::total_cmp)
     };
-    // The limit is the first of the candidates.
+    // The bare loop is the first of the candidates.
     measurements
         .into_iter()
         .map(|measurement| {
             let this = measurement.candidate;
             let median = measurement.samples.median();
-            let limit = measurement
+            let bare = measurement
                 .operation
-                .limit()
+                .bare()
                 .and_then(|operation| best(operation, &|candidate| candidate == 0));
             let dead = (measurement.operation == Operation::ProtectLive)
                 .then(|| best(Operation::Protect, &|candidate| candidate == this))
@@ -366,7 +366,7 @@ fn rows(candidates: &[&Candidate], measurements: Vec<Measurement>, memory: Memor
                 memory,
                 threads: 1,
                 ns_per_entry: median,
-                ratio_to_limit: limit.and_then(|limit| ratio(median, limit)),
+                ratio_to_bare: bare.and_then(|bare| ratio(median, bare)),
                 ratio_to_best_other: best_other
                     .filter(|_| this != 0)
                     .and_then(|best| ratio(best, median)),
@@ -380,8 +380,8 @@ fn rows(candidates: &[&Candidate], measurements: Vec<Measurement>, memory: Memor
 
 /// What two threads have done, beside each other.
 fn rows_of_two(figures: threads::Figures) -> [Row; 2] {
-    let limit = figures.arrays.median();
-    let row = |candidate: &Candidate, method, samples: Samples, ratio_to_limit| Row {
+    let bare = figures.arrays.median();
+    let row = |candidate: &Candidate, method, samples: Samples, ratio_to_bare| Row {
         name: candidate.name,
         version: candidate.version,
         operation: Operation::MapTogether,
@@ -389,7 +389,7 @@ fn rows_of_two(figures: threads::Figures) -> [Row; 2] {
         memory: Memory::Warm,
         threads: 2,
         ns_per_entry: samples.median(),
-        ratio_to_limit,
+        ratio_to_bare,
         ratio_to_best_other: None,
         ratio_to_dead: None,
         spread: samples.spread(),
@@ -398,11 +398,11 @@ fn rows_of_two(figures: threads::Figures) -> [Row; 2] {
     let ours = CANDIDATES
         .iter()
         .find(|candidate| candidate.name == OURS)
-        .unwrap_or(&LIMIT);
-    let ratio_to_limit = ratio(figures.tree.median(), limit);
+        .unwrap_or(&BARE);
+    let ratio_to_bare = ratio(figures.tree.median(), bare);
     [
-        row(&LIMIT, "two arrays", figures.arrays, ratio(limit, limit)),
-        row(ours, "map_range", figures.tree, ratio_to_limit),
+        row(&BARE, "two arrays", figures.arrays, ratio(bare, bare)),
+        row(ours, "map_range", figures.tree, ratio_to_bare),
     ]
 }
 
@@ -430,7 +430,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
             .iter()
             .filter(|row| row.memory == memory)
             .collect();
-        // By operation; within one the fastest first. The limit comes first or nearly so: of `map` it zeroes each table
+        // By operation; within one the fastest first. The bare loop comes first or nearly so: of `map` it zeroes each table
         // before it fills it, as most crates do, and one that does not can be faster.
         rows.sort_by(|a, b| {
             (a.operation as u8)
@@ -438,7 +438,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
                 .then(a.ns_per_entry.total_cmp(&b.ns_per_entry))
         });
         text += &report::table(
-            ["", "by", "ns/entry", "x limit", "vs best"],
+            ["", "by", "ns/entry", "x bare", "vs best"],
             2,
             rows.chunk_by(|a, b| a.operation == b.operation)
                 .flat_map(|group| {
@@ -466,7 +466,7 @@ fn cells(row: &Row) -> [String; 5] {
             row.method.to_owned()
         },
         report::figure(row.ns_per_entry),
-        optional(row.ratio_to_limit),
+        optional(row.ratio_to_bare),
         optional(row.ratio_to_best_other),
     ]
 }
@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn ratios_are_to_the_limit_and_to_the_best_of_the_others() {
-        let candidates = [&LIMIT, &CANDIDATES[0], &CANDIDATES[1]];
+        let candidates = [&BARE, &CANDIDATES[0], &CANDIDATES[1]];
         let rows = rows(
             &candidates,
             vec![
@@ -499,7 +499,7 @@ mod tests {
         );
         let ratios: Vec<_> = rows
             .iter()
-            .map(|row| (row.ratio_to_limit, row.ratio_to_best_other))
+            .map(|row| (row.ratio_to_bare, row.ratio_to_best_other))
             .collect();
         assert_eq!(
             ratios,
@@ -514,7 +514,7 @@ mod tests {
 
     #[test]
     fn a_live_edit_is_held_against_the_dead_one_and_the_right_limit() {
-        let candidates = [&LIMIT, &CANDIDATES[0]];
+        let candidates = [&BARE, &CANDIDATES[0]];
         let rows = rows(
             &candidates,
             vec![
@@ -529,7 +529,7 @@ mod tests {
         let ratios: Vec<_> = rows
             .iter()
             .skip(2)
-            .map(|row| (row.ratio_to_limit, row.ratio_to_dead))
+            .map(|row| (row.ratio_to_bare, row.ratio_to_dead))
             .collect();
         assert_eq!(
             ratios,
@@ -540,7 +540,7 @@ mod tests {
     #[test]
     fn every_candidate_does_the_work_right() {
         let work = Work { bytes: 4 << 20 };
-        let candidates: Vec<&Candidate> = std::iter::once(&LIMIT).chain(CANDIDATES).collect();
+        let candidates: Vec<&Candidate> = std::iter::once(&BARE).chain(CANDIDATES).collect();
         for memory in [Memory::Warm, Memory::Cold] {
             let arena = Arena::new(work.tables(), 12, memory).unwrap();
             let measurements =
@@ -556,7 +556,7 @@ mod tests {
             let work = Work { bytes };
             let arena = Arena::new(work.tables() + SPARE, 12, Memory::Warm).unwrap();
             let mut progress = Progress::new(1);
-            runner::run(&[&LIMIT], work, 1, arena, &mut progress).unwrap();
+            runner::run(&[&BARE], work, 1, arena, &mut progress).unwrap();
             let figures = threads::run(work, 2, arena, &mut progress).unwrap();
             let samples = 2 * threads::PAIRS as usize;
             let counts = (figures.arrays.len(), figures.tree.len());
@@ -568,9 +568,9 @@ mod tests {
     fn running_out_of_tables_is_an_error_of_the_subject() {
         let work = Work { bytes: 4 << 20 };
         let arena = Arena::new(3, 12, Memory::Warm).unwrap();
-        let error = runner::run(&[&LIMIT], work, 1, arena, &mut Progress::new(1))
+        let error = runner::run(&[&BARE], work, 1, arena, &mut Progress::new(1))
             .map(drop)
             .unwrap_err();
-        assert_eq!(error.to_string(), "limit: map: out of tables");
+        assert_eq!(error.to_string(), "bare: map: out of tables");
     }
 }

@@ -1,6 +1,6 @@
 //! The comparison as bars: a group for each operation that every crate has.
 
-use super::subject::{LIMIT, OURS, Operation};
+use super::subject::{BARE, OURS, Operation};
 use super::{Parameters, Row};
 use crate::arena::Memory;
 use crate::plot::{Bar, Group, Picture};
@@ -39,17 +39,17 @@ pub fn of(report: &Report<Parameters, Row>) -> Picture {
             })
             .collect(),
         notes: vec![
-            "limit: plain loads and stores to the same bytes; of map, each table zeroed and then filled".to_owned(),
+            "bare: plain loads and stores to the same bytes; of map, each table zeroed and then filled".to_owned(),
             "Software only: no processor uses these tables, so no barrier and no invalidation is timed.".to_owned(),
         ],
     }
 }
 
-/// `None` without a limit.
+/// `None` without a bare loop.
 fn group(operation: Operation, rows: &[&Row]) -> Option<Group> {
-    let limit = rows.iter().find(|row| row.name == LIMIT.name)?.ns_per_entry;
+    let bare = rows.iter().find(|row| row.name == BARE.name)?.ns_per_entry;
     let mut bars: Vec<Bar> = Vec::new();
-    for row in rows.iter().filter(|row| row.name != LIMIT.name) {
+    for row in rows.iter().filter(|row| row.name != BARE.name) {
         let name = format!("{} {}", row.name, row.version);
         match bars.iter_mut().find(|bar| bar.name == name) {
             Some(bar) => bar.value = bar.value.min(row.ns_per_entry),
@@ -63,7 +63,7 @@ fn group(operation: Operation, rows: &[&Row]) -> Option<Group> {
     bars.sort_by(|a, b| a.value.total_cmp(&b.value));
     Some(Group {
         name: operation.name().to_owned(),
-        limit: Some(limit),
+        bare: Some(bare),
         bars,
     })
 }
@@ -81,7 +81,7 @@ mod tests {
             memory: Memory::Warm,
             threads: 1,
             ns_per_entry: ns,
-            ratio_to_limit: None,
+            ratio_to_bare: None,
             ratio_to_best_other: None,
             ratio_to_dead: None,
             spread: 0.0,
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn the_faster_way_counts_and_the_fastest_comes_first() {
         let rows = [
-            row(LIMIT.name, "", 0.1),
+            row(BARE.name, "", 0.1),
             row("slow", "", 9.0),
             row("two", "a", 4.0),
             row("two", "b", 2.0),
@@ -105,7 +105,7 @@ mod tests {
             .iter()
             .map(|bar| (bar.name.as_str(), bar.value, bar.ours))
             .collect();
-        assert_eq!(group.limit, Some(0.1));
+        assert_eq!(group.bare, Some(0.1));
         assert_eq!(
             bars,
             [

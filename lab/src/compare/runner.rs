@@ -149,7 +149,7 @@ impl Cycle<'_> {
             Some(writable) if self.thorough => {
                 check::full(self.subject, self.arena, self.work, writable)
             }
-            // Only the tables above those that cover nothing but the range may be left. The limit, which has no root,
+            // Only the tables above those that cover nothing but the range may be left. The bare loop, which has no root,
             // clears without giving back.
             None if operation == Operation::Unmap
                 && self.subject.root().is_some()

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::limit::Limit;
+use super::bare::Bare;
 use super::tablewright::Tablewright;
 use crate::arena::Arena;
 use crate::format::Format;
@@ -46,8 +46,8 @@ impl Operation {
         }
     }
 
-    /// The operation of the limit that touches the same bytes in the same way, if there is one.
-    pub const fn limit(self) -> Option<Self> {
+    /// The operation of the bare loop that touches the same bytes in the same way, if there is one.
+    pub const fn bare(self) -> Option<Self> {
         match self {
             Self::ProtectLive => Some(Self::Protect),
             Self::ProtectHardware => Some(Self::Exchange),
@@ -201,11 +201,11 @@ pub struct Candidate {
 /// The name of the engine that this program belongs to.
 pub const OURS: &str = "tablewright";
 
-/// The limit, which is always measured.
-pub const LIMIT: Candidate = Candidate {
-    name: "limit",
+/// The bare loop, which is always measured.
+pub const BARE: Candidate = Candidate {
+    name: "bare",
     version: "",
-    subject: || Box::new(Limit::default()),
+    subject: || Box::new(Bare::default()),
 };
 
 /// All crates that can be compared on this computer.

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Instant;
 
 use tablewright::format::X86_64;
-use tablewright::shared::{Epochs, Moment, SharedPlatform, SharedSpace, Slot, Walking};
+use tablewright::shared::{Epochs, GracePeriod, SharedPlatform, SharedSpace, Slot, Walking};
 use tablewright::{
     AddressSpace, Attrs, Entry, Invalidation, Level, Mapping, Pa, Platform, Span, Va,
 };
@@ -148,11 +148,11 @@ unsafe impl SharedPlatform for Halves {
         // that starts it (3.), and the slots are these epochs' alone (4.).
         unsafe { self.epochs.enter(THREAD.get()) }
     }
-    fn cut(&self) -> Moment {
+    fn grace_period(&self) -> GracePeriod {
         self.epochs.advance()
     }
-    fn is_past(&self, moment: Moment) -> bool {
-        self.epochs.is_past(moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        self.epochs.is_over(moment)
     }
 }
 

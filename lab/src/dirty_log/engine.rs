@@ -45,10 +45,10 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
     }
 
     fn settle_cut(&self, cut: Cut<F, Mapper<'m>>) {
-        while !self.guest.space().is_quiet(cut.moment()) {
+        while !self.guest.space().is_over(cut.grace_period()) {
             self.look_away();
         }
-        match cut.quiet() {
+        match cut.try_complete() {
             Ok(completed) => completed.finish(|_| ()),
             Err(_) => self.report("walks that were over are not".to_owned()),
         }
@@ -130,7 +130,7 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
                 };
                 let recovered = self.world.work(|| {
                     (0..tables).for_each(|_| self.world.fetch_table());
-                    gather.recover(&request, &page)
+                    gather.collapse(&request, &page)
                 });
                 match recovered {
                     Ok(true) => batch.push(at),

@@ -16,6 +16,7 @@ use tablewright_machine::{MAX_CPUS, Profile, Time};
 use crate::error::Error;
 use crate::file::Target;
 use crate::kvm::{self, On};
+use crate::machine::named::Named;
 use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
 use crate::needs::{self, Experiment};
 use crate::page_table_test;
@@ -73,7 +74,7 @@ pub struct Arguments {
     #[arg(short = 'p', long, value_name = "OFFSET", value_parser = page_table_test::offset)]
     offset: Option<u64>,
     /// The profile of a machine, by name or as a file
-    #[arg(long, value_name = "PROFILE", default_value = "x86-416-vcpus")]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true, default_value = "x86-416-vcpus")]
     machine: String,
     /// How logging is disabled [default: each way in turn]
     #[arg(long, value_enum)]

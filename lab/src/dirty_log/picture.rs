@@ -15,7 +15,7 @@ pub fn of(report: &Report<Parameters, Row>) -> Picture {
         let fitted = if row.fitted { " (fitted)" } else { "" };
         Group {
             name: row.how.to_owned(),
-            limit: None,
+            bare: None,
             bars: published
                 .into_iter()
                 .chain([

@@ -401,8 +401,8 @@ impl Test<'_, '_, '_, '_> {
             );
         }
         // A fault that looked a slot up before may still map by that.
-        let moment = self.engine.guest.space().moment();
-        while !self.engine.guest.space().is_quiet(moment) {
+        let moment = self.engine.guest.space().grace_period();
+        while !self.engine.guest.space().is_over(moment) {
             self.engine.look_away();
         }
         Ok(())

@@ -47,7 +47,12 @@ pub fn measure(mut step: impl FnMut(&str)) -> Result<Guests, Error> {
         rounds: Some(ROUNDS),
         ..Options::default()
     };
-    let asked = |backing, bytes, vcpus| Asked::new(backing, bytes, vcpus, options.clone());
+    // An older kernel clears a log when it is read.
+    let manual = kvm::has_manual()?;
+    let asked = |backing, bytes, vcpus| Asked {
+        manual,
+        ..Asked::new(backing, bytes, vcpus, options.clone())
+    };
     let plain = asked(Backing::ANONYMOUS, BYTES, 1);
     step("a guest of small pages");
     let pages = kvm::measure(&plain)?;

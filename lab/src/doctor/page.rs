@@ -3,86 +3,76 @@
 use std::fmt::Write;
 
 use super::rows::{Parameters, Row};
-use crate::error::Error;
-use crate::plot::{Bar, Group, Picture};
+use crate::page::{self, Bar, Group, Of, Table, escaped};
 use crate::report::{self, Report};
-use crate::reproduce::page::{STYLE, escaped};
 use crate::size::human;
 
+const COLUMNS: [&str; 5] = [
+    "problem",
+    "here",
+    "extrapolated",
+    "with the change",
+    "tablewright",
+];
+
 /// The page as a text.
-pub fn of(report: &Report<Parameters, Row>) -> Result<String, Error> {
+pub fn of(report: &Report<Parameters, Row>) -> String {
     let parameters = &report.parameters;
     let host = parameters.host.as_ref().map(|host| host.line.as_str());
     let host = host.or(parameters.no_guests.as_deref()).unwrap_or_default();
-    let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width\"/>\n<title>Tablewright: this computer</title>\n\
-         <style>\n{STYLE}\n</style>\n</head>\n<body>\n<h1>This computer</h1>\n<p>{}</p>\n\
-         <p>Extrapolated to a guest of {} with {} vCPUs.</p>\n",
+    let mut body = format!(
+        "<p>{}</p>\n<p>Extrapolated to a guest of {} with {} vCPUs.</p>\n",
         escaped(host),
         human(parameters.guest_bytes),
         parameters.vcpus,
     );
-    page.push_str(
-        "<table>\n<tr><th>problem</th><th>here</th><th>extrapolated</th><th>with the change</th><th>tablewright</th></tr>\n",
-    );
     let optional = |time: Option<f64>| time.map_or("-".to_owned(), report::time);
+    let mut table = Table::new(&COLUMNS);
     for row in &report.rows {
+        let here = row
+            .here
+            .map(|time| format!("{} / {}", report::time(time), row.for_each));
         let cells = [
-            escaped(row.problem),
-            row.here.map_or("-".to_owned(), |time| {
-                format!("{} / {}", report::time(time), escaped(row.for_each))
-            }),
+            row.problem.to_owned(),
+            here.unwrap_or("-".to_owned()),
             optional(row.there),
             optional(row.with_change),
             optional(row.tablewright),
         ];
-        // Writing to a string cannot fail.
-        let _ = writeln!(page, "<tr><td>{}</td></tr>", cells.join("</td><td>"));
+        table.row(&cells, "");
     }
-    page.push_str("</table>\n");
+    body.push_str(&table.finish());
     for row in &report.rows {
+        // Writing to a string cannot fail.
         let _ = writeln!(
-            page,
+            body,
             "<h2>{}</h2>\n<p>{}</p>",
             escaped(row.problem),
             escaped(&row.note)
         );
-        if let Some(picture) = picture(row) {
-            let svg = picture.svg()?;
-            // Inside a page, an SVG has no header of its own.
-            page.push_str(&svg[svg.find("<svg").unwrap_or(0)..]);
+        let bars = bars(row);
+        if bars.len() > 1 {
+            let group = Group {
+                name: String::new(),
+                bars,
+            };
+            body.push_str(&page::bars("shorter is better", &[group], report::time));
         }
     }
-    page += "</body>\n</html>\n";
-    Ok(page)
+    page::around("This computer", &body)
 }
 
-fn picture(row: &Row) -> Option<Picture> {
-    let bar = |name: &str, value: Option<f64>, ours| {
-        value.map(|value| Bar {
-            name: name.to_owned(),
-            value: value / 1e6,
-            ours,
-        })
+fn bars(row: &Row) -> Vec<Bar> {
+    let bar = |name: &str, value: Option<f64>, of| {
+        let name = name.to_owned();
+        value.map(|value| Bar { name, value, of })
     };
-    let bars: Vec<Bar> = [
-        bar("extrapolated", row.there, false),
-        bar("with the change", row.with_change, false),
-        bar("tablewright", row.tablewright, true),
+    [
+        bar("extrapolated", row.there, Of::Others),
+        bar("with the change", row.with_change, Of::Others),
+        bar("tablewright", row.tablewright, Of::Tablewright),
     ]
     .into_iter()
     .flatten()
-    .collect();
-    (bars.len() > 1).then(|| Picture {
-        title: row.problem.to_owned(),
-        subtitle: "shorter is better".to_owned(),
-        unit: "ms".to_owned(),
-        groups: vec![Group {
-            name: String::new(),
-            limit: None,
-            bars,
-        }],
-        notes: Vec::new(),
-    })
+    .collect()
 }

@@ -119,7 +119,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         report.print(false, |report| text(report, &known))?;
     }
     match target {
-        Some(target) => target.fill(&page::of(&report)?),
+        Some(target) => target.fill(&page::of(&report)),
         None => Ok(()),
     }
 }
@@ -248,7 +248,7 @@ fn first_write_row(guests: &Guests, size: Size) -> Row {
         note: format!(
             "What the guest pays for a log, again after each harvest: a fault where a write takes {} otherwise; for each vCPU, if it \
              writes its part. Only a processor's own log saves it (PML: {}). The rate at which a vCPU can dirty pages here is {} a \
-             second: `tablewright migrate --rate` takes it.",
+             second: `tablewright migrate --from doctor.json` takes it.",
             report::time(free),
             match guests.host.modification_log {
                 Some(true) => "on here",

@@ -73,6 +73,19 @@ pub struct MeasuredPhase {
     pub phase: String,
     pub cpu: f64,
     pub threads: u32,
+    /// Zero where it was not written down.
+    #[serde(default)]
+    pub pages: u64,
+}
+
+impl Measured {
+    /// CPU time for a page of the phases of such names, nanoseconds.
+    pub fn ns_a_page(&self, is_meant: impl Fn(&str) -> bool) -> impl Iterator<Item = f64> {
+        let phases = self.rows.iter().flat_map(|row| &row.phases);
+        phases
+            .filter(move |phase| phase.pages > 0 && is_meant(&phase.phase))
+            .map(|phase| phase.cpu / phase.pages as f64)
+    }
 }
 
 /// A document that has several.

@@ -19,6 +19,7 @@ use tablewright_machine::{Cost, Profile, Provenance, RowSelector, Source, Time};
 
 use crate::error::Error;
 use crate::file::Target;
+use crate::machine::named::Named;
 use crate::map_mem::machine::{self, Job, Run, Threads, error_percent, percent};
 use crate::map_mem::steps::Step;
 use crate::needs::Experiment;
@@ -38,7 +39,7 @@ Examples:
   tablewright fit --from a.json b.json -o here.toml      to what --on kvm or doctor has measured")]
 pub struct Arguments {
     /// The machine: a profile, by name or as a file
-    #[arg(long, value_name = "PROFILE", required_unless_present = "from")]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true, required_unless_present = "from")]
     machine: Option<String>,
     /// Fit to what `dirty-log --on kvm --json` and `doctor --json` have printed into these files, and to no table
     #[arg(long, value_name = "RUN.json", num_args = 1.., conflicts_with_all = ["table", "rows"])]

@@ -25,6 +25,19 @@ pub fn host() -> Result<HostKind, Error> {
     Ok(kind(&Host::read()))
 }
 
+/// Whether reading a log may leave it as it is.
+///
+/// # Errors
+/// There is no KVM.
+pub fn has_manual() -> Result<bool, Error> {
+    Ok(abilities(&open(Path::new("/dev/kvm"))?).manual)
+}
+
+/// How much memory a guest can have.
+pub fn free() -> u64 {
+    tablewright_kvm::available()
+}
+
 fn kind(host: &Host) -> HostKind {
     HostKind {
         line: host.to_string(),
@@ -279,6 +292,7 @@ fn as_measured(parameters: &Parameters, phases: &[PhaseRow]) -> Measured {
                     phase: row.phase.clone(),
                     cpu: row.cpu,
                     threads: row.threads,
+                    pages: row.pages,
                 })
                 .collect(),
         }],
@@ -312,7 +326,12 @@ struct StartRow {
 ///
 /// # Errors
 /// As [`measure`].
-pub fn write_protect(asked: &Asked, sizes: Option<&[u64]>, json: bool) -> Result<(), Error> {
+pub fn write_protect(
+    asked: &Asked,
+    sizes: Option<&[u64]>,
+    note: Option<String>,
+    json: bool,
+) -> Result<(), Error> {
     let host = host()?;
     let can = abilities(&open(Path::new("/dev/kvm"))?);
     let mut ways = vec![("protect", false)];
@@ -350,7 +369,7 @@ pub fn write_protect(asked: &Asked, sizes: Option<&[u64]>, json: bool) -> Result
             });
         }
     }
-    let mut warnings = Vec::new();
+    let mut warnings: Vec<_> = note.into_iter().collect();
     for warning in rows
         .iter()
         .flat_map(|row| summary::warnings(&row.phases, &host))

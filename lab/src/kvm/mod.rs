@@ -26,12 +26,16 @@ use crate::page_table_test::input::Backing;
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]
-pub use here::{dirty_log, host, measure, measured, page_table_test, write_protect};
+pub use here::{
+    dirty_log, free, has_manual, host, measure, measured, page_table_test, write_protect,
+};
 #[cfg(not(all(
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")
 )))]
-pub use nowhere::{dirty_log, host, measure, measured, page_table_test, write_protect};
+pub use nowhere::{
+    dirty_log, free, has_manual, host, measure, measured, page_table_test, write_protect,
+};
 
 pub use summary::{HostKind, PhaseRow};
 

@@ -15,7 +15,12 @@ pub fn dirty_log(_: &Asked, _: bool) -> Result<(), Error> {
 }
 
 /// Refuses.
-pub fn write_protect(_: &Asked, _: Option<&[u64]>, _: bool) -> Result<(), Error> {
+pub fn write_protect(
+    _: &Asked,
+    _: Option<&[u64]>,
+    _: Option<String>,
+    _: bool,
+) -> Result<(), Error> {
     Err(none())
 }
 
@@ -37,4 +42,14 @@ pub fn measured(_: &Asked, _: &[PhaseRow]) -> Result<Measured, Error> {
 /// Refuses.
 pub fn host() -> Result<HostKind, Error> {
     Err(none())
+}
+
+/// Refuses.
+pub fn has_manual() -> Result<bool, Error> {
+    Err(none())
+}
+
+/// There are no guests.
+pub fn free() -> u64 {
+    0
 }

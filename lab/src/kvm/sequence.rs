@@ -331,18 +331,18 @@ impl<'a> Run<'a> {
     }
 
     fn compare(&mut self, phase: &str, got: &Bitmap) -> Result<(), Error> {
-        let mut most = self.sure.clone();
-        most.add(&self.maybe);
-        let mut least = got.clone();
-        least.add(&self.sure);
-        let mut bound = got.clone();
-        bound.add(&most);
-        let differs = least.difference(got).or_else(|| bound.difference(&most));
-        if let Some(first) = differs {
+        let mut lacks = self.sure.clone();
+        lacks.remove(got);
+        let mut more = got.clone();
+        more.remove(&self.sure);
+        more.remove(&self.maybe);
+        if let Some(first) = lacks.first().or_else(|| more.first()) {
             return Err(KvmError::Log {
                 phase: phase.to_owned(),
                 got: got.count(),
                 wrote: self.sure.count(),
+                lacks: lacks.count(),
+                more: more.count(),
                 first,
             }
             .into());

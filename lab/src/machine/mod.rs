@@ -1,5 +1,7 @@
 //! `machine`: the profiles that the experiments can be run with, and how one writes one's own.
 
+pub mod named;
+
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tablewright_machine::{Cost, Profile, Source};
@@ -7,6 +9,7 @@ use tablewright_machine::{Cost, Profile, Source};
 use crate::error::Error;
 use crate::needs::{Experiment, usual};
 use crate::report;
+use named::Named;
 
 /// A profile with every key, its unit, and a usual value.
 const MINE: &str = include_str!("mine.toml");
@@ -31,13 +34,13 @@ enum Command {
     /// Print a profile to start from: every key, with its unit and a usual value
     New {
         /// Print this one instead, that comes with the program
-        #[arg(value_name = "PROFILE")]
+        #[arg(value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
         from: Option<String>,
     },
     /// Say which experiments a profile is complete for, and what it leaves out for the others
     Check {
         /// A profile, by name or as a file
-        #[arg(value_name = "PROFILE")]
+        #[arg(value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
         profile: String,
         /// Print JSON
         #[arg(long)]

@@ -79,7 +79,7 @@ impl Threads {
         name: impl Fn(&J) -> String + Sync,
     ) -> Result<Vec<T>, Error> {
         let next = AtomicUsize::new(0);
-        let progress = Mutex::new(Progress::new(jobs.len() as u64));
+        let progress = Mutex::new(Progress::ticking(jobs.len() as u64));
         let work = || {
             let mut state = S::default();
             let mut done = Vec::new();

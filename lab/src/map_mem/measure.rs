@@ -1,13 +1,13 @@
-//! The rounds of `map-mem`: the builder and the limit take turns over the same bytes.
+//! The rounds of `map-mem`: the builder and the bare loop take turns over the same bytes.
 
 use std::time::Instant;
 
 use super::builder::Builder;
 use super::check;
 use crate::arena::{Arena, Memory};
+use crate::bare::Tables;
 use crate::error::Error;
 use crate::judge::Found;
-use crate::limits::Tables;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::stats::{self, Samples};
@@ -23,7 +23,7 @@ pub struct Outcome {
     /// How long it took.
     pub build: Samples,
     /// How long plain stores to the same bytes took.
-    pub limit: Samples,
+    pub bare: Samples,
     /// What to keep in mind about the memory of the tables.
     pub huge_page_warning: Option<String>,
 }
@@ -32,12 +32,12 @@ pub struct Outcome {
 pub fn run(plan: &Plan, builder: &mut dyn Builder, rounds: u32) -> Result<Outcome, Error> {
     let arena = Arena::new(plan.tables_bound(), plan.format.page_shift(), Memory::Warm)?;
     let mut build = Samples::default();
-    let mut limit = Samples::default();
+    let mut bare = Samples::default();
 
     let (root, _) = build_once(builder, arena)?;
     let built =
         check::every_page(plan, root, arena).map_err(|problem| failed(builder.name(), problem))?;
-    limit_once(built, builder.name(), arena)?;
+    bare_once(built, builder.name(), arena)?;
 
     let mut progress = Progress::new(u64::from(rounds));
     for _ in 0..rounds {
@@ -47,21 +47,21 @@ pub fn run(plan: &Plan, builder: &mut dyn Builder, rounds: u32) -> Result<Outcom
             return Err(failed(builder.name(), "two builds differ".to_owned()));
         }
         build.push(nanoseconds);
-        limit.push(limit_once(built, builder.name(), arena)?);
+        bare.push(bare_once(built, builder.name(), arena)?);
     }
     Ok(Outcome {
         name: builder.name(),
         version: builder.version(),
         built,
         build,
-        limit,
+        bare,
         huge_page_warning: stats::huge_page_warning(arena, Memory::Warm),
     })
 }
 
 /// The address of the root, and how long it took.
 fn build_once(builder: &mut dyn Builder, arena: Arena) -> Result<(u64, f64), Error> {
-    // SAFETY: the builder before keeps nothing but the address of a root, and the limit gave everything back.
+    // SAFETY: the builder before keeps nothing but the address of a root, and the bare loop gave everything back.
     unsafe { arena.start_round() }?;
     let started = Instant::now();
     let root = builder.build(arena);
@@ -71,7 +71,7 @@ fn build_once(builder: &mut dyn Builder, arena: Arena) -> Result<(u64, f64), Err
 }
 
 /// As many tables, zeroed, and as many entries stored: each leaf, and each table's entry in the table above.
-fn limit_once(built: Found, name: &'static str, arena: Arena) -> Result<f64, Error> {
+fn bare_once(built: Found, name: &'static str, arena: Arena) -> Result<f64, Error> {
     // SAFETY: as in `build_once`.
     unsafe { arena.start_round() }?;
     let entries = built.entries + built.tables.saturating_sub(1);
@@ -172,7 +172,7 @@ mod tests {
         let outcome = run(&plan, builder.as_mut(), 3).unwrap();
         assert_eq!(outcome.built.entries, 2048);
         assert_eq!(outcome.built.tables, plan.tables_bound());
-        assert!(outcome.build.median() > 0.0 && outcome.limit.median() > 0.0);
+        assert!(outcome.build.median() > 0.0 && outcome.bare.median() > 0.0);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
 use crate::iomem::MemoryMap;
+use crate::machine::named::Named;
 use crate::plan::{Contents, Leaves, Plan};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -63,7 +64,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: Option<u32>,
     /// With --on machine: the profile of a machine, by name or as a file
-    #[arg(long, value_name = "PROFILE")]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
     machine: Option<String>,
     /// With --on machine: one step of those published, with all before it, or another way [default: all]
     #[arg(long, value_enum, conflicts_with = "steps")]
@@ -115,12 +116,12 @@ struct Row {
     tables: u64,
     table_bytes: u64,
     ns_per_entry: f64,
-    limit_ns_per_entry: f64,
-    ratio_to_limit: f64,
+    bare_ns_per_entry: f64,
+    ratio_to_bare: f64,
     gb_per_second: f64,
-    limit_gb_per_second: f64,
+    bare_gb_per_second: f64,
     samples: Samples,
-    limit_samples: Samples,
+    bare_samples: Samples,
 }
 
 /// Builds the linear map and prints what it took.
@@ -207,7 +208,8 @@ fn run_native(arguments: &Arguments) -> Result<(), Error> {
     let warnings = stats::build_warning()
         .into_iter()
         .chain(
-            short_warning(&outcome).or_else(|| stats::noise_warning("the limit", &outcome.limit)),
+            short_warning(&outcome)
+                .or_else(|| stats::noise_warning("the bare loop", &outcome.bare)),
         )
         .chain(outcome.huge_page_warning.clone())
         .collect();
@@ -223,7 +225,7 @@ fn run_native(arguments: &Arguments) -> Result<(), Error> {
 /// Where there is next to nothing to write, figures for each entry show only what does not depend on entries.
 fn short_warning(outcome: &Outcome) -> Option<String> {
     const SHORT: f64 = 1e5;
-    (outcome.limit.median() < SHORT).then(|| {
+    (outcome.bare.median() < SHORT).then(|| {
         "so few entries are written in no time: look at the time of the whole, or use --pages-only for figures that hold \
          for each entry"
             .to_owned()
@@ -271,12 +273,12 @@ fn row(format: Format, outcome: Outcome) -> Row {
         tables: built.tables,
         table_bytes,
         ns_per_entry: per_entry(&outcome.build),
-        limit_ns_per_entry: per_entry(&outcome.limit),
-        ratio_to_limit: outcome.build.median() / outcome.limit.median().max(1.0),
+        bare_ns_per_entry: per_entry(&outcome.bare),
+        ratio_to_bare: outcome.build.median() / outcome.bare.median().max(1.0),
         gb_per_second: rate(&outcome.build),
-        limit_gb_per_second: rate(&outcome.limit),
+        bare_gb_per_second: rate(&outcome.bare),
         samples: each(&outcome.build),
-        limit_samples: each(&outcome.limit),
+        bare_samples: each(&outcome.bare),
     }
 }
 
@@ -327,20 +329,20 @@ fn text(report: &Report<Parameters, Row>) -> String {
             ]
         };
         text += &report::table(
-            ["", "time", "ns/entry", "GB/s of tables", "x limit"],
+            ["", "time", "ns/entry", "GB/s of tables", "x bare"],
             1,
             vec![
                 line(
-                    "limit: zero and fill".to_owned(),
-                    row.limit_ns_per_entry,
-                    row.limit_gb_per_second,
+                    "bare: zero and fill".to_owned(),
+                    row.bare_ns_per_entry,
+                    row.bare_gb_per_second,
                     1.0,
                 ),
                 line(
                     format!("{} {}", row.name, row.version),
                     row.ns_per_entry,
                     row.gb_per_second,
-                    row.ratio_to_limit,
+                    row.ratio_to_bare,
                 ),
             ],
         );
@@ -354,7 +356,7 @@ mod tests {
     use crate::judge::Found;
 
     #[test]
-    fn a_row_is_per_entry_and_the_text_names_the_limit() {
+    fn a_row_is_per_entry_and_the_text_names_the_bare_loop() {
         let outcome = Outcome {
             name: "tablewright",
             version: "0",
@@ -363,12 +365,12 @@ mod tests {
                 tables: 4,
             },
             build: [1024.0].into_iter().collect(),
-            limit: [512.0].into_iter().collect(),
+            bare: [512.0].into_iter().collect(),
             huge_page_warning: None,
         };
         let row = row(Format::COMMON, outcome);
         assert_eq!(
-            (row.ns_per_entry, row.limit_ns_per_entry, row.ratio_to_limit),
+            (row.ns_per_entry, row.bare_ns_per_entry, row.ratio_to_bare),
             (2.0, 1.0, 2.0)
         );
         assert_eq!((row.table_bytes, row.gb_per_second), (16384, 16.0));
@@ -394,6 +396,6 @@ mod tests {
             warnings: Vec::new(),
         });
         assert!(text.contains("512 entries in 4 tables"), "{text}");
-        assert!(text.contains("limit: zero and fill"), "{text}");
+        assert!(text.contains("bare: zero and fill"), "{text}");
     }
 }

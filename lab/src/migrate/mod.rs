@@ -1,5 +1,6 @@
 //! `migrate`: a live migration by pre-copy, under each kind of dirty logging.
 
+mod measured;
 mod picture;
 pub mod simulate;
 #[cfg(test)]
@@ -16,11 +17,13 @@ use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::file::Target;
+use crate::machine::named::Named;
 use crate::map_mem::machine::Threads;
 use crate::needs::{self, Experiment};
 use crate::record::recording::{Interval, Recording};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
+use measured::Rates;
 use simulate::{BLOCK, Job, PAGE, PERIOD, Ran, SLICE};
 use writes::{Model, Writes};
 
@@ -32,6 +35,7 @@ Examples:
   tablewright migrate --writes fixed --rate 20000               20,000 pages each second
   tablewright migrate --recording sqlite.twr --bandwidth 128M   a guest that does what a program did
   tablewright migrate --page-size 2M --logging eager-split --json
+  tablewright migrate --from doctor.json                        a host and a guest as fast as this computer
 
 The exit status is 1 if the memory at the destination is not that of the source.")]
 pub struct Arguments {
@@ -74,9 +78,9 @@ pub struct Arguments {
     /// Pages that it writes in a second, all vCPUs together [default: as fast as it can; fixed needs one]
     #[arg(long, value_name = "PAGES", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     rate: Option<u64>,
-    /// Nanoseconds that the guest takes to write a page
-    #[arg(long, value_name = "NS", default_value = "200", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
-    work: u64,
+    /// Nanoseconds that the guest takes to write a page [default: 200, or what --from has measured]
+    #[arg(long, value_name = "NS", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    work: Option<u64>,
     /// The guest writes what was recorded of a program, over and over
     #[arg(long, value_name = "FILE", conflicts_with_all = ["writes", "set", "rate", "seed"])]
     recording: Option<PathBuf>,
@@ -91,9 +95,15 @@ pub struct Arguments {
         long,
         visible_alias = "machine",
         value_name = "PROFILE",
+        value_parser = Named,
+        hide_possible_values = true,
         default_value = "neutral"
     )]
     profile: String,
+    /// The computer at hand as the machine: its profile and its rates, from what `dirty-log --on kvm --json` or `doctor --json` has
+    /// printed into these files
+    #[arg(long, value_name = "RUN.json", num_args = 1.., conflicts_with = "profile")]
+    from: Vec<PathBuf>,
     #[command(flatten)]
     threads: Threads,
     /// Draw the rounds into an SVG file
@@ -160,6 +170,9 @@ impl PageSize {
     }
 }
 
+/// Nanoseconds: 4 KiB at 20 GB/s.
+const USUAL_WORK: u64 = 200;
+
 /// No more is simulated.
 const MOST_MEMORY: u64 = 64 << 30;
 
@@ -182,6 +195,9 @@ struct Parameters {
     set_bytes: Option<u64>,
     rate: Option<u64>,
     work_ns: u64,
+    /// What the profile and the work are from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<Rates>,
     auto_converge: bool,
     seed: u64,
 }
@@ -256,10 +272,17 @@ struct RoundRow {
 
 /// Migrates, and prints how it went.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    let (profile, left_out) = needs::load(&arguments.profile, Experiment::Migrate)?;
+    let (mut profile, rates) = match arguments.from.as_slice() {
+        [] => (Profile::load(&arguments.profile)?, None),
+        files => {
+            let here = measured::here(files)?;
+            (here.profile, Some(here.rates))
+        }
+    };
+    let left_out = needs::complete(&mut profile, Experiment::Migrate);
     check(&profile, arguments.vcpus)?;
     let recording = arguments.recording.as_deref().map(recorded).transpose()?;
-    let (parameters, job) = plan(arguments, profile, recording)?;
+    let (parameters, job) = plan(arguments, profile, rates, recording)?;
     let plot = arguments
         .plot
         .as_deref()
@@ -339,6 +362,7 @@ fn recorded(path: &Path) -> Result<(u64, Arc<[Interval]>), Error> {
 fn plan(
     arguments: &Arguments,
     profile: Profile,
+    measured: Option<Rates>,
     recording: Option<(u64, Arc<[Interval]>)>,
 ) -> Result<(Parameters, Job), Error> {
     let usage = |text: String| Err(Error::Usage(text));
@@ -403,6 +427,9 @@ fn plan(
     }
     let set = arguments.set.map_or(usual_set(memory), Size::bytes);
     let used = arguments.used.map_or(memory, Size::bytes);
+    let write_ns = measured.as_ref().and_then(|rates| rates.write_ns);
+    let usual = write_ns.map_or(USUAL_WORK, |ns| (ns.round() as u64).max(1));
+    let work = arguments.work.unwrap_or(usual);
     let parameters = Parameters {
         machine: profile.name.clone(),
         memory_bytes: memory,
@@ -420,7 +447,8 @@ fn plan(
         },
         set_bytes: recording.is_none().then_some(set),
         rate: arguments.rate,
-        work_ns: arguments.work,
+        work_ns: work,
+        measured,
         auto_converge: arguments.auto_converge,
         seed: arguments.seed,
     };
@@ -448,7 +476,7 @@ fn plan(
         chunk: arguments.chunk.bytes() / PAGE,
         ring,
         writes,
-        work: Time::ns(arguments.work),
+        work: Time::ns(work),
         zeros: Time::ZERO,
         auto_converge: arguments.auto_converge,
         #[cfg(test)]
@@ -519,8 +547,20 @@ fn head(parameters: &Parameters) -> String {
         .set_bytes
         .map(|bytes| format!(" of {}", human(bytes)))
         .unwrap_or_default();
+    let measured = parameters.measured.as_ref().map(|rates| {
+        let host = report::wrapped(&format!("here: {}", rates.host), 78, "  ");
+        let write = rates
+            .write_ns
+            .map_or("not told".to_owned(), report::time);
+        format!(
+            "{host}\nmeasured there: a write of a page {write}, of one that is logged {}, {} pages/s\n",
+            report::time(rates.logged_write_ns),
+            report::count(rates.dirty_pages_per_second as u64),
+        )
+    });
+    let measured = measured.unwrap_or_default();
     format!(
-        "{} of memory in pages of {}, {} on {}\nlink of {}/s, downtime limit {} ms\nthe guest writes: {}{set}{}\n",
+        "{measured}{} of memory in pages of {}, {} on {}\nlink of {}/s, downtime limit {} ms\nthe guest writes: {}{set}{}\n",
         human(parameters.memory_bytes),
         human(parameters.page_size),
         report::counted(parameters.vcpus.into(), "vCPU", "vCPUs"),

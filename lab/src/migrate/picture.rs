@@ -13,7 +13,7 @@ pub fn of(report: &Report<Parameters, Row>) -> Picture {
         let bars = row.rounds.iter().enumerate().take(MOST);
         Group {
             name: row.logging.name().to_owned(),
-            limit: None,
+            bare: None,
             bars: bars
                 .map(|(number, round)| Bar {
                     name: format!("{}: {}", number + 1, report::time(round.at_ms * 1e6)),

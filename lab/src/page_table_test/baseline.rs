@@ -178,7 +178,7 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
     }
 
     fn clean(&self, frame: u64, size: u64) {
-        if self.platform.upkeep().clean {
+        if self.platform.maintenance().clean {
             self.platform.clean(Pa::new(frame), size);
         }
     }
@@ -192,7 +192,7 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
             let (entry, bits, at) = self.find(input, level);
             match F::kind(bits, at) {
                 Kind::Table => {
-                    self.coalesce(entry, bits, frame, level, leaf);
+                    self.collapse(entry, bits, frame, level, leaf);
                     break;
                 }
                 Kind::Leaf if at > level => {
@@ -228,7 +228,7 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
     }
 
     /// A block in the place of a table.
-    fn coalesce(&self, entry: NonNull<Entry>, bits: u64, frame: u64, level: Level, leaf: u64) {
+    fn collapse(&self, entry: NonNull<Entry>, bits: u64, frame: u64, level: Level, leaf: u64) {
         let size = 1u64 << F::shift(level);
         self.store(entry, 0);
         self.invalidate(What::Everything);

@@ -1,8 +1,8 @@
 //! The engine's own way: [`Guest`], as a hypervisor embeds it.
 //!
 //! The host's part is here: it says which page backs an address, and takes pages back. A range that is being taken back is noted
-//! *before* it is swept, and struck off when the host's answer is the new one; a fault looks for it *after* its request. So
-//! a fault that could be given the old page is either refused by the version that the sweep has moved on, or finds the note.
+//! *before* it is zapped, and struck off when the host's answer is the new one; a fault looks for it *after* its request. So
+//! a fault that could be given the old page is either refused by the version that the zap has moved on, or finds the note.
 //!
 //! Writes are logged by protecting what is mapped; when logging is over, leaves are grown again.
 
@@ -85,7 +85,7 @@ impl<'g, 's, 'm, F: Format<Input = Ipa>> Engine<'g, 's, 'm, F> {
         }
         let first = self.later.borrow_mut().pop();
         if let Some(cut) = first {
-            match cut.quiet() {
+            match cut.try_complete() {
                 Ok(completed) => completed.finish(|_| ()),
                 Err(cut) => self.later.borrow_mut().push(cut),
             }
@@ -108,9 +108,9 @@ impl<F: Format<Input = Ipa>> Owner for Engine<'_, '_, '_, F> {
         let Ok(span) = Span::new(start, bytes) else {
             return self.report(format!("{bytes} bytes at {start} are no range"));
         };
-        let (mut sweep, mut gather) = (self.guest.sweep(span), self.guest.gather());
+        let (mut zap, mut gather) = (self.guest.zap(span), self.guest.gather());
         loop {
-            match sweep.unmap(&mut gather, |_| ControlFlow::Continue(())) {
+            match zap.unmap(&mut gather, |_| ControlFlow::Continue(())) {
                 Ok(Pass::Waiting) => self.look_away(),
                 Ok(Pass::Went) => self.finish(&mut gather),
                 Ok(Pass::Over) => break,

@@ -19,6 +19,7 @@ use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
 use crate::kvm;
+use crate::machine::named::Named;
 use crate::map_mem::machine::{Threads, error_percent, percent};
 use crate::needs::{self, Experiment};
 use crate::report::{self, Report};
@@ -57,7 +58,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value = "machine")]
     on: Place,
     /// The profile of a machine, by name or as a file
-    #[arg(long, value_name = "PROFILE", default_value = "kunpeng-920")]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true, default_value = "kunpeng-920")]
     machine: String,
     /// How faults are handled [default: each way in turn]
     #[arg(long, value_enum)]

@@ -52,7 +52,7 @@ fn finish(gather: &mut Edits<'_, '_, '_>) {
     let mut done = gather.finish(|_| ());
     while let Err(cut) = done {
         thread::yield_now();
-        done = cut.quiet().map(|completed| completed.finish(|_| ()));
+        done = cut.try_complete().map(|completed| completed.finish(|_| ()));
     }
 }
 

@@ -123,7 +123,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     )?;
     report.print(arguments.json, text)?;
     match target {
-        Some(target) => target.fill(&page::of(&report)?),
+        Some(target) => target.fill(&page::of(&report)),
         None => Ok(()),
     }
 }

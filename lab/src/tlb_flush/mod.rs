@@ -12,6 +12,7 @@ use serde::Serialize;
 use tablewright_machine::{Kind, MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
+use crate::machine::named::Named;
 use crate::map_mem::machine::{Threads, error_percent, percent};
 use crate::needs::{self, Experiment};
 use crate::page_table_test::On;
@@ -67,7 +68,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", conflicts_with = "machine")]
     file: Option<PathBuf>,
     /// The profile of a machine, by name or as a file
-    #[arg(long, value_name = "PROFILE", default_value = "hyperv-16-vcpus")]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true, default_value = "hyperv-16-vcpus")]
     machine: String,
     #[command(flatten)]
     threads: Threads,

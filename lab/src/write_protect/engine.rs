@@ -45,9 +45,9 @@ impl<F: Format<Input = Ipa>> Engine<'_, '_, '_, F> {
 
 impl<F: Format<Input = Ipa>> Logger for Engine<'_, '_, '_, F> {
     fn start(&self) {
-        // What is mapped is swept by protecting everything.
+        // What is mapped is zapped by protecting everything.
         match self.guest.replace(self.slot.with_log(Log::ByFault)) {
-            Ok(sweep) => drop(sweep),
+            Ok(zap) => drop(zap),
             Err(error) => return self.report(error.to_string()),
         }
         match self.guest.space().protect_all() {

@@ -11,6 +11,7 @@ use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
 use crate::kvm::{self, On};
+use crate::machine::named::Named;
 use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
 use crate::needs::{self, Experiment};
 use crate::page_table_test::input::Backing;
@@ -26,19 +27,23 @@ Examples:
   tablewright write-protect
   tablewright write-protect -b 256M -v 4 --format arm64 --json
   tablewright write-protect --sizes 1G 64G 16T      the start alone, for each size
-  tablewright write-protect --on kvm -b 1G -v 2       on the KVM of this computer")]
+  tablewright write-protect --on kvm                  on the KVM of this computer
+  tablewright write-protect --on kvm -s anonymous_thp -b 1G -v 2")]
 pub struct Arguments {
-    /// How much memory the guest has, in pages of 4 KiB
-    #[arg(short, long, value_name = "SIZE", default_value = "3G")]
-    bytes: Size,
-    /// How many vCPUs; each writes its own part of the memory
-    #[arg(short, long, value_name = "N", default_value = "12", value_parser = clap::value_parser!(u16).range(1..))]
-    vcpus: u16,
+    /// How much memory the guest has, in pages of 4 KiB [default: 3G; on kvm 256M for each vCPU, and at most half of what is free]
+    #[arg(short, long, value_name = "SIZE")]
+    bytes: Option<Size>,
+    /// How many vCPUs; each writes its own part of the memory [default: 12; on kvm as many as there are CPUs, at most 12]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    vcpus: Option<u16>,
+    /// What backs the guest's memory, on kvm alone [default: anonymous]
+    #[arg(short, long, value_name = "BACKING")]
+    source: Option<Backing>,
     /// Whose tables
     #[arg(long, value_enum, default_value = "ept")]
     format: Stage2,
     /// The profile of a machine, by name or as a file [default: x86-12-vcpus, or kunpeng-920 for arm64]
-    #[arg(long, value_name = "PROFILE")]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
     machine: Option<String>,
     /// How the log is started [default: each way in turn]
     #[arg(long, value_enum)]
@@ -56,6 +61,41 @@ pub struct Arguments {
     json: bool,
     #[command(flatten)]
     kvm: kvm::Options,
+}
+
+/// The published case.
+const BYTES: u64 = 3 << 30;
+const VCPUS: u16 = 12;
+
+/// What a computer has for guests.
+struct Room {
+    cpus: u16,
+    free: u64,
+}
+
+impl Room {
+    fn here() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
+            free: kvm::free(),
+        }
+    }
+}
+
+/// As much of the published case as fits: a vCPU for each CPU, with the memory that it has there, in all at most half of what is
+/// free. What is asked for is not changed.
+fn fitting(bytes: Option<u64>, vcpus: Option<u16>, backing: Backing, room: &Room) -> (u64, u16) {
+    let most = room.cpus.clamp(1, VCPUS);
+    let divides = |vcpus: u16| bytes.is_none_or(|it| it.is_multiple_of(4096 * u64::from(vcpus)));
+    let vcpus = vcpus.unwrap_or_else(|| (1..=most).rev().find(|&it| divides(it)).unwrap_or(1));
+    let bytes = bytes.unwrap_or_else(|| {
+        let whole = backing.source.bytes().max(2 << 20) * u64::from(vcpus);
+        let each = BYTES / u64::from(VCPUS);
+        let all = (each * u64::from(vcpus)).min(room.free / 2);
+        (all / whole).max(1) * whole
+    });
+    (bytes, vcpus)
 }
 
 /// The sizes of `--sizes`.
@@ -114,8 +154,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             (arguments.kvm.all_set, "--all-set"),
             (arguments.kvm.ring.is_some(), "--ring"),
         ])?;
-        let (bytes, vcpus) = (arguments.bytes.bytes(), arguments.vcpus.into());
-        let asked = kvm::Asked::new(Backing::ANONYMOUS, bytes, vcpus, arguments.kvm.clone());
+        let backing = arguments.source.unwrap_or(Backing::ANONYMOUS);
+        let bytes = arguments.bytes.map(Size::bytes);
+        let (bytes, vcpus) = fitting(bytes, arguments.vcpus, backing, &Room::here());
+        let asked = kvm::Asked::new(backing, bytes, vcpus.into(), arguments.kvm.clone());
         let sizes = arguments
             .sizes
             .as_deref()
@@ -123,9 +165,20 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
                 true => vec![256 << 20, 512 << 20, 1 << 30, 2 << 30],
                 false => sizes.iter().map(|size| size.bytes()).collect(),
             });
-        return kvm::write_protect(&asked, sizes.as_deref(), arguments.json);
+        let is_published = (asked.bytes, asked.vcpus) == (BYTES, VCPUS.into());
+        let is_own = arguments.bytes.is_none() || arguments.vcpus.is_none();
+        let note = (is_own && !is_published && sizes.is_none()).then(|| {
+            format!(
+                "the published guest has {} and {VCPUS} vCPUs, this one what fits this computer: -b and -v choose",
+                human(BYTES)
+            )
+        });
+        return kvm::write_protect(&asked, sizes.as_deref(), note, arguments.json);
     }
     arguments.kvm.unused()?;
+    if arguments.source.is_some() {
+        return Err(Error::Usage("-s: only with --on kvm".to_owned()));
+    }
     let usual = match arguments.format.is_x86() {
         true => "x86-12-vcpus",
         false => "kunpeng-920",
@@ -192,19 +245,20 @@ fn ways(arguments: &Arguments) -> Result<Vec<How>, Error> {
 /// What is to be run, in the order of the rows: for each of them the start with the writes, and with the reads; or the start
 /// alone.
 fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
+    let vcpus = arguments.vcpus.unwrap_or(VCPUS);
     let of = |how, bytes, leaf, then| Job {
         profile: profile.clone(),
         format: arguments.format,
         how,
         bytes,
         leaf,
-        vcpus: arguments.vcpus,
+        vcpus,
         then,
     };
     let hows = ways(arguments)?;
     let usage = |text| Err(Error::Usage(text));
     let Some(sizes) = &arguments.sizes else {
-        let bytes = arguments.bytes.bytes();
+        let bytes = arguments.bytes.map_or(BYTES, Size::bytes);
         if !bytes.is_multiple_of(4096) {
             return usage(format!("-b {bytes}: not a multiple of 4 KiB"));
         }
@@ -215,7 +269,7 @@ fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
                 human(MOST_LEAVES * 4096)
             ));
         }
-        if bytes / 4096 < u64::from(arguments.vcpus) {
+        if bytes / 4096 < u64::from(vcpus) {
             return usage(format!(
                 "-b {}: fewer pages than there are vCPUs",
                 human(bytes)
@@ -250,7 +304,8 @@ fn test(
     profile: &Profile,
     run: simulate::Run<'_>,
 ) -> Result<Report<Parameters, Row>, Error> {
-    check(profile, arguments.format, arguments.vcpus)?;
+    let vcpus = arguments.vcpus.unwrap_or(VCPUS);
+    check(profile, arguments.format, vcpus)?;
     let jobs = jobs(arguments, profile)?;
     let mut rows: Vec<Row> = Vec::new();
     for (job, ran) in jobs.iter().zip(run(&jobs)?) {
@@ -268,7 +323,7 @@ fn test(
     Ok(Report {
         experiment: "write-protect",
         parameters: Parameters {
-            vcpus: arguments.vcpus,
+            vcpus,
             format: arguments.format.name(),
             machine: profile.name.clone(),
         },
@@ -307,7 +362,7 @@ fn row(job: &Job, ran: &Ran) -> Row {
         retries: ran.retries,
         bitmap_bytes: ran.bitmap_bytes,
     };
-    let is_case = (job.bytes, job.vcpus, job.then) == (3 << 30, 12, Then::Write);
+    let is_case = (job.bytes, job.vcpus, job.then) == (BYTES, VCPUS, Then::Write);
     let rows = published::built_in("write-protect").unwrap_or_default();
     let case = rows
         .iter()
@@ -411,4 +466,45 @@ fn text(report: &Report<Parameters, Row>) -> String {
         text += "\n* the machine was fitted on this figure; every other is a test\n";
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_asked_for_fits_the_computer() {
+        let usual = |cpus, free: u64| {
+            fitting(
+                None,
+                None,
+                Backing::ANONYMOUS,
+                &Room {
+                    cpus,
+                    free: free << 20,
+                },
+            )
+        };
+        assert_eq!(usual(64, 1 << 20), (BYTES, VCPUS));
+        assert_eq!(usual(2, 1 << 20), (512 << 20, 2));
+        assert_eq!(usual(2, 600), (300 << 20, 2));
+        assert_eq!(usual(7, 0), (14 << 20, 7));
+        let room = Room {
+            cpus: 3,
+            free: 1 << 40,
+        };
+        // Each has as many pages.
+        assert_eq!(
+            fitting(Some(1 << 30), None, Backing::ANONYMOUS, &room),
+            (1 << 30, 2)
+        );
+        assert_eq!(
+            fitting(None, Some(5), Backing::HUGETLB_1GB, &room),
+            (5 << 30, 5)
+        );
+        assert_eq!(
+            fitting(Some(1), Some(40), Backing::ANONYMOUS, &room),
+            (1, 40)
+        );
+    }
 }

@@ -10,8 +10,9 @@ use crate::costs::Costs;
 use crate::hardware::{Fault, How, Request};
 use crate::machine::{Machine, Setup};
 use crate::memory::Memory;
-use crate::perturb::{Perturbation, below};
+use crate::perturb::Perturbation;
 use crate::sched::{Cpu, RunError};
+use crate::splitmix::below;
 use crate::time::Time;
 
 /// What the runs of a test came to.

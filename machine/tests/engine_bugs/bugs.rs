@@ -2,12 +2,12 @@
 
 use super::Bug;
 
-const SETTLE: &str = "flush/settle.rs";
+const RECLAIM: &str = "flush/reclaim.rs";
 const FAULT: &str = "shared/fault.rs";
 const RANGE: &str = "shared/range.rs";
 const GATHER: &str = "shared/gather.rs";
 const GUEST: &str = "guest/mod.rs";
-const SWEEP: &str = "guest/sweep.rs";
+const ZAP: &str = "guest/zap.rs";
 const LOG: &str = "guest/log.rs";
 const SLEEP: &str = "shared/sleep.rs";
 
@@ -69,20 +69,20 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "the first table of what was cut off is not freed",
-        file: SETTLE,
-        find: "«unsafe { platform.free_table(root.frame, root.level) };»\n            if settle.stop",
+        file: RECLAIM,
+        find: "«unsafe { platform.free_table(root.frame, root.level) };»\n            if reclaim.stop",
         with: "",
         rules: &["program"],
     },
     Bug {
-        name: "tables are freed before nobody walks them",
+        name: "tables are freed while walks may hold them",
         file: GATHER,
-        find: "if «self.completed.is_empty() || self.completed.platform().is_past(self.moment)» {",
+        find: "if «self.completed.is_empty() || self.completed.platform().is_over(self.period)» {",
         with: "true",
         rules: &["freed early"],
     },
     Bug {
-        name: "nobody waits for processors to forget",
+        name: "an edit does not wait for processors to forget",
         file: GATHER,
         find: "«if core::mem::take(&mut self.wait) {\n            self.space.platform.barrier(Barrier::Complete);\n        }»",
         with: "",
@@ -136,7 +136,7 @@ pub const BUGS: &[Bug] = &[
             "break-before-make",
         ],
     },
-    // Sweeps, and what was looked up before.
+    // Zaps, and what was looked up before.
     Bug {
         name: "a fault maps what it looked up before a change",
         file: GUEST,
@@ -152,9 +152,9 @@ pub const BUGS: &[Bug] = &[
         rules: &["freed early", "program", "stale use"],
     },
     Bug {
-        name: "a sweep does not wait for walks",
-        file: SWEEP,
-        find: "State::Wait(moment) if «!self.guest.space.is_quiet(moment)» =>",
+        name: "a zap does not wait for walks",
+        file: ZAP,
+        find: "State::Wait(period) if «!self.guest.space.is_over(period)» =>",
         with: "false",
         rules: &["freed early", "program", "stale use", "cache maintenance"],
     },
@@ -249,7 +249,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "all is protected before walks are over",
         file: SLEEP,
-        find: "if «!space.is_quiet(since)» {",
+        find: "if «!space.is_over(since)» {",
         with: "false",
         rules: &["program"],
     },
@@ -289,7 +289,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "what the host protects for good can be reopened",
-        file: SWEEP,
+        file: ZAP,
         find: "true => «change.software(0)»,",
         with: "change",
         rules: &["program", "stale use", "freed early"],

@@ -8,7 +8,7 @@ const GUEST: &str = "guest/mod.rs";
 const LOG: &str = "guest/log.rs";
 const RING: &str = "dirty/ring.rs";
 const SLEEP: &str = "shared/sleep.rs";
-const SWEEP: &str = "guest/sweep.rs";
+const ZAP: &str = "guest/zap.rs";
 
 pub const BUGS: &[Bug] = &[
     // Faults.
@@ -78,8 +78,8 @@ pub const BUGS: &[Bug] = &[
         rules: &["program"],
     },
     Bug {
-        name: "a sweep does not come back for what it has passed over",
-        file: SWEEP,
+        name: "a zap does not come back for what it has passed over",
+        file: ZAP,
         find: "«self.again |= passed_over;»",
         with: "let _ = passed_over;",
         rules: &["program", "freed early", "stale use"],

@@ -11,7 +11,7 @@ const HERE: &str = "shootdown/here.rs";
 const HYPERCALL: &str = "shootdown/hypercall.rs";
 const IDENTIFIERS: &str = "shootdown/identifiers.rs";
 
-/// Somebody uses what he should have forgotten, or is said to have forgotten, or what was given back.
+/// A processor uses what it should have forgotten, or is said to have forgotten, or what was given back.
 const STALE: &[&str] = &[
     "invalidation",
     "stale use",
@@ -82,7 +82,7 @@ pub const BUGS: &[Bug] = &[
         rules: STALE,
     },
     Bug {
-        name: "nobody waits for answers",
+        name: "a flush does not wait for answers",
         file: HERE,
         find: "while «outbox.left.load(Ordering::Acquire) != 0» {",
         with: "false",

@@ -18,7 +18,7 @@ const SHARED_GATHER: &str = "shared/gather.rs";
 const SLEEP: &str = "shared/sleep.rs";
 const SPACE: &str = "space.rs";
 const SPLIT: &str = "edit/split.rs";
-const SWEEP: &str = "guest/sweep.rs";
+const ZAP: &str = "guest/zap.rs";
 const UNMAP: &str = "edit/unmap.rs";
 const X86: &str = "format/x86_64.rs";
 
@@ -91,8 +91,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a coalesce in place on x86 does not count any more when it returns",
         file: FAULT,
-        find: "«space.platform.barrier(Barrier::Publish);\n        Ok(Mapped::Coalesced)»",
-        with: "if F::RULE == Rule::X86 { self.count.end(); } Ok(Mapped::Coalesced)",
+        find: "«space.platform.barrier(Barrier::Publish);\n        Ok(Mapped::Collapsed)»",
+        with: "if F::RULE == Rule::X86 { self.count.end(); } Ok(Mapped::Collapsed)",
         rules: FORGOTTEN,
     },
     Bug {
@@ -167,8 +167,8 @@ pub const BUGS: &[Bug] = &[
         rules: SAID,
     },
     Bug {
-        name: "a sweep takes the gather of another guest",
-        file: SWEEP,
+        name: "a zap takes the gather of another guest",
+        file: ZAP,
         find: "match «core::ptr::eq(self.guest, gather.guest)» {",
         with: "true",
         rules: SAID,

@@ -4,6 +4,8 @@
 //! compiler writes. With each mark, what was executed since the mark before it is said on QEMU's log (`-d plugin`), in one
 //! line: `counted N`, where `N` is the number of the mark *before*, and behind it each kind of instruction and how often.
 //!
+//! With the argument `order=on` it says one by one, in order, what was executed: `ordered N`, and behind it each instruction.
+//!
 //! With the argument `instructions=on` it counts as well how many instructions the kernel has executed, at addresses of the upper
 //! half but for marks, on the CPU that makes the mark: `counted N, M instructions`, and then the others. From a mark `0x8000` to a mark `0x8001`
 //! of the same CPU they are not counted, and nothing is said.
@@ -67,6 +69,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
         let argument = unsafe { CStr::from_ptr(*arguments.add(index)) };
         match argument.to_bytes() {
             b"instructions=on" => INSTRUCTIONS.store(true, Ordering::Relaxed),
+            b"order=on" => ORDER.store(true, Ordering::Relaxed),
             _ => return 1,
         }
     }
@@ -83,6 +86,9 @@ const GO_ON: u32 = 0x8001;
 
 /// Instructions are counted, too.
 static INSTRUCTIONS: AtomicBool = AtomicBool::new(false);
+
+/// The order is said, too.
+static ORDER: AtomicBool = AtomicBool::new(false);
 
 /// Those of one CPU since the last mark, and whether they are not counted. Used by that CPU's thread alone.
 struct Executed {
@@ -101,12 +107,15 @@ static EXECUTED: [Executed; CPUS] = [const {
 static COUNTED: Mutex<Counted> = Mutex::new(Counted {
     mark: 0,
     counts: BTreeMap::new(),
+    order: Vec::new(),
 });
 
 struct Counted {
     mark: u32,
     /// By [what is alike](alike) of the instruction.
     counts: BTreeMap<u32, u64>,
+    /// One after the other, if that is asked for.
+    order: Vec<u32>,
 }
 
 /// `movz xzr, #N`.
@@ -237,6 +246,9 @@ extern "C" fn executed(cpu: c_uint, data: *mut c_void) {
     };
     if let Some(alike) = alike(instruction) {
         *counted.counts.entry(alike).or_default() += 1;
+        if ORDER.load(Ordering::Relaxed) {
+            counted.order.push(alike);
+        }
     } else if let Some(mark) = mark(instruction) {
         let mut line = format!("counted {}", counted.mark);
         if INSTRUCTIONS.load(Ordering::Relaxed)
@@ -249,6 +261,13 @@ extern "C" fn executed(cpu: c_uint, data: *mut c_void) {
             let _ = write!(line, ", {count} {}", name(alike));
         }
         line.push('\n');
+        if ORDER.load(Ordering::Relaxed) {
+            let _ = write!(line, "ordered {}", counted.mark);
+            for alike in std::mem::take(&mut counted.order) {
+                let _ = write!(line, ", {}", name(alike));
+            }
+            line.push('\n');
+        }
         counted.mark = mark;
         if let Ok(line) = CString::new(line) {
             // SAFETY: a string that ends with a zero, copied before this returns.

@@ -29,7 +29,7 @@ use crate::invalidation::Invalidation;
 #[cfg(target_arch = "aarch64")]
 use crate::platform::Barrier;
 #[cfg(target_arch = "aarch64")]
-use crate::shootdown::arm64::{Arm64, Regime, Tlbi};
+use crate::shootdown::arm64::{Arm64, Op, Regime, Tlbi};
 use crate::shootdown::arm64::{Encoder, Instruction};
 
 /// Which processors an instruction is for.
@@ -158,6 +158,22 @@ impl Cpu {
         let here = self.alone();
         here.invalidate(flush);
         here.barrier(Barrier::Complete);
+    }
+
+    /// What [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has to have done when it asks for it: this
+    /// processor alone forgets everything of the regime under all identifiers, and has forgotten on return.
+    pub fn forget_all(&self) {
+        let op = match self.encoder.regime {
+            Regime::El1 => Op::Vmalle1,
+            Regime::El2 => Op::Alle2,
+            Regime::Stage2 => Op::Alle1,
+        };
+        let here = self.alone();
+        for _ in 0..1 + u8::from(self.twice) {
+            here.tlbi(Tlbi { op, operand: 0 });
+            here.dsb();
+        }
+        execute::isb();
     }
 }
 

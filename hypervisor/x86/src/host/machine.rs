@@ -10,7 +10,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use spin::mutex::SpinMutex;
-use tablewright::shared::{Epochs, Moment, SharedPlatform, Slot, Walking};
+use tablewright::shared::{Epochs, GracePeriod, SharedPlatform, Slot, Walking};
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, TableLink};
 
 use crate::counters::{Count, NAMES};
@@ -199,11 +199,11 @@ unsafe impl SharedPlatform for Machine {
         unsafe { self.epochs.enter(processor::number()) }
     }
 
-    fn cut(&self) -> Moment {
+    fn grace_period(&self) -> GracePeriod {
         self.epochs.advance()
     }
 
-    fn is_past(&self, moment: Moment) -> bool {
-        self.epochs.is_past(moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        self.epochs.is_over(moment)
     }
 }

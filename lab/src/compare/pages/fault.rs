@@ -7,7 +7,7 @@ use std::time::Instant;
 use tablewright::format::{Ept, Stage2K4};
 use tablewright::guest::{Backing, Fault, Gather, Guest, Slot as Memory, SlotCell};
 use tablewright::shared::{
-    Epochs, Moment, Quiescence, Refused, SharedPlatform, SharedSpace, Slot, Walking,
+    Epochs, GracePeriod, Quiescence, Refused, SharedPlatform, SharedSpace, Slot, Walking,
 };
 use tablewright::{
     AddressSpace, Barrier, Entry, Format, Invalidation, Ipa, Level, Pa, Platform, Span,
@@ -49,8 +49,8 @@ trait States {
     where
         Self: 'a;
     fn enter(&self) -> Self::Walk<'_>;
-    fn cut(&self) -> Moment;
-    fn is_past(&self, moment: Moment) -> bool;
+    fn grace_period(&self) -> GracePeriod;
+    fn is_over(&self, moment: GracePeriod) -> bool;
     /// Between two faults.
     fn pass(&self);
 }
@@ -68,12 +68,12 @@ impl<'s> States for Epochs<'s> {
         unsafe { Epochs::enter(self, 0) }
     }
 
-    fn cut(&self) -> Moment {
+    fn grace_period(&self) -> GracePeriod {
         self.advance()
     }
 
-    fn is_past(&self, moment: Moment) -> bool {
-        Epochs::is_past(self, moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        Epochs::is_over(self, moment)
     }
 
     #[inline(always)]
@@ -89,12 +89,12 @@ impl<'s> States for Quiescence<'s> {
     #[inline(always)]
     fn enter(&self) {}
 
-    fn cut(&self) -> Moment {
+    fn grace_period(&self) -> GracePeriod {
         self.advance()
     }
 
-    fn is_past(&self, moment: Moment) -> bool {
-        Quiescence::is_past(self, moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        Quiescence::is_over(self, moment)
     }
 
     #[inline(always)]
@@ -150,12 +150,12 @@ unsafe impl<S: States> SharedPlatform for Shared<S> {
         self.states.enter()
     }
 
-    fn cut(&self) -> Moment {
-        self.states.cut()
+    fn grace_period(&self) -> GracePeriod {
+        self.states.grace_period()
     }
 
-    fn is_past(&self, moment: Moment) -> bool {
-        self.states.is_past(moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        self.states.is_over(moment)
     }
 }
 

@@ -1,9 +1,9 @@
 //! `compare --pages`: few pages in a call, scattered over tables that exist, as kernels edit all day.
 
 mod aarch64_paging;
+mod bare;
 mod calls;
 mod fault;
-mod limit;
 mod page_table_generic;
 #[cfg(target_arch = "x86_64")]
 mod page_table_multiarch;
@@ -17,7 +17,7 @@ mod x86_64;
 use serde::Serialize;
 
 use super::Against;
-use super::subject::{LIMIT, OURS, Work};
+use super::subject::{BARE, OURS, Work};
 use crate::arena::Memory;
 use crate::error::Error;
 use crate::file::Target;
@@ -67,7 +67,7 @@ struct Row {
     hardware_flags: bool,
     pages: u64,
     ns_per_call: f64,
-    ratio_to_limit: Option<f64>,
+    ratio_to_bare: Option<f64>,
     ratio_to_best_other: Option<f64>,
     /// Where hardware sets flags: to the best other crate and an exchange for each page, since that overwrites the flags.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -181,14 +181,14 @@ pub fn single(rounds: u32) -> Result<Vec<Against>, Error> {
     Ok(operations.into_iter().filter_map(against).collect())
 }
 
-/// The limit does nothing but touch memory: what scatters there is the computer, not a crate.
+/// The bare loop does nothing but touch memory: what scatters there is the computer, not a crate.
 fn noise(rows: &[Row]) -> Option<String> {
     let worst = rows
         .iter()
-        .filter(|row| row.name == LIMIT.name)
+        .filter(|row| row.name == BARE.name)
         .max_by(|a, b| a.spread.total_cmp(&b.spread))?;
     let what = format!(
-        "the limit of {} ({}, {} at a time)",
+        "the bare loop of {} ({}, {} at a time)",
         worst.operation.name(),
         worst.format.name(),
         worst.pages
@@ -220,8 +220,8 @@ fn rows(
             let this = &candidates[measurement.candidate];
             let median = measurement.samples.median();
             let operation = measurement.operation;
-            // What the limit does in the same way whether hardware sets flags or not is measured once.
-            let limit = best(operation, &|other| {
+            // What the bare loop does in the same way whether hardware sets flags or not is measured once.
+            let bare = best(operation, &|other| {
                 other.is_limit() && other.hardware_flags == this.hardware_flags
             })
             .or_else(|| best(operation, &Candidate::is_limit));
@@ -242,7 +242,7 @@ fn rows(
                 hardware_flags: this.hardware_flags,
                 pages,
                 ns_per_call: median,
-                ratio_to_limit: limit.and_then(|limit| super::ratio(median, limit)),
+                ratio_to_bare: bare.and_then(|bare| super::ratio(median, bare)),
                 ratio_to_best_other: other.and_then(|other| super::ratio(other, median)),
                 ratio_to_best_other_and_exchanges: with_exchanges
                     .and_then(|other| super::ratio(other, median)),
@@ -262,8 +262,8 @@ fn aim(pages: u64) -> Option<f64> {
     }
 }
 
-/// How many times as long as the limit it should take at most.
-const TO_LIMIT: f64 = 1.3;
+/// How many times as long as the bare loop it should take at most.
+const TO_BARE: f64 = 1.3;
 
 const IN_ORDER: [Operation; 6] = [
     Operation::Map,
@@ -320,7 +320,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
     text
 }
 
-/// The figures of the engine beside those of the limit and of the best other crate; nothing without the engine.
+/// The figures of the engine beside those of the bare loop and of the best other crate; nothing without the engine.
 fn ratios<'r, I: Iterator<Item = &'r Row>>(
     parameters: &Parameters,
     format: Architecture,
@@ -339,9 +339,9 @@ fn ratios<'r, I: Iterator<Item = &'r Row>>(
                 continue;
             }
             let name = format!("{}{words}", operation.name());
-            lines.push(line(format!("{name}: x limit"), parameters, |pages| {
-                cell(ours(pages).and_then(|row| row.ratio_to_limit), |ratio| {
-                    ratio > TO_LIMIT
+            lines.push(line(format!("{name}: x bare"), parameters, |pages| {
+                cell(ours(pages).and_then(|row| row.ratio_to_bare), |ratio| {
+                    ratio > TO_BARE
                 })
             }));
             if *operation != Operation::Fault {
@@ -371,7 +371,7 @@ fn ratios<'r, I: Iterator<Item = &'r Row>>(
         ),
     };
     format!(
-        "\n{}{verdict}\n* misses: at most {TO_LIMIT:.2} x limit; vs best at least 1.00 up to 16 pages, 2.00 from 64 on\n",
+        "\n{}{verdict}\n* misses: at most {TO_BARE:.2} x bare; vs best at least 1.00 up to 16 pages, 2.00 from 64 on\n",
         report::table_of(header, 1, lines)
     )
 }

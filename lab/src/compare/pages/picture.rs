@@ -1,7 +1,7 @@
 //! The comparison as lines: a panel for each operation and format, nanoseconds for each page against the pages in a call.
 
 use super::subject::Operation;
-use super::{LIMIT, Parameters, Row};
+use super::{BARE, Parameters, Row};
 use crate::plot::{Chart, Line, Panel, Role};
 use crate::report::{self, Report};
 
@@ -34,7 +34,7 @@ pub fn of(report: &Report<Parameters, Row>) -> Chart {
         across: "pages in a call".to_owned(),
         panels,
         notes: vec![
-            "limit: a bare walk to the last table, and the accesses".to_owned(),
+            "bare: a bare walk to the last table, and the accesses".to_owned(),
             "Hardware sets no flags. Software only: no barrier and no invalidation is timed."
                 .to_owned(),
         ],
@@ -51,7 +51,7 @@ fn lines<'r>(rows: impl Iterator<Item = &'r Row>) -> Vec<Line> {
                 name: row.name.to_owned(),
                 role: match row.name {
                     _ if row.is_ours() => Role::Ours,
-                    name if name == LIMIT.name => Role::Limit,
+                    name if name == BARE.name => Role::Bare,
                     _ => Role::Other,
                 },
                 points: vec![point],

@@ -202,15 +202,15 @@ pub fn run(
                 }
             }
         }
-        // The limit is the first.
-        let limit = &mut workers[0];
-        let sample = limit.time(Operation::Exchange, &parts)?;
+        // The bare loop is the first.
+        let bare = &mut workers[0];
+        let sample = bare.time(Operation::Exchange, &parts)?;
         if round > 0 {
             figures.push(0, Operation::Exchange, "", sample);
         }
         if let (1, Some(kept), Some(ours)) = (pages, kept, ours) {
-            let sample = limit.time(Operation::Fault, &parts)?;
-            limit.time(Operation::Unmap, &parts)?;
+            let sample = bare.time(Operation::Fault, &parts)?;
+            bare.time(Operation::Unmap, &parts)?;
             if round > 0 {
                 figures.push(0, Operation::Fault, "", sample);
             }

@@ -3,10 +3,10 @@
 use serde::Serialize;
 use tablewright::format::Arm64K4;
 
-use super::super::subject::{CANDIDATES, LIMIT, OURS};
+use super::super::subject::{BARE, CANDIDATES, OURS};
 use super::aarch64_paging::Aarch64Paging;
+use super::bare::Bare;
 use super::calls::Calls;
-use super::limit::Limit;
 use super::page_table_generic::{Arm64Entry, Generic};
 #[cfg(target_arch = "x86_64")]
 use super::page_table_multiarch::{Arm64, X64};
@@ -50,7 +50,7 @@ impl Operation {
     }
 }
 
-/// A crate, or the limit, in one format. A cycle maps, queries, protects and unmaps the same ranges, in one order.
+/// A crate, or the bare loop, in one format. A cycle maps, queries, protects and unmaps the same ranges, in one order.
 ///
 /// All tables come from the arena that `begin` was given, and no reference into a table outlives the call that made it. An
 /// error is one line.
@@ -97,13 +97,13 @@ impl Candidate {
             && matches!(operation, Operation::Map | Operation::Query)
     }
 
-    /// Whether it is the limit.
+    /// Whether it is the bare loop.
     pub fn is_limit(&self) -> bool {
-        self.name == LIMIT.name
+        self.name == BARE.name
     }
 }
 
-/// Everything that is measured of a format: the limit first, without and with flags of hardware, then the crates that write
+/// Everything that is measured of a format: the bare loop first, without and with flags of hardware, then the crates that write
 /// it, if they are `chosen`.
 pub fn candidates(architecture: Architecture, chosen: impl Fn(&str) -> bool) -> Vec<Candidate> {
     let version = |name| {
@@ -113,8 +113,8 @@ pub fn candidates(architecture: Architecture, chosen: impl Fn(&str) -> bool) -> 
     type Make = fn() -> Box<dyn Subject>;
     let all: Vec<(&'static str, bool, Make)> = match architecture {
         Architecture::Arm64 => vec![
-            (LIMIT.name, false, || Box::new(Limit::arm64(false))),
-            (LIMIT.name, true, || Box::new(Limit::arm64(true))),
+            (BARE.name, false, || Box::new(Bare::arm64(false))),
+            (BARE.name, true, || Box::new(Bare::arm64(true))),
             (OURS, false, || Box::new(Tablewright::<Arm64K4>::new(false))),
             (OURS, true, || Box::new(Tablewright::<Arm64K4>::new(true))),
             ("aarch64-paging", false, || {
@@ -127,8 +127,8 @@ pub fn candidates(architecture: Architecture, chosen: impl Fn(&str) -> bool) -> 
             ("page_table_multiarch", false, || Box::new(Arm64::default())),
         ],
         Architecture::X86_64 => vec![
-            (LIMIT.name, false, || Box::new(Limit::x86_64(false))),
-            (LIMIT.name, true, || Box::new(Limit::x86_64(true))),
+            (BARE.name, false, || Box::new(Bare::x86_64(false))),
+            (BARE.name, true, || Box::new(Bare::x86_64(true))),
             (OURS, false, || {
                 Box::new(Tablewright::<tablewright::format::X86_64<4>>::new(false))
             }),
@@ -149,7 +149,7 @@ pub fn candidates(architecture: Architecture, chosen: impl Fn(&str) -> bool) -> 
         ],
     };
     all.into_iter()
-        .filter(|(name, ..)| *name == LIMIT.name || chosen(name))
+        .filter(|(name, ..)| *name == BARE.name || chosen(name))
         .map(|(name, hardware_flags, subject)| Candidate {
             name,
             version: version(name),

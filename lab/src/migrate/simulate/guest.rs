@@ -119,7 +119,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
             return self.fail(format!("{trap:?} at {at}"));
         };
         if fault.cause == Cause::AccessFlag {
-            let _again = self.guest.touch(&fault);
+            let _again = self.guest.set_accessed(&fault);
             return;
         }
         let request = match self.guest.request(&fault) {

@@ -41,7 +41,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         let mut later = self.later.take();
         later.extend(gather.finish(|_| ()).err());
         for cut in later {
-            match cut.quiet() {
+            match cut.try_complete() {
                 Ok(completed) => completed.finish(|_| ()),
                 Err(cut) => self.later.borrow_mut().push(cut),
             }
@@ -75,7 +75,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
             gather.borrow_mut().release_tables();
         }
         for cut in self.later.take() {
-            if let Ok(completed) = cut.quiet() {
+            if let Ok(completed) = cut.try_complete() {
                 completed.finish(|_| ());
             }
         }

@@ -28,7 +28,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
             self.bitmap.mark_all();
             cpu.spend(self.machine.costs().load * self.words.len() as u64);
         }
-        // Nothing is taken back for good, so nothing is swept.
+        // Nothing is taken back for good, so nothing is zapped.
         drop(self.guest.replace(slot).map_err(|it| it.to_string())?);
         // A fault that looked the slot up without a log may still map by that.
         self.wait(cpu);
@@ -61,8 +61,8 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
 
     /// Until every walk is over.
     fn wait(&self, cpu: Cpu<'_>) {
-        let moment = self.guest.space().moment();
-        while !self.guest.space().is_quiet(moment) {
+        let moment = self.guest.space().grace_period();
+        while !self.guest.space().is_over(moment) {
             cpu.spend(PAUSE);
         }
     }

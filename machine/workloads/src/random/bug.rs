@@ -191,7 +191,7 @@ pub enum Bug {
     ReleasedBeforeProtection,
     /// A log with rings starts with everything marked.
     RingStartsMarked,
-    /// A log starts, and what is mapped is not swept.
+    /// A log starts, and what is mapped is not zapped.
     StartNotSwept,
     /// A log starts with everything marked, and walks from before are not waited for.
     StartNotAwaited,

@@ -706,7 +706,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
             }
         }
         let mut settle = || {
-            completed.settle(|leaf| {
+            completed.reclaim(|leaf| {
                 give_back(self.machine, self.oracle, &leaf);
                 if self.dice.once_in(8) {
                     ControlFlow::Break(())

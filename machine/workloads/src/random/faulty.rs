@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-use tablewright::shared::{Moment, SharedPlatform, Upkeep};
+use tablewright::shared::{CacheMaintenance, GracePeriod, SharedPlatform};
 use tablewright::{
     Barrier, Caps, Entry, Hooks, Invalidation, Level, Pa, Platform, Stale, TableLink, What,
 };
@@ -336,16 +336,16 @@ unsafe impl<'m> SharedPlatform for Faulty<'m> {
         self.mapper.enter()
     }
 
-    fn cut(&self) -> Moment {
-        self.mapper.cut()
+    fn grace_period(&self) -> GracePeriod {
+        self.mapper.grace_period()
     }
 
-    fn is_past(&self, moment: Moment) -> bool {
-        self.mapper.is_past(moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        self.mapper.is_over(moment)
     }
 
-    fn upkeep(&self) -> Upkeep {
-        self.mapper.upkeep()
+    fn maintenance(&self) -> CacheMaintenance {
+        self.mapper.maintenance()
     }
 
     fn clean(&self, frame: Pa, size: u64) {

@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 use tablewright::guest::{
-    Access, Backing, Cause, Declined, Fault, Gather, Guest, Log, Pass, Slot, SlotCell, Sweep,
+    Access, Backing, Cause, Declined, Fault, Gather, Guest, Log, Pass, Slot, SlotCell, Zap,
 };
 use tablewright::shared::{Cut, Mapped, Refused, SharedPlatform, SharedSpace};
 use tablewright::{AddressSpace, Change, Format, Half, Ipa, Leaf, Level, Memory, Pa, Perms, Span};
@@ -692,8 +692,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// Puts another slot in the place of one. What it gives back is to be swept, and then forgotten.
-    fn replace(&self, old: Slot, new: Slot) -> Option<Sweep<'_, 'a, F, Mapper<'m>>> {
+    /// Puts another slot in the place of one. What it gives back is to be zapped, and then forgotten.
+    fn replace(&self, old: Slot, new: Slot) -> Option<Zap<'_, 'a, F, Mapper<'m>>> {
         if new == old {
             return None;
         }
@@ -736,9 +736,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             }
             0..=2 if slot.log.is_on() => self.collect(slot, dice, gather),
             0..=2 => {
-                if let Some(sweep) = self.replace(slot, slot.with_log(Log::ByFault)) {
+                if let Some(zap) = self.replace(slot, slot.with_log(Log::ByFault)) {
                     if dice.once_in(3) || !self.protect_all() {
-                        self.protect(sweep, gather);
+                        self.protect(zap, gather);
                     }
                     self.forget(slot);
                     let mut logs = self.logs.borrow_mut();
@@ -750,9 +750,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 // Read-only, or not any more.
                 let write = slot.perms.contains(Perms::WRITE);
                 let perms = slot.perms ^ Perms::WRITE;
-                if let Some(sweep) = self.replace(slot, slot.with_perms(perms)) {
+                if let Some(zap) = self.replace(slot, slot.with_perms(perms)) {
                     if write {
-                        self.protect(sweep, gather);
+                        self.protect(zap, gather);
                     }
                     self.forget(slot);
                 }
@@ -763,16 +763,16 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                     guest: span(place, slot.guest.size()),
                     ..slot
                 };
-                if let Some(sweep) = self.replace(slot, moved) {
-                    self.unmap(sweep, dice, gather);
+                if let Some(zap) = self.replace(slot, moved) {
+                    self.unmap(zap, dice, gather);
                     self.forget(slot);
                 }
             }
             6 if slot.id == 1 => {
                 // Other memory behind the same addresses.
                 let host = dice.pick(&BEHIND) * self.host.page;
-                if let Some(sweep) = self.replace(slot, Slot { host, ..slot }) {
-                    self.unmap(sweep, dice, gather);
+                if let Some(zap) = self.replace(slot, Slot { host, ..slot }) {
+                    self.unmap(zap, dice, gather);
                     self.forget(slot);
                 }
             }
@@ -780,8 +780,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 self.logs.borrow_mut()[log].steady = false;
                 self.say(slot, Phase::Going);
                 match self.guest.remove(slot.id) {
-                    Ok(sweep) => {
-                        self.unmap(sweep, dice, gather);
+                    Ok(zap) => {
+                        self.unmap(zap, dice, gather);
                         self.forget(slot);
                     }
                     Err(_) => {
@@ -807,7 +807,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         match dice.below(3) {
             0 if self.protect_all() => {}
             1 if self.protect_pages(slot, gather) => {}
-            _ => self.protect(self.guest.sweep(slot.guest), gather),
+            _ => self.protect(self.guest.zap(slot.guest), gather),
         }
         let log = &mut self.logs.borrow_mut()[usize::from(slot.id)];
         // A CPU that was at it when the marks were taken has marked by now.
@@ -822,7 +822,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         log.round += 1;
     }
 
-    // ---- Sweeps ----
+    // ---- Zaps ----
 
     fn wait(&self) {
         self.cpu().spend(Time::ns(150));
@@ -838,10 +838,10 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     fn protect_pages(&self, slot: Slot, gather: &mut Edits<'_, 'a, 'm, F>) -> bool {
         let pages = slot.guest.size() / self.host.page;
         let protected = gather.protect(&slot, 0..pages);
-        let moment = self.guest.space().moment();
+        let moment = self.guest.space().grace_period();
         self.put_off(gather);
         // A CPU that has made a page writable before that marks it in its walk.
-        while !self.guest.space().is_quiet(moment) {
+        while !self.guest.space().is_over(moment) {
             self.wait();
         }
         protected.is_ok_and(|protected| !protected.passed_over)
@@ -849,11 +849,11 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     fn protect<'g>(
         &'g self,
-        mut sweep: Sweep<'g, 'a, F, Mapper<'m>>,
+        mut zap: Zap<'g, 'a, F, Mapper<'m>>,
         gather: &mut Edits<'g, 'a, 'm, F>,
     ) {
         loop {
-            let pass = sweep.protect(gather, Change::new().write_protect());
+            let pass = zap.protect(gather, Change::new().write_protect());
             self.put_off(gather);
             match pass {
                 Ok(Pass::Waiting) => self.wait(),
@@ -866,7 +866,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     fn unmap<'g>(
         &'g self,
-        mut sweep: Sweep<'g, 'a, F, Mapper<'m>>,
+        mut zap: Zap<'g, 'a, F, Mapper<'m>>,
         dice: &Dice,
         gather: &mut Edits<'g, 'a, 'm, F>,
     ) {
@@ -874,7 +874,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         loop {
             let mut held = Vec::new();
             self.open.update(|open| open + 1);
-            let pass = sweep.unmap(gather, |leaf| {
+            let pass = zap.unmap(gather, |leaf| {
                 held.push(leaf);
                 if held.len() < most {
                     ControlFlow::Continue(())
@@ -909,12 +909,12 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// All that is mapped of some of the host's memory is swept.
+    /// All that is mapped of some of the host's memory is zapped.
     fn sweep_host<'g>(
         &'g self,
         first: u64,
         size: u64,
-        mut sweep: impl FnMut(Sweep<'g, 'a, F, Mapper<'m>>),
+        mut zap: impl FnMut(Zap<'g, 'a, F, Mapper<'m>>),
     ) {
         let slots: Vec<_> = self.slots.borrow().iter().map(|&(slot, _)| slot).collect();
         for slot in slots {
@@ -922,7 +922,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             let (from, to) = (first.max(slot.host), (first + size).min(end));
             if from < to {
                 let at = slot.guest.start().get() + (from - slot.host);
-                sweep(self.guest.sweep(span(at, to - from)));
+                zap(self.guest.zap(span(at, to - from)));
             }
         }
     }
@@ -952,7 +952,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             0..=5 => self.reclaim(page, dice, gather),
             6 | 7 => self.share(page, dice, gather),
             8..=11 => self.change_slot(dice.below(SLOTS.into()) as u16, dice, gather),
-            12 => self.unmap(self.guest.sweep_all(), dice, gather),
+            12 => self.unmap(self.guest.zap_all(), dice, gather),
             13..=17 => self.change_block(dice, gather),
             18 => self.age(dice, gather),
             19..=21 => self.split(dice, gather),
@@ -968,8 +968,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             return;
         };
         host.change(number, Now::Moving);
-        self.sweep_host(host.at(number), host.page, |sweep| {
-            self.unmap(sweep, dice, gather);
+        self.sweep_host(host.at(number), host.page, |zap| {
+            self.unmap(zap, dice, gather);
         });
         self.check_gone(number, frame);
         self.check_dirty(number, self.open.get() == 0);
@@ -995,7 +995,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// A sweep is over that took a page away: no entry leads there.
+    /// A zap is over that took a page away: no entry leads there.
     fn check_gone(&self, number: usize, frame: Pa) {
         let at = self.host.at(number);
         for &(slot, _) in self.slots.borrow().iter() {
@@ -1031,8 +1031,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         };
         let here = |frame, writable| Now::Here { frame, writable };
         host.change(number, here(frame, false));
-        self.sweep_host(host.at(number), host.page, |sweep| {
-            self.protect(sweep, gather);
+        self.sweep_host(host.at(number), host.page, |zap| {
+            self.protect(zap, gather);
         });
         host.settle(number);
         self.cpu().spend(dice.time() * 8);
@@ -1046,9 +1046,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         host.change(number, here(copy.unwrap_or(frame), true));
         if copy.is_some() {
             // Faults of others may put the copy in the place of the page, or not.
-            self.sweep_host(host.at(number), host.page, |sweep| {
+            self.sweep_host(host.at(number), host.page, |zap| {
                 self.cpu().spend(dice.time() * dice.below(8));
-                self.unmap(sweep, dice, gather);
+                self.unmap(zap, dice, gather);
             });
         }
         host.settle(number);
@@ -1113,9 +1113,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             host.second.set(Block::Parts(base));
         }
         if at_once {
-            self.sweep_host(first, size, |sweep| self.unmap(sweep, dice, gather));
+            self.sweep_host(first, size, |zap| self.unmap(zap, dice, gather));
         } else {
-            self.sweep_host(first, size, |sweep| self.protect(sweep, gather));
+            self.sweep_host(first, size, |zap| self.protect(zap, gather));
         }
         (SMALL..PAGES).for_each(|number| host.settle(number));
         for (number, &now) in (SMALL..PAGES).zip(&before) {
@@ -1135,9 +1135,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         host.second.set(Block::Whole(base));
         (SMALL..PAGES).for_each(|number| host.change(number, here(number, true)));
         if !at_once {
-            self.sweep_host(first, size, |sweep| {
+            self.sweep_host(first, size, |zap| {
                 self.cpu().spend(dice.time() * dice.below(8));
-                self.unmap(sweep, dice, gather);
+                self.unmap(zap, dice, gather);
             });
         }
         (SMALL..PAGES).for_each(|number| host.settle(number));
@@ -1202,7 +1202,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             self.cpu().spend(dice.time());
         }
         self.open.update(|open| open + 1);
-        let _recovered = gather.recover(&request, &page);
+        let _recovered = gather.collapse(&request, &page);
         // Others edit the block before the table is forgotten.
         self.cpu().spend(dice.time() * dice.below(8));
         self.keep(gather.issue().complete());
@@ -1438,7 +1438,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             return Served::Again;
         };
         if fault.cause == Cause::AccessFlag {
-            let _touched = self.guest.touch(&fault);
+            let _touched = self.guest.set_accessed(&fault);
             return Served::Again;
         }
         let served = self.serve_with(&fault, dice, gather);
@@ -1480,7 +1480,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 self.cpu().spend(dice.time());
             }
             for _ in 0..3 {
-                // What is mapped is marked before a sweep can go on.
+                // What is mapped is marked before a zap can go on.
                 let walk = request.slot().log.is_on().then(|| self.mapper.enter());
                 let mapped = gather.map(&request, &page);
                 if mapped.is_ok() && request.is_logged_write() {
@@ -1562,8 +1562,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         let dice = Dice::new(1, 1);
         let mut gather = self.guest.gather();
         for id in 0..SLOTS {
-            if let Ok(sweep) = self.guest.remove(id) {
-                self.unmap(sweep, &dice, &mut gather);
+            if let Ok(zap) = self.guest.remove(id) {
+                self.unmap(zap, &dice, &mut gather);
             }
         }
         drop(gather);

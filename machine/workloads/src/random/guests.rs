@@ -364,8 +364,8 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
             self.later.push(gather.issue().complete());
             if pass == 0 {
                 // Faults that looked the page up before it was taken come to their end.
-                let moment = self.platform.cut();
-                while !self.platform.is_past(moment) {
+                let moment = self.platform.grace_period();
+                while !self.platform.is_over(moment) {
                     self.machine.cpu().spend(Time::ns(100));
                 }
             }

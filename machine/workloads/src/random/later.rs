@@ -47,7 +47,7 @@ impl<F: Format, P: SharedPlatform> Later<F, P> {
         let Some(cut) = oldest else {
             return false;
         };
-        match cut.quiet() {
+        match cut.try_complete() {
             Ok(completed) => {
                 completed.finish(leaves);
                 true

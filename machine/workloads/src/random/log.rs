@@ -20,7 +20,7 @@ use std::sync::atomic::AtomicU64;
 use tablewright::dirty::{Bitmap, Flip, Marker, Ring, RingEntry};
 use tablewright::guest::{
     Access, Backing, Cause, Declined, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot,
-    SlotCell, Sweep,
+    SlotCell, Zap,
 };
 use tablewright::shared::{Mapped, Refused, SharedSpace};
 use tablewright::{AddressSpace, Change, Entry, Format, Half, Ipa, Leaf, Level, Pa, Platform};
@@ -70,8 +70,8 @@ enum Marks {
 /// How a log starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// All is protected by a sweep.
-    Sweep,
+    /// All is protected by a zap.
+    Zap,
     /// All is protected in one step.
     Step,
     /// Nothing is protected, all is marked.
@@ -93,11 +93,11 @@ impl Plan {
         let marks = dice.pick(&[Marks::Bitmap, Marks::Flip, Marks::Ring]);
         // Only a bitmap is for hardware's marks. And everything is not protected in one step where hardware marks.
         let start = match (hardware, marks) {
-            (true, Marks::Bitmap) => dice.pick(&[Start::Sweep, Start::Marked, Start::Hardware]),
-            (true, Marks::Flip) => dice.pick(&[Start::Sweep, Start::Marked]),
-            (true, Marks::Ring) => Start::Sweep,
-            (false, Marks::Ring) => dice.pick(&[Start::Sweep, Start::Step]),
-            (false, _) => dice.pick(&[Start::Sweep, Start::Step, Start::Marked]),
+            (true, Marks::Bitmap) => dice.pick(&[Start::Zap, Start::Marked, Start::Hardware]),
+            (true, Marks::Flip) => dice.pick(&[Start::Zap, Start::Marked]),
+            (true, Marks::Ring) => Start::Zap,
+            (false, Marks::Ring) => dice.pick(&[Start::Zap, Start::Step]),
+            (false, _) => dice.pick(&[Start::Zap, Start::Step, Start::Marked]),
         };
         Self {
             marks,
@@ -498,7 +498,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             return Served::Again;
         };
         if fault.cause == Cause::AccessFlag {
-            let _touched = self.guest.touch(&fault);
+            let _touched = self.guest.set_accessed(&fault);
             return Served::Again;
         }
         let pending = &self.pending[self.cpu().id()];
@@ -731,8 +731,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         };
         if let Some(new) = new {
             page.moving.set(true);
-            let sweep = self.guest.sweep(span(self.at(number), self.page));
-            self.unmap(sweep, dice, gather);
+            let zap = self.guest.zap(span(self.at(number), self.page));
+            self.unmap(zap, dice, gather);
             if page.copy.is_some() {
                 self.machine.copy_page(old, new);
             }
@@ -768,7 +768,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             if dice.once_in(2) {
                 self.pause(dice, 8);
             }
-            let _recovered = gather.recover(&request, &backing);
+            let _recovered = gather.collapse(&request, &backing);
         }
         self.put_off(gather);
     }
@@ -780,7 +780,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.put_off(gather);
     }
 
-    // ---- Sweeps, and what is gathered ----
+    // ---- Zaps, and what is gathered ----
 
     /// A leaf has gone that hardware may have marked.
     fn report(&self, leaf: &Leaf<F>) {
@@ -810,13 +810,13 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     fn unmap<'g>(
         &'g self,
-        mut sweep: Sweep<'g, 'a, F, Mapper<'m>>,
+        mut zap: Zap<'g, 'a, F, Mapper<'m>>,
         dice: &Dice,
         gather: &mut Edits<'g, 'a, 'm, F>,
     ) {
         loop {
             let mut held = Vec::new();
-            let pass = sweep.unmap(gather, |leaf| {
+            let pass = zap.unmap(gather, |leaf| {
                 held.push(leaf);
                 ControlFlow::Continue(())
             });
@@ -850,11 +850,11 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     fn protect<'g>(
         &'g self,
-        mut sweep: Sweep<'g, 'a, F, Mapper<'m>>,
+        mut zap: Zap<'g, 'a, F, Mapper<'m>>,
         gather: &mut Edits<'g, 'a, 'm, F>,
     ) {
         loop {
-            let pass = sweep.protect(gather, Change::new().write_protect());
+            let pass = zap.protect(gather, Change::new().write_protect());
             self.put_off(gather);
             match pass {
                 Ok(Pass::Waiting) => self.wait(),
@@ -919,16 +919,16 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             }
         }
         for slot in &self.slots {
-            let sweep = match self.replace(slot.with_log(plan.log())) {
-                Some(sweep) => sweep,
+            let zap = match self.replace(slot.with_log(plan.log())) {
+                Some(zap) => zap,
                 None => return,
             };
-            if plan.start == Start::Sweep && !self.is(Bug::StartNotSwept) {
-                self.protect(sweep, gather);
+            if plan.start == Start::Zap && !self.is(Bug::StartNotSwept) {
+                self.protect(zap, gather);
             }
         }
         match plan.start {
-            Start::Sweep => {}
+            Start::Zap => {}
             Start::Step => self.protect_all(),
             // A CPU that has looked the slot up before, when nothing was logged, may be mapping.
             Start::Marked | Start::Hardware if !self.is(Bug::StartNotAwaited) => {
@@ -939,15 +939,15 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     }
 
     fn wait_for_walks(&self) {
-        let moment = self.guest.space().moment();
-        while !self.guest.space().is_quiet(moment) {
+        let moment = self.guest.space().grace_period();
+        while !self.guest.space().is_over(moment) {
             self.wait();
         }
     }
 
-    fn replace(&self, slot: Slot) -> Option<Sweep<'_, 'a, F, Mapper<'m>>> {
+    fn replace(&self, slot: Slot) -> Option<Zap<'_, 'a, F, Mapper<'m>>> {
         match self.guest.replace(slot) {
-            Ok(sweep) => Some(sweep),
+            Ok(zap) => Some(zap),
             Err(error) => {
                 self.machine.report(Rule::Program, error.to_string());
                 None
@@ -1104,7 +1104,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         let flip = &self.records[usize::from(slot.id)].flip;
         let mut idle = flip.turn(&self.mapper);
         let quiet = loop {
-            match idle.quiet(&self.mapper) {
+            match idle.try_complete(&self.mapper) {
                 Ok(quiet) => break quiet,
                 Err(again) => idle = again,
             }
@@ -1255,7 +1255,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         let mut gather = self.guest.gather();
         for slot in &self.slots {
             match self.guest.remove(slot.id) {
-                Ok(sweep) => self.unmap(sweep, &dice, &mut gather),
+                Ok(zap) => self.unmap(zap, &dice, &mut gather),
                 Err(error) => self.machine.report(Rule::Program, error.to_string()),
             }
         }

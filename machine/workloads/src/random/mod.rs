@@ -28,6 +28,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use tablewright::{AddressSpace, Format, Half, Platform};
+use tablewright_machine::splitmix;
 use tablewright_machine::trace::Sink;
 use tablewright_machine::{
     Architecture, Costs, Counts, Cpu, Granule, Machine, Mapper, Memory, Ordering, Outcome, Regime,
@@ -124,7 +125,7 @@ impl Run {
     }
 }
 
-/// Numbers that look random and are those of a seed (SplitMix64).
+/// Numbers that look random and are those of a seed.
 pub(crate) struct Dice(Cell<u64>);
 
 impl Dice {
@@ -137,11 +138,7 @@ impl Dice {
     }
 
     fn next(&self) -> u64 {
-        let state = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.0.set(state);
-        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        splitmix::next(&self.0)
     }
 
     /// A number below `bound`.

@@ -154,7 +154,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::Wash => self.with_gather(cpu, dice, |world, it| {
                 if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
                     let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
-                        it.gather.wash(span, |leaf| {
+                        it.gather.clear_dirty(span, |leaf| {
                             world.check(leaf.attrs().dirty, || "a clean leaf is dirty".into());
                         })
                     });
@@ -203,12 +203,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::SharedFinish => {
                 self.with_gather(cpu, dice, |world, it| world.shared_finish(cpu, it));
             }
-            Kind::Moment => self.with_shared(dice, |_, space| {
-                let moment = space.moment();
-                let quiet = space.is_quiet(moment);
-                let again = tablewright::shared::Moment::new(moment.get());
+            Kind::GracePeriod => self.with_shared(dice, |_, space| {
+                let moment = space.grace_period();
+                let quiet = space.is_over(moment);
+                let again = tablewright::shared::GracePeriod::new(moment.get());
                 // What is over stays so.
-                self.check(!quiet || space.is_quiet(again), || {
+                self.check(!quiet || space.is_over(again), || {
                     "a moment is not past any more".into()
                 });
             }),
@@ -257,7 +257,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             );
         }
         for (_, cut) in local.cuts.borrow().iter() {
-            let _ = cut.moment();
+            let _ = cut.grace_period();
         }
     }
 
@@ -1032,10 +1032,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         if unwind {
             self.leaked.set(true);
             unwinds(|| {
-                let _settled = completed.settle(&mut visit);
+                let _reclaimed = completed.reclaim(&mut visit);
             });
         } else {
-            let _settled = completed.settle(visit);
+            let _reclaimed = completed.reclaim(visit);
         }
         local.completed.borrow_mut().push((batch, completed));
     }
@@ -1045,7 +1045,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let Some((batch, cut)) = take_any(dice, &local.cuts) else {
             return;
         };
-        match cut.quiet() {
+        match cut.try_complete() {
             Ok(completed) => local.completed.borrow_mut().push((batch, completed)),
             Err(cut) => local.cuts.borrow_mut().push((batch, cut)),
         }
@@ -1242,7 +1242,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let mut used = true;
             match &mapped {
                 Ok(Mapped::Replaced(leaf)) => world.out(it.batch, leaf),
-                Ok(Mapped::Installed | Mapped::Coalesced) => {}
+                Ok(Mapped::Installed | Mapped::Collapsed) => {}
                 Ok(Mapped::Already | Mapped::Relaxed) => {
                     world.check(page.is_none(), || "a new page was mapped already".into());
                     used = false;

@@ -1,7 +1,7 @@
 //! The operations of guests, and of hosts that have pages for them.
 //!
-//! A host looks a page up after the fault, and takes it back in the order that a sweep prescribes: its own look-up gives the
-//! new answer, the sweep goes to its end and is complete, and then the page is used for something else.
+//! A host looks a page up after the fault, and takes it back in the order that a zap prescribes: its own look-up gives the
+//! new answer, the zap goes to its end and is complete, and then the page is used for something else.
 
 // Every kind of value is forgotten and dropped, with a destructor or without.
 #![allow(clippy::forget_non_drop)]
@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU64;
 
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
 use tablewright::guest::{
-    Access, Backing, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot, SlotCell, Sweep,
+    Access, Backing, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot, SlotCell, Zap,
 };
 use tablewright::shared::{Mapped, Refused, SharedSpace};
 use tablewright::{EditError, Format, Ipa, Memory, Pa, Perms, Span};
@@ -101,13 +101,13 @@ struct Gathering<'m, F: Format<Input = Ipa>> {
 
 struct Sweeping<'m, F: Format<Input = Ipa>> {
     slot: usize,
-    sweep: Sweep<'m, 'm, F, Plat<'m>>,
+    zap: Zap<'m, 'm, F, Plat<'m>>,
     /// Pages that are free when it is over.
     pages: Vec<Pa>,
     under: Under,
 }
 
-/// In which gathers the passes of a sweep are that are not complete.
+/// In which gathers the passes of a zap are that are not complete.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Under {
     /// All are complete.
@@ -121,14 +121,14 @@ enum Under {
 /// What a CPU has of guests.
 pub struct Local<'m, F: Format<Input = Ipa>> {
     gathers: RefCell<Vec<Gathering<'m, F>>>,
-    sweeps: RefCell<Vec<Sweeping<'m, F>>>,
+    zaps: RefCell<Vec<Sweeping<'m, F>>>,
 }
 
 impl<F: Format<Input = Ipa>> Default for Local<'_, F> {
     fn default() -> Self {
         Self {
             gathers: RefCell::default(),
-            sweeps: RefCell::default(),
+            zaps: RefCell::default(),
         }
     }
 }
@@ -180,7 +180,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
                 }
             }),
             Kind::Recover => host.recover(),
-            Kind::Sweep => host.sweep(),
+            Kind::Zap => host.zap(),
             Kind::TakeBack => host.take_back(),
             Kind::SweepStep => host.sweep_step(),
             _ => {}
@@ -204,10 +204,10 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
             })
         } else {
             // Its pages are not free before the end.
-            take_any(dice, &local.sweeps).map(|it| {
+            take_any(dice, &local.zaps).map(|it| {
                 match forget {
-                    true => std::mem::forget(it.sweep),
-                    false => drop(it.sweep),
+                    true => std::mem::forget(it.zap),
+                    false => drop(it.zap),
                 }
                 it.slot
             })
@@ -220,8 +220,8 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
 
     fn retire(world: &World<'m, F, Self>, cpu: usize) {
         let local = &world.local(cpu).guest;
-        let sweeps = std::mem::take(&mut *local.sweeps.borrow_mut());
-        for it in sweeps {
+        let zaps = std::mem::take(&mut *local.zaps.borrow_mut());
+        for it in zaps {
             world.slots[it.slot].users.update(|users| users - 1);
         }
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
@@ -237,7 +237,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
 
     fn forget(local: &Self::Local) {
         std::mem::forget(local.gathers.take());
-        std::mem::forget(local.sweeps.take());
+        std::mem::forget(local.zaps.take());
     }
 }
 
@@ -384,20 +384,20 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 (false, Some(slot)) => guest.change(|guest| guest.replace(slot)),
                 _ => return,
             };
-            if let Ok(sweep) = changed {
-                self.keep(index, sweep, Vec::new());
+            if let Ok(zap) = changed {
+                self.keep(index, zap, Vec::new());
             }
         });
     }
 
-    fn keep(&self, slot: usize, sweep: Sweep<'m, 'm, F, Plat<'m>>, pages: Vec<Pa>) {
-        let _ = sweep.span();
+    fn keep(&self, slot: usize, zap: Zap<'m, 'm, F, Plat<'m>>, pages: Vec<Pa>) {
+        let _ = zap.span();
         self.world.slots[slot].users.update(|users| users + 1);
-        let mut sweeps = self.local().sweeps.borrow_mut();
+        let mut zaps = self.local().zaps.borrow_mut();
         let under = Under::None;
-        sweeps.push(Sweeping {
+        zaps.push(Sweeping {
             slot,
-            sweep,
+            zap,
             pages,
             under,
         });
@@ -568,7 +568,10 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let (request, outdated) = (asked.request, guest.is_changed_since(&asked));
             let recovers = host.dice.once_in(6);
             let mapped = match recovers {
-                true => it.gather.recover(&request, &found).map(|_| Mapped::Already),
+                true => it
+                    .gather
+                    .collapse(&request, &found)
+                    .map(|_| Mapped::Already),
                 false => it.gather.map(&request, &found),
             };
             host.judge(&mapped);
@@ -586,7 +589,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
     fn reopen(&self) {
         self.with_guest(|index, guest| {
             if self.dice.once_in(4) {
-                let _refused = guest.guest.touch(&self.some_fault(index));
+                let _refused = guest.guest.set_accessed(&self.some_fault(index));
                 return;
             }
             let requests = &self.world.local(self.cpu).requests;
@@ -612,7 +615,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             if let Ok(request) = guest.guest.request(&fault)
                 && let Some(page) = host.look_up(guest, &request)
             {
-                let _refused = it.gather.recover(&request, &page);
+                let _refused = it.gather.collapse(&request, &page);
             }
         });
     }
@@ -694,14 +697,14 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
 
     // ---- What is taken back ----
 
-    fn sweep(&self) {
+    fn zap(&self) {
         self.with_guest(|index, guest| {
             let span = self.world.span(self.world.slots[index].base, self.dice);
-            let sweep = match span {
-                Ok(span) if self.dice.below(3) > 0 => guest.sweep(|guest| guest.sweep(span)),
-                _ => guest.sweep(|guest| guest.sweep_all()),
+            let zap = match span {
+                Ok(span) if self.dice.below(3) > 0 => guest.zap(|guest| guest.zap(span)),
+                _ => guest.zap(|guest| guest.zap_all()),
             };
-            self.keep(index, sweep, Vec::new());
+            self.keep(index, zap, Vec::new());
         });
     }
 
@@ -725,11 +728,11 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             };
             if self.world.control.is(Bug::FreesBeforeSweep) {
                 self.give(frame);
-                self.keep(index, guest.guest.sweep(span), Vec::new());
+                self.keep(index, guest.guest.zap(span), Vec::new());
                 return;
             }
-            let sweep = guest.sweep(|guest| guest.sweep(span));
-            self.keep(index, sweep, vec![frame]);
+            let zap = guest.zap(|guest| guest.zap(span));
+            self.keep(index, zap, vec![frame]);
         });
     }
 
@@ -739,7 +742,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
     }
 
     fn sweep_step(&self) {
-        let Some(mut it) = take_any(self.dice, &self.local().sweeps) else {
+        let Some(mut it) = take_any(self.dice, &self.local().zaps) else {
             return;
         };
         let slot = it.slot;
@@ -750,9 +753,9 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 let batch = gathering.batch;
                 let mut room = host.dice.below(12);
                 let unmaps = !it.pages.is_empty() || host.dice.below(3) > 0;
-                let (span, begun) = (it.sweep.span(), host.world.begin(gathering.slot));
+                let (span, begun) = (it.zap.span(), host.world.begin(gathering.slot));
                 let pass = if unmaps {
-                    it.sweep.unmap(&mut gathering.gather, |held| {
+                    it.zap.unmap(&mut gathering.gather, |held| {
                         let local = host.world.local(host.cpu);
                         local.held.borrow_mut().push((batch, held));
                         room = room.saturating_sub(1);
@@ -763,7 +766,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                     })
                 } else {
                     let change = host.world.change(host.dice);
-                    it.sweep.protect(&mut gathering.gather, change)
+                    it.zap.protect(&mut gathering.gather, change)
                 };
                 let right = own == !matches!(pass, Err(EditError::ForeignGather));
                 let _ = guest;
@@ -803,15 +806,15 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 return;
             }
         }
-        self.local().sweeps.borrow_mut().push(it);
+        self.local().zaps.borrow_mut().push(it);
     }
 }
 
 impl<'m, F: Format<Input = Ipa>> Vm<'m, F> {
     /// Makes what was looked up before out of date.
-    fn sweep<'g, T>(&'g self, sweep: impl FnOnce(&'g Guest<'m, F, Plat<'m>>) -> T) -> T {
-        let Ok(swept) = self.change(|guest| Ok::<_, Infallible>(sweep(guest)));
-        swept
+    fn zap<'g, T>(&'g self, zap: impl FnOnce(&'g Guest<'m, F, Plat<'m>>) -> T) -> T {
+        let Ok(zapped) = self.change(|guest| Ok::<_, Infallible>(zap(guest)));
+        zapped
     }
 
     /// The same, if the change is not refused.

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use tablewright::Format;
 use tablewright::dirty::{Bitmap, Flip, Ring, RingEntry};
-use tablewright::shared::{Epochs, Moment, Quiescence, Slot};
+use tablewright::shared::{Epochs, GracePeriod, Quiescence, Slot};
 
 use super::guest::Guests;
 use super::world::{Dice, World};
@@ -72,7 +72,7 @@ pub fn bitmaps<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &
     let plat = world.any_platform();
     if let Some(plat) = plat {
         let idle = flip.turn(&plat);
-        if let Ok(quiet) = idle.quiet(&plat) {
+        if let Ok(quiet) = idle.try_complete(&plat) {
             quiet.drain(|_, bits| found.set(found.get() + u64::from(bits.count_ones())));
             model.extend((pages > 0).then_some(0));
             let known = model.len() as u64;
@@ -152,7 +152,7 @@ pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
     let epochs = Epochs::new(&slots);
     let mut walks = Vec::new();
     // Moments, and the numbers of the walks that were under way.
-    let mut cuts: Vec<(Moment, Vec<u32>)> = Vec::new();
+    let mut cuts: Vec<(GracePeriod, Vec<u32>)> = Vec::new();
     for number in 0..24 {
         match dice.below(5) {
             0..=1 => {
@@ -172,7 +172,7 @@ pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
             }
         }
         for (cut, alive) in &cuts {
-            let past = epochs.is_past(Moment::new(cut.get()));
+            let past = epochs.is_over(GracePeriod::new(cut.get()));
             let held = walks.iter().any(|(number, _)| alive.contains(number));
             let right = if past { !held } else { !walks.is_empty() };
             world.check(right, || {
@@ -189,7 +189,7 @@ fn states<'m, F: Format, G: Guests<'m, F>>(
     slots: &[Slot; WALKERS],
 ) {
     let states = Quiescence::new(slots);
-    let mut cuts: Vec<(Moment, [bool; WALKERS])> = Vec::new();
+    let mut cuts: Vec<(GracePeriod, [bool; WALKERS])> = Vec::new();
     let mut rests = [true; WALKERS];
     for _ in 0..24 {
         let cpu = dice.index(WALKERS);
@@ -210,7 +210,7 @@ fn states<'m, F: Format, G: Guests<'m, F>>(
             _ => cuts.push((states.advance(), rests)),
         }
         for (cut, passed) in &cuts {
-            let right = states.is_past(*cut) == passed.iter().all(|&it| it);
+            let right = states.is_over(*cut) == passed.iter().all(|&it| it);
             world.check(right, || format!("{cut:?} was passed by {passed:?}"));
         }
     }

@@ -29,7 +29,7 @@ operations! {
         "space::AddressSpace::root" "space::AddressSpace::id" "space::AddressSpace::half" "space::AddressSpace::platform"
         "space::AddressSpace::liveness" "edit::AddressSpace::count_tables" "shared::SharedSpace::root"
         "shared::SharedSpace::platform" "gather::Gather::is_clean" "shared::Gather::space" "shared::Gather::is_clean"
-        "shared::Gather::tables" "shared::Cut::moment"
+        "shared::Gather::tables" "shared::Cut::grace_period"
     ];
     /// A space is destroyed, or refuses to be.
     Destroy 4 ["space::AddressSpace::destroy"];
@@ -73,11 +73,11 @@ operations! {
     /// What is held is released, of this flush or of another.
     Release 5 ["flush::Completed::release" "shared::Cut::release"];
     /// Some of the leaves are visited.
-    Settle 4 ["flush::Completed::settle"];
+    Settle 4 ["flush::Completed::reclaim"];
     /// A visitor unwinds.
-    UnwindSettle 1 ["flush::Completed::settle"];
+    UnwindSettle 1 ["flush::Completed::reclaim"];
     FinishCompleted 4 ["flush::Completed::finish"];
-    Quiet 4 ["shared::Cut::quiet"];
+    Quiet 4 ["shared::Cut::try_complete"];
     /// Some value that is alive is dropped.
     Drop 4 [];
     /// Some value that is alive is forgotten.
@@ -93,7 +93,7 @@ operations! {
     SharedUnmap 6 ["shared::Gather::unmap" "flush::Progress::is_done"];
     SharedProtect 4 ["shared::Gather::protect"];
     Age 2 ["shared::Gather::age"];
-    Wash 2 ["shared::Gather::wash"];
+    Wash 2 ["shared::Gather::clear_dirty"];
     SharedSplit 3 ["shared::Gather::split"];
     /// A visitor of an unmap, or of a look at flags, unwinds.
     UnwindShared 5 ["shared::Gather::unmap" "shared::Gather::age"];
@@ -102,7 +102,7 @@ operations! {
     Wake 2 ["shared::SharedSpace::wake" "shared::SharedSpace::generation"];
     SharedIssue 5 ["shared::Gather::issue"];
     SharedFinish 5 ["shared::Gather::finish"];
-    Moment 1 ["shared::SharedSpace::moment" "shared::SharedSpace::is_quiet" "shared::Moment::new" "shared::Moment::get"];
+    GracePeriod 1 ["shared::SharedSpace::grace_period" "shared::SharedSpace::is_over" "shared::GracePeriod::new" "shared::GracePeriod::get"];
     ProtectAll 2 ["shared::SharedSpace::protect_all"];
     /// All memory is protected, and written where nothing allows it.
     Lull 3 ["shared::SharedSpace::protect_all" "shared::Gather::split" "shared::SharedSpace::wake"];
@@ -125,23 +125,23 @@ operations! {
     Fault 10 ["guest::Gather::map"];
     /// A request is mapped: late, twice, or in another guest.
     MapRequest 6 ["guest::Gather::map"];
-    Reopen 4 ["guest::Guest::reopen" "guest::Guest::touch"];
+    Reopen 4 ["guest::Guest::reopen" "guest::Guest::set_accessed"];
     Mark 2 ["guest::Guest::mark" "dirty::Marker::room"];
     Harvest 3 ["guest::Gather::harvest"];
     GuestProtect 2 ["guest::Gather::protect" "guest::Guest::protect_no_more"];
     SplitRange 2 ["guest::Gather::split_range"];
-    Recover 4 ["guest::Gather::recover"];
-    Sweep 3 ["guest::Guest::sweep" "guest::Guest::sweep_all" "guest::Sweep::span"];
+    Recover 4 ["guest::Gather::collapse"];
+    Zap 3 ["guest::Guest::zap" "guest::Guest::zap_all" "guest::Zap::span"];
     /// The host takes a page back.
-    TakeBack 3 ["guest::Guest::sweep"];
-    /// A sweep goes on, with a gather of its guest or of another.
-    SweepStep 8 ["guest::Sweep::unmap" "guest::Sweep::protect"];
+    TakeBack 3 ["guest::Guest::zap"];
+    /// A zap goes on, with a gather of its guest or of another.
+    SweepStep 8 ["guest::Zap::unmap" "guest::Zap::protect"];
 
     // ---- Logs by themselves ----
     Bitmaps 1 [
         "dirty::Bitmap::new" "dirty::Bitmap::pages" "dirty::Bitmap::mark" "dirty::Bitmap::mark_range" "dirty::Bitmap::mark_all"
         "dirty::Bitmap::is_marked" "dirty::Bitmap::count" "dirty::Bitmap::harvest" "dirty::Flip::new" "dirty::Flip::current"
-        "dirty::Flip::turn" "dirty::Idle::quiet" "dirty::Quiet::drain"
+        "dirty::Flip::turn" "dirty::Idle::try_complete" "dirty::Quiet::drain"
     ];
     Rings 1 [
         "dirty::Ring::new" "dirty::Ring::mark_all" "dirty::Ring::has_room" "dirty::Ring::push" "dirty::Ring::harvest"
@@ -150,8 +150,8 @@ operations! {
 
     // ---- Walks of software by themselves ----
     Walks 1 [
-        "shared::Slot::new" "shared::Epochs::new" "shared::Epochs::advance" "shared::Epochs::is_past"
-        "shared::Quiescence::new" "shared::Quiescence::advance" "shared::Quiescence::is_past"
+        "shared::Slot::new" "shared::Epochs::new" "shared::Epochs::advance" "shared::Epochs::is_over"
+        "shared::Quiescence::new" "shared::Quiescence::advance" "shared::Quiescence::is_over"
     ];
 
     // ---- A half that all roots share ----
@@ -203,7 +203,7 @@ impl Kind {
                 | Self::Wake
                 | Self::SharedIssue
                 | Self::SharedFinish
-                | Self::Moment
+                | Self::GracePeriod
                 | Self::SlotAt
                 | Self::Request
                 | Self::Mark

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::thread;
 
-use tablewright::shared::{Moment, SharedPlatform, Upkeep};
+use tablewright::shared::{CacheMaintenance, GracePeriod, SharedPlatform};
 use tablewright::{
     Barrier, Caps, Entry, Hooks, Invalidation, Level, Pa, Platform, Stale, TableLink, What,
 };
@@ -30,7 +30,7 @@ pub enum Bug {
     FreesTwice,
     /// What is cut off is mapped again before that is complete.
     ReusesEarly,
-    /// A guest's page is given back when its sweep begins.
+    /// A guest's page is given back when its zap begins.
     FreesBeforeSweep,
     /// Walks of software are over as soon as they begin.
     ForgetsWalks,
@@ -135,7 +135,7 @@ impl Plat<'_> {
         if let Some((handler, data)) = control.handler.get()
             && !thread::panicking()
         {
-            // SAFETY: whoever has set the handler vouches for it (1.).
+            // SAFETY: set where the handler was vouched for (1.).
             unsafe { handler(data) };
         }
     }
@@ -299,16 +299,16 @@ unsafe impl<'m> SharedPlatform for Plat<'m> {
         }
     }
 
-    fn cut(&self) -> Moment {
-        self.mapper.cut()
+    fn grace_period(&self) -> GracePeriod {
+        self.mapper.grace_period()
     }
 
-    fn is_past(&self, moment: Moment) -> bool {
-        self.mapper.is_past(moment)
+    fn is_over(&self, moment: GracePeriod) -> bool {
+        self.mapper.is_over(moment)
     }
 
-    fn upkeep(&self) -> Upkeep {
-        self.mapper.upkeep()
+    fn maintenance(&self) -> CacheMaintenance {
+        self.mapper.maintenance()
     }
 
     fn clean(&self, frame: Pa, size: u64) {

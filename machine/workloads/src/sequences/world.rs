@@ -18,6 +18,7 @@ use tablewright::{
     Address, AddressError, AddressSpace, Attrs, Change, EditError, Format, Gather, Half, Leaf,
     Level, Liveness, Memory, Pa, Perms, Span,
 };
+use tablewright_machine::splitmix;
 use tablewright_machine::{Cpu, Fault, Machine, Mapper, Request as Access, Rule, Time, Tlbi, Want};
 
 use super::guest::Guests;
@@ -25,7 +26,7 @@ use super::model::Map;
 use super::operations::{Kind, Operation};
 use super::platform::{Bug, Control, Plat};
 
-/// Numbers that look random and are those of a seed (SplitMix64).
+/// Numbers that look random and are those of a seed.
 pub struct Dice(Cell<u64>);
 
 impl Dice {
@@ -34,16 +35,12 @@ impl Dice {
     }
 
     pub fn next(&self) -> u64 {
-        let state = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.0.set(state);
-        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        splitmix::next(&self.0)
     }
 
     /// A number below `bound`.
     pub fn below(&self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+        splitmix::below(&self.0, bound)
     }
 
     pub fn index(&self, of: usize) -> usize {
@@ -1428,7 +1425,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             .append(&mut self.later_held.borrow_mut());
         for (batch, cut) in later {
             self.release_all(0, batch, |held| cut.release(held));
-            match cut.quiet() {
+            match cut.try_complete() {
                 Ok(completed) => completed.finish(|leaf| self.out(batch, &leaf)),
                 Err(_) => self.fail("no walk is under way, and a cut is not quiet"),
             }

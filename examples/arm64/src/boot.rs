@@ -13,8 +13,21 @@ use tablewright::format::{Arm64K4, MAIR};
 use tablewright::shootdown::Switch;
 use tablewright::{AddressSpace, Attrs, Entry, Half, Pa, Span, Va};
 
-use crate::common::{BLOCK, OFFSET, REGISTERS, SCTLR, TCR, UART, physical};
+use crate::console::{OFFSET, UART, physical};
 use crate::frames::Tables;
+
+/// TCR_EL1: 48 bits in both halves, walks cacheable and inner shareable, 4 KiB granules (bit 31 for the upper half), 40 bits of
+/// output, identifiers of 16 bits.
+const TCR: u64 = {
+    let half = 16 | 1 << 8 | 1 << 10 | 3 << 12;
+    half | half << 16 | 1 << 31 | 2 << 32 | 1 << 36
+};
+/// SCTLR_EL1: what is one where features are missing, MMU, caches.
+const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 12;
+/// A block of an early map: accessed, inner shareable.
+const BLOCK: u64 = 1 << 10 | 3 << 8 | 1;
+/// ... of registers: never executed, Device-nGnRE.
+const REGISTERS: u64 = BLOCK | 1 << 54 | 1 << 53 | 1 << 2;
 
 /// All memory of the machine; `xtask` says the same to QEMU.
 pub const RAM: Range<u64> = 0x4000_0000..0x5000_0000;
@@ -169,9 +182,7 @@ pub fn settle() -> Result<(), &'static str> {
     // SAFETY: both halves are read as before, but for flags that hardware may set from now on (1.); what was remembered is
     // forgotten below, before there is a process (2.).
     unsafe { set_up_el1(MAIR, tcr) };
-    instruct!("tlbi vmalle1");
-    instruct!("dsb nsh");
-    instruct!("isb");
+    cpu().forget_all();
     Ok(())
 }
 

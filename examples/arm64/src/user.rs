@@ -3,7 +3,7 @@
 //! A program has no stack, is position-independent, and is told by registers what to do: to write a word in each page of a
 //! range, or to read it, from a word on that grows by one with each page. It ends with `SVC`, and says how many pages are left.
 
-use core::arch::global_asm;
+use core::arch::{asm, global_asm};
 use core::mem::offset_of;
 
 use tablewright::{Pa, Va};
@@ -221,10 +221,19 @@ pub fn install(frame: Pa) {
     unsafe { to.copy_from_nonoverlapping(from, size) };
     // What was written is what is fetched (DDI 0487 B2.7.4); no line of a cache is smaller than 16 bytes.
     for offset in (0..size).step_by(16) {
-        instruct!("dc cvau, {}", to.wrapping_add(offset));
+        // SAFETY: a line of the programs is written back; the compiler has stored all of it before (no `nomem`).
+        unsafe {
+            asm!("dc cvau, {}", in(reg) to.wrapping_add(offset), options(nostack, preserves_flags))
+        }
     }
-    instruct!("dsb ish");
-    instruct!("ic ialluis");
-    instruct!("dsb ish");
-    instruct!("isb");
+    // SAFETY: instructions are fetched anew.
+    unsafe {
+        asm!(
+            "dsb ish",
+            "ic ialluis",
+            "dsb ish",
+            "isb",
+            options(nostack, preserves_flags)
+        )
+    }
 }

@@ -1,4 +1,4 @@
-//! The limit: a bare walk to the last table, and the accesses. It looks at nothing on its way, and knows that all tables are
+//! The bare loop: a bare walk to the last table, and the accesses. It looks at nothing on its way, and knows that all tables are
 //! there.
 
 use std::ptr;
@@ -39,7 +39,7 @@ const ARM64: Bits = Bits {
 };
 
 /// Tables of one format, and no code around them.
-pub struct Limit {
+pub struct Bare {
     bits: Bits,
     /// Hardware may set flags: an entry that is changed takes an atomic operation.
     hardware_flags: bool,
@@ -53,7 +53,7 @@ struct Tables {
     frames: Vec<u64>,
 }
 
-impl Limit {
+impl Bare {
     /// Arm, stage 1, 4 KiB granule.
     pub const fn arm64(hardware_flags: bool) -> Self {
         Self {
@@ -112,7 +112,7 @@ fn for_each(root: u64, calls: &Calls, mut each: impl FnMut(&AtomicU64, u64)) {
     }
 }
 
-impl Subject for Limit {
+impl Subject for Bare {
     fn begin(&mut self, arena: Arena) -> Result<(), String> {
         let take = || {
             let frame = arena.take_zeroed().ok_or("out of tables")?;

@@ -8,6 +8,7 @@
 //! remembers it; on arm64, an entry that changes without the break that the level of FEAT_BBM demands, or is made
 //! before the break is complete; in a space that must not be broken, a break.
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 
 use std::cell::{Cell, RefCell};
@@ -24,19 +25,6 @@ use tablewright::{
     Va, What,
 };
 use tablewright_walker as walker;
-
-/// Numbers that look random and are the same every time (splitmix64).
-struct Dice(Cell<u64>);
-
-impl Dice {
-    fn roll(&self, sides: u64) -> u64 {
-        let seed = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.0.set(seed);
-        let mixed = (seed ^ seed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % sides
-    }
-}
 
 // What the hardware does. arm64: DDI 0487 D8.5.1 to D8.5.5. x86-64: SDM vol. 3A 5.8.
 const ARM_AF: u64 = 1 << 10;
@@ -111,7 +99,7 @@ struct Walker {
 
 struct Machine<F: Judged> {
     memory: Hosted,
-    dice: Dice,
+    dice: common::Dice,
     walker: RefCell<Walker>,
     /// Frames by the address of their first entry.
     opened: RefCell<HashMap<usize, u64>>,
@@ -130,7 +118,7 @@ impl<F: Judged> Machine<F> {
     fn new(seed: u64, caps: Caps, extent: u64) -> Self {
         Self {
             memory: Hosted::new(96, F::PAGE_SHIFT).with_caps(caps),
-            dice: Dice(Cell::new(seed)),
+            dice: common::Dice::new(seed),
             walker: RefCell::default(),
             opened: RefCell::default(),
             pace: Cell::new(0),

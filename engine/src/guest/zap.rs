@@ -6,7 +6,7 @@ use crate::addr::{Ipa, Span};
 use crate::edit::Change;
 use crate::flush::{Held, Leaf, Progress};
 use crate::format::Format;
-use crate::shared::{Moment, SharedPlatform};
+use crate::shared::{GracePeriod, SharedPlatform};
 use crate::space::EditError;
 
 use super::{Gather, Guest};
@@ -32,9 +32,9 @@ use super::{Gather, Guest};
 /// let page = Span::new(Ipa::new(0x7000), 0x1000)?;
 /// # guest.space().map_range(page, Pa::new(0x5000), Mapping::new(Attrs::GUEST_MEMORY)).unwrap();
 /// let mut held = None;
-/// let (mut sweep, mut gather) = (guest.sweep(page), guest.gather());
+/// let (mut zap, mut gather) = (guest.zap(page), guest.gather());
 /// loop {
-///     match sweep.unmap(&mut gather, |leaf| {
+///     match zap.unmap(&mut gather, |leaf| {
 ///         held = Some(leaf);
 ///         ControlFlow::Continue(())
 ///     })? {
@@ -47,14 +47,14 @@ use super::{Gather, Guest};
 ///     if let Some(leaf) = held.take().and_then(|leaf| cut.release(leaf).ok()) {
 ///         assert_eq!(leaf.frame(), Pa::new(0x5000));
 ///     }
-///     if let Ok(completed) = cut.quiet() {
+///     if let Ok(completed) = cut.try_complete() {
 ///         completed.finish(|_| ());
 ///     }
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "nothing is taken back before it is driven to its end"]
-pub struct Sweep<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform> {
+pub struct Zap<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform> {
     guest: &'g Guest<'s, F, P>,
     span: Span<Ipa>,
     state: State,
@@ -64,13 +64,13 @@ pub struct Sweep<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform> {
 
 enum State {
     /// Walks that started before this have to be over; then the first pass begins.
-    Wait(Moment),
+    Wait(GracePeriod),
     /// A pass goes on from here.
     From(Ipa),
     Over,
 }
 
-/// What a step of a [`Sweep`] has come to.
+/// What a step of a [`Zap`] has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
     /// Walks of others are not over. They take microseconds, or as long as it takes to clean 2 MiB.
@@ -81,13 +81,13 @@ pub enum Pass {
     Over,
 }
 
-impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F, P> {
+impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Zap<'g, 's, F, P> {
     pub(super) fn new(guest: &'g Guest<'s, F, P>, span: Span<Ipa>) -> Self {
         Self {
             guest,
             span,
             // After the version has moved on: a walk that starts later sees that it has.
-            state: State::Wait(guest.space.moment()),
+            state: State::Wait(guest.space.grace_period()),
             again: false,
         }
     }
@@ -100,7 +100,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
     /// Where to go on, or what to say instead.
     fn begin(&mut self) -> Result<Span<Ipa>, Pass> {
         match self.state {
-            State::Wait(moment) if !self.guest.space.is_quiet(moment) => Err(Pass::Waiting),
+            State::Wait(period) if !self.guest.space.is_over(period) => Err(Pass::Waiting),
             State::Wait(_) => Ok(self.span),
             // A stop lies inside of the range.
             State::From(at) => Span::inclusive(at, self.span.last()).map_err(|_| Pass::Over),
@@ -114,7 +114,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Sweep<'g, 's, F,
         self.state = match progress {
             Progress::Stopped(at) => State::From(at),
             // The edit that was passed over is in a walk that has started.
-            Progress::Done if self.again => State::Wait(self.guest.space.moment()),
+            Progress::Done if self.again => State::Wait(self.guest.space.grace_period()),
             Progress::Done => State::Over,
         };
         if matches!(self.state, State::Wait(_)) {

@@ -15,17 +15,17 @@ use super::detached::{Detached, Fate, Root};
 use super::leaf::Leaf;
 
 impl Detached {
-    /// Visits the leaves of the sub-trees, and frees their tables, as [`Completed::settle`](super::Completed::settle) says.
+    /// Visits the leaves of the sub-trees, and frees their tables, as [`Completed::reclaim`](super::Completed::reclaim) says.
     ///
     /// # Safety
     /// 1. The invalidation that covers the tables is complete, and every software walk that may hold them is over.
-    pub(super) unsafe fn settle<F: Format, P: Platform>(
+    pub(super) unsafe fn reclaim<F: Format, P: Platform>(
         &mut self,
         platform: &P,
         current: &mut Option<(Root, Option<Slice>)>,
         visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
     ) -> bool {
-        let mut settle = Settle {
+        let mut reclaim = Reclaim {
             platform,
             visit,
             stop: false,
@@ -41,12 +41,12 @@ impl Detached {
                 free_tree::<F, P>(platform, root.frame, root.level);
                 continue;
             }
-            settle.denied = Denied::new(root.denied);
+            reclaim.denied = Denied::new(root.denied);
             // A sub-tree that is taken up for the first time is walked whole.
             let slice = slice.unwrap_or_else(|| root.slice::<F>());
             let walked =
                 // SAFETY: the frame was cut off from a tree of this format; it is freed below, once.
-                unsafe { walk::<F, P, _>(platform, root.frame, root.level, slice, &mut settle) };
+                unsafe { walk::<F, P, _>(platform, root.frame, root.level, slice, &mut reclaim) };
             if let ControlFlow::Break(first) = walked {
                 let last = slice.last;
                 *current = Some((root, Some(Slice { first, last })));
@@ -55,7 +55,7 @@ impl Detached {
             // SAFETY: the invalidation that covers the table is complete (2.), and the chain that it was taken from
             // held it once (1.).
             unsafe { platform.free_table(root.frame, root.level) };
-            if settle.stop {
+            if reclaim.stop {
                 return self.is_empty();
             }
         }
@@ -64,7 +64,7 @@ impl Detached {
 
 /// Visits leaves and frees tables on the way back. Stops *before* a leaf, never after one, so that every table whose
 /// last leaf has been visited is freed before the walk ends.
-struct Settle<'a, F: Format, P: Platform, V> {
+struct Reclaim<'a, F: Format, P: Platform, V> {
     platform: &'a P,
     visit: V,
     stop: bool,
@@ -72,7 +72,7 @@ struct Settle<'a, F: Format, P: Platform, V> {
     format: PhantomData<F>,
 }
 
-impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Settle<'_, F, P, V> {
+impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F, P, V> {
     /// Visits the leaf at one entry; a run once, at its first member.
     #[inline]
     fn leaf(
@@ -101,7 +101,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Settle<'_, F,
 }
 
 impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
-    for Settle<'_, F, P, V>
+    for Reclaim<'_, F, P, V>
 {
     type Stop = u64;
 
@@ -190,13 +190,13 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
 /// # Safety
 /// 1. `root` holds the root of a tree of this format on `platform`, which nothing else walks or edits any more.
 /// 2. Slices end where entries of the root do.
-pub(crate) unsafe fn settle_all<F: Format, P: Platform>(
+pub(crate) unsafe fn reclaim_all<F: Format, P: Platform>(
     platform: &P,
     root: Pa,
     slices: impl Iterator<Item = Slice>,
     leaves: &mut impl FnMut(Leaf<F>),
 ) {
-    let mut settle = Settle::<F, P, _> {
+    let mut reclaim = Reclaim::<F, P, _> {
         platform,
         visit: |leaf| {
             leaves(leaf);
@@ -209,7 +209,7 @@ pub(crate) unsafe fn settle_all<F: Format, P: Platform>(
     for slice in slices {
         // SAFETY: the root (1.). Each table is below one entry of it, and the walk passes it once (2.).
         let _: ControlFlow<u64> =
-            unsafe { walk::<F, P, _>(platform, root, F::root_level(), slice, &mut settle) };
+            unsafe { walk::<F, P, _>(platform, root, F::root_level(), slice, &mut reclaim) };
     }
 }
 
@@ -217,7 +217,7 @@ pub(crate) unsafe fn settle_all<F: Format, P: Platform>(
 ///
 /// The caller vouches that nothing can reach the table: it was never linked, or its invalidation is complete.
 pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: Level) {
-    let mut settle = Settle::<F, P, _> {
+    let mut reclaim = Reclaim::<F, P, _> {
         platform,
         visit: |_| ControlFlow::Continue(()),
         stop: false,
@@ -231,7 +231,7 @@ pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: 
         };
         // SAFETY: a whole table of this format, below the root.
         let _: ControlFlow<u64> =
-            unsafe { walk::<F, P, _>(platform, frame, level, slice, &mut settle) };
+            unsafe { walk::<F, P, _>(platform, frame, level, slice, &mut reclaim) };
     }
     // SAFETY: as the caller vouches.
     unsafe { platform.free_table(frame, level) };

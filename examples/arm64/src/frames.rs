@@ -4,6 +4,7 @@
 //! it should have been ends the kernel. So that at the end, with as many free as at the beginning, none has leaked, and none
 //! was freed twice.
 
+use core::arch::asm;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,7 +16,7 @@ use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform};
 use tablewright_processes::Memory;
 
 use crate::boot;
-use crate::common::{OFFSET, PAGE};
+use crate::console::{OFFSET, PAGE};
 
 const FRAMES: usize = ((boot::RAM.end - boot::RAM.start) / PAGE) as usize;
 /// The users of a frame that is a table.
@@ -26,7 +27,8 @@ pub struct Yield;
 
 impl RelaxStrategy for Yield {
     fn relax() {
-        instruct!("yield");
+        // SAFETY: a hint.
+        unsafe { asm!("yield", options(nomem, nostack, preserves_flags)) }
     }
 }
 
@@ -62,9 +64,11 @@ pub fn pointer<T>(frame: Pa) -> *mut T {
 
 /// What takes place here is not of what is counted: instructions that zero a page, or copy it.
 fn uncounted(work: impl FnOnce()) {
-    instruct!("movz xzr, #0x8000");
+    // SAFETY: both do nothing. Compiler barriers: no `nomem`.
+    unsafe { asm!("movz xzr, #0x8000", options(nostack, preserves_flags)) }
     work();
-    instruct!("movz xzr, #0x8001");
+    // SAFETY: the same.
+    unsafe { asm!("movz xzr, #0x8001", options(nostack, preserves_flags)) }
 }
 
 impl Pool {

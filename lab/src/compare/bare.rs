@@ -1,20 +1,20 @@
-//! The limit as a subject: it writes the same tables, and maps nothing.
+//! The bare loop as a subject: it writes the same tables, and maps nothing.
 
 use super::subject::{Course, Encoding, Leaf, Operation, Subject, Users, Work};
 use crate::arena::Arena;
-use crate::limits::Tables;
+use crate::bare::Tables;
 
 /// Plain accesses to the bytes that the others build their tables in.
 #[derive(Default)]
-pub struct Limit(Option<(Tables, Work)>);
+pub struct Bare(Option<(Tables, Work)>);
 
-impl Limit {
+impl Bare {
     fn tables(&mut self) -> Result<&mut (Tables, Work), String> {
         self.0.as_mut().ok_or_else(|| "not begun".to_owned())
     }
 }
 
-impl Subject for Limit {
+impl Subject for Bare {
     fn encoding(&self) -> Encoding {
         Encoding::None
     }

@@ -4,6 +4,7 @@
 //! applies to it. The engine may ask for more only where an [`Excess`] says so and why; less it may ask nowhere, but
 //! for the one [`LENIENT`] row. Each row and each excess is shown to decide something, so that none can rot.
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 
 use common::Judged;

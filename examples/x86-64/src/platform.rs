@@ -1,0 +1,174 @@
+//! What the engine asks of its embedder: frames, where tables are reached, barriers and invalidations; on two processors.
+
+use core::ops::Range;
+use core::ptr::{NonNull, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use spin::mutex::{SpinMutex, SpinMutexGuard};
+use spin::once::Once;
+use tablewright::arch::x86_64::{Cpu, Features};
+use tablewright::shootdown::{
+    self, Actions, Allocator, Batch, Cpus, Forget, Here, Shootdown, Space, inbox_words,
+};
+use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform};
+
+use crate::boot::KERNEL;
+use crate::cpu;
+
+pub const CPUS: usize = 2;
+pub const PAGE: u64 = 4096;
+
+/// Frames from `next` on that were never used, and those that came back, each with the address of the one before.
+pub struct Frames {
+    next: u64,
+    end: u64,
+    back: u64,
+    /// How many are in use.
+    pub used: u64,
+}
+
+pub static FRAMES: SpinMutex<Frames> = SpinMutex::new(Frames::new(0..0));
+/// Where memory is reached: through the loader's map at first, and then through the linear one.
+pub static WINDOW: AtomicU64 = AtomicU64::new(KERNEL);
+
+/// Where the kernel reaches physical memory.
+pub fn linear<T>(at: Pa) -> *mut T {
+    with_exposed_provenance_mut((WINDOW.load(Ordering::Relaxed) + at.get()) as usize)
+}
+
+impl Frames {
+    /// Those of so much memory.
+    pub const fn new(memory: Range<u64>) -> Self {
+        Self {
+            next: memory.start,
+            end: memory.end,
+            back: 0,
+            used: 0,
+        }
+    }
+
+    pub fn take(&mut self) -> Option<Pa> {
+        let frame = match self.back {
+            0 => (self.next < self.end).then_some(self.next)?,
+            back => back,
+        };
+        match self.back {
+            0 => self.next += PAGE,
+            // SAFETY: a frame that came back, and holds the address of the one before.
+            back => self.back = unsafe { *linear(Pa::new(back)) },
+        }
+        self.used += 1;
+        Some(Pa::new(frame))
+    }
+
+    pub fn put(&mut self, frame: Pa) {
+        // SAFETY: nothing uses it any more.
+        unsafe { *linear(frame) = core::mem::replace(&mut self.back, frame.get()) };
+        self.used -= 1;
+    }
+}
+
+// ---- The platform, and the processors ----
+
+/// What both processors can do, and what is under way between them.
+pub static FEATURES: Once<Features> = Once::new();
+static STATES: [shootdown::Cpu; CPUS] = [const { shootdown::Cpu::new() }; CPUS];
+static INBOXES: [AtomicU64; inbox_words(CPUS)] = [const { AtomicU64::new(0) }; inbox_words(CPUS)];
+static SHOOTDOWN: Once<Shootdown<'static>> = Once::new();
+/// The kernel's half and the user's space, as flushes see them, and which processors have them loaded.
+pub static SPACES: [Once<Space<'static>>; 2] = [const { Once::new() }; 2];
+pub static LOADED: [[AtomicU64; Space::words(CPUS)]; 2] =
+    [const { [const { AtomicU64::new(0) }; _] }; 2];
+/// What each processor has edited, and has not had forgotten.
+static BATCHES: [SpinMutex<(Batch, Pa)>; CPUS] =
+    [const { SpinMutex::new((Batch::new(), Pa::new(0))) }; CPUS];
+
+fn processor() -> Cpu {
+    Cpu::alone(*FEATURES.get().expect("read first"))
+}
+
+#[derive(Clone, Copy)]
+pub struct Tables;
+
+// SAFETY: a frame is handed out once (1.) and reached through a map of all memory (2.); there are no links (3.); walkers see stores
+// in order (4.). What is to be forgotten is gathered, and sent to all that may remember it, which have answered when a completion
+// returns (5., 6.). There is one (7.), which does not unwind (8.), and spaces have no identifiers (9.).
+unsafe impl Platform for Tables {
+    fn alloc_table(&self, _: Level) -> Option<Pa> {
+        lock(&FRAMES).take()
+    }
+
+    unsafe fn free_table(&self, frame: Pa, _: Level) {
+        lock(&FRAMES).put(frame);
+    }
+
+    unsafe fn table(&self, frame: Pa, _: Level) -> NonNull<Entry> {
+        // SAFETY: all memory is above zero in the kernel's half.
+        unsafe { NonNull::new_unchecked(linear(frame)) }
+    }
+
+    fn caps(&self) -> Caps {
+        processor().features().caps()
+    }
+
+    fn invalidate(&self, flush: &Invalidation<'_>) {
+        let mut batch = lock(&BATCHES[cpu::number()]);
+        batch.0.add(flush);
+        batch.1 = flush.root;
+    }
+
+    fn barrier(&self, barrier: Barrier) {
+        processor().barrier(barrier);
+        let (Barrier::Complete, Some(here)) = (barrier, here()) else {
+            return;
+        };
+        let mut batch = lock(&BATCHES[cpu::number()]);
+        let (sent, root) = (batch.0.take(), batch.1);
+        drop(batch);
+        let space = SPACES
+            .iter()
+            .filter_map(Once::get)
+            .find(|space| space.root() == root);
+        if let (Some(space), false) = (space, sent.is_empty()) {
+            here.flush(space, &sent.flush(root, 0), &[], &Tables);
+        }
+    }
+}
+
+// SAFETY: the processor forgets before the function returns (1.); the handler of the interrupt calls `receive`, and so does a
+// processor that holds interrupts off (2.); there are no identifiers (3.).
+unsafe impl Actions for Tables {
+    fn forget(&self, what: Forget) {
+        processor().forget(&what);
+    }
+
+    fn interrupt(&self, cpus: &Cpus) {
+        cpus.iter().for_each(cpu::interrupt);
+    }
+
+    fn allocator(&self, _: &mut dyn FnMut(&mut Allocator<'_>)) {}
+}
+
+/// This processor, as flushes see it.
+pub fn here() -> Option<Here<'static, 'static>> {
+    SHOOTDOWN.get()?.on(cpu::number())
+}
+
+/// Brings both processors together; the other is offline when it returns.
+pub fn shootdown() -> Option<&'static Shootdown<'static>> {
+    // An interrupt costs some 2000 cycles.
+    let shootdown = Shootdown::new(&STATES, &INBOXES, None, 2000)?;
+    shootdown.on(1)?.go_offline(&Tables);
+    Some(SHOOTDOWN.call_once(|| shootdown))
+}
+
+/// Takes a lock, and answers meanwhile: the processor that holds it may wait for this one, which holds interrupts off.
+pub fn lock<T>(mutex: &SpinMutex<T>) -> SpinMutexGuard<'_, T> {
+    loop {
+        match (mutex.try_lock(), here()) {
+            (Some(guard), _) => return guard,
+            (None, Some(here)) => here.receive(&Tables),
+            (None, None) => {}
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Flushes of the hypervisor's own, between marks by which an emulator's plugin (`xtask/plugin`) tells what each executes, and in
+//! what order. No guest runs.
+
+use core::arch::asm;
+
+use tablewright::guest::{Access, Fault, Slot};
+use tablewright::{Ipa, Span};
+
+use crate::memory::take_away;
+use crate::vm::Vm;
+
+const PAGE: u64 = 4096;
+const BLOCK: u64 = 2 << 20;
+
+/// What was executed since the last mark is that of this one.
+fn mark<const NUMBER: u16>() {
+    // SAFETY: writes the zero register.
+    unsafe { asm!("movz xzr, #{}", const NUMBER, options(nostack, preserves_flags)) }
+}
+
+/// Maps the first 4 MiB of a guest with pages, as its faults would, and takes away, each between two marks: a page; three pages in
+/// a row; and 2 MiB, with the table in which they are.
+pub fn flushes(vm: &'static Vm, memory: Slot) -> Result<(), &'static str> {
+    let first = memory.guest.start().get();
+    for page in 0..2 * BLOCK / PAGE {
+        vm.fault(&Fault::new(Ipa::new(first + page * PAGE), Access::Write));
+    }
+    let mut gather = vm.guest.gather();
+    let mut take = |at: u64, size: u64| {
+        let span =
+            Span::new(Ipa::new(first + at), size).map_err(|_| "the guest's memory is too small")?;
+        take_away(vm.guest.zap(span), &mut gather);
+        Ok(())
+    };
+    mark::<1>();
+    take(0, PAGE)?;
+    mark::<2>();
+    take(16 * PAGE, 3 * PAGE)?;
+    mark::<3>();
+    take(BLOCK, BLOCK)?;
+    mark::<4>();
+    Ok(())
+}

@@ -1,0 +1,355 @@
+//! `cargo xtask boot`: one guest, for a person.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::counters::{Count, NAMES};
+use crate::fetch::Files;
+use crate::qemu::{self, Begin, Boot, End, Ran};
+use crate::{About as _, Arch, Error, Leaves, Log, Result, fetch, hyperv, load, name_of, out, say};
+
+#[derive(Args)]
+pub struct BootArgs {
+    /// The guest's processors
+    #[arg(long, value_enum, default_value_t = Arch::Arm64)]
+    pub arch: Arch,
+    #[command(flatten)]
+    pub hyperv: hyperv::HypervArgs,
+    /// A kernel: for arm64 an uncompressed one (Image), for x86-64 a bzImage [default: Debian's]
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// An initial file system of your own, instead of that of the load
+    #[arg(long, value_name = "FILE", conflicts_with = "shell")]
+    pub initrd: Option<PathBuf>,
+    /// Virtual CPUs: up to 8; of x86-64 up to 16
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub cpus: u8,
+    /// The guest's memory
+    #[arg(long, default_value = "512M", value_parser = mebibytes, value_name = "SIZE")]
+    pub memory: u64,
+    /// The leaves that it is mapped with [default: 4k; of x86-64 2m]
+    #[arg(long, value_enum)]
+    pub mapping: Option<Leaves>,
+    /// Take so many frames away from the guest, and give them back when it misses them
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub evict: u64,
+    /// Take no more than so many away in a second [default: any number]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub evict_rate: Option<u64>,
+    /// Log what the guest writes: the log is started, harvested and ended again and again
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub log: Option<Log>,
+    /// Copy the running guest, compare each page, and let it go on on the copy
+    #[arg(long)]
+    pub snapshot: bool,
+    /// The processor that QEMU emulates [default: max]
+    #[arg(long)]
+    pub cpu: Option<String>,
+    /// A shell instead of a load; `poweroff -f` ends it
+    #[arg(long)]
+    pub shell: bool,
+    /// How often the load does its work
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// The guest's console, and everything that the hypervisor counted
+    #[arg(long, short)]
+    pub verbose: bool,
+    /// Further arguments for QEMU
+    #[arg(last = true)]
+    pub qemu: Vec<String>,
+}
+
+/// `512M`, `1G`: in MiB.
+fn mebibytes(text: &str) -> std::result::Result<u64, String> {
+    let (number, unit) = text.split_at(text.trim_end_matches(char::is_alphabetic).len());
+    let unit = match unit {
+        "M" | "MiB" => 1,
+        "G" | "GiB" => 1024,
+        _ => return Err("say 512M or 1G".into()),
+    };
+    let size = number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(unit));
+    size.filter(|size| (192..=65536).contains(size))
+        .ok_or_else(|| "the guest takes 192M to 64G".into())
+}
+
+/// Whether a guest has ended as it should.
+///
+/// # Errors
+/// How else it has.
+pub fn ended(end: End) -> Result<()> {
+    match end {
+        End::PoweredOff | End::Seen | End::Unread => Ok(()),
+        End::Reset => Err(Error::Failed("the guest reset the machine".into())),
+        End::Gone => Err(Error::Failed("QEMU ended by itself".into())),
+        End::Late => Err(Error::Failed("the guest took too long".into())),
+        End::Interrupted => Err(Error::Interrupted),
+    }
+}
+
+/// Boots a guest, and says what it has shown.
+///
+/// # Errors
+/// It cannot be booted, or what it has done went wrong.
+pub fn run(args: &BootArgs) -> Result<()> {
+    if args.arch == Arch::X86_64 {
+        return hyperv::boot(args);
+    }
+    if let Some(option) = args.hyperv.given() {
+        return Err(Error::Other(format!("{option} is of --arch x86-64")));
+    }
+    if args.cpus > 8 {
+        return Err(Error::Other("a guest of arm64 has 1 to 8 CPUs".into()));
+    }
+    if args.evict_rate.is_some() && args.evict == 0 {
+        return Err(Error::Other("--evict-rate is of --evict".into()));
+    }
+    let mut files = fetch::everything(args.kernel.as_deref())?;
+    if let Some(initrd) = &args.initrd {
+        std::fs::metadata(initrd).about(initrd.display())?;
+        files = Files {
+            initrd: initrd.clone(),
+            ..files
+        };
+    }
+    let mut words = Vec::new();
+    if args.snapshot {
+        words.push("copy".to_string());
+    }
+    match (args.shell, &args.initrd) {
+        (true, _) => words.push("shell".into()),
+        (false, None) => words.push(format!("load={}", args.rounds)),
+        (false, Some(_)) => words.clear(),
+    }
+    let begin = match args.initrd {
+        Some(_) => Begin::After(qemu::SNAPSHOT_AFTER),
+        None => Begin::Bell,
+    };
+    let boot = Boot {
+        cpu: args.cpu.as_deref().unwrap_or(qemu::CPU_MAX),
+        cpus: args.cpus,
+        memory: args.memory,
+        leaves: args.mapping.unwrap_or(Leaves::Pages),
+        evict: args.evict,
+        evict_rate: args.evict_rate.unwrap_or(0),
+        log: args.log.or(args.snapshot.then_some(Log::All)),
+        snapshot: args.snapshot.then_some(begin),
+        guest: words.join(" "),
+        limit: None,
+        more: &args.qemu,
+        ..Boot::of(&files)
+    };
+    let ran = if args.shell {
+        qemu::converse(&boot)?
+    } else {
+        out::take_interrupts()?;
+        eprintln!(
+            "booting {} with {} CPUs and {} MiB",
+            boot.files.kernel.display(),
+            boot.cpus,
+            boot.memory
+        );
+        // A guest whose initial file system is not known is shown.
+        qemu::watch(&boot, args.verbose || args.initrd.is_some())?
+    };
+    let is_known = !args.shell && args.initrd.is_none();
+    if ran.end == End::Unread {
+        return Ok(());
+    }
+    if args.verbose || !is_known || ran.end == End::Interrupted {
+        counters(&ran);
+    }
+    let checked = check(args, &boot, &ran, is_known);
+    if let (Err(Error::Failed(_)), false, true) = (&checked, args.verbose, is_known) {
+        for line in ran.console.iter().rev().take(20).rev() {
+            say!("        | {line}");
+        }
+    }
+    checked
+}
+
+/// What the hypervisor has counted.
+fn counters(ran: &Ran) {
+    say!(
+        "\nthe hypervisor counted, in {:.1} s:",
+        ran.took.as_secs_f64()
+    );
+    let counted = NAMES.iter().zip(&ran.counters);
+    for (name, number) in counted.filter(|(_, number)| **number != 0) {
+        say!("{number:>12} {name}");
+    }
+}
+
+/// Whether it came out right; and what that shows, line by line.
+fn check(args: &BootArgs, boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Result<()> {
+    ended(ran.end)?;
+    if is_known {
+        load::check(&ran.console, args.cpus, args.rounds, args.snapshot).map_err(Error::Failed)?;
+    }
+    if args.snapshot {
+        ran.check_snapshot().map_err(Error::Failed)?;
+    }
+    if ran.count(Count::Spoiled) != 0 {
+        return Err(Error::Failed(
+            "the guest was seen on frames that had been taken away".into(),
+        ));
+    }
+    if is_known && !ran.is_intact {
+        return Err(Error::Failed(
+            "the hypervisor's code or constants have changed".into(),
+        ));
+    }
+    for (name, text) in summary(boot, ran, is_known) {
+        say!("{name:<11} {text}");
+    }
+    Ok(())
+}
+
+/// What a guest that came to its end has shown.
+fn summary(boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Vec<(&'static str, String)> {
+    let count = |what| ran.count(what);
+    let mut lines = vec![(
+        "guest",
+        format!(
+            "{}, {} CPUs, {} MiB in leaves of {}; {:.1} s",
+            load::kernel(&ran.console).unwrap_or("a kernel"),
+            boot.cpus,
+            boot.memory,
+            name_of(&boot.leaves),
+            ran.took.as_secs_f64()
+        ),
+    )];
+    if is_known {
+        let hashes = load::hashes(&ran.console);
+        lines.push((
+            "load",
+            format!("{hashes} of {hashes} hashes right: nothing it wrote was lost or mixed up"),
+        ));
+    }
+    lines.push((
+        "memory",
+        format!(
+            "{} faults; {} leaves mapped when they were touched",
+            count(Count::Faults),
+            count(Count::Installed)
+        ),
+    ));
+    if count(Count::Busy) != 0 {
+        lines.push((
+            "sent back",
+            format!(
+                "{} faults: another CPU was at the leaf, or the page on the move",
+                count(Count::Busy)
+            ),
+        ));
+    }
+    if boot.evict != 0 {
+        let taken = count(Count::Evicted);
+        let less = match taken < boot.evict {
+            true => format!(" of {}, until the guest ended", boot.evict),
+            false => String::new(),
+        };
+        lines.push((
+            "taken away",
+            format!(
+                "{taken} frames{less}; {} given back",
+                count(Count::Returned)
+            ),
+        ));
+    }
+    match (boot.snapshot, boot.log) {
+        (Some(_), _) => lines.push((
+            "copy",
+            format!(
+                "{} pages in {} rounds; all {} equal; it went on on the copy",
+                count(Count::Copied),
+                count(Count::Rounds),
+                count(Count::Compared)
+            ),
+        )),
+        (None, Some(_)) => lines.push((
+            "log",
+            format!(
+                "{} logs started and ended, {} pages marked as written",
+                count(Count::Logs),
+                count(Count::Marks)
+            ),
+        )),
+        (None, None) => {}
+    }
+    if is_known {
+        lines.push((
+            "hypervisor",
+            "its code and constants are as they were".into(),
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use clap::Parser;
+
+    use super::{BootArgs, summary};
+    use crate::counters::{Count, NAMES};
+    use crate::fetch::Files;
+    use crate::qemu::{Boot, End, Ran};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: BootArgs,
+    }
+
+    #[test]
+    fn a_load_of_no_rounds_is_refused() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.args.rounds);
+        assert!(parse("boot --rounds 0").is_err());
+        assert!(parse("boot --evict 5 --evict-rate 0").is_err());
+        assert!(matches!(parse("boot --rounds 1"), Ok(1)));
+    }
+
+    #[test]
+    fn the_summary_says_when_less_was_taken_away() {
+        let files = Files {
+            hypervisor: PathBuf::new(),
+            kernel: PathBuf::new(),
+            initrd: PathBuf::new(),
+        };
+        let boot = Boot {
+            cpus: 2,
+            memory: 512,
+            evict: 500,
+            ..Boot::of(&files)
+        };
+        let text = |taken: u64, console: &[&str]| {
+            let mut counters = vec![0; NAMES.len()];
+            counters[Count::Evicted as usize] = taken;
+            let ran = Ran {
+                end: End::PoweredOff,
+                console: console.iter().map(|line| line.to_string()).collect(),
+                counters,
+                is_intact: true,
+                took: Duration::from_secs(8),
+            };
+            let lines = summary(&boot, &ran, true);
+            assert!(lines.iter().all(|(_, text)| text.len() + 12 <= 80));
+            lines
+                .iter()
+                .map(|(name, text)| format!("{name} {text}\n"))
+                .collect::<String>()
+        };
+        let said = ["guest: 2 CPUs, Linux 6.1.0-50-arm64", "load: hash 5bc8"];
+        let less = text(80, &said);
+        assert!(less.contains("80 frames of 500"), "{less}");
+        assert!(less.contains("Linux 6.1.0-50-arm64, 2 CPUs"), "{less}");
+        assert!(less.contains("1 of 1 hashes"), "{less}");
+        assert!(!text(500, &said).contains("of 500"));
+    }
+}

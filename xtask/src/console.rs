@@ -1,0 +1,114 @@
+//! A machine that ends by itself: what it says on its console until then, for as long as there is patience.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{About as _, Result};
+
+/// How long is waited for a machine.
+#[derive(Clone, Copy)]
+pub enum Patience {
+    /// So long in all.
+    InAll(Duration),
+    /// So long for each line.
+    ForEachLine(Duration),
+}
+
+/// What a machine has said.
+pub struct Said {
+    /// The lines of its console, without what ends them.
+    pub lines: Vec<String>,
+    /// The emulator's own messages, if its standard error is piped: no more than a pipe holds.
+    pub log: String,
+    /// Whether it has ended by itself.
+    pub ended: bool,
+    /// The emulator's status, if it has one.
+    pub status: Option<i32>,
+}
+
+/// Starts an emulator whose console is its standard output, and hands on each line until it ends, or is not waited for any more.
+///
+/// # Errors
+/// It cannot be started.
+pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)) -> Result<Said> {
+    let name = qemu.get_program().to_string_lossy().into_owned();
+    let mut child = qemu
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .about(&name)?;
+    let (says, said) = channel();
+    if let Some(console) = child.stdout.take() {
+        thread::spawn(move || {
+            let lines = BufReader::new(console).split(b'\n');
+            for bytes in lines.map_while(std::io::Result::ok) {
+                let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+                if says.send(text).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    let started = Instant::now();
+    let mut lines = Vec::new();
+    let ended = loop {
+        let wait = match patience {
+            Patience::InAll(limit) => limit.saturating_sub(started.elapsed()),
+            Patience::ForEachLine(limit) => limit,
+        };
+        match said.recv_timeout(wait) {
+            Ok(text) => {
+                line(&text);
+                lines.push(text);
+            }
+            Err(RecvTimeoutError::Disconnected) => break true,
+            Err(RecvTimeoutError::Timeout) => break false,
+        }
+    };
+    if !ended {
+        // It may be gone already.
+        let _ = child.kill();
+    }
+    let output = child.wait_with_output().about(name)?;
+    Ok(Said {
+        lines,
+        log: String::from_utf8_lossy(&output.stderr).into_owned(),
+        ended,
+        status: output.status.code(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, patience: Patience) -> Said {
+        let mut machine = Command::new("sh");
+        machine.args(["-c", script]).stderr(Stdio::piped());
+        listen(&mut machine, patience, |_| ()).unwrap()
+    }
+
+    #[test]
+    fn lines_messages_and_status_are_those_of_the_machine() {
+        let said = shell(
+            "echo one; echo two >&2; printf three; exit 3",
+            Patience::InAll(Duration::from_secs(60)),
+        );
+        assert_eq!(said.lines, ["one", "three"]);
+        assert_eq!((said.log.as_str(), said.ended), ("two\n", true));
+        assert_eq!(said.status, Some(3));
+    }
+
+    #[test]
+    fn patience_is_for_all_or_for_each_line() {
+        let chatty = "while true; do echo on; sleep 0.1; done";
+        let said = shell(chatty, Patience::InAll(Duration::from_millis(500)));
+        assert!(!said.ended && said.status.is_none() && !said.lines.is_empty());
+        let silent = "for i in 1 2 3 4 5; do echo on; sleep 0.2; done; exec sleep 60";
+        let said = shell(silent, Patience::ForEachLine(Duration::from_secs(2)));
+        assert_eq!((said.lines.len(), said.ended), (5, false));
+    }
+}

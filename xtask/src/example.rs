@@ -1,0 +1,85 @@
+//! The example kernels (`examples/`) in QEMU: built, booted, and held to what they say in the end.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use crate::console::{Patience, listen};
+use crate::fetch::{self, QEMU, QEMU_X86};
+use crate::qemu::CPU_MAX;
+use crate::{Error, LIMIT, Result};
+
+/// The kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kernel {
+    /// A linear map, memory by demand, a user, and a page that another processor has to forget
+    #[value(name = "x86-64")]
+    X86_64,
+    /// Processes that fork, and write what they share, on two processors
+    Arm64,
+}
+
+/// What their lines begin with.
+pub const NAME: &str = "example";
+
+/// What each of them says last.
+const DONE: &str = "example: done";
+
+impl Kernel {
+    /// Builds it.
+    ///
+    /// # Errors
+    /// It cannot be built, or QEMU cannot be had.
+    pub fn build(self) -> Result<PathBuf> {
+        match self {
+            Self::X86_64 => fetch::qemu_x86()?,
+            Self::Arm64 => fetch::qemu_arm64()?,
+        }
+        fetch::example(self)
+    }
+
+    /// The emulator, and a machine of two processors.
+    fn machine(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::X86_64 => (
+                QEMU_X86,
+                &[
+                    "-cpu",
+                    "max",
+                    "-device",
+                    "isa-debug-exit,iobase=0xf4,iosize=4",
+                ],
+            ),
+            Self::Arm64 => (QEMU, &["-machine", "virt", "-cpu", CPU_MAX]),
+        }
+    }
+}
+
+/// Boots a kernel, and hands on each line that it says.
+///
+/// # Errors
+/// It cannot be built or booted, says that something is wrong, or says nothing for a minute.
+pub fn run(kernel: Kernel, line: impl FnMut(&str)) -> Result<()> {
+    let image = kernel.build()?;
+    let (qemu, machine) = kernel.machine();
+    let mut command = Command::new(qemu);
+    command
+        .args(machine)
+        .args(["-smp", "2", "-m", "256M", "-no-reboot"])
+        .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
+        .arg("-kernel")
+        .arg(image);
+    let said = listen(&mut command, Patience::InAll(LIMIT), line)?;
+    let last = said.lines.last();
+    let last = last.map_or("the kernel says nothing", String::as_str);
+    match last {
+        DONE => Ok(()),
+        wrong if wrong.contains("WRONG") => Err(Error::Failed(wrong.into())),
+        last if said.ended => Err(Error::Failed(format!("the kernel ended after: {last}"))),
+        last => Err(Error::Failed(format!(
+            "{} s after its start the kernel was still at: {last}",
+            LIMIT.as_secs()
+        ))),
+    }
+}
