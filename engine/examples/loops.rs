@@ -1,6 +1,6 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
+//! `loops map|protect|contended|unmap|query|lookup|fork|fault|replace|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
 //! is named; without arguments, all of them over a few pages, in both. With `-each` behind its name an edit is made for one page at
 //! a time, in tables that exist, in a live space with one gather; `replace` has a gather for each page. `fault` maps a page, and
 //! `guest` looks a fault of a guest up and maps it, page by page always, in tables of EPT; `walk` is what of it is not the engine's:
@@ -24,6 +24,7 @@ enum Edit {
     Contended,
     Unmap,
     Query,
+    Lookup,
     Fork,
     Fault,
     Replace,
@@ -32,12 +33,13 @@ enum Edit {
     Nothing,
 }
 
-const EDITS: [(&str, Edit); 11] = [
+const EDITS: [(&str, Edit); 12] = [
     ("map", Edit::Map),
     ("protect", Edit::Protect),
     ("contended", Edit::Contended),
     ("unmap", Edit::Unmap),
     ("query", Edit::Query),
+    ("lookup", Edit::Lookup),
     ("fork", Edit::Fork),
     ("fault", Edit::Fault),
     ("replace", Edit::Replace),
@@ -79,7 +81,7 @@ fn main() {
 
 fn usage() -> ! {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|fork|fault|replace|guest|walk|nothing][-each] PAGES [arm64]"
+        "error: usage: loops [map|protect|contended|unmap|query|lookup|fork|fault|replace|guest|walk|nothing][-each] PAGES [arm64]"
     );
     std::process::exit(2);
 }
@@ -213,10 +215,24 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     if edit == Edit::Replace {
         return replace(&mut space, pages, mapping);
     }
+    if edit == Edit::Lookup {
+        parts::<true>(pages, |part| {
+            if let Some(leaf) = space.query(part.start()) {
+                let writable = leaf.attrs().perms.contains(Perms::WRITE);
+                sum = sum.wrapping_add(leaf.frame().get() + u64::from(writable));
+            }
+            Ok(())
+        })?;
+        black_box(sum);
+        return Ok(());
+    }
     let mut child = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
     let mut gather = space.gather();
     let change = Change::new();
     match edit {
+        Edit::Map if EACH => parts::<EACH>(pages, |part| {
+            gather.map_page(part.start(), Pa::new(part.start().get()), mapping)
+        })?,
         Edit::Map => parts::<EACH>(pages, |part| {
             gather.map(part, Pa::new(part.start().get()), mapping)
         })?,
@@ -233,6 +249,10 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
             into.finish(|_| ());
             Ok(())
         })?,
+        Edit::Unmap if EACH => parts::<EACH>(pages, |part| {
+            sum += u64::from(gather.unmap_page(part.start())?.is_some());
+            Ok(())
+        })?,
         Edit::Unmap => parts::<EACH>(pages, |part| {
             let progress = gather.unmap(part, |_| ControlFlow::Continue(()))?;
             debug_assert!(progress.is_done());
@@ -243,6 +263,9 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
                 sum = sum.wrapping_add(leaf.frame().get());
                 ControlFlow::Continue(())
             })
+        })?,
+        _ if EACH => parts::<EACH>(pages, |part| {
+            gather.protect_page(part.start(), change.perms(Perms::READ))
         })?,
         _ => parts::<EACH>(pages, |part| {
             gather.protect(part, change.perms(Perms::READ))

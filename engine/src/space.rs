@@ -5,16 +5,17 @@
 
 use core::fmt;
 use core::marker::PhantomData;
+use core::ops::ControlFlow;
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
 use crate::edit::Recent;
 use crate::flush::{Leaf, Ranges, Target, reclaim_all};
-use crate::format::{Format, Inexpressible};
+use crate::format::{Format, Inexpressible, Kind, Perms};
 use crate::invalidation::What;
 use crate::platform::{Barrier, Caps, Platform};
 use crate::table::Table;
-use crate::walk::{Place, Slice, Visit, descend, walk};
+use crate::walk::{Place, Slice, Step, Visit, descend, walk};
 
 /// Whether table walkers use a space while it is edited.
 ///
@@ -486,7 +487,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// The same for one half of it.
     pub(crate) fn limit_to(&mut self, half: Half) {
-        self.reach = Reach::of_half(half);
+        self.reach = Reach::of_half::<F>(half);
     }
 
     #[inline(always)]
@@ -528,7 +529,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Whether the root translates this address.
     #[inline]
     pub(crate) fn translates(&self, input: u64) -> bool {
-        self.reach.holds::<F>(input, input)
+        self.reach.holds(input, input)
     }
 
     /// Whose translations a flush of the space is about.
@@ -563,7 +564,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         &self,
         slice: Slice,
         visitor: &mut V,
-    ) -> core::ops::ControlFlow<V::Stop> {
+    ) -> ControlFlow<V::Stop> {
         // SAFETY: the root of a space holds a tree of its format: `new` made it so, or the caller of `adopt` vouched.
         unsafe { walk::<F, P, V>(&self.platform, self.root, F::root_level(), slice, visitor) }
     }
@@ -574,7 +575,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         &self,
         slice: Slice,
         visitor: &mut dyn Visit<F, P, Stop = EditError<F::Input>>,
-    ) -> core::ops::ControlFlow<EditError<F::Input>> {
+    ) -> ControlFlow<EditError<F::Input>> {
         self.visit(slice, visitor)
     }
 
@@ -588,62 +589,107 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { descend::<F, P, false>(&self.platform, self.root, slice) }
     }
 
+    /// What the tables above a page take away. Few spaces have one that does, so that a walk does not look for it on its way down.
+    #[inline(always)]
+    pub(crate) fn denied(&self, input: u64) -> Perms {
+        match F::TABLES_RESTRICT && self.tables_deny {
+            true => self.denied_above(input),
+            false => Perms::empty(),
+        }
+    }
+
+    /// Whether that is any of `perms`.
+    #[inline(always)]
+    pub(crate) fn denies(&self, input: u64, perms: Perms) -> bool {
+        self.denied(input).intersects(perms)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn denied_above(&self, input: u64) -> Perms {
+        let mut above = Above(Perms::empty());
+        let _: ControlFlow<_> =
+            self.visit_rarely(Slice::around::<F>(input, Level::PAGE), &mut above);
+        above.0
+    }
+
     /// Invalidates at once and waits: the middle of a break-before-make.
     pub(crate) fn invalidate_now(&self, ranges: &Ranges) {
         ranges.run::<F, P>(&self.platform, self.target());
     }
 }
 
+/// What the tables on a way down take away.
+struct Above(Perms);
+
+impl<F: Format, P: Platform> Visit<F, P> for Above {
+    type Stop = EditError<F::Input>;
+
+    fn entry(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        _: Slice,
+    ) -> ControlFlow<Self::Stop, Step> {
+        let entry = table.load(index);
+        if F::kind(entry, level) != Kind::Table {
+            return ControlFlow::Continue(Step::Next);
+        }
+        self.0 |= F::denied(entry);
+        ControlFlow::Continue(Step::Into(F::address(entry, level)))
+    }
+}
+
 /// Which addresses a root translates: those of one half of the input space, or of both.
 ///
-/// In both, what lies above the bits of a half is a copy of the sign.
+/// In both, what lies above the bits of a half is a copy of the sign. So they are `size` addresses from `-offset` on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reach {
-    /// The sign of all addresses, as often as there are bits, if they are of one half.
-    sign: u64,
-    /// All ones if they are of both, and each says itself of which.
-    both: u64,
+    offset: u64,
+    size: u64,
 }
 
 impl Reach {
     /// All that a root translates: where there is one for each half, this half.
     pub fn of_root<F: Format>(half: Half) -> Self {
+        let size = 1 << bits_of_half::<F>();
         match (F::SIGNED, F::HALVES) {
-            (true, true) => Self::of_half(half),
+            (true, true) => Self::of_half::<F>(half),
             (true, false) => Self {
-                sign: 0,
-                both: u64::MAX,
+                offset: size,
+                size: 2 * size,
             },
-            (false, _) => Self::of_half(Half::Lower),
+            (false, _) => Self::of_half::<F>(Half::Lower),
         }
     }
 
-    fn of_half(half: Half) -> Self {
-        let sign = match half {
+    fn of_half<F: Format>(half: Half) -> Self {
+        let size = 1 << bits_of_half::<F>();
+        let offset = match half {
             Half::Lower => 0,
-            Half::Upper => u64::MAX,
+            Half::Upper => size,
         };
-        Self { sign, both: 0 }
+        Self { offset, size }
     }
 
     /// The half, if it is one.
     fn half(self) -> Option<Half> {
-        match (self.both, self.sign) {
-            (0, 0) => Some(Half::Lower),
-            (0, _) => Some(Half::Upper),
+        match self.offset {
+            0 => Some(Half::Lower),
+            offset if offset == self.size => Some(Half::Upper),
             _ => None,
         }
     }
 
-    /// Whether it holds all from `first` to `last`: if the ends are alike, so is everything between them.
+    /// Whether it holds all from `first` to `last`.
     #[inline(always)]
-    pub fn holds<F: Format>(self, first: u64, last: u64) -> bool {
-        let sign = match (F::SIGNED, F::HALVES) {
-            (true, true) => self.sign,
-            (true, false) => self.sign | (first as i64 >> 63) as u64 & self.both,
-            (false, _) => 0,
-        };
-        ((first ^ sign) | (first ^ last)) >> bits_of_half::<F>() == 0
+    pub fn holds(self, first: u64, last: u64) -> bool {
+        // With the offset, what is translated starts at 0, the upper half first; the hole between the halves is above it. So a
+        // range that begins in the lower half and ends in the upper one would end before it begins.
+        let first = first.wrapping_add(self.offset);
+        let last = last.wrapping_add(self.offset);
+        first <= last && last < self.size
     }
 
     /// Checks a range that an edit was given.
@@ -656,7 +702,7 @@ impl Reach {
         if !span.is_aligned(F::PAGE_SHIFT) {
             return Err(EditError::Misaligned);
         }
-        match self.holds::<F>(slice.first, slice.last) {
+        match self.holds(slice.first, slice.last) {
             true => Ok(slice),
             false => Err(EditError::InputOutOfRange),
         }

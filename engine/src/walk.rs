@@ -159,26 +159,9 @@ pub(crate) struct Place<'p, P: Platform> {
     pub table: Table<'p, P>,
     /// Entries of pages; above that level the one entry that covers all, which is no table.
     pub range: Range<usize>,
-    /// What tables above limit, those that there are as one.
-    limits: u64,
 }
 
 impl<P: Platform> Place<'_, P> {
-    /// What the tables above take away, if any table of the space does.
-    #[inline(always)]
-    pub fn denied<F: Format>(&self, any: bool) -> Perms {
-        match any {
-            true => F::denied(self.limits ^ F::GRANTS),
-            false => Perms::empty(),
-        }
-    }
-
-    /// Whether that is any of `perms`.
-    #[inline(always)]
-    pub fn denies<F: Format>(&self, any: bool, perms: Perms) -> bool {
-        any && F::denied(self.limits ^ F::GRANTS).intersects(perms)
-    }
-
     /// Whether, of pages, those at the two ends are in no run, so that no leaf reaches over an end.
     #[inline(always)]
     pub fn is_whole<F: Format>(&self, runs: bool) -> bool {
@@ -206,8 +189,6 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
     if !slice.is_in_one_table::<F>() {
         return Err(None);
     }
-    // Of all tables on the way at once, so that a level costs two operations.
-    let mut limits = 0;
     // Written out, so that the level is a constant in each step, and with it shifts, masks and what may be there.
     macro_rules! step {
         ($($height:literal),*) => { $(
@@ -222,9 +203,8 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
                 };
                 if F::kind(entry, level) != Kind::Table {
                     let range = index..index + 1;
-                    return Err(Some((Place { table, range, limits }, level)));
+                    return Err(Some((Place { table, range }, level)));
                 }
-                limits |= entry ^ F::GRANTS;
                 frame = F::address(entry, level);
             }
         )* };
@@ -234,11 +214,7 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
     // SAFETY: as above.
     let table = unsafe { Table::open(platform, frame, level) };
     let range = F::index(slice.first, level)..F::index(slice.last, level) + 1;
-    Ok(Place {
-        table,
-        range,
-        limits,
-    })
+    Ok(Place { table, range })
 }
 
 /// Walks the table in `frame` at `level` over `slice`.

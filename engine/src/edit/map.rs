@@ -328,7 +328,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         let mapping = template.mapping();
         let small = if let Ok(place) = self.space.place(slice)
-            && !place.denies::<F>(self.space.tables_deny, mapping.attrs.perms)
+            && !self.space.denies(slice.first, mapping.attrs.perms)
         {
             let page = template.page()?;
             self.space.check_global(mapping.attrs.global)?;
@@ -452,17 +452,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         frame: Pa,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let mapping = template.mapping();
         let leaf = F::with_address(template.page()?, frame);
-        self.check_global(mapping.attrs.global)?;
+        let Attrs { perms, global, .. } = template.mapping().attrs;
+        self.check_global(global)?;
         if let Ok(place) = self.place(slice) {
-            self.check_hole(&place, Level::PAGE, slice, &mapping)?;
+            self.check_hole(&place, Level::PAGE, slice, perms)?;
             place.table.store(place.range.start, leaf);
         } else {
-            self.map_below(slice, leaf, &mapping)?;
+            self.map_below(slice, leaf, &template.mapping())?;
         }
-        self.note_runs(mapping.runs);
-        self.globals |= mapping.attrs.global;
+        self.globals |= global;
         Ok(())
     }
 
@@ -473,10 +472,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         place: &Place<'_, P>,
         level: Level,
         slice: Slice,
-        mapping: &Mapping,
+        perms: Perms,
     ) -> Result<(), EditError<F::Input>> {
         let at = F::Input::from_bits(slice.first);
-        if place.denies::<F>(self.tables_deny, mapping.attrs.perms) {
+        if self.denies(slice.first, perms) {
             return Err(EditError::Denied(at));
         }
         match F::kind(place.table.load(place.range.start), level) {
@@ -498,7 +497,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let Err(Some((place, level))) = self.place(slice) else {
             return Ok(());
         };
-        self.check_hole(&place, level, slice, mapping)?;
+        self.check_hole(&place, level, slice, mapping.attrs.perms)?;
         if !mapping.allocate {
             return Err(EditError::NeedsTable(F::Input::from_bits(slice.first)));
         }

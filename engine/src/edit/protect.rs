@@ -25,7 +25,7 @@ use crate::gather::Gather;
 use crate::platform::{Caps, Platform};
 use crate::space::{AddressSpace, Conditions, EditError};
 use crate::table::Table;
-use crate::walk::{Slice, Step, Visit, descend};
+use crate::walk::{Place, Slice, Step, Visit};
 
 /// What to change about leaves; what is not named stays as it is.
 ///
@@ -344,6 +344,35 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Ok(())
     }
 
+    /// Changes the attributes of one page: as [`protect`](Gather::protect) of a range of that size.
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, Change, EditError, Pa, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// # space.map_page(Va::new(0x7000), Pa::new(0x2000), Attrs::USER_DATA)?;
+    /// let mut gather = space.gather();
+    /// gather.protect_page(Va::new(0x7000), Change::new().write_protect())?;
+    /// gather.finish(|_| ());
+    /// assert_eq!(space.query(Va::new(0x7000)).unwrap().attrs().perms, Attrs::USER_RODATA.perms);
+    /// # Ok::<(), EditError<Va>>(())
+    /// ```
+    #[inline(always)]
+    pub fn protect_page(
+        &mut self,
+        page: F::Input,
+        change: Change,
+    ) -> Result<(), EditError<F::Input>> {
+        let slice = self.space.check_page(page)?;
+        if !self.change_page(slice, &change) {
+            self.change_tree(slice, change)?;
+        }
+        Ok(())
+    }
+
     /// The same of any leaves.
     #[inline(never)]
     fn change_tree(&mut self, slice: Slice, change: Change) -> Result<(), EditError<F::Input>> {
@@ -356,46 +385,63 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it was.
     #[inline(always)]
     fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
+        if slice.is_whole::<F>(Level::PAGE) {
+            return self.change_page(slice, change);
+        }
         if !self.space.take_up(change) {
             return false;
         }
-        let space = &mut *self.space;
-        // SAFETY: the root of the space.
-        let place = match unsafe { descend::<F, P, false>(&space.platform, space.root, slice) } {
-            Ok(place) => place,
-            Err(_) => return false,
-        };
-        let denies = |perms| place.denies::<F>(space.tables_deny, perms);
-        if !place.is_whole::<F>(space.runs) || change.new_perms().is_some_and(denies) {
+        let Some(place) = self.place_of_change(slice, change) else {
             return false;
-        }
-        let (table, range) = (&place.table, place.range.clone());
-        if slice.is_whole::<F>(Level::PAGE) {
-            // Mostly it is the page beside one that was changed in the same way.
-            let entry = table.load(range.start);
-            let plan = space.recent.plan;
-            if plan.key == Plan::key_of::<F>(entry, Level::PAGE) {
-                let now = entry ^ plan.flip;
-                if plan.how == How::Store {
-                    table.store(range.start, now);
-                }
-                if plan.how == How::Store
-                    || plan.how == How::Exchange
-                        && table.compare_exchange(range.start, entry, now).is_ok()
-                {
-                    if plan.invalidate {
-                        space.owed = true;
-                        self.left.ranges.add(slice, Some(Level::PAGE), false);
-                    }
-                    space.news |= plan.news;
-                    return true;
-                }
-            }
-        }
-        let frame = table.frame();
+        };
+        let (frame, range) = (place.table.frame(), place.range.clone());
         drop(place);
         self.change_several(slice, frame, range);
         true
+    }
+
+    /// The same of one page.
+    #[inline(always)]
+    fn change_page(&mut self, slice: Slice, change: &Change) -> bool {
+        if !self.space.take_up(change) {
+            return false;
+        }
+        let Some(place) = self.place_of_change(slice, change) else {
+            return false;
+        };
+        let (table, index) = (&place.table, place.range.start);
+        let entry = table.load(index);
+        let plan = self.space.recent.plan;
+        let now = entry ^ plan.flip;
+        // Mostly it is like the page that was changed last.
+        let is_done = plan.key == Plan::key_of::<F>(entry, Level::PAGE)
+            && if plan.how == How::Store {
+                table.store(index, now);
+                true
+            } else {
+                plan.how == How::Exchange && table.compare_exchange(index, entry, now).is_ok()
+            };
+        let frame = table.frame();
+        drop(place);
+        if !is_done {
+            self.change_several(slice, frame, index..index + 1);
+        } else if plan.invalidate {
+            self.space.owed = true;
+            self.left.ranges.add(slice, Some(Level::PAGE), false);
+        } else {
+            self.space.news |= plan.news;
+        }
+        true
+    }
+
+    /// Where the leaves are that are to be changed, if they are pages of one table and nothing is in the way of the change.
+    #[inline(always)]
+    fn place_of_change(&self, slice: Slice, change: &Change) -> Option<Place<'_, P>> {
+        let space = &*self.space;
+        let place = space.place(slice).ok()?;
+        let denies = |perms| space.denies(slice.first, perms);
+        let is_free = place.is_whole::<F>(space.runs) && !change.new_perms().is_some_and(denies);
+        is_free.then_some(place)
     }
 
     /// The change that was taken up, of these pages of the table in `frame`.

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::run;
-use crate::addr::{Address, Level, Span};
+use crate::addr::{Address, Level, Pa, Span};
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
@@ -38,22 +38,36 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates an address which the root translates.
     #[inline(always)]
     pub(super) fn leaf_at(&self, input: u64) -> Option<Leaf<F>> {
-        let slice = Slice::around::<F>(input, Level::PAGE);
-        // One page is in one table.
-        let leaf = |place: Place<'_, P>, level| {
-            let index = place.range.start;
-            let entry = place.table.load(index);
-            if F::kind(entry, level) != Kind::Leaf {
-                return None;
-            }
-            let (first, entry) = whole::<F, P>(&place.table, index, level, input, entry);
-            let denied = place.denied::<F>(self.tables_deny);
-            Some(Leaf::new(first, entry, level, denied))
-        };
-        match self.place(slice) {
-            Ok(place) => leaf(place, Level::PAGE),
-            Err(place) => place.and_then(|(place, level)| leaf(place, level)),
+        match self.place(Slice::around::<F>(input, Level::PAGE)) {
+            Ok(place) => self.leaf_in(&place, Level::PAGE, input),
+            // One page is in one table.
+            Err(place) => place.and_then(|(place, level)| self.leaf_in(&place, level, input)),
         }
+    }
+
+    /// The leaf in the first entry of a place.
+    #[inline(always)]
+    fn leaf_in(&self, place: &Place<'_, P>, level: Level, input: u64) -> Option<Leaf<F>> {
+        let index = place.range.start;
+        let entry = place.table.load(index);
+        if F::kind(entry, level) != Kind::Leaf {
+            return None;
+        }
+        let (first, entry) = if entry & F::CONTIGUOUS == 0 {
+            (input & !((1 << F::shift(level)) - 1), entry)
+        } else {
+            self.run_at(place.table.frame(), index, level, input)
+        };
+        Some(Leaf::new(first, entry, level, self.denied(input)))
+    }
+
+    /// The first address and the descriptor of a run, of the table in `frame`, which is opened again: so that of what is in no run
+    /// it stays in registers.
+    #[inline(never)]
+    fn run_at(&self, frame: Pa, index: usize, level: Level, input: u64) -> (u64, u64) {
+        // SAFETY: a walk has just come to it.
+        let table = unsafe { Table::open(&self.platform, frame, level) };
+        whole_run::<F, P>(&table, index, level, input)
     }
 
     /// Visits the leaves that translate any part of `span`, upwards, until the visitor breaks off.
@@ -69,7 +83,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let mut find = Find::new(visit);
         let _: ControlFlow<()> = match self.place(slice) {
             Ok(place) => {
-                find.denied = Denied::new(place.denied::<F>(self.tables_deny));
+                find.denied = Denied::new(self.denied(slice.first));
                 find.pages(&place.table, place.range.clone(), slice.first)
             }
             Err(_) => self.visit(slice, &mut find),
@@ -206,6 +220,17 @@ fn whole<F: Format, P: Platform>(
     if entry & F::CONTIGUOUS == 0 {
         return (input & !((1 << F::shift(level)) - 1), entry);
     }
+    whole_run::<F, P>(table, index, level, input)
+}
+
+/// The same of a member of a run.
+#[inline(always)]
+fn whole_run<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    index: usize,
+    level: Level,
+    input: u64,
+) -> (u64, u64) {
     let members = run::members::<F>(index, level);
     let first = run::extent::<F>(input, level).first;
     let load = |member| table.load(member);

@@ -64,7 +64,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                     if F::kind(entry, Level::PAGE) != Kind::Leaf {
                         return Err(EditError::NotMapped(page));
                     }
-                    let denied = place.denied::<F>(space.tables_deny);
+                    let denied = space.denied(slice.first);
                     if denied.intersects(attrs.perms) {
                         return Err(EditError::Denied(page));
                     }
@@ -104,7 +104,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 Err(Some((place, level)))
                     if F::kind(place.table.load(place.range.start), level) == Kind::Leaf =>
                 {
-                    if place.denies::<F>(space.tables_deny, attrs.perms) {
+                    if space.denies(slice.first, attrs.perms) {
                         return Err(EditError::Denied(page));
                     }
                 }

@@ -51,9 +51,99 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     pub fn unmap(
         &mut self,
         span: Span<F::Input>,
-        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         let slice = self.space.check(span)?;
+        if slice.is_whole::<F>(Level::PAGE)
+            && let Some(taken) = self.take_page(slice)
+        {
+            let _: Option<ControlFlow<()>> = taken.map(held);
+            return Ok(Progress::Done);
+        }
+        self.unmap_leaves(slice, held)
+    }
+
+    /// Unmaps one page: as [`unmap`](Gather::unmap) of a range of that size. What is mapped there, if anything is, comes out
+    /// when the flush is complete.
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    ///
+    /// ```
+    /// # use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// # space.map_page(Va::new(0x7000), Pa::new(0x2000), Attrs::USER_DATA)?;
+    /// # space.make_live();
+    /// let mut gather = space.gather();
+    /// let gone = gather.unmap_page(Va::new(0x7000))?.expect("mapped");
+    /// assert!(gather.unmap_page(Va::new(0x7000))?.is_none());
+    /// let gone = gather.flush_with(gone, |_| ()).expect("of this gather");
+    /// assert_eq!(gone.frame(), Pa::new(0x2000));
+    /// # Ok::<(), EditError<Va>>(())
+    /// ```
+    #[inline]
+    pub fn unmap_page(
+        &mut self,
+        page: F::Input,
+    ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
+        let slice = self.space.check_page(page)?;
+        match self.take_page(slice) {
+            Some(taken) => Ok(taken),
+            None => self.unmap_rest_of_block(slice),
+        }
+    }
+
+    /// The same where it is not in a table of pages, or one of a run: a part of a larger leaf, which is split.
+    #[inline(never)]
+    fn unmap_rest_of_block(
+        &mut self,
+        slice: Slice,
+    ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
+        let mut taken = None;
+        let _done = self.unmap_leaves(slice, |leaf| {
+            taken = Some(leaf);
+            ControlFlow::Continue(())
+        })?;
+        Ok(taken)
+    }
+
+    /// Takes away what is mapped in one page, if that is in a table of pages and not in a run.
+    #[inline(always)]
+    fn take_page(&mut self, slice: Slice) -> Option<Option<Held<Leaf<F>>>> {
+        let space = &mut *self.space;
+        // SAFETY: the root of the space.
+        let place = unsafe { descend::<F, P, false>(&space.platform, space.root, slice) }.ok()?;
+        let index = place.range.start;
+        let entry = place.table.load(index);
+        if entry & F::CONTIGUOUS != 0 {
+            return None;
+        }
+        if F::kind(entry, Level::PAGE) != Kind::Leaf {
+            return Some(None);
+        }
+        let conditions = space.conditions();
+        let entry = take::<F, P>(&place.table, conditions, index, Level::PAGE, entry);
+        let leaf = Leaf::new(
+            slice.first,
+            entry,
+            Level::PAGE,
+            space.denied(slice.first),
+        );
+        drop(place);
+        if conditions.live {
+            space.owed = true;
+            self.left.ranges.add(slice, Some(Level::PAGE), false);
+        }
+        Some(Some(Held::new(leaf, self.serial())))
+    }
+
+    /// Unmaps leaves of any size.
+    fn unmap_leaves(
+        &mut self,
+        slice: Slice,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         let serial = self.serial();
         // SAFETY: the root of the space.
         let end = if let Ok(place) =
@@ -62,26 +152,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             // A table that is left with nothing is cut off instead.
             && !slice.is_whole::<F>(Level::PAGE.up())
         {
-            let space = &*self.space;
-            let denied = place.denied::<F>(space.tables_deny);
-            if slice.is_whole::<F>(Level::PAGE) {
-                let index = place.range.start;
-                let entry = place.table.load(index);
-                if F::kind(entry, Level::PAGE) != Kind::Leaf {
-                    return Ok(Progress::Done);
-                }
-                let conditions = space.conditions();
-                let entry = take::<F, P>(&place.table, conditions, index, Level::PAGE, entry);
-                let leaf = Leaf::new(slice.first, entry, Level::PAGE, denied);
-                drop(place);
-                if conditions.live {
-                    self.space.owed = true;
-                    self.left.ranges.add(slice, Some(Level::PAGE), false);
-                }
-                let _: ControlFlow<()> = held(Held::new(leaf, serial));
-                return Ok(Progress::Done);
-            }
             self.space.owed |= self.space.liveness() != Liveness::Dead;
+            let denied = self.space.denied(slice.first);
             let range = place.range.clone();
             self.left.cut_off(self.space, serial, held, |unmap| {
                 unmap.denied = Denied::new(denied);

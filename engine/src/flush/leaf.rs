@@ -24,6 +24,8 @@ use crate::format::{Attrs, Format, Perms};
 pub struct Leaf<F: Format> {
     input: u64,
     entry: u64,
+    /// That of the entry: told apart where the level is known, it is a mask, and no choice of one.
+    frame: Pa,
     level: Level,
     denied: Perms,
     format: PhantomData<F>,
@@ -48,6 +50,7 @@ impl<F: Format> Leaf<F> {
         Self {
             input,
             entry,
+            frame: F::address(entry, level),
             level,
             denied,
             format: PhantomData,
@@ -63,7 +66,7 @@ impl<F: Format> Leaf<F> {
     /// The frame that it translates to.
     #[inline(always)]
     pub fn frame(&self) -> Pa {
-        F::address(self.entry, self.level)
+        self.frame
     }
 
     /// The size in bytes; that of the whole run for a contiguous run, which counts as one leaf.

@@ -41,9 +41,31 @@ pub(crate) struct Ranges {
     items: [MaybeUninit<Stale>; MAX_RANGES],
     /// So many items are initialised.
     len: usize,
+    /// Where the last of them ends, and what it says of its leaves.
+    end: u64,
+    hint: u16,
     /// All of the space is to be forgotten, whatever the ranges say.
     pub everything: bool,
     overflowed: bool,
+}
+
+/// The level of the leaves of a range, and whether tables are meant, as one number.
+#[inline(always)]
+fn hint(level: Option<Level>, tables: bool) -> u16 {
+    let level = level.map_or(0xff, |level| u16::from(level.height()));
+    level << 1 | u16::from(tables)
+}
+
+/// No range begins here.
+const NO_END: u64 = 1;
+
+/// The address after the last one of a range, if a range can begin there.
+#[inline(always)]
+const fn end(last: u64) -> u64 {
+    match last.wrapping_add(1) {
+        0 => NO_END,
+        end => end,
+    }
 }
 
 impl Ranges {
@@ -52,6 +74,8 @@ impl Ranges {
         Self {
             items: [const { MaybeUninit::uninit() }; MAX_RANGES],
             len: 0,
+            end: NO_END,
+            hint: 0,
             everything: false,
             overflowed: false,
         }
@@ -65,6 +89,7 @@ impl Ranges {
     #[inline(always)]
     pub fn clear(&mut self) {
         self.len = 0;
+        self.end = NO_END;
         self.everything = false;
         self.overflowed = false;
     }
@@ -79,7 +104,7 @@ impl Ranges {
     /// The same ranges. Copies no more than there are.
     pub fn copy(&self) -> Self {
         let mut copy = Self::new();
-        copy.len = self.len;
+        (copy.len, copy.end, copy.hint) = (self.len, self.end, self.hint);
         for (to, from) in copy.items.iter_mut().zip(self.as_slice()) {
             to.write(*from);
         }
@@ -101,17 +126,57 @@ impl Ranges {
     /// Adds a range. `level` is that of all its leaves, if known.
     #[inline(always)]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
-        let Slice { first, last } = slice;
-        match self.as_mut_slice().last_mut() {
-            // Most edits go upwards, and begin where the last one ended.
-            Some(item)
-                if first.wrapping_sub(item.last) == 1
-                    && first != 0
-                    && (item.level, item.tables) == (level, tables) =>
-            {
-                item.last = last;
+        // Most edits go upwards, and begin where the last one ended.
+        if self.end == slice.first && self.hint == hint(level, tables) {
+            self.end = end(slice.last);
+            if let Some(item) = self.as_mut_slice().last_mut() {
+                item.last = slice.last;
             }
-            Some(_) => self.insert(slice, level, tables),
+        } else if self.overflowed {
+            self.stretch(slice);
+        } else {
+            self.insert(slice, level, tables);
+        }
+    }
+
+    /// Adds one more, if there is room.
+    fn push(&mut self, item: Stale) {
+        match self.items.get_mut(self.len) {
+            Some(place) => {
+                place.write(item);
+                self.len += 1;
+            }
+            None => {
+                self.overflowed = true;
+                if let Some(item) = self.as_mut_slice().last_mut() {
+                    item.level = None;
+                    item.tables = true;
+                }
+            }
+        }
+    }
+
+    /// Adds a range that does not begin where the last one ended.
+    #[inline(never)]
+    fn insert(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
+        let Slice { first, last } = slice;
+        let mergeable = |item: &&mut Stale| {
+            let touches =
+                first <= item.last.saturating_add(1) && item.first <= last.saturating_add(1);
+            // Ranges that merely touch stay apart if one hint is not right for both; those that overlap lose it.
+            touches && item.level == level && item.tables == tables
+                || first <= item.last && item.first <= last
+        };
+        // Edits go upwards through the space, so a range that can be merged is nearly always the last one.
+        match self.as_mut_slice().iter_mut().rev().find(mergeable) {
+            Some(item) => {
+                item.first = item.first.min(first);
+                item.last = item.last.max(last);
+                if item.level != level {
+                    item.level = None;
+                }
+                item.tables |= tables;
+            }
             None => self.push(Stale {
                 first,
                 last,
@@ -119,61 +184,30 @@ impl Ranges {
                 tables,
             }),
         }
-    }
-
-    /// Adds one more, if there is room.
-    #[inline(always)]
-    fn push(&mut self, item: Stale) {
-        match self.items.get_mut(self.len) {
-            Some(place) => {
-                place.write(item);
-                self.len += 1;
-            }
-            None => self.overflowed = true,
-        }
-    }
-
-    #[inline(never)]
-    fn insert(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
-        let Slice { first, last } = slice;
-        if self.overflowed {
-            return self.stretch(slice);
-        }
-        // Edits go upwards through the space, so a range that can be merged is nearly always the last one.
-        for item in self.as_mut_slice().iter_mut().rev() {
-            let touches =
-                first <= item.last.saturating_add(1) && item.first <= last.saturating_add(1);
-            let overlaps = first <= item.last && item.first <= last;
-            // Ranges that merely touch stay apart if one hint is not right for both; those that overlap lose it.
-            if overlaps || touches && item.level == level && item.tables == tables {
-                item.first = item.first.min(first);
-                item.last = item.last.max(last);
-                if item.level != level {
-                    item.level = None;
-                }
-                item.tables |= tables;
-                return;
-            }
-        }
-        self.push(Stale {
-            first,
-            last,
-            level,
-            tables,
-        });
         if self.overflowed {
             self.stretch(slice);
+        }
+        if let Some(item) = self.as_slice().last() {
+            (self.end, self.hint) = match self.overflowed {
+                true => (NO_END, 0),
+                false => (end(item.last), hint(item.level, item.tables)),
+            };
         }
     }
 
     /// There is no room for one more: the last is stretched over it and what lies between, so that the ranges still hold all
     /// that was changed.
+    #[inline(always)]
     fn stretch(&mut self, slice: Slice) {
-        if let Some(item) = self.as_mut_slice().last_mut() {
-            item.first = item.first.min(slice.first);
-            item.last = item.last.max(slice.last);
-            item.level = None;
-            item.tables = true;
+        // All are there.
+        let [.., item] = &mut self.items;
+        // SAFETY: none overflows before all items were written by `push`.
+        let item = unsafe { item.assume_init_mut() };
+        if slice.first < item.first {
+            item.first = slice.first;
+        }
+        if slice.last > item.last {
+            item.last = slice.last;
         }
     }
 

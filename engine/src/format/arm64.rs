@@ -320,7 +320,6 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     };
     const CONTIGUOUS: u64 = CONTIGUOUS;
     const TABLES_RESTRICT: bool = true;
-    const GRANTS: u64 = 0;
     const SUSPENDED: u64 = SUSPENDED;
     const AWAKE: u64 = 0;
     const ASLEEP: u64 = AP_TABLE_READ_ONLY;

@@ -120,7 +120,6 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
-    const GRANTS: u64 = GRANTS | USER_EXEC;
     const SUSPENDED: u64 = SUSPENDED;
     const AWAKE: u64 = WRITE;
     const ASLEEP: u64 = 0;

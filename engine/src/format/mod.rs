@@ -431,10 +431,6 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Whether table descriptors can take permissions away from everything below them. They cannot in arm64 stage 2.
     const TABLES_RESTRICT: bool;
 
-    /// Bits of a table descriptor by which it gives permissions where they are set; by all others that limit what is below it
-    /// takes some away where they are set. So the limits of several tables are those of one.
-    const GRANTS: u64;
-
     /// What marks a [suspended](Format::suspend) entry.
     const SUSPENDED: u64;
 

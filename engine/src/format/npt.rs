@@ -49,7 +49,6 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
-    const GRANTS: u64 = X86_64::<LEVELS, TYPES>::GRANTS;
     const SUSPENDED: u64 = X86_64::<LEVELS, TYPES>::SUSPENDED;
     const AWAKE: u64 = X86_64::<LEVELS, TYPES>::AWAKE;
     const ASLEEP: u64 = X86_64::<LEVELS, TYPES>::ASLEEP;

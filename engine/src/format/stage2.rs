@@ -143,7 +143,6 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const LINEAR_BITS: u32 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::LINEAR_BITS;
     const CONTIGUOUS: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::CONTIGUOUS;
     const TABLES_RESTRICT: bool = false;
-    const GRANTS: u64 = 0;
     const SUSPENDED: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::SUSPENDED;
     const AWAKE: u64 = VALID;
     const ASLEEP: u64 = ASLEEP;

@@ -135,7 +135,6 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
-    const GRANTS: u64 = WRITE | USER;
     const SUSPENDED: u64 = SUSPENDED;
     const AWAKE: u64 = WRITE;
     const ASLEEP: u64 = 0;

@@ -336,7 +336,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// Whether the root translates this address.
     #[inline]
     fn translates(&self, input: F::Input) -> bool {
-        self.reach.holds::<F>(input.bits(), input.bits())
+        self.reach.holds(input.bits(), input.bits())
     }
 
     fn visit<V: Visit<F, P>>(&self, slice: Slice, visitor: &mut V) -> ControlFlow<V::Stop> {

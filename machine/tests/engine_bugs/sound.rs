@@ -83,7 +83,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "tables are forgotten in a merge",
         file: RANGES,
-        find: "«item.tables |= tables;»\n                return;",
+        find: "«item.tables |= tables;»",
         with: "",
         rules: FORGOTTEN,
     },
@@ -192,15 +192,15 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a shared edit of an address does not know the half",
         file: SHARED,
-        find: "«self.reach».holds::<F>(input.bits(), input.bits())",
+        find: "«self.reach».holds(input.bits(), input.bits())",
         with: "Reach::of_root::<F>(crate::Half::Lower)",
         rules: SAID,
     },
     Bug {
         name: "a range over the hole is translated",
         file: SPACE,
-        find: "((first ^ sign) | «(first ^ last)») >>",
-        with: "0",
+        find: "«first <= last» && last < self.size",
+        with: "true",
         rules: &["program", "no end", "panic"],
     },
     Bug {
@@ -306,8 +306,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page that is unmapped is not owed",
         file: "edit/unmap.rs",
-        find: "self.space.owed = «true»;",
-        with: "self.space.owed",
+        find: "space.owed = «true»;",
+        with: "space.owed",
         rules: FORGOTTEN,
     },
     // The half that all roots share.

@@ -1,10 +1,11 @@
-//! Our own engine: attributes encoded once, a call for each range, and one gather for all calls.
+//! Our own engine: attributes encoded once, a call for each range, and one gather for all calls; for one page its calls for one
+//! page.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use tablewright::{
-    AddressSpace, Attrs, Change, EditError, Encoded, Format, Gather, Mapping, Pa, Perms, Span,
+    AddressSpace, Attrs, Change, EditError, Encoded, Format, Gather, Leaf, Mapping, Pa, Perms, Span,
     TableLink, Va,
 };
 
@@ -60,6 +61,59 @@ impl<F: Format<Input = Va>> Edited<F> {
         Ok(())
     }
 
+    /// As [`each`](Self::each), of single pages.
+    #[inline(always)]
+    fn each_page(
+        &mut self,
+        calls: &Calls,
+        mut edit: impl FnMut(
+            &mut Gather<'_, F, Lean>,
+            Va,
+            Encoded<F>,
+        ) -> Result<(), EditError<Va>>,
+    ) -> Result<(), String> {
+        let page = self.page;
+        let mut gather = self.space.gather();
+        for &start in &calls.starts {
+            edit(&mut gather, Va::new(start), page).map_err(|error| error.to_string())?;
+        }
+        gather.finish(|_| ());
+        Ok(())
+    }
+
+    fn run_pages(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String> {
+        match operation {
+            Operation::Map => self.each_page(calls, |gather, at, page| {
+                gather.map_page(at, Pa::new(physical(at.get())), page)
+            })?,
+            Operation::Protect => {
+                let change = Change::new().perms(Perms::READ);
+                self.each_page(calls, |gather, at, _| gather.protect_page(at, change))?;
+            }
+            Operation::Unmap => {
+                let mut leaves = 0;
+                self.each_page(calls, |gather, at, _| {
+                    leaves += usize::from(gather.unmap_page(at)?.is_some());
+                    Ok(())
+                })?;
+                if leaves != calls.count() {
+                    return Err("fewer leaves than were mapped".to_owned());
+                }
+            }
+            Operation::Query => {
+                let mut sum = 0_u64;
+                for &start in &calls.starts {
+                    if let Some(leaf) = self.space.query(Va::new(start)) {
+                        sum = sum.wrapping_add(seen(&leaf));
+                    }
+                }
+                return Ok(sum);
+            }
+            Operation::Fault | Operation::Exchange => return Err("is not for this".to_owned()),
+        }
+        Ok(0)
+    }
+
     fn unmap(&mut self, calls: &Calls) -> Result<(), String> {
         let bytes = calls.bytes();
         let mut leaves = 0_u64;
@@ -87,21 +141,12 @@ impl<F: Format<Input = Va>> Edited<F> {
 
     fn query(&self, calls: &Calls) -> Result<u64, String> {
         let mut sum = 0_u64;
-        let writable = |attrs: Attrs| attrs.perms.contains(Perms::WRITE);
-        if calls.pages == 1 {
-            for &start in &calls.starts {
-                if let Some(leaf) = self.space.query(Va::new(start)) {
-                    sum = sum.wrapping_add(answer(leaf.frame().get(), writable(leaf.attrs())));
-                }
-            }
-            return Ok(sum);
-        }
         let bytes = calls.bytes();
         for &start in &calls.starts {
             let span = Span::new(Va::new(start), bytes).map_err(|error| error.to_string())?;
             self.space
                 .walk(span, |leaf| {
-                    sum = sum.wrapping_add(answer(leaf.frame().get(), writable(leaf.attrs())));
+                    sum = sum.wrapping_add(seen(&leaf));
                     ControlFlow::Continue(())
                 })
                 .map_err(|error| error.to_string())?;
@@ -142,6 +187,9 @@ impl<F: Format<Input = Va>> Subject for Tablewright<F> {
 
     fn run(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String> {
         let edited = self.edited.as_mut().ok_or("not begun")?;
+        if calls.pages == 1 {
+            return edited.run_pages(operation, calls);
+        }
         match operation {
             Operation::Map => edited.each(calls, |gather, span, page| {
                 gather.map(span, Pa::new(physical(span.start().get())), page)
@@ -169,6 +217,13 @@ impl<F: Format<Input = Va>> Subject for Tablewright<F> {
             let _destroyed = edited.space.destroy(|_| ());
         }
     }
+}
+
+/// What a query has found.
+#[inline(always)]
+fn seen<F: Format>(leaf: &Leaf<F>) -> u64 {
+    let writable = leaf.attrs().perms.contains(Perms::WRITE);
+    answer(leaf.frame().get(), writable)
 }
 
 const _: () = assert!(

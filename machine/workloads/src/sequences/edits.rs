@@ -596,7 +596,13 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 self.look_anew(slot, exclusive);
                 return;
             }
-            let progress = gather.unmap(span, held);
+            let progress = match Self::is_by_page(span) {
+                true => (gather.unmap_page(span.start())).map(|leaf| {
+                    let _: Option<ControlFlow<()>> = leaf.map(held);
+                    Progress::Done
+                }),
+                false => gather.unmap(span, held),
+            };
             exclusive.gather = Some((batch, gather));
             let (first, last) = (span.start().bits(), span.last().bits());
             match progress {
@@ -614,6 +620,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             self.settle_edit(cpu, slot, exclusive, dice);
         });
+    }
+
+    /// Whether an edit of this range is made by the call for one page: every other one.
+    fn is_by_page(span: Span<F::Input>) -> bool {
+        span.size() == Self::PAGE && span.start().bits() & Self::PAGE != 0
     }
 
     /// An edit of what is mapped was refused for a reason.
@@ -729,7 +740,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             };
             let change = self.change(dice);
             self.forget_before(cpu, slot, exclusive, span, false);
-            match self.edit(slot, exclusive, |gather| gather.protect(span, change)) {
+            let protected = self.edit(slot, exclusive, |gather| match Self::is_by_page(span) {
+                true => gather.protect_page(span.start(), change),
+                false => gather.protect(span, change),
+            });
+            match protected {
                 Ok(()) => {
                     let caps = exclusive.look().platform().caps();
                     let becomes = |perms| {

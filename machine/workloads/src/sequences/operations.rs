@@ -46,9 +46,11 @@ operations! {
     Map 9 ["edit::Gather::map" "edit::Gather::map_page" "edit::Encoded::new"];
     /// Pages that do not adjoin, in one map.
     MapFrames 3 ["edit::Gather::map_frames"];
-    Unmap 7 ["edit::Gather::unmap"];
+    Unmap 7 ["edit::Gather::unmap" "edit::Gather::unmap_page"];
     ReplacePage 4 ["edit::Gather::replace" "gather::Gather::flush_with"];
-    Protect 6 ["edit::Gather::protect" "edit::Change::apply" "edit::Change::apply_on"];
+    Protect 6 [
+        "edit::Gather::protect" "edit::Gather::protect_page" "edit::Change::apply" "edit::Change::apply_on"
+    ];
     Split 4 ["edit::Gather::split"];
     Collapse 4 ["edit::Gather::collapse"];
     /// What is mapped in one space is mapped in another.
