@@ -2,7 +2,7 @@
 //!
 //! `loops map|protect|contended|unmap|query|lookup|fork|fault|replace|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
 //! is named; without arguments, all of them over a few pages, in both. With `-each` behind its name an edit is made for one page at
-//! a time, in tables that exist, in a live space with one gather; `replace` has a gather for each page. `fault` maps a page, and
+//! a time, with `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather for each page. `fault` maps a page, and
 //! `guest` looks a fault of a guest up and maps it, page by page always, in tables of EPT; `walk` is what of it is not the engine's:
 //! the loop, and the platform's own at the beginning and the end of a walk.
 
@@ -53,8 +53,8 @@ fn main() {
     match arguments.as_slice() {
         [] => EDITS.iter().for_each(|(name, edit)| {
             for arm64 in [false, true] {
-                run(name, *edit, 4096, false, arm64);
-                run(name, *edit, 4096, true, arm64);
+                run(name, *edit, 4096, 4096, arm64);
+                run(name, *edit, 4096, 1, arm64);
             }
         }),
         [edit, pages, format @ ..] => {
@@ -63,14 +63,16 @@ fn main() {
                 [format] if format == "arm64" => true,
                 _ => usage(),
             };
-            let (name, each) = match edit.strip_suffix("-each") {
-                Some(name) => (name, true),
-                None => (edit.as_str(), false),
+            // How many pages an edit has, if not all.
+            let (name, by) = match (edit.strip_suffix("-each"), edit.split_once("-by-")) {
+                (Some(name), _) => (name, Some(1)),
+                (None, Some((name, by))) => (name, Some(by.parse().unwrap_or(0))),
+                (None, None) => (edit.as_str(), None),
             };
             let known = EDITS.iter().find(|(known, _)| *known == name);
             match (pages.parse(), known) {
-                (Ok(pages @ 1..=0x1000_0000), Some(&(_, edit))) => {
-                    run(name, edit, pages, each, arm64);
+                (Ok(pages @ 1..=0x1000_0000), Some(&(_, edit))) if by != Some(0) => {
+                    run(name, edit, pages, by.unwrap_or(pages), arm64);
                 }
                 _ => usage(),
             }
@@ -81,16 +83,16 @@ fn main() {
 
 fn usage() -> ! {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|lookup|fork|fault|replace|guest|walk|nothing][-each] PAGES [arm64]"
+        "error: usage: loops [map|protect|contended|unmap|query|lookup|fork|fault|replace|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
     );
     std::process::exit(2);
 }
 
-fn run(name: &str, edit: Edit, pages: u64, each: bool, arm64: bool) {
+fn run(name: &str, edit: Edit, pages: u64, by: u64, arm64: bool) {
     let measured = match edit {
         Edit::Guest | Edit::Walk => guest(pages, edit == Edit::Guest),
-        _ if arm64 => measure::<Arm64K4>(edit, pages, each),
-        _ => measure::<X86_64<4>>(edit, pages, each),
+        _ if arm64 => measure::<Arm64K4>(edit, pages, by),
+        _ => measure::<X86_64<4>>(edit, pages, by),
     };
     if let Err(error) = measured {
         eprintln!("error: {name}: {error}");
@@ -105,7 +107,7 @@ fn replace<F: Format<Input = Va>>(
     mapping: Encoded<F>,
 ) -> Result<(), EditError<Va>> {
     let mut sum = 0u64;
-    parts::<true>(pages, |part| {
+    parts(pages, 1, |part| {
         let mut gather = space.gather();
         let frame = Pa::new(part.start().get() << 1);
         let held = gather.replace(part.start(), frame, mapping)?;
@@ -164,10 +166,10 @@ fn span(first: u64, pages: u64) -> Result<Span<Va>, EditError<Va>> {
     Span::new(Va::new(first << 12), pages << 12).map_err(|_| EditError::Misaligned)
 }
 
-fn measure<F: Format<Input = Va>>(edit: Edit, pages: u64, each: bool) -> Result<(), String> {
-    let measured = match each {
-        true => edit_pages::<F, true>(edit, pages),
-        false => edit_pages::<F, false>(edit, pages),
+fn measure<F: Format<Input = Va>>(edit: Edit, pages: u64, by: u64) -> Result<(), String> {
+    let measured = match by {
+        1 => edit_pages::<F, true>(edit, pages, 1),
+        by => edit_pages::<F, false>(edit, pages, by),
     };
     measured.map_err(|error| error.to_string())
 }
@@ -175,6 +177,7 @@ fn measure<F: Format<Input = Va>>(edit: Edit, pages: u64, each: bool) -> Result<
 fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     edit: Edit,
     pages: u64,
+    by: u64,
 ) -> Result<(), EditError<Va>> {
     // The same memory for each size, so that only the edit differs.
     let platform = Hosted::new(4096, 12);
@@ -192,7 +195,7 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     };
     let mapping = Encoded::<F>::new(Mapping::new(attrs).pages_only())?;
     let maps = edit == Edit::Map || edit == Edit::Fault;
-    if !maps || EACH {
+    if !maps || by < pages {
         // What is measured finds its tables there. Their share is subtracted by mapping the larger size always.
         let most = pages.max(524_288);
         let mut gather = space.gather();
@@ -208,7 +211,7 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     }
     let mut sum = 0u64;
     if edit == Edit::Fault {
-        return parts::<true>(pages, |part| {
+        return parts(pages, 1, |part| {
             space.map_page(part.start(), Pa::new(part.start().get()), mapping)
         });
     }
@@ -216,7 +219,7 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
         return replace(&mut space, pages, mapping);
     }
     if edit == Edit::Lookup {
-        parts::<true>(pages, |part| {
+        parts(pages, 1, |part| {
             if let Some(leaf) = space.query(part.start()) {
                 let writable = leaf.attrs().perms.contains(Perms::WRITE);
                 sum = sum.wrapping_add(leaf.frame().get() + u64::from(writable));
@@ -230,18 +233,18 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     let mut gather = space.gather();
     let change = Change::new();
     match edit {
-        Edit::Map if EACH => parts::<EACH>(pages, |part| {
+        Edit::Map if EACH => parts(pages, by, |part| {
             gather.map_page(part.start(), Pa::new(part.start().get()), mapping)
         })?,
-        Edit::Map => parts::<EACH>(pages, |part| {
+        Edit::Map => parts(pages, by, |part| {
             gather.map(part, Pa::new(part.start().get()), mapping)
         })?,
         // What the loop itself takes.
-        Edit::Nothing => parts::<EACH>(pages, |part| {
+        Edit::Nothing => parts(pages, by, |part| {
             sum = sum.wrapping_add(black_box(part.start().get()));
             Ok(())
         })?,
-        Edit::Fork => parts::<EACH>(pages, |part| {
+        Edit::Fork => parts(pages, by, |part| {
             let mut into = child.gather();
             gather.fork(part, change.write_protect(), &mut into, |leaf| {
                 sum = sum.wrapping_add(leaf.frame().get());
@@ -249,25 +252,25 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
             into.finish(|_| ());
             Ok(())
         })?,
-        Edit::Unmap if EACH => parts::<EACH>(pages, |part| {
+        Edit::Unmap if EACH => parts(pages, by, |part| {
             sum += u64::from(gather.unmap_page(part.start())?.is_some());
             Ok(())
         })?,
-        Edit::Unmap => parts::<EACH>(pages, |part| {
+        Edit::Unmap => parts(pages, by, |part| {
             let progress = gather.unmap(part, |_| ControlFlow::Continue(()))?;
             debug_assert!(progress.is_done());
             Ok(())
         })?,
-        Edit::Query => parts::<EACH>(pages, |part| {
+        Edit::Query => parts(pages, by, |part| {
             gather.walk(part, |leaf| {
                 sum = sum.wrapping_add(leaf.frame().get());
                 ControlFlow::Continue(())
             })
         })?,
-        _ if EACH => parts::<EACH>(pages, |part| {
+        _ if EACH => parts(pages, by, |part| {
             gather.protect_page(part.start(), change.perms(Perms::READ))
         })?,
-        _ => parts::<EACH>(pages, |part| {
+        _ => parts(pages, by, |part| {
             gather.protect(part, change.perms(Perms::READ))
         })?,
     }
@@ -276,17 +279,17 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     Ok(())
 }
 
-/// Calls `edit` for all pages at once, or for each. A function of its own for each edit, as a kernel has one.
+/// Calls `edit` for so many pages at a time. A function of its own for each edit, as a kernel has one.
 #[inline(never)]
-fn parts<const EACH: bool>(
+fn parts(
     pages: u64,
+    by: u64,
     mut edit: impl FnMut(Span<Va>) -> Result<(), EditError<Va>>,
 ) -> Result<(), EditError<Va>> {
-    let at_a_time = if EACH { 1 } else { pages };
     let mut first = 0;
     while first < pages {
-        edit(span(black_box(first), at_a_time)?)?;
-        first += at_a_time;
+        edit(span(black_box(first), by.min(pages - first))?)?;
+        first += by;
     }
     Ok(())
 }

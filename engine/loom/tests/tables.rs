@@ -48,7 +48,6 @@ unsafe impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
     const LINEAR_BITS: u32 = 64;
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = false;
-    const GRANTS: u64 = 0;
     const SUSPENDED: u64 = SUSPENDED;
     const AWAKE: u64 = PRESENT;
     const ASLEEP: u64 = ASLEEP;

@@ -27,7 +27,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// assert!(leaf.is_contiguous());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {
         match self.translates(input.bits()) {
             true => self.leaf_at(input.bits()),

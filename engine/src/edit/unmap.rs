@@ -14,7 +14,7 @@ use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
 use crate::gather::Gather;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Conditions, EditError, Liveness};
+use crate::space::{AddressSpace, Conditions, EditError};
 use crate::table::Table;
 use crate::walk::{Denied, Slice, Step, Visit, descend};
 
@@ -124,12 +124,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         let conditions = space.conditions();
         let entry = take::<F, P>(&place.table, conditions, index, Level::PAGE, entry);
-        let leaf = Leaf::new(
-            slice.first,
-            entry,
-            Level::PAGE,
-            space.denied(slice.first),
-        );
+        let leaf = Leaf::new(slice.first, entry, Level::PAGE, space.denied(slice.first));
         drop(place);
         if conditions.live {
             space.owed = true;
@@ -152,13 +147,25 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             // A table that is left with nothing is cut off instead.
             && !slice.is_whole::<F>(Level::PAGE.up())
         {
-            self.space.owed |= self.space.liveness() != Liveness::Dead;
+            let conditions = self.space.conditions();
+            self.space.owed |= conditions.live;
+            // If the visitor unwinds, what was cut off until then is not named: everything is, until it has come to its end.
+            let everything = &mut self.left.ranges.everything;
+            let before = core::mem::replace(everything, conditions.live);
             let denied = self.space.denied(slice.first);
-            let range = place.range.clone();
-            self.left.cut_off(self.space, serial, held, |unmap| {
-                unmap.denied = Denied::new(denied);
-                unmap.pages(&place.table, range, slice.first)
-            })
+            let mut take = TakePages {
+                conditions,
+                denied,
+                serial,
+                stop: false,
+                held,
+            };
+            let (cut, end) = take.take::<F, P>(&place.table, place.range.clone(), slice.first);
+            self.left.ranges.everything = before;
+            if let (Some(slice), true) = (cut, conditions.live) {
+                self.left.ranges.add(slice, Some(Level::PAGE), false);
+            }
+            end
         } else {
             self.space.cleave(slice)?;
             self.owe();
@@ -313,26 +320,70 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
     }
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
+        let mut take = TakePages {
+            conditions: self.conditions,
+            denied: self.denied.at(Level::PAGE),
+            serial: self.serial,
+            stop: self.stop,
+            held: &mut self.held,
+        };
+        let (cut, end) = take.take::<F, P>(table, range, first);
+        self.stop = take.stop;
+        if let Some(slice) = cut {
+            self.cut.add(slice, Some(Level::PAGE));
+        }
+        end
+    }
+}
+
+/// Takes pages out of one table: the inner loop of small edits.
+struct TakePages<V> {
+    conditions: Conditions,
+    denied: Perms,
+    serial: u64,
+    /// The visitor has broken off: stop before the next entry that is mapped.
+    stop: bool,
+    held: V,
+}
+
+impl<V> TakePages<V> {
+    /// What was taken, from the first to the last address, and where it has stopped, if it has.
+    #[inline(always)]
+    fn take<F: Format, P: Platform>(
+        &mut self,
+        table: &Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+    ) -> (Option<Slice>, ControlFlow<u64>)
+    where
+        V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    {
         let mut input = first;
         // What is cut is named when all of it is: if the visitor unwinds, everything is.
         let mut cut: Option<Slice> = None;
-        let mut end = ControlFlow::Continue(());
         for index in range {
             let entry = table.load(index);
             if F::kind(entry, Level::PAGE) == Kind::Leaf {
                 if self.stop {
-                    end = ControlFlow::Break(input);
-                    break;
+                    return (cut, ControlFlow::Break(input));
                 }
-                let last = self.cut(table, index, Level::PAGE, input, entry);
+                let (entry, Slice { last, .. }) = match entry & F::CONTIGUOUS {
+                    0 => (
+                        take::<F, P>(table, self.conditions, index, Level::PAGE, entry),
+                        Slice::around::<F>(input, Level::PAGE),
+                    ),
+                    _ => (
+                        take_run::<F, P>(table, self.conditions, index, Level::PAGE),
+                        run::extent::<F>(input, Level::PAGE),
+                    ),
+                };
+                let leaf = Leaf::new(input, entry, Level::PAGE, self.denied);
+                self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
                 let first = cut.map_or(input, |cut| cut.first);
                 cut = Some(Slice { first, last });
             }
             input = input.wrapping_add(1 << F::PAGE_SHIFT);
         }
-        if let Some(slice) = cut {
-            self.cut.add(slice, Some(Level::PAGE));
-        }
-        end
+        (cut, ControlFlow::Continue(()))
     }
 }

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use tablewright::{
-    AddressSpace, Attrs, Change, EditError, Encoded, Format, Gather, Leaf, Mapping, Pa, Perms, Span,
-    TableLink, Va,
+    AddressSpace, Attrs, Change, EditError, Encoded, Format, Gather, Leaf, Mapping, Pa, Perms,
+    Span, TableLink, Va,
 };
 
 use super::super::subject::Work;
@@ -39,6 +39,8 @@ impl<F: Format<Input = Va>> Tablewright<F> {
 }
 
 impl<F: Format<Input = Va>> Edited<F> {
+    // Each of the operations is a function of its own, as it is in a kernel.
+
     /// Calls `edit` for each range with a gather that all of them share, which it then finishes.
     #[inline(always)]
     fn each(
@@ -66,11 +68,7 @@ impl<F: Format<Input = Va>> Edited<F> {
     fn each_page(
         &mut self,
         calls: &Calls,
-        mut edit: impl FnMut(
-            &mut Gather<'_, F, Lean>,
-            Va,
-            Encoded<F>,
-        ) -> Result<(), EditError<Va>>,
+        mut edit: impl FnMut(&mut Gather<'_, F, Lean>, Va, Encoded<F>) -> Result<(), EditError<Va>>,
     ) -> Result<(), String> {
         let page = self.page;
         let mut gather = self.space.gather();
@@ -81,39 +79,57 @@ impl<F: Format<Input = Va>> Edited<F> {
         Ok(())
     }
 
-    fn run_pages(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String> {
-        match operation {
-            Operation::Map => self.each_page(calls, |gather, at, page| {
-                gather.map_page(at, Pa::new(physical(at.get())), page)
-            })?,
-            Operation::Protect => {
-                let change = Change::new().perms(Perms::READ);
-                self.each_page(calls, |gather, at, _| gather.protect_page(at, change))?;
-            }
-            Operation::Unmap => {
-                let mut leaves = 0;
-                self.each_page(calls, |gather, at, _| {
-                    leaves += usize::from(gather.unmap_page(at)?.is_some());
-                    Ok(())
-                })?;
-                if leaves != calls.count() {
-                    return Err("fewer leaves than were mapped".to_owned());
-                }
-            }
-            Operation::Query => {
-                let mut sum = 0_u64;
-                for &start in &calls.starts {
-                    if let Some(leaf) = self.space.query(Va::new(start)) {
-                        sum = sum.wrapping_add(seen(&leaf));
-                    }
-                }
-                return Ok(sum);
-            }
-            Operation::Fault | Operation::Exchange => return Err("is not for this".to_owned()),
-        }
-        Ok(0)
+    #[inline(never)]
+    fn map_pages(&mut self, calls: &Calls) -> Result<(), String> {
+        self.each_page(calls, |gather, at, page| {
+            gather.map_page(at, Pa::new(physical(at.get())), page)
+        })
     }
 
+    #[inline(never)]
+    fn protect_pages(&mut self, calls: &Calls) -> Result<(), String> {
+        let change = Change::new().perms(Perms::READ);
+        self.each_page(calls, |gather, at, _| gather.protect_page(at, change))
+    }
+
+    #[inline(never)]
+    fn unmap_pages(&mut self, calls: &Calls) -> Result<(), String> {
+        let mut leaves = 0;
+        self.each_page(calls, |gather, at, _| {
+            leaves += usize::from(gather.unmap_page(at)?.is_some());
+            Ok(())
+        })?;
+        match leaves == calls.count() {
+            true => Ok(()),
+            false => Err("fewer leaves than were mapped".to_owned()),
+        }
+    }
+
+    #[inline(never)]
+    fn query_pages(&self, calls: &Calls) -> Result<u64, String> {
+        let mut sum = 0_u64;
+        for &start in &calls.starts {
+            if let Some(leaf) = self.space.query(Va::new(start)) {
+                sum = sum.wrapping_add(seen(&leaf));
+            }
+        }
+        Ok(sum)
+    }
+
+    #[inline(never)]
+    fn map(&mut self, calls: &Calls) -> Result<(), String> {
+        self.each(calls, |gather, span, page| {
+            gather.map(span, Pa::new(physical(span.start().get())), page)
+        })
+    }
+
+    #[inline(never)]
+    fn protect(&mut self, calls: &Calls) -> Result<(), String> {
+        let change = Change::new().perms(Perms::READ);
+        self.each(calls, |gather, span, _| gather.protect(span, change))
+    }
+
+    #[inline(never)]
     fn unmap(&mut self, calls: &Calls) -> Result<(), String> {
         let bytes = calls.bytes();
         let mut leaves = 0_u64;
@@ -139,6 +155,7 @@ impl<F: Format<Input = Va>> Edited<F> {
         }
     }
 
+    #[inline(never)]
     fn query(&self, calls: &Calls) -> Result<u64, String> {
         let mut sum = 0_u64;
         let bytes = calls.bytes();
@@ -187,20 +204,16 @@ impl<F: Format<Input = Va>> Subject for Tablewright<F> {
 
     fn run(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String> {
         let edited = self.edited.as_mut().ok_or("not begun")?;
-        if calls.pages == 1 {
-            return edited.run_pages(operation, calls);
-        }
-        match operation {
-            Operation::Map => edited.each(calls, |gather, span, page| {
-                gather.map(span, Pa::new(physical(span.start().get())), page)
-            })?,
-            Operation::Protect => {
-                let change = Change::new().perms(Perms::READ);
-                edited.each(calls, |gather, span, _| gather.protect(span, change))?;
-            }
-            Operation::Unmap => edited.unmap(calls)?,
-            Operation::Query => return edited.query(calls),
-            Operation::Fault | Operation::Exchange => return Err("is not for this".to_owned()),
+        match (operation, calls.pages) {
+            (Operation::Map, 1) => edited.map_pages(calls)?,
+            (Operation::Map, _) => edited.map(calls)?,
+            (Operation::Protect, 1) => edited.protect_pages(calls)?,
+            (Operation::Protect, _) => edited.protect(calls)?,
+            (Operation::Unmap, 1) => edited.unmap_pages(calls)?,
+            (Operation::Unmap, _) => edited.unmap(calls)?,
+            (Operation::Query, 1) => return edited.query_pages(calls),
+            (Operation::Query, _) => return edited.query(calls),
+            (Operation::Fault | Operation::Exchange, _) => return Err("is not for this".to_owned()),
         }
         Ok(0)
     }
