@@ -27,13 +27,15 @@ use arm_sysregs::el0::accessors::read_ctr_el0;
 use spin::mutex::SpinMutex;
 use tablewright::arch::arm64::{Domain, Ids, execute};
 use tablewright::shared::{CacheMaintenance, Epochs, GracePeriod, SharedPlatform, Slot, Walking};
-use tablewright::shootdown::arm64::{Encoder, Regime};
+use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Regime, Tlbi};
 use tablewright::{
     Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
 };
 
 use crate::counters::{Count, NAMES};
 use crate::cpu;
+use crate::plant::{Plant, is_planted};
+use crate::report::{Report, report};
 
 /// The identity of the hypervisor's own map.
 pub const OWN: u16 = 0;
@@ -143,6 +145,8 @@ impl Machine {
             // SAFETY: inside of the memory, which is ours (1.).
             unsafe { base.add(index).write(TableLink::new()) };
         }
+        report(Report::First, frames.start().get());
+        report(Report::Last, frames.last().get());
         Some(Self {
             frames,
             // SAFETY: just written, and without another user (1.).
@@ -196,7 +200,18 @@ impl Machine {
 
     /// A frame for anything.
     pub fn take_frame(&self) -> Option<Pa> {
-        self.take(PAGE)
+        let frame = self.take(PAGE)?;
+        report(Report::Data, frame.get());
+        Some(frame)
+    }
+
+    /// A frame for a table.
+    fn take_table(&self, size: u64) -> Option<Pa> {
+        let first = self.take(size)?;
+        for frame in (first.get()..first.get() + size).step_by(PAGE as usize) {
+            report(Report::Taken, frame);
+        }
+        Some(first)
     }
 
     fn give(&self, frame: Pa) {
@@ -204,6 +219,46 @@ impl Machine {
         // SAFETY: the caller gives a frame of this machine's back that is not in use.
         unsafe { ptr::with_exposed_provenance_mut::<u64>(frame.get() as usize).write(free.chain) };
         free.chain = frame.get();
+        report(Report::Given, frame.get());
+    }
+}
+
+/// Of all that was combined with stage 1.
+const COMBINED: Tlbi = Tlbi {
+    op: Op::Vmalle1,
+    operand: 0,
+};
+
+/// Executes an instruction of a flush, and says what it is about.
+fn tell(one: Instruction, domain: Domain) {
+    if let Instruction::Tlbi(tlbi) = one {
+        report(Report::Operand, tlbi.operand);
+    }
+    execute(one, domain);
+}
+
+/// The flush as it is, or with a bug in its ranges.
+fn planted(flush: &Invalidation<'_>, each: impl Fn(&Invalidation<'_>)) {
+    let is_first = is_planted(Plant::FirstPage);
+    let (What::Ranges(ranges), true) = (flush.what, is_first || is_planted(Plant::LeavesOfTables))
+    else {
+        return each(flush);
+    };
+    for range in ranges {
+        let range = match is_first {
+            true => Stale {
+                last: range.first | (PAGE - 1),
+                ..*range
+            },
+            false => Stale {
+                tables: false,
+                ..*range
+            },
+        };
+        each(&Invalidation {
+            what: What::Ranges(&[range]),
+            ..*flush
+        });
     }
 }
 
@@ -221,7 +276,7 @@ macro_rules! instruct {
 // reference is the machine (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
-        let frame = self.take(PAGE)?;
+        let frame = self.take_table(PAGE)?;
         count(Count::Tables, 1);
         Some(frame)
     }
@@ -232,7 +287,7 @@ unsafe impl Platform for Machine {
     }
 
     fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
-        let root = self.take(PAGE * tables as u64)?;
+        let root = self.take_table(PAGE * tables as u64)?;
         count(Count::Tables, tables as u64);
         Some(root)
     }
@@ -280,7 +335,25 @@ unsafe impl Platform for Machine {
             ranges: Ids::read().has_ranges(),
             wide: false,
         };
-        encoder.encode(flush, |one| execute(one, Domain::Inner));
+        if flush.id == VMID && is_planted(Plant::CombinedFirst) {
+            tell(Instruction::Tlbi(COMBINED), Domain::Inner);
+            tell(Instruction::Dsb, Domain::Inner);
+        }
+        let domain = match is_planted(Plant::Local) {
+            true => Domain::Local,
+            false => Domain::Inner,
+        };
+        let is_left_out = |one: &Instruction| {
+            let is_second = matches!(one, Instruction::Tlbi(COMBINED) | Instruction::Dsb);
+            is_second && is_planted(Plant::CombinedFirst)
+        };
+        planted(flush, |flush| {
+            encoder.encode(flush, |one| {
+                if !is_left_out(&one) {
+                    tell(one, domain);
+                }
+            });
+        });
     }
 
     fn caps(&self) -> Caps {
@@ -310,7 +383,7 @@ unsafe impl SharedPlatform for Machine {
     }
 
     fn is_over(&self, moment: GracePeriod) -> bool {
-        self.epochs.is_over(moment)
+        is_planted(Plant::Walks) || self.epochs.is_over(moment)
     }
 
     fn maintenance(&self) -> CacheMaintenance {
@@ -339,6 +412,7 @@ unsafe impl SharedPlatform for Machine {
     fn invalidate_here(&self, flush: &Invalidation<'_>) {
         match flush.what {
             What::Ranges(&[Stale { first, last, .. }]) if last - first < PAGE => {
+                report(Report::Operand, first >> 12);
                 instruct!("tlbi ipas2e1, {}", "dsb nsh", "tlbi vmalle1"; first >> 12);
             }
             _ => instruct!("tlbi vmalls12e1"),
