@@ -68,7 +68,7 @@ pub fn call(registers: &[u64; 19]) -> u64 {
         }
         Function::CpuOff => leave(),
         Function::SystemOff => {
-            report(Report::End, 0);
+            report(Report::End, 1);
             psci::system_off::<Smc>().map_or_else(|why| i64::from(why) as u64, |()| 0)
         }
         Function::SystemReset => {

@@ -127,6 +127,8 @@ struct Free {
     chain: u64,
 }
 
+/// `xtask` looks for it by this name.
+#[unsafe(no_mangle)]
 static WALKS: [Slot; cpu::MOST] = [const { Slot::new() }; cpu::MOST];
 
 impl Machine {
