@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read};
+use std::path::Path;
 use std::time::Instant;
 
 use clap::Args;
@@ -259,9 +260,8 @@ fn apply(replay: &mut Replay, record: &Record) -> bool {
 }
 
 /// Boots, records, and replays.
-fn check(run: &Run, files: &Files, is_linux: bool) -> Result<(Ran, Checked)> {
+fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran, Checked)> {
     let recorded = fetch::scratch()?.join("recorded");
-    let plugin = fetch::plugin()?;
     let image = qemu::Watched::of(&files.hypervisor)?;
     let memory = if is_linux { MEMORY_OF_LINUX } else { MEMORY };
     let mut boot = Boot {
@@ -285,7 +285,7 @@ fn check(run: &Run, files: &Files, is_linux: bool) -> Result<(Ran, Checked)> {
     let end = START + (boot.all_memory() << 20);
     let plugin = format!(
         "{},record={},text={}-{},slots={}-{},reported={},end={end}",
-        file(&plugin),
+        file(plugin),
         file(&recorded),
         image.text.start,
         image.text.end,
@@ -297,7 +297,7 @@ fn check(run: &Run, files: &Files, is_linux: bool) -> Result<(Ran, Checked)> {
         "-accel",
         "tcg,thread=single",
         "-icount",
-        "shift=4,sleep=off",
+        "shift=4",
         "-plugin",
         &plugin,
     ]
@@ -404,7 +404,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
             "no run has such a name; --list says which there are".into(),
         ));
     }
-    fetch::can_count()?;
+    let plugin = fetch::plugin()?;
     let mut files = fetch::everything(None)?;
     if !args.linux {
         files.kernel = fetch::hypervisor(GUEST)?;
@@ -412,7 +412,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let (mut passed, mut failed) = (0, 0);
     for run in runs.iter().filter(is_meant) {
         let started = Instant::now();
-        let (ran, checked) = out::clocked(run.name, || check(run, &files, args.linux))?;
+        let (ran, checked) = out::clocked(run.name, || check(run, &files, &plugin, args.linux))?;
         let seconds = started.elapsed().as_secs_f64();
         match judge(run, &ran, &checked, args.linux) {
             Ok(()) => {

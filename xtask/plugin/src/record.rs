@@ -10,6 +10,7 @@
 //! three little-endian.
 
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::ffi::{c_uint, c_void};
 use std::fs::File;
 use std::io::Write as _;
@@ -63,6 +64,9 @@ const MEMORY: u64 = 1 << 30;
 /// The size of an announcement.
 const SLOT: u64 = 128;
 
+/// So many pages are compared with the next that is touched.
+const NEAR: usize = 4;
+
 struct Recorder {
     options: Options,
     buffer: Vec<u8>,
@@ -74,8 +78,9 @@ struct Recorder {
     is_data: Vec<bool>,
     /// What processors have said and not used.
     said: Vec<[Option<u64>; REPORTS]>,
-    /// The page that was touched last, since anything else was recorded: the processor, the page, whether it was written.
-    touched: Option<(u32, u64, bool)>,
+    /// The last pages that were touched since anything else was recorded, and by which processors: one that is copied, another that is
+    /// compared, are said once.
+    touched: VecDeque<(u32, u64)>,
 }
 
 /// There is one thread.
@@ -100,7 +105,7 @@ pub fn start(options: Options) {
         frames: 0..0,
         is_data: Vec::new(),
         said: Vec::new(),
-        touched: None,
+        touched: VecDeque::new(),
     };
     // SAFETY: as above.
     unsafe { *RECORDER.0.get() = Some(recorder) };
@@ -175,7 +180,7 @@ extern "C" fn accessed(cpu: c_uint, info: u32, address: u64, data: *mut c_void) 
 impl Recorder {
     fn put(&mut self, kind: Kind, cpu: u32, number: u32, address: u64, value: u64) {
         if !matches!(kind, Kind::Touched) {
-            self.touched = None;
+            self.touched.clear();
         }
         let mut record = [0; 24];
         record[0] = kind as u8;
@@ -261,10 +266,10 @@ impl Recorder {
         // Behind the frames is what may be the guest's.
         if self.is_data.get(frame).copied().unwrap_or(true) {
             let page = address & !(PAGE - 1);
-            let touched = Some((cpu, page, is_store));
-            if self.touched != touched {
-                self.touched = touched;
-                self.put(Kind::Touched, cpu, 0, page, u64::from(is_store));
+            if !self.touched.contains(&(cpu, page)) {
+                self.touched.truncate(NEAR - 1);
+                self.touched.push_front((cpu, page));
+                self.put(Kind::Touched, cpu, 0, page, 0);
             }
         } else if is_store {
             for word in (address & !7..address + size).step_by(8) {
