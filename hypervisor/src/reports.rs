@@ -25,5 +25,8 @@ pub enum Report {
 }
 
 /// How many there are.
-#[allow(dead_code, reason = "who only reads what was written down does not count them")]
+#[allow(
+    dead_code,
+    reason = "who only reads what was written down does not count them"
+)]
 pub const REPORTS: usize = 8;

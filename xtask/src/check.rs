@@ -20,7 +20,7 @@ use crate::counters::Count;
 use crate::fetch::{self, Files};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran, file};
 use crate::reports::Report;
-use crate::{About as _, Error, LIMIT, Leaves, Log, Result, load, out, say};
+use crate::{About as _, Error, LIMIT, Leaves, Log, Result, load, out, planted, say};
 
 /// The guest of most runs: it touches its memory again and again.
 const GUEST: &str = "churn";
@@ -63,6 +63,11 @@ impl Run {
             snapshot: false,
             plant: None,
         }
+    }
+
+    /// Whether what is planted is the engine's.
+    fn is_of_engine(&self) -> bool {
+        (self.plant).is_some_and(|(what, _)| what == planted::FREED_AT_ONCE.name)
     }
 
     const fn evict(mut self, count: u64) -> Self {
@@ -114,6 +119,10 @@ const RUNS: &[Run] = &[
         .evict(10)
         .tables()
         .plant("walks", &[Rule::FreedEarly]),
+    Run::new("freed-at-once", CPU_MAX, Leaves::Pages)
+        .evict(10)
+        .tables()
+        .plant(planted::FREED_AT_ONCE.name, &[Rule::FreedEarly]),
     Run::new("vmids", CPU_MAX, Leaves::Pages)
         .evict(20)
         .plant("vmids", &[Rule::IdentifierReused]),
@@ -273,7 +282,10 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
         tables: run.tables,
         log: run.log,
         snapshot: run.snapshot.then_some(Begin::Bell),
-        plant: run.plant.map(|(what, _)| what),
+        plant: run
+            .plant
+            .map(|(what, _)| what)
+            .filter(|_| !run.is_of_engine()),
         guest: match (is_linux, run.snapshot) {
             (true, _) => format!("load={ROUNDS}"),
             (false, true) => "churn copy".into(),
@@ -297,7 +309,7 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
         "-accel",
         "tcg,thread=single",
         "-icount",
-        "shift=4",
+        "shift=8",
         "-plugin",
         &plugin,
     ]
@@ -355,6 +367,9 @@ fn judge(
             run.evict
         ));
     }
+    if run.log.is_some() && ran.count(Count::Marks) == 0 {
+        return Err("nothing was logged".into());
+    }
     // Where nothing is done, nothing is wrong.
     let Replayed {
         invalidations,
@@ -411,6 +426,10 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     }
     let (mut passed, mut failed) = (0, 0);
     for run in runs.iter().filter(is_meant) {
+        let mut files = files.clone();
+        if run.is_of_engine() {
+            files.hypervisor = planted::hypervisor(&planted::FREED_AT_ONCE)?;
+        }
         let started = Instant::now();
         let (ran, checked) = out::clocked(run.name, || check(run, &files, &plugin, args.linux))?;
         let seconds = started.elapsed().as_secs_f64();

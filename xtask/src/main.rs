@@ -33,6 +33,7 @@ mod load;
 mod log_start;
 mod measure;
 mod out;
+mod planted;
 #[cfg(test)]
 #[path = "../../hypervisor/src/power.rs"]
 mod power;
