@@ -200,16 +200,21 @@ impl Replay {
             let cut = meta
                 .filter(|meta| meta.state.get() == State::Detached)
                 .map(|meta| (meta.cut.get(), meta.first.get()));
-            if let Some((cut, first)) = cut
+            let held = if let Some((cut, first)) = cut
                 && let Some(other) = this.passed[cpu].iter().position(|&passed| passed < cut)
             {
-                let what = format!(
+                Some(format!(
                     "the frame at {frame:#x} is given back too early: a walk of CPU {other} may hold the table for \
                      {first:#x}, and since it was cut off CPU {cpu} has not seen that none does"
-                );
+                ))
+            } else {
+                None
+            };
+            this.hardware.give_frame(cpu, frame);
+            // The hardware's reason first, if it has one.
+            if let Some(what) = held.filter(|_| this.hardware.violations.borrow().is_empty()) {
                 this.find(Rule::FreedEarly, cpu, what);
             }
-            this.hardware.give_frame(cpu, frame);
         });
     }
 

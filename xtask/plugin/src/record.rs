@@ -38,7 +38,7 @@ enum Kind {
     /// The announcement of a walk was looked at, or made: which, and what is there.
     SlotRead,
     SlotWritten,
-    /// When the machine is switched off, what is in a word of a table that is not zero.
+    /// When the machine is switched off, what is in a word of a table.
     Left,
 }
 
@@ -67,6 +67,16 @@ const SLOT: u64 = 128;
 /// So many pages are compared with the next that is touched.
 const NEAR: usize = 4;
 
+/// What a frame is used for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Nothing: it may be stored to before it is given back, and after.
+    None,
+    Table,
+    /// Anything else.
+    Data,
+}
+
 struct Recorder {
     options: Options,
     buffer: Vec<u8>,
@@ -74,8 +84,8 @@ struct Recorder {
     base: Option<*const u8>,
     /// Frames of tables and others, in a row.
     frames: Range<u64>,
-    /// Which of them are no tables.
-    is_data: Vec<bool>,
+    /// What is known of each of them.
+    uses: Vec<Use>,
     /// What processors have said and not used.
     said: Vec<[Option<u64>; REPORTS]>,
     /// The last pages that were touched since anything else was recorded, and by which processors: one that is copied, another that is
@@ -103,7 +113,7 @@ pub fn start(options: Options) {
         buffer: Vec::with_capacity(1 << 17),
         base: None,
         frames: 0..0,
-        is_data: Vec::new(),
+        uses: Vec::new(),
         said: Vec::new(),
         touched: VecDeque::new(),
     };
@@ -264,7 +274,7 @@ impl Recorder {
         }
         let frame = ((address - self.frames.start) / PAGE) as usize;
         // Behind the frames is what may be the guest's.
-        if self.is_data.get(frame).copied().unwrap_or(true) {
+        if self.uses.get(frame).is_none_or(|used| *used == Use::Data) {
             let page = address & !(PAGE - 1);
             if !self.touched.contains(&(cpu, page)) {
                 self.touched.truncate(NEAR - 1);
@@ -294,16 +304,20 @@ impl Recorder {
             _ if what == Report::Last as usize => {
                 self.frames.end = value + 1;
                 let count = (self.frames.end - self.frames.start) / PAGE;
-                self.is_data = vec![false; count as usize];
+                self.uses = vec![Use::None; count as usize];
             }
-            _ if what == Report::Data as usize => {
-                if let Some(is_data) =
-                    frame(&self.frames).and_then(|frame| self.is_data.get_mut(frame))
-                {
-                    *is_data = true;
+            _ => {
+                let used = match what {
+                    _ if what == Report::Taken as usize => Some(Use::Table),
+                    _ if what == Report::Data as usize => Some(Use::Data),
+                    _ if what == Report::Given as usize => Some(Use::None),
+                    _ => None,
+                };
+                let frame = frame(&self.frames).and_then(|frame| self.uses.get_mut(frame));
+                if let (Some(used), Some(frame)) = (used, frame) {
+                    *frame = used;
                 }
             }
-            _ => {}
         }
         if is_operand {
             return;
@@ -316,13 +330,12 @@ impl Recorder {
 
     /// What tables hold in the end, by which it is seen that no store was missed.
     fn leave(&mut self) {
-        let tables = (self.frames.clone().step_by(PAGE as usize)).zip(self.is_data.clone());
-        for (frame, _) in tables.filter(|(_, is_data)| !is_data) {
+        let uses = std::mem::take(&mut self.uses);
+        let tables = (self.frames.clone().step_by(PAGE as usize)).zip(uses);
+        for (frame, _) in tables.filter(|(_, used)| *used == Use::Table) {
             for word in (frame..frame + PAGE).step_by(8) {
                 let value = self.word(word);
-                if value != 0 {
-                    self.put(Kind::Left, 0, 0, word, value);
-                }
+                self.put(Kind::Left, 0, 0, word, value);
             }
         }
         self.put(Kind::Said, 0, Report::End as u32, 0, 0);
