@@ -42,6 +42,7 @@ pub struct CheckArgs {
 struct Run {
     name: &'static str,
     cpu: &'static str,
+    cpus: u8,
     leaves: Leaves,
     evict: u64,
     tables: bool,
@@ -56,6 +57,7 @@ impl Run {
         Self {
             name,
             cpu,
+            cpus: 2,
             leaves,
             evict: 0,
             tables: false,
@@ -63,6 +65,11 @@ impl Run {
             snapshot: false,
             plant: None,
         }
+    }
+
+    const fn cpus(mut self, cpus: u8) -> Self {
+        self.cpus = cpus;
+        self
     }
 
     /// Whether what is planted is the engine's.
@@ -101,6 +108,7 @@ const PLAIN: &str = "cortex-a57";
 const RUNS: &[Run] = &[
     Run::new("pages", CPU_MAX, Leaves::Pages).evict(500),
     Run::new("tables", CPU_MAX, Leaves::Pages)
+        .cpus(4)
         .evict(100)
         .tables(),
     Run::new("tables-one-by-one", PLAIN, Leaves::Pages)
@@ -148,6 +156,10 @@ const LINUX: &[Run] = &[
     Run::new("linux-tables", CPU_MAX, Leaves::Pages)
         .evict(200)
         .tables(),
+    Run::new("linux-log", CPU_MAX, Leaves::Mixed)
+        .evict(500)
+        .log(Log::All),
+    Run::new("linux-snapshot", PLAIN, Leaves::Blocks).snapshot(Log::Bitmap),
 ];
 
 /// Memory of the small guest, and of a Linux, in MiB.
@@ -271,7 +283,7 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
     let memory = if is_linux { MEMORY_OF_LINUX } else { MEMORY };
     let mut boot = Boot {
         cpu: run.cpu,
-        cpus: 2,
+        cpus: run.cpus,
         memory,
         leaves: run.leaves,
         evict: run.evict,
@@ -283,7 +295,8 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
             .map(|(what, _)| what)
             .filter(|_| !run.is_of_engine()),
         guest: match (is_linux, run.snapshot) {
-            (true, _) => format!("load={ROUNDS}"),
+            (true, true) => format!("copy load={ROUNDS}"),
+            (true, false) => format!("load={ROUNDS}"),
             (false, true) => "churn copy".into(),
             (false, false) => String::new(),
         },
@@ -301,15 +314,17 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
         image.walks.end,
         image.reported,
     );
+    // The clock goes by instructions: a log that is harvested so many times in a second is harvested often enough for the small
+    // guest, and not too often for the other.
+    let shift = if is_linux { 4 } else { 8 };
     let more = [
-        "-accel",
-        "tcg,thread=single",
-        "-icount",
-        "shift=8",
-        "-plugin",
-        &plugin,
-    ]
-    .map(String::from);
+        "-accel".into(),
+        "tcg,thread=single".into(),
+        "-icount".into(),
+        format!("shift={shift}"),
+        "-plugin".into(),
+        plugin,
+    ];
     boot.more = &more;
     let cpus = usize::from(boot.cpus + u8::from(boot.log.is_some()));
     let ran = qemu::run(&boot, |_| (), |_| ())?;
@@ -347,7 +362,7 @@ fn judge(
         return Err(format!("it ended so: {:?}", ran.end));
     }
     match is_linux {
-        true => load::check(&ran.console, 2, ROUNDS, false)?,
+        true => load::check(&ran.console, run.cpus, ROUNDS, run.snapshot)?,
         false if ran.console.iter().any(|line| line == "churn: done") => {}
         false => return Err(format!("the guest says: {}", ran.console.join("; "))),
     }

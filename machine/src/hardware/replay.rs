@@ -107,6 +107,27 @@ pub struct Replayed {
 }
 
 /// See the head of this file.
+///
+/// ```
+/// use tablewright_machine::replay::{Made, Replay};
+/// use tablewright_machine::{Architecture, Granule, Memory, Regime, Rule};
+///
+/// let regime = Regime::Arm64Stage2 { granule: Granule::K4, input_bits: 39, wide: false, forced_write_back: false };
+/// let first = 0x4000_0000;
+/// let mut run = Replay::new(Architecture::arm64(regime), 1, Memory::new(4, 12, first));
+/// // A root and a table below it, written, published and loaded under VMID 1.
+/// for frame in [first, first + 0x1000] {
+///     run.taken(0, frame);
+///     (frame..frame + 0x1000).step_by(8).for_each(|word| run.store(0, word, 0, Made::Plain));
+/// }
+/// run.store(0, first, (first + 0x1000) | 3, Made::Plain);
+/// run.executed(0, 0xd503_3a9f, None); // dsb ishst
+/// run.load_root(0, 1 << 48 | first);
+/// // The table is cut off, and given back at once.
+/// run.store(0, first, 0, Made::Plain);
+/// run.given(0, first + 0x1000);
+/// assert_eq!(run.findings()[0].rule, Rule::FreedEarly);
+/// ```
 pub struct Replay {
     hardware: Hardware,
     replayed: Replayed,

@@ -27,7 +27,7 @@ const VMALLS12E1IS: u32 = 0xd50c_83df;
 
 fn page(number: u64) -> u64 {
     // Accessed, inner shareable, readable and writable, write-back.
-    PAGES + number * 0x1000 | 1 << 10 | 3 << 8 | 3 << 6 | 0xf << 2 | 3
+    (PAGES + number * 0x1000) | 1 << 10 | 3 << 8 | 3 << 6 | 0xf << 2 | 3
 }
 
 /// Two CPUs with one guest: its first four pages are mapped.
