@@ -216,6 +216,7 @@ impl Replay {
     /// A frame that was a table is given back.
     pub fn given(&mut self, cpu: usize, frame: u64) {
         self.happen(cpu, |this| {
+            this.replayed.frames += 1;
             let memory = &this.hardware.memory;
             let meta = memory.frame_at(frame).map(|frame| memory.meta(frame));
             let cut = meta
