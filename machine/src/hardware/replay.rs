@@ -141,8 +141,26 @@ pub struct Replay {
     vttbr: Vec<Option<u64>>,
     /// The last invalidation of each CPU, if nothing has come behind it that it is not about.
     last: Vec<Option<Tlbi>>,
-    /// The root of each space that was loaded.
+    /// The root of each space that was loaded, and its identifier; [`NONE`] since another has that.
     spaces: Vec<(u64, u16)>,
+    /// What each CPU may remember: of which root, under which identifier.
+    held: Vec<Held>,
+}
+
+/// The identifier of a space that has none. No VMID of 16 bits is given out that far.
+const NONE: u16 = u16::MAX;
+
+/// Something of a root may be remembered under an identifier by a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    cpu: usize,
+    id: u16,
+    root: u64,
+}
+
+/// Root and identifier.
+const fn parts(vttbr: u64) -> (u64, u16) {
+    (vttbr & 0xffff_ffff_fffe, (vttbr >> 48) as u16)
 }
 
 /// More are not kept.
@@ -161,6 +179,7 @@ impl Replay {
             vttbr: vec![None; cpus],
             last: vec![None; cpus],
             spaces: Vec::new(),
+            held: Vec::new(),
         }
     }
 
@@ -265,6 +284,9 @@ impl Replay {
                         Made::Atomic => How::Atomic,
                     };
                     hardware.store_slowly(cpu, pa, value, how);
+                    if this.spaces.len() > 1 {
+                        this.release();
+                    }
                 }
             }
         });
@@ -330,6 +352,9 @@ impl Replay {
         self.last[cpu] = None;
         let pending = &self.hardware.cores[cpu].pending;
         let is_broadcast = pending.borrow().iter().any(|(tlbi, _)| tlbi.broadcast);
+        if loads && (reaches_all || !is_broadcast) {
+            self.forget(cpu);
+        }
         match (reaches_all, loads) {
             (true, true) => self.hardware.complete(cpu),
             (true, false) => self.hardware.publish(cpu),
@@ -343,8 +368,9 @@ impl Replay {
     pub fn load_root(&mut self, cpu: usize, vttbr: u64) {
         self.happen(cpu, |this| {
             this.replayed.roots += 1;
-            let (root, id) = (vttbr & 0xffff_ffff_fffe, (vttbr >> 48) as u16);
+            let (root, id) = parts(vttbr);
             this.vttbr[cpu] = Some(vttbr);
+            this.hold(Held { cpu, id, root });
             let known = this.spaces.iter().position(|&(of, _)| of == root);
             let space = match known {
                 Some(space) => space as u16,
@@ -362,6 +388,74 @@ impl Replay {
             }
             this.hardware.load_root(cpu, space);
         });
+    }
+
+    /// A CPU may remember something of a root from here on. Whether it may still of another, under the same identifier; and
+    /// no other CPU has that under it now.
+    fn hold(&mut self, held: Held) {
+        let Held { cpu, id, root } = held;
+        let is_other = |other: &&Held| other.id == id && other.root != root;
+        let stale = self
+            .held
+            .iter()
+            .filter(is_other)
+            .find(|other| other.cpu == cpu || self.is_loaded(other));
+        if let Some(other) = stale {
+            let what = format!(
+                "identifier {id} is loaded for the root at {root:#x}, and CPU {} {} that at {:#x} under it",
+                other.cpu,
+                if self.is_loaded(other) {
+                    "has loaded"
+                } else {
+                    "may remember"
+                },
+                other.root
+            );
+            self.find(Rule::IdentifierReused, cpu, what);
+        }
+        for (space, (of, its)) in self.spaces.iter_mut().enumerate() {
+            if *its == id && *of != root {
+                *its = NONE;
+                self.hardware.spaces.borrow_mut()[space].id = NONE;
+            }
+        }
+        if !self.held.contains(&held) {
+            self.held.push(held);
+        }
+    }
+
+    fn is_loaded(&self, held: &Held) -> bool {
+        self.vttbr[held.cpu].map(parts) == Some((held.root, held.id))
+    }
+
+    /// What a CPU has told to be forgotten of whole identifiers is forgotten, but by what is loaded.
+    fn forget(&mut self, cpu: usize) {
+        let pending = self.hardware.cores[cpu].pending.borrow();
+        let whole: Vec<_> = (pending.iter().map(|(tlbi, _)| *tlbi))
+            .filter(|tlbi| tlbi.range.is_none() && tlbi.stages == Stages::Both)
+            .collect();
+        drop(pending);
+        if whole.is_empty() {
+            return;
+        }
+        let held = std::mem::take(&mut self.held);
+        let stays = |held: &Held| {
+            let covers = |tlbi: &Tlbi| {
+                tlbi.id.is_none_or(|id| id == held.id) && (tlbi.broadcast || held.cpu == cpu)
+            };
+            self.is_loaded(held) || !whole.iter().any(covers)
+        };
+        self.held = held.into_iter().filter(stays).collect();
+        self.release();
+    }
+
+    /// What no CPU remembers need not be forgotten.
+    fn release(&self) {
+        for (space, &(root, _)) in self.spaces.iter().enumerate() {
+            if !self.held.iter().any(|held| held.root == root) {
+                self.hardware.obligations.borrow_mut().drop_of(space as u16);
+            }
+        }
     }
 
     /// A CPU reads or writes a page that may be the guest's.

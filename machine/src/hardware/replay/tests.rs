@@ -167,6 +167,70 @@ fn each_cpu_is_told_by_its_identifier() {
     assert_eq!(rule(&[&[Load(1, VTTBR)][..], &EVICT].concat()), None);
 }
 
+#[test]
+fn an_identifier_is_given_again_when_it_is_forgotten() {
+    const OTHER: u64 = FIRST + 0x4000;
+    const ALLE1: u32 = 0xd50c_879f;
+    let under = |id: u64, root: u64| id << 48 | root;
+    let two = || {
+        let mut replay = guest();
+        for frame in [OTHER, OTHER + 0x1000] {
+            replay.taken(0, frame);
+            (frame..frame + 0x1000)
+                .step_by(8)
+                .for_each(|word| replay.store(0, word, 0, Made::Plain));
+        }
+        replay.executed(0, DSB_ISHST, None);
+        replay
+    };
+    let first = |replay: &Replay| replay.findings().first().map(|finding| finding.rule);
+    // Another has it loaded; and it is not, but was.
+    let mut replay = two();
+    replay.load_root(0, under(1, OTHER));
+    assert_eq!(first(&replay), Some(Rule::IdentifierReused));
+    let mut replay = two();
+    for cpu in 0..2 {
+        replay.load_root(cpu, under(2, OTHER));
+    }
+    assert_eq!(first(&replay), None);
+    replay.load_root(0, under(1, OTHER + 0x1000));
+    assert_eq!(first(&replay), Some(Rule::IdentifierReused));
+    // It has forgotten all, and the other CPU not yet.
+    let mut replay = two();
+    for cpu in 0..2 {
+        replay.load_root(cpu, under(2, OTHER));
+    }
+    replay.executed(0, ALLE1, None);
+    replay.executed(0, DSB_NSH, None);
+    replay.load_root(0, under(1, OTHER));
+    assert_eq!(
+        first(&replay),
+        Some(Rule::IdentifierReused),
+        "CPU 1 has it as 2"
+    );
+    let mut replay = two();
+    for cpu in 0..2 {
+        replay.load_root(cpu, under(2, OTHER));
+        replay.executed(cpu, ALLE1, None);
+        replay.executed(cpu, DSB_NSH, None);
+    }
+    // Of the first guest no CPU remembers anything: what is taken away need not be forgotten.
+    replay.store(0, LAST, 0, Made::Plain);
+    replay.touched(0, PAGES);
+    replay.returned(0);
+    replay.load_root(0, under(1, ROOT));
+    assert_eq!(replay.findings(), []);
+    // Without a barrier nothing is forgotten.
+    let mut replay = two();
+    for cpu in 0..2 {
+        replay.load_root(cpu, under(2, OTHER));
+        replay.executed(cpu, ALLE1, None);
+    }
+    replay.store(0, LAST, 0, Made::Plain);
+    replay.returned(0);
+    assert_eq!(first(&replay), Some(Rule::NeverInvalidated));
+}
+
 /// A table of pages is cut off, and given back.
 const CUT: [Step; 9] = [
     Store(MIDDLE, 0),
