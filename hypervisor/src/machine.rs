@@ -34,7 +34,7 @@ use tablewright::{
 
 use crate::counters::{Count, NAMES};
 use crate::cpu;
-use crate::plant::{Plant, is_planted};
+use crate::plant::{Plant, is_any_planted, is_planted};
 use crate::report::{Report, report};
 
 /// The identity of the hypervisor's own map.
@@ -239,25 +239,36 @@ fn tell(one: Instruction, domain: Domain) {
     execute(one, domain);
 }
 
-/// The flush as it is, or with a bug in its ranges.
-fn planted(flush: &Invalidation<'_>, each: impl Fn(&Invalidation<'_>)) {
-    let is_first = is_planted(Plant::FirstPage);
-    let (What::Ranges(ranges), true) = (flush.what, is_first || is_planted(Plant::LeavesOfTables))
-    else {
-        return each(flush);
+/// Executes a flush, with the bug in it that is planted, if it is one of these.
+#[cold]
+fn tell_wrong(encoder: &Encoder, flush: &Invalidation<'_>) {
+    let is_combined_first = flush.id == VMID && is_planted(Plant::CombinedFirst);
+    let domain = match is_planted(Plant::Local) {
+        true => Domain::Local,
+        false => Domain::Inner,
     };
-    for range in ranges {
-        let range = match is_first {
-            true => Stale {
-                last: range.first | (PAGE - 1),
-                ..*range
-            },
-            false => Stale {
-                tables: false,
-                ..*range
-            },
-        };
-        each(&Invalidation {
+    if is_combined_first {
+        tell(Instruction::Tlbi(COMBINED), domain);
+        tell(Instruction::Dsb, domain);
+    }
+    let execute = |flush: &Invalidation<'_>| {
+        encoder.encode(flush, |one| {
+            let is_second = matches!(one, Instruction::Tlbi(COMBINED) | Instruction::Dsb);
+            if !(is_second && is_combined_first) {
+                tell(one, domain);
+            }
+        });
+    };
+    let What::Ranges(ranges) = flush.what else {
+        return execute(flush);
+    };
+    for &range in ranges {
+        let mut range = range;
+        if is_planted(Plant::FirstPage) {
+            range.last = range.first | (PAGE - 1);
+        }
+        range.tables &= !is_planted(Plant::LeavesOfTables);
+        execute(&Invalidation {
             what: What::Ranges(&[range]),
             ..*flush
         });
@@ -337,25 +348,10 @@ unsafe impl Platform for Machine {
             ranges: Ids::read().has_ranges(),
             wide: false,
         };
-        if flush.id == VMID && is_planted(Plant::CombinedFirst) {
-            tell(Instruction::Tlbi(COMBINED), Domain::Inner);
-            tell(Instruction::Dsb, Domain::Inner);
+        if is_any_planted() {
+            return tell_wrong(&encoder, flush);
         }
-        let domain = match is_planted(Plant::Local) {
-            true => Domain::Local,
-            false => Domain::Inner,
-        };
-        let is_left_out = |one: &Instruction| {
-            let is_second = matches!(one, Instruction::Tlbi(COMBINED) | Instruction::Dsb);
-            is_second && is_planted(Plant::CombinedFirst)
-        };
-        planted(flush, |flush| {
-            encoder.encode(flush, |one| {
-                if !is_left_out(&one) {
-                    tell(one, domain);
-                }
-            });
-        });
+        encoder.encode(flush, |one| tell(one, Domain::Inner));
     }
 
     fn caps(&self) -> Caps {

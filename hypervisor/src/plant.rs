@@ -44,6 +44,12 @@ pub fn plant(name: &str) -> bool {
     found.is_some()
 }
 
+/// Whether any is.
+#[inline(always)]
+pub fn is_any_planted() -> bool {
+    PLANTED.load(Ordering::Relaxed) != 0
+}
+
 /// Whether this one is.
 pub fn is_planted(plant: Plant) -> bool {
     PLANTED.load(Ordering::Relaxed) == plant as usize + 1

@@ -27,6 +27,6 @@ pub enum Report {
 /// How many there are.
 #[allow(
     dead_code,
-    reason = "who only reads what was written down does not count them"
+    reason = "a reader of what was written down does not count them"
 )]
 pub const REPORTS: usize = 8;

@@ -278,7 +278,7 @@ fn apply(replay: &mut Replay, record: &Record) -> bool {
 
 /// Boots, records, and replays.
 fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran, Checked)> {
-    let recorded = fetch::scratch()?.join("recorded");
+    let recorded = fetch::scratch()?.join(format!("recorded-{}", std::process::id()));
     let image = qemu::Watched::of(&files.hypervisor)?;
     let memory = if is_linux { MEMORY_OF_LINUX } else { MEMORY };
     let mut boot = Boot {

@@ -336,7 +336,7 @@ pub struct Watched {
     pub text: Range<u64>,
     /// The announcements of its walks.
     pub walks: Range<u64>,
-    /// What it says to those who watch.
+    /// What it says to a program that watches.
     pub reported: u64,
 }
 
