@@ -30,6 +30,8 @@ use tablewright::arch::arm64::{Ids, tcr_el2, ttbr};
 use tablewright::{Format, Pa, format};
 
 use crate::machine::{CAPS, OWN, VMID};
+use crate::plant::{Plant, is_planted};
+use crate::report::{Report, report};
 use crate::vm::Stage2;
 
 /// The most processors: eight for a guest, and one beside it.
@@ -194,12 +196,16 @@ pub unsafe fn confine(root: Pa) {
     let debug = read_id_aa64dfr0_el1().bits();
     // Whether there is something that an identification register tells of in the field at this bit.
     let has = |register: u64, first: u32| register >> first & 0xf != 0;
+    let vmid = match is_planted(Plant::Vmids) {
+        true => VMID + number() as u16,
+        false => VMID,
+    };
+    let vttbr = root.get() | u64::from(vmid) << 48;
+    report(Report::Root, vttbr);
     // SAFETY: none of these changes how the hypervisor itself runs, and the root is what the caller says (1.).
     unsafe {
         write_vtcr_el2(vtcr);
-        write_vttbr_el2(VttbrEl2::from_bits_retain(
-            root.get() | u64::from(VMID) << 48,
-        ));
+        write_vttbr_el2(VttbrEl2::from_bits_retain(vttbr));
         write_hcr_el2(hcr);
         // Nothing of floating point, SVE or SME is trapped; trace and activity monitors are, where there are such. One are
         // bits 13, 9 and 7 to 0.

@@ -9,6 +9,7 @@ use smccc::{Smc, psci};
 use crate::counters::Count;
 use crate::machine::count;
 use crate::power::{State, Taken};
+use crate::report::{Report, report};
 use crate::{Vcpu, cpu, world};
 
 /// What a call returns that does not exist.
@@ -67,6 +68,7 @@ pub fn call(registers: &[u64; 19]) -> u64 {
         }
         Function::CpuOff => leave(),
         Function::SystemOff => {
+            report(Report::End, 1);
             psci::system_off::<Smc>().map_or_else(|why| i64::from(why) as u64, |()| 0)
         }
         Function::SystemReset => {

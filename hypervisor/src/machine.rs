@@ -27,13 +27,15 @@ use arm_sysregs::el0::accessors::read_ctr_el0;
 use spin::mutex::SpinMutex;
 use tablewright::arch::arm64::{Domain, Ids, execute};
 use tablewright::shared::{CacheMaintenance, Epochs, GracePeriod, SharedPlatform, Slot, Walking};
-use tablewright::shootdown::arm64::{Encoder, Regime};
+use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Regime, Tlbi};
 use tablewright::{
     Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
 };
 
 use crate::counters::{Count, NAMES};
 use crate::cpu;
+use crate::plant::{Plant, is_any_planted, is_planted};
+use crate::report::{Report, report};
 
 /// The identity of the hypervisor's own map.
 pub const OWN: u16 = 0;
@@ -125,6 +127,8 @@ struct Free {
     chain: u64,
 }
 
+/// `xtask` looks for it by this name.
+#[unsafe(no_mangle)]
 static WALKS: [Slot; cpu::MOST] = [const { Slot::new() }; cpu::MOST];
 
 impl Machine {
@@ -143,6 +147,8 @@ impl Machine {
             // SAFETY: inside of the memory, which is ours (1.).
             unsafe { base.add(index).write(TableLink::new()) };
         }
+        report(Report::First, frames.start().get());
+        report(Report::Last, frames.last().get());
         Some(Self {
             frames,
             // SAFETY: just written, and without another user (1.).
@@ -196,7 +202,18 @@ impl Machine {
 
     /// A frame for anything.
     pub fn take_frame(&self) -> Option<Pa> {
-        self.take(PAGE)
+        let frame = self.take(PAGE)?;
+        report(Report::Data, frame.get());
+        Some(frame)
+    }
+
+    /// A frame for a table.
+    fn take_table(&self, size: u64) -> Option<Pa> {
+        let first = self.take(size)?;
+        for frame in (first.get()..first.get() + size).step_by(PAGE as usize) {
+            report(Report::Taken, frame);
+        }
+        Some(first)
     }
 
     fn give(&self, frame: Pa) {
@@ -204,6 +221,57 @@ impl Machine {
         // SAFETY: the caller gives a frame of this machine's back that is not in use.
         unsafe { ptr::with_exposed_provenance_mut::<u64>(frame.get() as usize).write(free.chain) };
         free.chain = frame.get();
+        report(Report::Given, frame.get());
+    }
+}
+
+/// Of all that was combined with stage 1.
+const COMBINED: Tlbi = Tlbi {
+    op: Op::Vmalle1,
+    operand: 0,
+};
+
+/// Executes an instruction of a flush, and says what it is about.
+fn tell(one: Instruction, domain: Domain) {
+    if let Instruction::Tlbi(tlbi) = one {
+        report(Report::Operand, tlbi.operand);
+    }
+    execute(one, domain);
+}
+
+/// Executes a flush, with the bug in it that is planted, if it is one of these.
+#[cold]
+fn tell_wrong(encoder: &Encoder, flush: &Invalidation<'_>) {
+    let is_combined_first = flush.id == VMID && is_planted(Plant::CombinedFirst);
+    let domain = match is_planted(Plant::Local) {
+        true => Domain::Local,
+        false => Domain::Inner,
+    };
+    if is_combined_first {
+        tell(Instruction::Tlbi(COMBINED), domain);
+        tell(Instruction::Dsb, domain);
+    }
+    let execute = |flush: &Invalidation<'_>| {
+        encoder.encode(flush, |one| {
+            let is_second = matches!(one, Instruction::Tlbi(COMBINED) | Instruction::Dsb);
+            if !(is_second && is_combined_first) {
+                tell(one, domain);
+            }
+        });
+    };
+    let What::Ranges(ranges) = flush.what else {
+        return execute(flush);
+    };
+    for &range in ranges {
+        let mut range = range;
+        if is_planted(Plant::FirstPage) {
+            range.last = range.first | (PAGE - 1);
+        }
+        range.tables &= !is_planted(Plant::LeavesOfTables);
+        execute(&Invalidation {
+            what: What::Ranges(&[range]),
+            ..*flush
+        });
     }
 }
 
@@ -221,7 +289,7 @@ macro_rules! instruct {
 // reference is the machine (7.).
 unsafe impl Platform for Machine {
     fn alloc_table(&self, _: Level) -> Option<Pa> {
-        let frame = self.take(PAGE)?;
+        let frame = self.take_table(PAGE)?;
         count(Count::Tables, 1);
         Some(frame)
     }
@@ -232,7 +300,7 @@ unsafe impl Platform for Machine {
     }
 
     fn alloc_root(&self, _: Level, tables: usize) -> Option<Pa> {
-        let root = self.take(PAGE * tables as u64)?;
+        let root = self.take_table(PAGE * tables as u64)?;
         count(Count::Tables, tables as u64);
         Some(root)
     }
@@ -280,7 +348,10 @@ unsafe impl Platform for Machine {
             ranges: Ids::read().has_ranges(),
             wide: false,
         };
-        encoder.encode(flush, |one| execute(one, Domain::Inner));
+        if is_any_planted() {
+            return tell_wrong(&encoder, flush);
+        }
+        encoder.encode(flush, |one| tell(one, Domain::Inner));
     }
 
     fn caps(&self) -> Caps {
@@ -310,7 +381,7 @@ unsafe impl SharedPlatform for Machine {
     }
 
     fn is_over(&self, moment: GracePeriod) -> bool {
-        self.epochs.is_over(moment)
+        is_planted(Plant::Walks) || self.epochs.is_over(moment)
     }
 
     fn maintenance(&self) -> CacheMaintenance {
@@ -339,6 +410,7 @@ unsafe impl SharedPlatform for Machine {
     fn invalidate_here(&self, flush: &Invalidation<'_>) {
         match flush.what {
             What::Ranges(&[Stale { first, last, .. }]) if last - first < PAGE => {
+                report(Report::Operand, first >> 12);
                 instruct!("tlbi ipas2e1, {}", "dsb nsh", "tlbi vmalle1"; first >> 12);
             }
             _ => instruct!("tlbi vmalls12e1"),

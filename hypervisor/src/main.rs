@@ -16,6 +16,8 @@
 //! | [`power`] | which of its CPUs are on |
 //! | [`cpu`] | registers of EL2, and the way into the guest |
 //! | [`measure`] | flushes, for an emulator that counts |
+//! | [`report`] | what an emulator that watches cannot see |
+//! | [`plant`] | bugs that are made on purpose |
 //! | [`check`] | tables of the engine, read by the processor and by the judge |
 //! | [`tree`] | the device tree, and what of it the guest is told |
 //!
@@ -37,7 +39,10 @@ mod firmware;
 mod machine;
 mod measure;
 mod memory;
+mod plant;
 mod power;
+mod report;
+mod reports;
 mod snapshot;
 mod tree;
 mod vm;
@@ -296,6 +301,7 @@ impl Options {
                             .ok_or("omit is leaves, permissions, tables or everything")?,
                     )
                 }
+                "plant" if plant::plant(value) => {}
                 "log" => {
                     options.log = Some(Kind::named(value).ok_or("log is bitmap, ring or all")?)
                 }

@@ -38,6 +38,7 @@ use crate::counters::Count;
 use crate::cpu;
 use crate::machine::{Patience, count, counted};
 use crate::memory::{poison, settle, take_away};
+use crate::plant::{Plant, is_planted};
 use crate::vm::{Gather, Vm};
 
 const PAGE: u64 = 4096;
@@ -304,7 +305,9 @@ impl Driver {
                 }
             }))
         });
-        self.forget();
+        if !is_planted(Plant::CopyFirst) {
+            self.forget();
+        }
         for (ring, collected) in rings.into_iter().zip(collected) {
             if let (Some(ring), Some(collected)) = (ring, collected) {
                 ring.release(collected);
@@ -425,7 +428,11 @@ pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, beg
     for _ in 0..20 {
         driver.harvest();
         count(Count::Rounds, 1);
-        if copy_to_do() < 64 {
+        let copied = copy_to_do();
+        if is_planted(Plant::CopyFirst) {
+            driver.forget();
+        }
+        if copied < 64 {
             break;
         }
     }

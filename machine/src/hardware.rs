@@ -28,6 +28,7 @@ mod guest;
 mod image;
 mod invalidation;
 mod links;
+pub mod replay;
 mod request;
 mod stores;
 mod translation;

@@ -341,7 +341,7 @@ impl Obligation {
     }
 
     /// Bytes of memory that the old leaves led to.
-    fn memory(&self) -> Option<(u64, u64)> {
+    pub fn memory(&self) -> Option<(u64, u64)> {
         let one = !self.table && !self.scattered;
         one.then(|| (self.pa, self.pa + (self.span.1 - self.span.0)))
     }
@@ -393,6 +393,11 @@ impl Obligations {
     /// A number for the next.
     pub fn number(&mut self) -> u64 {
         self.last += 1;
+        self.last
+    }
+
+    /// The number of the last.
+    pub fn latest(&self) -> u64 {
         self.last
     }
 

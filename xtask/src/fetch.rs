@@ -57,13 +57,14 @@ pub struct Files {
 }
 
 /// The root of the repository.
-fn root() -> PathBuf {
+/// The repository.
+pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
 }
 
 /// Where things are built: absolute, because the hypervisor is built from another directory.
-fn target() -> PathBuf {
+pub fn target() -> PathBuf {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     std::path::absolute(&target).unwrap_or(target)
@@ -519,13 +520,35 @@ pub fn static_lab(architecture: &str) -> Result<PathBuf> {
     }
 }
 
-fn build(directory: &str, triple: &str, program: &str) -> Result<PathBuf> {
-    standard_library(triple)?;
-    let target = target().join("hypervisor");
+/// Builds the hypervisor of another copy of the repository: quickly, because it is run for a second.
+///
+/// # Errors
+/// It cannot be built, or the target cannot be had.
+pub fn hypervisor_in(root: &Path, target: &Path) -> Result<PathBuf> {
     let mut cargo = cargo();
     cargo
-        .current_dir(root().join(directory))
-        .env("CARGO_TARGET_DIR", &target)
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    let directory = root.join("hypervisor");
+    build_by(cargo, &directory, target, TARGET, "tablewright-hypervisor")
+}
+
+fn build(directory: &str, triple: &str, program: &str) -> Result<PathBuf> {
+    let target = target().join("hypervisor");
+    build_by(cargo(), &root().join(directory), &target, triple, program)
+}
+
+fn build_by(
+    mut cargo: Command,
+    directory: &Path,
+    target: &Path,
+    triple: &str,
+    program: &str,
+) -> Result<PathBuf> {
+    standard_library(triple)?;
+    cargo
+        .current_dir(directory)
+        .env("CARGO_TARGET_DIR", target)
         .env_remove("RUSTFLAGS");
     cargo.args([
         "build",

@@ -5,6 +5,7 @@
 //! | `cargo xtask fetch` | fetches what is missing, and says how to do it by hand |
 //! | `cargo xtask boot` | for a person: fetches what is missing, builds, boots, shows the guest's console and the hypervisor's counters |
 //! | `cargo xtask bare` | runs a kernel of checks on the emulator alone and under the hypervisor |
+//! | `cargo xtask check` | holds what the hypervisor executes against the rules of the software machine, with bugs planted and without |
 //! | `cargo xtask kvm` | runs the experiments on KVM inside emulated computers, and compares their counts |
 //! | `cargo xtask linear` | makes the linear map step by step, and counts its barriers and invalidations, in QEMU and on the software machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
@@ -15,6 +16,7 @@
 
 mod bare;
 mod boot;
+mod check;
 mod console;
 mod counted;
 #[path = "../../hypervisor/src/counters.rs"]
@@ -31,6 +33,7 @@ mod load;
 mod log_start;
 mod measure;
 mod out;
+mod planted;
 #[cfg(test)]
 #[path = "../../hypervisor/src/power.rs"]
 mod power;
@@ -38,6 +41,8 @@ mod power;
 mod power_tests;
 mod processes;
 mod qemu;
+#[path = "../../hypervisor/src/reports.rs"]
+mod reports;
 mod test_guest;
 mod x86;
 #[path = "../../hypervisor/x86/src/host/counters.rs"]
@@ -104,6 +109,8 @@ enum Command {
     Boot(BootArgs),
     /// Run a kernel of checks on the emulator alone and under the hypervisor, and compare
     Bare,
+    /// Hold what the hypervisor does to its guest's tables against the rules, with bugs planted and without
+    Check(check::CheckArgs),
     /// Run the experiments on KVM inside emulated computers, and compare their counts with each other and with this one's
     Kvm(kvm::KvmArgs),
     /// Make the linear map step by step, and count its barriers and invalidations, in QEMU and on the software machine
@@ -200,6 +207,7 @@ fn main() -> ExitCode {
             fetch::everything(None).and_then(|files| bare::run(&files, |line| say!("{line}")))
         }
         Command::Linear => linear::run(|line| say!("{line}")),
+        Command::Check(args) => check::run(&args),
         Command::Kvm(args) => kvm::run(&args),
         Command::LogStart => log_start::table(),
         Command::Example { kernel } => example::run(kernel, |line| say!("{line}")),

@@ -4,6 +4,7 @@
 //! guest powers off the machine stands still with its memory, is read once more, and is gone.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -68,6 +69,8 @@ pub struct Boot<'a> {
     pub snapshot: Option<Begin>,
     /// Which invalidations are left out, and what is counted when they are missed. Then it is over.
     pub omit: Option<(&'static str, Count)>,
+    /// A bug of the hypervisor's that is made on purpose.
+    pub plant: Option<&'static str>,
     /// What the guest's first program is told.
     pub guest: String,
     /// How long it may take.
@@ -94,10 +97,26 @@ impl<'a> Boot<'a> {
             measure: None,
             snapshot: None,
             omit: None,
+            plant: None,
             guest: String::new(),
             limit: Some(LIMIT),
             more: &[],
         }
+    }
+
+    /// The hypervisor's memory, in MiB: its tables take a 512th of the guest's memory; a copy of the guest as much as the guest.
+    fn own_memory(&self) -> u64 {
+        let copy = if self.snapshot.is_some() {
+            self.memory
+        } else {
+            0
+        };
+        (self.memory / 128).max(64) + copy
+    }
+
+    /// All memory of the machine, in MiB.
+    pub fn all_memory(&self) -> u64 {
+        self.own_memory() + self.memory
     }
 }
 
@@ -311,6 +330,48 @@ fn constants(data: &[u8]) -> object::Result<Vec<(u64, &[u8])>> {
         .collect()
 }
 
+/// Where in memory a program has what is watched of it.
+pub struct Watched {
+    /// Its code.
+    pub text: Range<u64>,
+    /// The announcements of its walks.
+    pub walks: Range<u64>,
+    /// What it says to a program that watches.
+    pub reported: u64,
+}
+
+impl Watched {
+    /// Of the program in this file.
+    ///
+    /// # Errors
+    /// It cannot be read, or has none of it.
+    pub fn of(image: &Path) -> Result<Self> {
+        let data = std::fs::read(image).about(image.display())?;
+        let bad = |error| Error::Other(format!("{}: {error}", image.display()));
+        let file = object::File::parse(&*data).map_err(bad)?;
+        let text = file
+            .sections()
+            .filter(|section| section.kind() == SectionKind::Text && section.size() != 0);
+        let ends = text.map(|section| section.address()..section.address() + section.size());
+        let text = ends.reduce(|all, one| all.start.min(one.start)..all.end.max(one.end));
+        let walks = file
+            .symbols()
+            .find(|symbol| symbol.name() == Ok("WALKS"))
+            .map(|symbol| symbol.address()..symbol.address() + symbol.size());
+        match (text, walks) {
+            (Some(text), Some(walks)) => Ok(Self {
+                text,
+                walks,
+                reported: symbol(image, "REPORTED")?,
+            }),
+            _ => Err(Error::Other(format!(
+                "{} has nothing to be watched",
+                image.display()
+            ))),
+        }
+    }
+}
+
 /// Where a symbol of the hypervisor's is.
 fn symbol(image: &Path, name: &str) -> Result<u64> {
     let data = std::fs::read(image).about(image.display())?;
@@ -350,14 +411,7 @@ pub enum Console {
 
 fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     let Boot { files, .. } = boot;
-    // Its tables take a 512th of the guest's memory; a copy of the guest as much as the guest.
-    let own = (boot.memory / 128).max(64)
-        + if boot.snapshot.is_some() {
-            boot.memory
-        } else {
-            0
-        };
-    let kernel = MEMORY + (own << 20);
+    let kernel = MEMORY + (boot.own_memory() << 20);
     let initrd = kernel + kernel_size(&files.kernel)?.next_multiple_of(2 << 20);
     let mut options = format!("mapping={} evict={}", name_of(&boot.leaves), boot.evict);
     if let Some(log) = &boot.log {
@@ -386,6 +440,9 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     if let Some((class, _)) = boot.omit {
         options += &format!(" omit={class}");
     }
+    if let Some(what) = boot.plant {
+        options += &format!(" plant={what}");
+    }
     // One processor more, that is not the guest's, does what is done beside the guest.
     let cpus = boot.cpus + u8::from(boot.log.is_some());
     let mut command = Command::new(QEMU);
@@ -393,7 +450,7 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
         .args(["-machine", "virt,virtualization=on,gic-version=3", "-nodefaults", "-display", "none"])
         .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
         .args(["-no-reboot", "-no-shutdown"])
-        .args(["-cpu", boot.cpu, "-smp", &cpus.to_string(), "-m", &format!("{}M", own + boot.memory)])
+        .args(["-cpu", boot.cpu, "-smp", &cpus.to_string(), "-m", &format!("{}M", boot.all_memory())])
         .arg("-kernel")
         .arg(&files.hypervisor)
         .args(["-append", &options])

@@ -115,6 +115,11 @@ impl Hardware {
 
     /// DSB after invalidations: every CPU has forgotten what they cover.
     pub(crate) fn complete(&self, cpu: usize) {
+        self.complete_of(cpu, true);
+    }
+
+    /// The same, for the whole machine or for this CPU alone: then others need not see what it has stored.
+    pub(super) fn complete_of(&self, cpu: usize, publishes: bool) {
         self.trace(cpu, || Event::Complete);
         self.take_effect(cpu);
         self.hold_walks(cpu);
@@ -136,7 +141,9 @@ impl Hardware {
         if self.obligations.borrow().is_empty() {
             return;
         }
-        self.obligations.borrow_mut().publish(cpu);
+        if publishes {
+            self.obligations.borrow_mut().publish(cpu);
+        }
         let (discharged, wrong) = {
             let (spaces, loaded) = (self.spaces.borrow(), self.loaded.borrow());
             let all_told = |o: &Obligation| {

@@ -1,0 +1,56 @@
+//! Bugs of TLB maintenance that an emulator does not show, because it remembers less than a processor may. Each is planted by
+//! `plant=NAME`, for `cargo xtask check`, which sees what is executed.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+macro_rules! plants {
+    ($($(#[$doc:meta])* $plant:ident = $name:literal,)*) => {
+        /// A planted bug.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Plant { $($(#[$doc])* $plant,)* }
+
+        impl Plant {
+            const ALL: &'static [(&'static str, Self)] = &[$(($name, Self::$plant)),*];
+        }
+    };
+}
+
+plants! {
+    /// What was combined with stage 1 is forgotten before what stage 2 says.
+    CombinedFirst = "combined-first",
+    /// The walks of other processors are not waited for.
+    Walks = "walks",
+    /// Each processor has another VMID.
+    Vmids = "vmids",
+    /// Where a table was cut off, leaves are forgotten.
+    LeavesOfTables = "leaves-of-tables",
+    /// This processor forgets, and no other.
+    Local = "local",
+    /// A page is copied before it is forgotten that it could be written.
+    CopyFirst = "copy-first",
+    /// Of each range the first page is forgotten.
+    FirstPage = "first-page",
+}
+
+/// Which is planted: its place in the list, from 1.
+static PLANTED: AtomicUsize = AtomicUsize::new(0);
+
+/// Plants the bug of this name. Whether there is such a one.
+pub fn plant(name: &str) -> bool {
+    let found = Plant::ALL.iter().find(|(of, _)| *of == name);
+    if let Some((_, plant)) = found {
+        PLANTED.store(*plant as usize + 1, Ordering::Relaxed);
+    }
+    found.is_some()
+}
+
+/// Whether any is.
+#[inline(always)]
+pub fn is_any_planted() -> bool {
+    PLANTED.load(Ordering::Relaxed) != 0
+}
+
+/// Whether this one is.
+pub fn is_planted(plant: Plant) -> bool {
+    PLANTED.load(Ordering::Relaxed) == plant as usize + 1
+}
