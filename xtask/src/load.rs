@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 /// So many lines has the text whose hash is known.
 const LINES: u32 = 30_000;
 
-/// The bell, which the hypervisor has as `BELL` of `snapshot.rs`.
+/// The bell, which the hypervisor has as `BELL` of `exits.rs`.
 const BELL: u32 = 0xb00_0000;
 
 /// What a worker's line begins with.
