@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::hyperv::{self, Boot, Flush, Plant, Program, counted};
 use crate::qemu::Ran;
 use crate::x86_counters::{Count, NAMES};
-use crate::{Leaves, Result, fetch, name_of, say};
+use crate::{Leaves, Log, Result, fetch, name_of, say};
 
 struct Test {
     cpus: u8,
@@ -15,6 +15,8 @@ struct Test {
     program: Program,
     leaves: Leaves,
     evict: u64,
+    log: Option<Log>,
+    snapshot: bool,
     plant: Option<Plant>,
     short: bool,
 }
@@ -28,6 +30,8 @@ impl Test {
             program,
             leaves: Leaves::Blocks,
             evict: 0,
+            log: None,
+            snapshot: false,
             plant: None,
             short: false,
         }
@@ -41,6 +45,16 @@ impl Test {
     const fn evict(mut self, count: u64) -> Self {
         self.evict = count;
         self
+    }
+
+    const fn log(mut self, log: Log) -> Self {
+        self.log = Some(log);
+        self
+    }
+
+    const fn snapshot(mut self, log: Log) -> Self {
+        self.snapshot = true;
+        self.log(log)
     }
 
     const fn plant(mut self, plant: Plant) -> Self {
@@ -62,6 +76,10 @@ impl Test {
         );
         if self.evict != 0 {
             name += &format!("-evict{}", self.evict);
+        }
+        if let Some(log) = &self.log {
+            let what = if self.snapshot { "snapshot" } else { "log" };
+            name += &format!("-{what}-{}", name_of(log));
         }
         if let Some(plant) = &self.plant {
             name += &format!("-{}", name_of(plant));
@@ -145,6 +163,29 @@ const TESTS: &[Test] = &[
     Test::new(4, 4, Flush::Hypercall, Program::Load)
         .leaves(Leaves::Mixed)
         .evict(1000),
+    Test::new(4, 2, Flush::Hypercall, Program::Hunt)
+        .leaves(Leaves::Mixed)
+        .evict(1000)
+        .log(Log::All)
+        .short(),
+    Test::new(2, 2, Flush::Hypercall, Program::Hunt)
+        .leaves(Leaves::Pages)
+        .log(Log::Bitmap),
+    Test::new(4, 4, Flush::Hypercall, Program::Load).log(Log::Ring),
+    Test::new(2, 2, Flush::Hypercall, Program::Load)
+        .snapshot(Log::All)
+        .short(),
+    Test::new(4, 2, Flush::Hypercall, Program::Load)
+        .leaves(Leaves::Mixed)
+        .evict(1000)
+        .snapshot(Log::Bitmap),
+    Test::new(2, 2, Flush::Hypercall, Program::Load)
+        .leaves(Leaves::Pages)
+        .snapshot(Log::Ring),
+    Test::new(2, 2, Flush::Hypercall, Program::Load)
+        .snapshot(Log::All)
+        .plant(Plant::Nested)
+        .short(),
     Test::new(2, 2, Flush::Hypercall, Program::Hunt)
         .plant(Plant::Ignore)
         .short(),
@@ -182,10 +223,8 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
     let files = fetch::everything_x86(None)?;
     for test in tests {
         let boot = Boot {
-            files: &files,
             cpus: test.cpus,
             processors: test.processors,
-            memory: 256,
             leaves: test.leaves,
             flush: test.flush,
             step: if test.flush == Flush::Extended {
@@ -194,10 +233,15 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
                 1
             },
             evict: test.evict,
+            log: test.log,
+            snapshot: test.snapshot,
             plant: test.plant,
-            guest: test.program.words(ROUNDS, HUNT),
+            guest: match test.snapshot {
+                true => format!("copy load={ROUNDS}"),
+                false => test.program.words(ROUNDS, HUNT),
+            },
             limit: Some(LIMIT),
-            more: &[],
+            ..Boot::of(&files)
         };
         // A hunt may miss a bug, where processors of the emulator do not run at the same time: it hunts again.
         let mut attempts = if test.plant.is_some() { ATTEMPTS } else { 1 };
