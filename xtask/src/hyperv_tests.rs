@@ -202,12 +202,12 @@ pub fn names() -> impl Iterator<Item = (String, bool)> {
     TESTS.iter().map(|test| (test.name(), test.short))
 }
 
-/// Runs those that are chosen, by name and by whether they are part of the short matrix. Returns how many came out as they should,
+/// Runs those that are chosen, by name and by whether they are part of the short matrix, each so often. Returns how many came out as they should,
 /// and how many did not; none where there is no QEMU for it, which is said.
 ///
 /// # Errors
 /// A program cannot be built, or QEMU cannot be started.
-pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
+pub fn run(chosen: impl Fn(&str, bool) -> bool, repeat: u16) -> Result<(u32, u32)> {
     let (mut passed, mut failed) = (0, 0);
     let mut tests = TESTS
         .iter()
@@ -221,7 +221,8 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
         return Ok((0, 0));
     }
     let files = fetch::everything_x86(None)?;
-    for test in tests {
+    let again = |test| std::iter::repeat_n(test, repeat.into());
+    for test in tests.flat_map(again) {
         let boot = Boot {
             cpus: test.cpus,
             processors: test.processors,

@@ -425,7 +425,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
             }
         }
     }
-    for (right, wrong) in [x86::run(chosen)?, hyperv_tests::run(chosen)?] {
+    for (right, wrong) in [x86::run(chosen)?, hyperv_tests::run(chosen, args.repeat)?] {
         (passed, failed) = (passed + right, failed + wrong);
     }
     if (passed, failed, skipped) == (0, 0, 0) {
