@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::hyperv::{self, Boot, Flush, Plant, Program, counted};
 use crate::qemu::Ran;
 use crate::x86_counters::{Count, NAMES};
-use crate::{Leaves, Log, Result, fetch, name_of, say};
+use crate::{Arch, Error, Leaves, Log, Result, fetch, log_start, name_of, say};
 
 struct Test {
     cpus: u8,
@@ -199,7 +199,8 @@ const TESTS: &[Test] = &[
 
 /// What they are called, and whether they are part of the short matrix.
 pub fn names() -> impl Iterator<Item = (String, bool)> {
-    TESTS.iter().map(|test| (test.name(), test.short))
+    let tests = TESTS.iter().map(|test| (test.name(), test.short));
+    tests.chain([(log_start::NAME_X86.into(), true)])
 }
 
 /// Runs those that are chosen, by name and by whether they are part of the short matrix, each so often. Returns how many came out as they should,
@@ -209,11 +210,12 @@ pub fn names() -> impl Iterator<Item = (String, bool)> {
 /// A program cannot be built, or QEMU cannot be started.
 pub fn run(chosen: impl Fn(&str, bool) -> bool, repeat: u16) -> Result<(u32, u32)> {
     let (mut passed, mut failed) = (0, 0);
+    let measures = chosen(log_start::NAME_X86, true);
     let mut tests = TESTS
         .iter()
         .filter(|test| chosen(&test.name(), test.short))
         .peekable();
-    if tests.peek().is_none() {
+    if tests.peek().is_none() && !measures {
         return Ok((0, 0));
     }
     if let Err(why) = fetch::qemu_x86() {
@@ -221,6 +223,19 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool, repeat: u16) -> Result<(u32, u32
         return Ok((0, 0));
     }
     let files = fetch::everything_x86(None)?;
+    if measures {
+        match log_start::run(Arch::X86_64, &files, &[256, 1024], |_, _, _| ()) {
+            Ok(()) => {
+                passed += 1;
+                say!("ok      {}", log_start::NAME_X86);
+            }
+            Err(Error::Failed(why)) => {
+                failed += 1;
+                say!("FAILED  {}: {why}", log_start::NAME_X86);
+            }
+            Err(error) => return Err(error),
+        }
+    }
     let again = |test| std::iter::repeat_n(test, repeat.into());
     for test in tests.flat_map(again) {
         let boot = Boot {

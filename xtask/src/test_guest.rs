@@ -8,8 +8,8 @@ use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::{
-    Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load, log_start,
-    name_of, out, say, x86,
+    Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load,
+    log_start, name_of, out, say, x86,
 };
 
 #[derive(Args)]
@@ -338,7 +338,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         (flushes::NAME, &flushes::run),
         (flushes::OWN, &|| flushes::run_own(&files)),
         (log_start::NAME, &|| {
-            log_start::run(&files, &[256, 512, 1024], |_, _, _| ())
+            log_start::run(Arch::Arm64, &files, &[256, 512, 1024], |_, _, _| ())
         }),
     ];
     for (name, run) in named.into_iter().filter(|(name, _)| chosen(name, true)) {
