@@ -478,6 +478,14 @@ pub fn qemu_x86() -> Result<()> {
     qemu(QEMU_X86, "qemu-system-x86")
 }
 
+/// Builds the guest of x86-64 that means no good.
+///
+/// # Errors
+/// It cannot be built.
+pub fn hostile_x86() -> Result<PathBuf> {
+    build("hypervisor/x86", TARGET_X86, "hostile-x86")
+}
+
 /// Builds the check of x86-64.
 ///
 /// # Errors

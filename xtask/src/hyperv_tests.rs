@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
+use crate::fetch::Files;
 use crate::hyperv::{self, Boot, Flush, Plant, Program, counted};
-use crate::qemu::Ran;
+use crate::qemu::{End, Ran};
+use crate::test_guest::tried_in_vain;
 use crate::x86_counters::{Count, NAMES};
 use crate::{Arch, Error, Leaves, Log, Result, fetch, log_start, name_of, say};
 
@@ -132,6 +134,27 @@ impl Test {
     }
 }
 
+/// The name of the test of a guest that means no good.
+const HOSTILE: &str = "hyperv-hostile";
+
+/// Boots a guest that means no good.
+fn hostile(files: &Files) -> Result<()> {
+    let files = Files {
+        kernel: fetch::hostile_x86()?,
+        ..files.clone()
+    };
+    let boot = Boot {
+        limit: Some(LIMIT),
+        ..Boot::of(&files)
+    };
+    let ran = hyperv::run(&boot, |_| (), |_| ())?;
+    match ran.end {
+        End::PoweredOff if ran.is_intact => tried_in_vain(&ran),
+        end => Err(format!("it ended so: {end:?}; {:?}", ran.console.last())),
+    }
+    .map_err(Error::Failed)
+}
+
 /// What the kernel's log says of hypercalls (arch/x86/hyperv/mmu.c).
 const SAYS: &str = "Hyper-V: Using hypercall for remote TLB flush";
 const ROUNDS: u32 = 1;
@@ -200,7 +223,7 @@ const TESTS: &[Test] = &[
 /// What they are called, and whether they are part of the short matrix.
 pub fn names() -> impl Iterator<Item = (String, bool)> {
     let tests = TESTS.iter().map(|test| (test.name(), test.short));
-    tests.chain([(log_start::NAME_X86.into(), true)])
+    tests.chain([(HOSTILE.into(), true), (log_start::NAME_X86.into(), true)])
 }
 
 /// Runs those that are chosen, by name and by whether they are part of the short matrix, each so often. Returns how many came out as they should,
@@ -210,12 +233,14 @@ pub fn names() -> impl Iterator<Item = (String, bool)> {
 /// A program cannot be built, or QEMU cannot be started.
 pub fn run(chosen: impl Fn(&str, bool) -> bool, repeat: u16) -> Result<(u32, u32)> {
     let (mut passed, mut failed) = (0, 0);
-    let measures = chosen(log_start::NAME_X86, true);
+    let is_named = [HOSTILE, log_start::NAME_X86]
+        .iter()
+        .any(|name| chosen(name, true));
     let mut tests = TESTS
         .iter()
         .filter(|test| chosen(&test.name(), test.short))
         .peekable();
-    if tests.peek().is_none() && !measures {
+    if tests.peek().is_none() && !is_named {
         return Ok((0, 0));
     }
     if let Err(why) = fetch::qemu_x86() {
@@ -223,15 +248,20 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool, repeat: u16) -> Result<(u32, u32
         return Ok((0, 0));
     }
     let files = fetch::everything_x86(None)?;
-    if measures {
-        match log_start::run(Arch::X86_64, &files, &[256, 1024], |_, _, _| ()) {
+    let log_start = || log_start::run(Arch::X86_64, &files, &[256, 512], |_, _, _| ());
+    let named: [(&str, &dyn Fn() -> Result<()>); 2] = [
+        (HOSTILE, &|| hostile(&files)),
+        (log_start::NAME_X86, &log_start),
+    ];
+    for (name, run) in named.into_iter().filter(|(name, _)| chosen(name, true)) {
+        match run() {
             Ok(()) => {
                 passed += 1;
-                say!("ok      {}", log_start::NAME_X86);
+                say!("ok      {name}");
             }
             Err(Error::Failed(why)) => {
                 failed += 1;
-                say!("FAILED  {}: {why}", log_start::NAME_X86);
+                say!("FAILED  {name}: {why}");
             }
             Err(error) => return Err(error),
         }

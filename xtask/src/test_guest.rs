@@ -218,7 +218,10 @@ const ROUNDS: u32 = 2;
 const MOMENTS: &[u64] = &[6000, 7000, 8000];
 
 /// Whether each attempt of the hostile guest was answered as it should be.
-fn tried_in_vain(ran: &Ran) -> std::result::Result<(), String> {
+///
+/// # Errors
+/// What is wrong.
+pub fn tried_in_vain(ran: &Ran) -> std::result::Result<(), String> {
     if let Some(line) = ran
         .console
         .iter()
