@@ -249,7 +249,7 @@ impl Report {
         let nowhere = 1 << 40 | 1;
         let fault = write_register(msr::HYPERCALL, nowhere);
         self.expect("page of calls", nowhere, PROTECTION, fault);
-        let fault = write_register(msr::HYPERCALL, PAGE + 0x1000 | 1);
+        let fault = write_register(msr::HYPERCALL, (PAGE + 0x1000) | 1);
         self.expect("page of calls", PAGE + 0x1000, 0, fault);
         let space = Input::new(Call::Space).bits();
         let list = Input::new(Call::List).with_reps(1);

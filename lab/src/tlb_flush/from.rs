@@ -202,8 +202,11 @@ pub fn compare(
     })
 }
 
+/// One of the counts.
+type Pick = fn(&Counts) -> u64;
+
 /// Why the two differ, where they do.
-const WHY: [(fn(&Counts) -> u64, &str); 4] = [
+const WHY: [(Pick, &str); 4] = [
     (
         |counts| counts.hypercalls,
         "calls: the machine calls where another vCPU has the space; the kernel names all vCPUs on which the space has been since it was \
@@ -237,7 +240,7 @@ pub fn text(report: &Report<Parameters, Row>) -> String {
             Way::Hypercall => "hypercall",
             Way::Extended => "extended",
         };
-        let both = |count: fn(&Counts) -> u64| {
+        let both = |count: Pick| {
             let (measured, machine) = (count(&row.measured), count(&row.machine));
             [report::count(measured), report::count(machine)]
         };
