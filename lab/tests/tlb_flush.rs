@@ -165,7 +165,7 @@ fn what_a_guest_has_measured_stands_beside_what_the_machine_counts() {
         measured("hypercall", 4, 2, counted),
         measured("interrupt", 4, 2, r#""interrupts between vCPUs":586"#),
     ];
-    let file = Scratch::new("measured", &lines.join("\n"));
+    let file = Scratch::new("measured", lines.join("\n"));
     let rows = rows(&["--from", file.path()]);
     assert_eq!(rows.len(), 2);
     let of = |row: usize, who: &str, key: &str| number(&rows[row][who], key);
