@@ -331,10 +331,11 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         log: args.log.or(args.snapshot.then_some(Log::All)),
         snapshot: args.snapshot,
         plant: hyperv.plant,
-        guest: match args.shell {
-            true => "shell".into(),
-            false if args.snapshot => format!("copy load={}", args.rounds),
-            false => program.words(args.rounds, hyperv.seconds.unwrap_or(10)),
+        guest: match (args.shell, args.snapshot) {
+            (true, true) => "copy shell".into(),
+            (true, false) => "shell".into(),
+            (false, true) => format!("copy load={}", args.rounds),
+            (false, false) => program.words(args.rounds, hyperv.seconds.unwrap_or(10)),
         },
         more: &args.qemu,
         ..Boot::of(&files)

@@ -67,3 +67,26 @@ macro_rules! enumerate_events {
 }
 
 with_events! { enumerate_events; }
+
+#[cfg(test)]
+mod tests {
+    use super::Event;
+
+    counters! {
+        Own "what only this one counts",
+    }
+
+    #[test]
+    fn what_is_common_has_the_same_number_everywhere() {
+        for (event, count) in [
+            (Event::Faults, Count::Faults),
+            (Event::Marks, Count::Marks),
+            (Event::Resumed, Count::Resumed),
+        ] {
+            assert_eq!(event as usize, count as usize);
+        }
+        assert_eq!(Count::Own as usize, Event::Resumed as usize + 1);
+        assert_eq!(NAMES.len(), Count::Own as usize + 1);
+        assert_eq!(NAMES[Count::Own as usize], "what only this one counts");
+    }
+}
