@@ -35,7 +35,7 @@ use crate::report::{Report, report};
 use crate::vm::Stage2;
 
 /// The most processors: eight for a guest, and one beside it.
-pub const MOST: usize = 9;
+pub const MOST: usize = tablewright_hypervisor_common::PROCESSORS;
 
 /// The bits of SCTLR_EL1 that are one where features are missing; MMU and caches off.
 pub const SCTLR_EL1: u64 = 0x30d0_0800;

@@ -23,7 +23,7 @@ use core::arch::asm;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use arm_sysregs::el0::accessors::read_ctr_el0;
+use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0, read_ctr_el0};
 use spin::mutex::SpinMutex;
 use tablewright::arch::arm64::{Domain, Ids, execute};
 use tablewright::shared::{CacheMaintenance, Epochs, GracePeriod, SharedPlatform, Slot, Walking};
@@ -31,6 +31,7 @@ use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Regime, Tlbi};
 use tablewright::{
     Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
 };
+use tablewright_hypervisor_common::{Event, Host};
 
 use crate::counters::{Count, NAMES};
 use crate::cpu;
@@ -88,7 +89,7 @@ pub type Mutex<T> = spin::mutex::SpinMutex<T, Patience>;
 pub enum Omit {
     /// Those of leaves that were taken away, or protected.
     Leaves,
-    /// Those of the permission to write that a log has taken away. [The log](crate::snapshot) says which they are,
+    /// Those of the permission to write that a log has taken away. [The log](tablewright_hypervisor_common::snapshot) says which they are,
     /// because what an invalidation is for cannot be seen from it.
     Permissions,
     /// Those of tables that were cut off, with the leaves below them.
@@ -161,15 +162,6 @@ impl Machine {
             omit,
             silent: AtomicUsize::new(usize::MAX),
         })
-    }
-
-    /// Runs what has processors forget that memory could be written, and nothing else. One processor at a time does.
-    pub fn forget_permissions(&self, flush: impl FnOnce()) {
-        if self.omit == Some(Omit::Permissions) {
-            self.silent.store(cpu::number(), Ordering::Relaxed);
-        }
-        flush();
-        self.silent.store(usize::MAX, Ordering::Relaxed);
     }
 
     /// Whether this invalidation of the guest's memory is left out.
@@ -416,5 +408,53 @@ unsafe impl SharedPlatform for Machine {
             _ => instruct!("tlbi vmalls12e1"),
         }
         instruct!("dsb nsh", "isb");
+    }
+}
+
+// SAFETY: all memory is mapped one to one by the map that the hypervisor runs on (1.), and a frame is handed out once (2.).
+unsafe impl Host for Machine {
+    type Format = crate::vm::Stage2;
+    type Relax = Patience;
+    const POISON: u64 = crate::vm::POISON;
+
+    fn count(what: Event, by: u64) {
+        COUNTERS[what as usize].fetch_add(by, Ordering::Relaxed);
+    }
+
+    fn counted(what: Event) -> u64 {
+        COUNTERS[what as usize].load(Ordering::Relaxed)
+    }
+
+    fn take_frame(&self) -> Option<Pa> {
+        self.take(PAGE)
+    }
+
+    fn now() -> u64 {
+        read_cntpct_el0().bits()
+    }
+
+    fn ticks_per_ms() -> u64 {
+        read_cntfrq_el0().bits() / 1000
+    }
+
+    fn copies_first() -> bool {
+        is_planted(Plant::CopyFirst)
+    }
+
+    /// One processor at a time does.
+    fn forget_permissions(&self, flush: impl FnOnce()) {
+        if self.omit == Some(Omit::Permissions) {
+            self.silent.store(cpu::number(), Ordering::Relaxed);
+        }
+        flush();
+        self.silent.store(usize::MAX, Ordering::Relaxed);
+    }
+
+    fn passed() {
+        cpu::keep_time();
+    }
+
+    fn stood(ticks: u64) {
+        cpu::stood(ticks);
     }
 }

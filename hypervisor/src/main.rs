@@ -8,8 +8,7 @@
 //! |---|---|
 //! | [`machine`] | what the engine asks for: frames, barriers, invalidations |
 //! | [`vm`] | the guest's memory |
-//! | [`memory`] | which frames it is on, and how they are taken away |
-//! | [`snapshot`] | what the guest writes, logged, and copied while it runs |
+//! | [`common`](tablewright_hypervisor_common) | which frames it is on, and how they are taken away; what it writes, logged, and copied while it runs |
 //! | [`exits`] | what brings the guest here |
 //! | [`firmware`] | the guest's firmware calls |
 //! | [`features`] | what it is told that its CPUs can do |
@@ -38,12 +37,10 @@ mod features;
 mod firmware;
 mod machine;
 mod measure;
-mod memory;
 mod plant;
 mod power;
 mod report;
 mod reports;
-mod snapshot;
 mod tree;
 mod vm;
 
@@ -64,14 +61,14 @@ use tablewright::shared::SharedSpace;
 use tablewright::{
     AddressSpace, Attrs, Ipa, Mapping, Memory as MemoryType, Pa, Perms, Span, Va, format,
 };
+use tablewright_hypervisor_common::memory::{Evictions, Leaves};
+use tablewright_hypervisor_common::snapshot::{self, Begin, Kind, Log, Watched};
 
 use cpu::Own;
 use machine::{Machine, Omit, VMID};
-use memory::{Evictions, Leaves, Memory};
 use power::{Power, State};
-use snapshot::{Begin, Kind, Log};
 use tree::{Reason, Tree};
-use vm::{CONTROL_SLOT, Pace, Stage2, Vm};
+use vm::{CONTROL_SLOT, Memory, Pace, Stage2, Vm};
 
 const PAGE: u64 = 4096;
 
@@ -422,7 +419,11 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
         // SAFETY: the guest's tables, by whose VMID this processor invalidates.
         unsafe { cpu::confine(world.vm.guest.space().root()) };
         match (what, &world.vm.log) {
-            (Measure::Start, Some(log)) => snapshot::start_one(&world.vm, log, plain),
+            (Measure::Start, Some(log)) => {
+                cpu::count_instructions();
+                let fault = |fault: &_| _ = world.vm.fault(fault);
+                snapshot::start_one(watched(&world.vm, log, plain), fault, cpu::instructions);
+            }
             (Measure::Start, None) => {
                 return Err("the start of a log is measured, and there is none");
             }
@@ -439,9 +440,12 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
                 cpu::confine(world.vm.guest.space().root());
             }
             let Some(log) = &world.vm.log else { return };
+            let watched = watched(&world.vm, log, plain);
             match (options.snapshot, copy) {
-                (Some(begin), Some(area)) => snapshot::take(&world.vm, log, plain, area, begin),
-                _ => snapshot::log_for_ever(&world.vm, log, plain),
+                (Some(begin), Some(area)) => {
+                    snapshot::take(watched, &world.vm.gate, area, begin);
+                }
+                _ => snapshot::log_for_ever(watched),
             }
             loop {
                 wait();
@@ -450,6 +454,16 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
         firmware::launch(helper, cpus, run).map_err(|_| "the last processor does not start")?;
     }
     Ok((entry, at.get()))
+}
+
+/// What a log of the guest goes by.
+fn watched(vm: &'static Vm, log: &'static Log, plain: Slot) -> Watched<Machine> {
+    Watched {
+        guest: &vm.guest,
+        memory: &vm.memory,
+        log,
+        plain,
+    }
 }
 
 /// What is where for the guest, and the slot of its memory. Nothing is mapped yet.

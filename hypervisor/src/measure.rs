@@ -5,8 +5,8 @@ use core::arch::asm;
 
 use tablewright::guest::{Access, Fault, Slot};
 use tablewright::{Ipa, Span};
+use tablewright_hypervisor_common::memory::take_away;
 
-use crate::memory::take_away;
 use crate::vm::Vm;
 
 const PAGE: u64 = 4096;

@@ -1,34 +1,33 @@
 //! The guest's memory: mapped when it is touched.
 //!
 //! The guest sees all of its memory from the beginning, at the addresses at which the machine has it. Which frame is behind
-//! a page, and not always the one of the same address, [`memory`](crate::memory) says.
+//! a page, and not always the one of the same address, [`memory`](common::memory) says.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0};
-use spin::RelaxStrategy as _;
 use tablewright::format::Stage2K4;
-use tablewright::guest::{self, Backing, Cause, Declined, Fault};
-use tablewright::shared::{Mapped, Refused};
-use tablewright::{Format as _, Ipa, Pa, Platform as _};
+use tablewright::guest::{Backing, Cause, Declined, Fault};
+use tablewright::{Ipa, Pa};
+use tablewright_hypervisor_common::memory::settle;
+use tablewright_hypervisor_common::snapshot::{Gate, Log};
+use tablewright_hypervisor_common::{self as common, fault};
 
 use crate::counters::Count;
 use crate::cpu;
-use crate::machine::{Machine, Mutex, Patience, count, counted};
-use crate::memory::{Memory, settle};
-use crate::snapshot::{Gate, Log};
+use crate::machine::{Machine, Mutex, count, counted};
 
 /// 1 TiB of guest addresses, pages of 4 KiB.
 pub type Stage2 = Stage2K4<40, false>;
 
-/// The format of the guest's tables.
-pub type Format = Stage2;
-
 /// The guest, as the engine knows it.
-pub type Guest = guest::Guest<'static, Stage2, &'static Machine>;
+pub type Guest = common::Guest<Machine>;
 
 /// The edits of one processor.
-pub type Gather = guest::Gather<'static, 'static, Stage2, &'static Machine>;
+pub type Gather = common::Gather<Machine>;
+
+/// Which frame is behind each page of it.
+pub type Memory = common::memory::Memory<Machine>;
 
 const PAGE: u64 = 4096;
 
@@ -119,18 +118,6 @@ impl Vm {
         self.guest.space().platform()
     }
 
-    /// How many entries of the root say something.
-    pub fn roots(&self) -> u64 {
-        let (space, level) = (self.guest.space(), Stage2::root_level());
-        // SAFETY: the root of a space that lives as long as the guest (1.).
-        let root = unsafe { self.machine().table(space.root(), level) };
-        // SAFETY: an entry of it.
-        let is_used = |index| unsafe { root.add(index).as_ref().load() != 0 };
-        (0..Stage2::entries(level))
-            .filter(|&index| is_used(index))
-            .count() as u64
-    }
-
     /// Handles a fault of this processor's.
     pub fn fault(&'static self, fault: &Fault) -> Next {
         let cpu = cpu::number();
@@ -140,7 +127,7 @@ impl Vm {
         // No other takes it: it is this processor's own.
         let mut gather = gather.lock();
         let gather = gather.get_or_insert_with(|| self.guest.gather());
-        self.gate.enter(cpu);
+        self.gate.enter::<Machine>(cpu);
         count(Count::Faults, 1);
         if !cpu::has_vmid() {
             count(Count::Foreign, 1);
@@ -163,86 +150,32 @@ impl Vm {
         next
     }
 
-    fn map(&self, fault: &Fault, gather: &mut Gather) -> Next {
+    fn map(&'static self, fault: &Fault, gather: &mut Gather) -> Next {
         if fault.cause == Cause::AccessFlag {
             // If it was busy, the guest comes again.
             let _busy = self.guest.set_accessed(fault);
             return Next::Resume;
         }
-        loop {
-            let request = match self.guest.request(fault) {
-                Ok(request) => request,
-                Err(Declined::Busy) => {
-                    self.busy();
-                    break Next::Resume;
-                }
-                Err(Declined::Denied(slot)) if slot.id >= CONTROL_SLOT => {
-                    break Next::Emulate(fault.at);
-                }
-                Err(_) => break Next::Inject,
-            };
-            // What it writes is marked after it was made writable, and before it goes on; room is made sure of before.
-            let marker = match &self.log {
-                Some(log) if request.is_logged_write() => {
-                    Some(log.marker(cpu::number(), &request.slot()))
-                }
-                _ => None,
-            };
-            if marker.is_some_and(|marker| marker.room().is_err()) {
-                count(Count::Full, 1);
-                Patience::relax();
-                break Next::Resume;
-            }
-            let mark = || {
-                if let Some(marker) = &marker {
-                    self.guest.mark(marker, &request.slot(), request.at());
-                }
-            };
-            if self.log.is_some() && self.guest.reopen(&request) == Ok(true) {
-                count(Count::Reopened, 1);
-                mark();
-                break Next::Resume;
-            }
-            gather.top_up(request.tables());
-            let page = match request.slot().id {
-                MEMORY_SLOT => self.memory.look_up(request.at()),
+        let (guest, memory, log) = (&self.guest, &self.memory, self.log.as_ref());
+        let next = fault::map(
+            guest,
+            memory,
+            log,
+            gather,
+            fault,
+            cpu::number(),
+            |request| match request.slot().id {
+                MEMORY_SLOT => memory.look_up(request.at()),
                 _ => Some(Backing::new(Pa::new(request.host()), PAGE)),
-            };
-            let Some(page) = page else {
-                self.busy();
-                break Next::Resume;
-            };
-            match gather.map(&request, &page) {
-                Ok(mapped) => {
-                    let kind = match mapped {
-                        Mapped::Installed => Count::Installed,
-                        _ => Count::Grown,
-                    };
-                    count(kind, 1);
-                    mark();
-                    self.memory.returned(request.at());
-                    break Next::Resume;
-                }
-                Err(Refused::Busy(_)) => {
-                    self.busy();
-                    break Next::Resume;
-                }
-                Err(Refused::Retry) => {
-                    // It may be full.
-                    settle(gather);
-                }
-                Err(Refused::NeedsTables(missing)) => {
-                    assert!(gather.top_up(missing), "no memory for tables");
-                }
-                Err(_) => break Next::Inject,
+            },
+        );
+        match next {
+            fault::Next::Resume => Next::Resume,
+            fault::Next::Declined(Declined::Denied(slot)) if slot.id >= CONTROL_SLOT => {
+                Next::Emulate(fault.at)
             }
+            _ => Next::Inject,
         }
-    }
-
-    /// Another processor is at it: the guest tries again, when that one has had a turn.
-    fn busy(&self) {
-        count(Count::Busy, 1);
-        Patience::relax();
     }
 
     /// Whether the guest's memory holds this range.

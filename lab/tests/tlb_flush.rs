@@ -149,3 +149,63 @@ fn bad_input_is_one_line() {
         assert_refused(&[&["tlb-flush"], arguments].concat(), says);
     }
 }
+
+/// A line as `cargo xtask tlb-flush --json` writes it.
+fn measured(way: &str, vcpus: u32, processors: u32, counted: &str) -> String {
+    format!(
+        r#"{{"vcpus":{vcpus},"processors":{processors},"flush":"{way}","measured":{{"threads":{vcpus},"cycles":{},"pages":16,"time_us":1}},"counted":{{{counted}}}}}"#,
+        vcpus * 200
+    )
+}
+
+#[test]
+fn what_a_guest_has_measured_stands_beside_what_the_machine_counts() {
+    let counted = r#""hypercalls: flush of a list":800,"hypercalls: flush of a space":5,"ranges in lists":801,"processors told of a flush":48,"vCPUs that forgot on entry":489"#;
+    let lines = [
+        measured("hypercall", 4, 2, counted),
+        measured("interrupt", 4, 2, r#""interrupts between vCPUs":586"#),
+    ];
+    let file = Scratch::new("measured", lines.join("\n"));
+    let rows = rows(&["--from", file.path()]);
+    assert_eq!(rows.len(), 2);
+    let of = |row: usize, who: &str, key: &str| number(&rows[row][who], key);
+    assert_eq!(of(0, "measured", "hypercalls"), 805.0);
+    assert_eq!(of(0, "measured", "ranges"), 801.0);
+    assert_eq!(of(0, "measured", "later"), 489.0);
+    assert_eq!(of(1, "measured", "told"), 586.0);
+    // Each cycle flushes once, one range, as long as another has the space.
+    let calls = of(0, "machine", "hypercalls");
+    assert!((600.0..=800.0).contains(&calls), "{calls}");
+    assert_eq!(of(0, "machine", "ranges"), calls);
+    assert_eq!(of(1, "machine", "hypercalls"), 0.0);
+    let text = tablewright(&["tlb-flush", "--from", file.path()]);
+    assert!(stdout(&text).contains("  later: ") || stdout(&text).contains("later: the machine"));
+}
+
+#[test]
+fn a_file_that_holds_no_measurements_is_refused() {
+    let bad = |text: &str, why: &str| {
+        let file = Scratch::new("bad-measured", text);
+        assert_refused(&["tlb-flush", "--from", file.path()], why);
+    };
+    bad("", "no measurement");
+    bad("{}", "line 1");
+    bad("nothing", "line 1");
+    let good = measured("hypercall", 2, 2, "");
+    bad(
+        &format!("{good}\n{}", measured("letter", 2, 2, "")),
+        "line 2",
+    );
+    bad(&measured("hypercall", 2, 4, ""), "no more processors");
+    bad(&measured("hypercall", 0, 0, ""), "line 1");
+    bad(&measured("hypercall", 60_000, 2, ""), "at most");
+    assert_refused(
+        &["tlb-flush", "--from", "/nowhere/at/all"],
+        "/nowhere/at/all",
+    );
+    let file = Scratch::new("good-measured", &good);
+    assert_refused(
+        &["tlb-flush", "--from", file.path(), "--rounds", "2"],
+        "--from",
+    );
+}

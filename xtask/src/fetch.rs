@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::example::Kernel;
+use crate::load::Bell;
 use crate::{About as _, Error, Result, initramfs, load, out};
 
 /// The program that emulates the machine.
@@ -142,7 +143,12 @@ pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
 pub fn everything(kernel: Option<&Path>) -> Result<Files> {
     let (kernel, busybox) = guest(kernel)?;
     let initrd = scratch()?.join("initrd");
-    initramfs::make(&initrd, &busybox, &load::script("ttyAMA0", 0), &[])?;
+    initramfs::make(
+        &initrd,
+        &busybox,
+        &load::script("ttyAMA0", 0, Bell::Memory),
+        &[],
+    )?;
     let hypervisor = hypervisor("tablewright-hypervisor")?;
     Ok(Files {
         hypervisor,
@@ -209,7 +215,7 @@ pub fn everything_x86(kernel: Option<&Path>) -> Result<Files> {
     let program = build("hypervisor/guest", TARGET_GUEST, "tlb")?;
     let initrd = scratch()?.join("initrd-amd64");
     // Its console is looked after by a timer, 16 bytes at a time.
-    let script = load::script("ttyS0", 1);
+    let script = load::script("ttyS0", 1, Bell::Port);
     initramfs::make(&initrd, &busybox, &script, &[("tlb", &program)])?;
     let hypervisor = build("hypervisor/x86", TARGET_X86, "tablewright-hypervisor-x86")?;
     Ok(Files {
@@ -471,6 +477,14 @@ pub fn example(kernel: Kernel) -> Result<PathBuf> {
 /// It cannot be had, and how to get it by hand.
 pub fn qemu_x86() -> Result<()> {
     qemu(QEMU_X86, "qemu-system-x86")
+}
+
+/// Builds the guest of x86-64 that means no good.
+///
+/// # Errors
+/// It cannot be built.
+pub fn hostile_x86() -> Result<PathBuf> {
+    build("hypervisor/x86", TARGET_X86, "hostile-x86")
 }
 
 /// Builds the check of x86-64.

@@ -10,7 +10,7 @@ use crate::boot::{BootArgs, ended};
 use crate::fetch::{self, Files, QEMU_X86};
 use crate::qemu::{self, Console, End, Qemu, Ran};
 use crate::x86_counters::{Count, NAMES};
-use crate::{About as _, Error, Leaves, Result, load, name_of, say};
+use crate::{About as _, Error, Leaves, Log, Result, load, name_of, say};
 
 /// With SVM and nested paging; the hypervisor has tables of 4 levels.
 const CPU: &str = "max,la57=off";
@@ -124,6 +124,12 @@ pub struct Boot<'a> {
     pub step: u16,
     /// How many frames are taken away.
     pub evict: u64,
+    /// How writes are logged.
+    pub log: Option<Log>,
+    /// Whether the guest is copied while it runs, when it rings.
+    pub snapshot: bool,
+    /// No guest is run: the start of the log is measured.
+    pub measures: bool,
     /// A planted bug.
     pub plant: Option<Plant>,
     /// What the guest's first program is told.
@@ -132,6 +138,29 @@ pub struct Boot<'a> {
     pub limit: Option<Duration>,
     /// Further arguments for QEMU.
     pub more: &'a [String],
+}
+
+impl<'a> Boot<'a> {
+    /// A boot of these files that asks for nothing else.
+    pub fn of(files: &'a Files) -> Self {
+        Self {
+            files,
+            cpus: 1,
+            processors: 1,
+            memory: 256,
+            leaves: Leaves::Blocks,
+            flush: Flush::Hypercall,
+            step: 1,
+            evict: 0,
+            log: None,
+            snapshot: false,
+            measures: false,
+            plant: None,
+            guest: String::new(),
+            limit: None,
+            more: &[],
+        }
+    }
 }
 
 /// How many sectors the header of a kernel takes (Documentation/x86/boot.rst).
@@ -173,6 +202,22 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     if let Some(plant) = &boot.plant {
         options += &format!(" plant={}", name_of(plant));
     }
+    if let Some(log) = &boot.log {
+        options += &format!(" log={}", name_of(log));
+    }
+    let mut room = boot.memory;
+    if boot.snapshot {
+        // Behind the guest's memory.
+        options += " snapshot=bell";
+        room += boot.memory;
+    }
+    if boot.measures {
+        // The guest's frames are only named.
+        options += " measure=start";
+        room = boot.memory.min(256);
+    }
+    // One processor more, that is not the guest's, does what is done beside the guest.
+    let processors = boot.processors + u8::from(boot.log.is_some());
     let loader = |file: &Path, at: u64| {
         format!("loader,file={},addr={at:#x},force-raw=on", qemu::file(file))
     };
@@ -187,11 +232,8 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
             "-display",
             "none",
         ])
-        .args(["-smp", &boot.processors.to_string()])
-        .args([
-            "-m",
-            &format!("{}M", (MEMORY >> 20) + boot.memory + FIRMWARE),
-        ])
+        .args(["-smp", &processors.to_string()])
+        .args(["-m", &format!("{}M", (MEMORY >> 20) + room + FIRMWARE)])
         .args([
             "-chardev",
             "stdio,id=console,signal=off",
@@ -205,12 +247,14 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
             "-device",
             &loader(&files.kernel, MEMORY + KERNEL - (sectors + 1) * 512),
         ])
-        .args(["-device", &loader(&files.initrd, MEMORY + initrd)])
         .args([
             "-append",
             &format!("{options} -- console=ttyS0 quiet panic=-1 {}", boot.guest),
         ])
         .args(boot.more);
+    if !boot.measures {
+        command.args(["-device", &loader(&files.initrd, MEMORY + initrd)]);
+    }
     qemu::start(command, console, &files.hypervisor, 2 * NAMES.len())
 }
 
@@ -255,8 +299,6 @@ pub fn value(line: &str, name: &str) -> Option<u64> {
 /// It cannot be booted, or what the guest has done went wrong.
 pub fn boot(args: &BootArgs) -> Result<()> {
     let others = [
-        ("--log", args.log.is_some()),
-        ("--snapshot", args.snapshot),
         ("--cpu", args.cpu.is_some()),
         ("--evict-rate", args.evict_rate.is_some()),
         ("--initrd", args.initrd.is_some()),
@@ -272,9 +314,13 @@ pub fn boot(args: &BootArgs) -> Result<()> {
     }
     let hyperv = &args.hyperv;
     let program = hyperv.run.unwrap_or(Program::Load);
+    if args.snapshot && (program != Program::Load || args.memory > 1024) {
+        return Err(Error::Other(
+            "--snapshot: the guest runs the load, in at most 1G".into(),
+        ));
+    }
     let files = fetch::everything_x86(args.kernel.as_deref())?;
     let boot = Boot {
-        files: &files,
         cpus: args.cpus,
         processors: hyperv.processors.unwrap_or(args.cpus),
         memory: args.memory,
@@ -282,13 +328,17 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         flush: hyperv.flush.unwrap_or(Flush::Hypercall),
         step: hyperv.vp_step.unwrap_or(1),
         evict: args.evict,
+        log: args.log.or(args.snapshot.then_some(Log::All)),
+        snapshot: args.snapshot,
         plant: hyperv.plant,
-        guest: match args.shell {
-            true => "shell".into(),
-            false => program.words(args.rounds, hyperv.seconds.unwrap_or(10)),
+        guest: match (args.shell, args.snapshot) {
+            (true, true) => "copy shell".into(),
+            (true, false) => "shell".into(),
+            (false, true) => format!("copy load={}", args.rounds),
+            (false, false) => program.words(args.rounds, hyperv.seconds.unwrap_or(10)),
         },
-        limit: None,
         more: &args.qemu,
+        ..Boot::of(&files)
     };
     let ran = if args.shell {
         qemu::wait(spawn(&boot, Console::Terminal)?)?
@@ -323,6 +373,14 @@ fn check(
     ran: &Ran,
 ) -> std::result::Result<(), String> {
     judge(boot, program, rounds, ran)?;
+    if boot.snapshot {
+        say!(
+            "{} pages copied in {} rounds; all {} equal; the guest went on on the copy",
+            counted(ran, Count::Copied),
+            counted(ran, Count::Rounds),
+            counted(ran, Count::Compared)
+        );
+    }
     say!(
         "{}",
         match program {
@@ -359,8 +417,13 @@ pub fn judge(
             "{missed} pages that the guest has named were not forgotten"
         ));
     }
+    if boot.snapshot {
+        ran.check_snapshot()?;
+    } else if boot.log.is_some() && counted(ran, Count::Marks) == 0 {
+        return Err("nothing was logged".into());
+    }
     match program {
-        Program::Load => load::check(&ran.console, boot.cpus, rounds, false),
+        Program::Load => load::check(&ran.console, boot.cpus, rounds, boot.snapshot),
         Program::Measure => match said(ran, "measure: ").next() {
             Some(_) => Ok(()),
             None => Err("the measurement did not come to its end".into()),

@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
+use crate::fetch::Files;
 use crate::hyperv::{self, Boot, Flush, Plant, Program, counted};
-use crate::qemu::Ran;
+use crate::qemu::{End, Ran};
+use crate::test_guest::tried_in_vain;
 use crate::x86_counters::{Count, NAMES};
-use crate::{Leaves, Result, fetch, name_of, say};
+use crate::{Arch, Error, Leaves, Log, Result, fetch, log_start, name_of, say};
 
 struct Test {
     cpus: u8,
@@ -15,6 +17,8 @@ struct Test {
     program: Program,
     leaves: Leaves,
     evict: u64,
+    log: Option<Log>,
+    snapshot: bool,
     plant: Option<Plant>,
     short: bool,
 }
@@ -28,6 +32,8 @@ impl Test {
             program,
             leaves: Leaves::Blocks,
             evict: 0,
+            log: None,
+            snapshot: false,
             plant: None,
             short: false,
         }
@@ -41,6 +47,16 @@ impl Test {
     const fn evict(mut self, count: u64) -> Self {
         self.evict = count;
         self
+    }
+
+    const fn log(mut self, log: Log) -> Self {
+        self.log = Some(log);
+        self
+    }
+
+    const fn snapshot(mut self, log: Log) -> Self {
+        self.snapshot = true;
+        self.log(log)
     }
 
     const fn plant(mut self, plant: Plant) -> Self {
@@ -62,6 +78,10 @@ impl Test {
         );
         if self.evict != 0 {
             name += &format!("-evict{}", self.evict);
+        }
+        if let Some(log) = &self.log {
+            let what = if self.snapshot { "snapshot" } else { "log" };
+            name += &format!("-{what}-{}", name_of(log));
         }
         if let Some(plant) = &self.plant {
             name += &format!("-{}", name_of(plant));
@@ -114,6 +134,27 @@ impl Test {
     }
 }
 
+/// The name of the test of a guest that means no good.
+const HOSTILE: &str = "hyperv-hostile";
+
+/// Boots a guest that means no good.
+fn hostile(files: &Files) -> Result<()> {
+    let files = Files {
+        kernel: fetch::hostile_x86()?,
+        ..files.clone()
+    };
+    let boot = Boot {
+        limit: Some(LIMIT),
+        ..Boot::of(&files)
+    };
+    let ran = hyperv::run(&boot, |_| (), |_| ())?;
+    match ran.end {
+        End::PoweredOff if ran.is_intact => tried_in_vain(&ran),
+        end => Err(format!("it ended so: {end:?}; {:?}", ran.console.last())),
+    }
+    .map_err(Error::Failed)
+}
+
 /// What the kernel's log says of hypercalls (arch/x86/hyperv/mmu.c).
 const SAYS: &str = "Hyper-V: Using hypercall for remote TLB flush";
 const ROUNDS: u32 = 1;
@@ -145,6 +186,29 @@ const TESTS: &[Test] = &[
     Test::new(4, 4, Flush::Hypercall, Program::Load)
         .leaves(Leaves::Mixed)
         .evict(1000),
+    Test::new(4, 2, Flush::Hypercall, Program::Hunt)
+        .leaves(Leaves::Mixed)
+        .evict(1000)
+        .log(Log::All)
+        .short(),
+    Test::new(2, 2, Flush::Hypercall, Program::Hunt)
+        .leaves(Leaves::Pages)
+        .log(Log::Bitmap),
+    Test::new(4, 4, Flush::Hypercall, Program::Load).log(Log::Ring),
+    Test::new(2, 2, Flush::Hypercall, Program::Load)
+        .snapshot(Log::All)
+        .short(),
+    Test::new(4, 2, Flush::Hypercall, Program::Load)
+        .leaves(Leaves::Mixed)
+        .evict(1000)
+        .snapshot(Log::Bitmap),
+    Test::new(2, 2, Flush::Hypercall, Program::Load)
+        .leaves(Leaves::Pages)
+        .snapshot(Log::Ring),
+    Test::new(2, 2, Flush::Hypercall, Program::Load)
+        .snapshot(Log::All)
+        .plant(Plant::Nested)
+        .short(),
     Test::new(2, 2, Flush::Hypercall, Program::Hunt)
         .plant(Plant::Ignore)
         .short(),
@@ -158,21 +222,25 @@ const TESTS: &[Test] = &[
 
 /// What they are called, and whether they are part of the short matrix.
 pub fn names() -> impl Iterator<Item = (String, bool)> {
-    TESTS.iter().map(|test| (test.name(), test.short))
+    let tests = TESTS.iter().map(|test| (test.name(), test.short));
+    tests.chain([(HOSTILE.into(), true), (log_start::NAME_X86.into(), true)])
 }
 
-/// Runs those that are chosen, by name and by whether they are part of the short matrix. Returns how many came out as they should,
+/// Runs those that are chosen, by name and by whether they are part of the short matrix, each so often. Returns how many came out as they should,
 /// and how many did not; none where there is no QEMU for it, which is said.
 ///
 /// # Errors
 /// A program cannot be built, or QEMU cannot be started.
-pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
+pub fn run(chosen: impl Fn(&str, bool) -> bool, repeat: u16) -> Result<(u32, u32)> {
     let (mut passed, mut failed) = (0, 0);
+    let is_named = [HOSTILE, log_start::NAME_X86]
+        .iter()
+        .any(|name| chosen(name, true));
     let mut tests = TESTS
         .iter()
         .filter(|test| chosen(&test.name(), test.short))
         .peekable();
-    if tests.peek().is_none() {
+    if tests.peek().is_none() && !is_named {
         return Ok((0, 0));
     }
     if let Err(why) = fetch::qemu_x86() {
@@ -180,12 +248,29 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
         return Ok((0, 0));
     }
     let files = fetch::everything_x86(None)?;
-    for test in tests {
+    let log_start = || log_start::run(Arch::X86_64, &files, &[256, 512], |_, _, _| ());
+    let named: [(&str, &dyn Fn() -> Result<()>); 2] = [
+        (HOSTILE, &|| hostile(&files)),
+        (log_start::NAME_X86, &log_start),
+    ];
+    for (name, run) in named.into_iter().filter(|(name, _)| chosen(name, true)) {
+        match run() {
+            Ok(()) => {
+                passed += 1;
+                say!("ok      {name}");
+            }
+            Err(Error::Failed(why)) => {
+                failed += 1;
+                say!("FAILED  {name}: {why}");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let again = |test| std::iter::repeat_n(test, repeat.into());
+    for test in tests.flat_map(again) {
         let boot = Boot {
-            files: &files,
             cpus: test.cpus,
             processors: test.processors,
-            memory: 256,
             leaves: test.leaves,
             flush: test.flush,
             step: if test.flush == Flush::Extended {
@@ -194,10 +279,15 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
                 1
             },
             evict: test.evict,
+            log: test.log,
+            snapshot: test.snapshot,
             plant: test.plant,
-            guest: test.program.words(ROUNDS, HUNT),
+            guest: match test.snapshot {
+                true => format!("copy load={ROUNDS}"),
+                false => test.program.words(ROUNDS, HUNT),
+            },
             limit: Some(LIMIT),
-            more: &[],
+            ..Boot::of(&files)
         };
         // A hunt may miss a bug, where processors of the emulator do not run at the same time: it hunts again.
         let mut attempts = if test.plant.is_some() { ATTEMPTS } else { 1 };

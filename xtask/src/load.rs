@@ -8,8 +8,35 @@ use sha2::{Digest, Sha256};
 /// So many lines has the text whose hash is known.
 const LINES: u32 = 30_000;
 
-/// The bell, which the hypervisor has as `BELL` of `snapshot.rs`.
+/// The bell, which the hypervisor has as `BELL` of `exits.rs`.
 const BELL: u32 = 0xb00_0000;
+
+/// How the guest rings a bell when its load is at work, and asks whether it was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bell {
+    /// By a register in memory.
+    Memory,
+    /// By a port, which the guest's own program knows.
+    Port,
+}
+
+impl Bell {
+    /// What rings.
+    fn ring(self) -> String {
+        match self {
+            Self::Memory => format!("devmem {BELL:#x} 32 1"),
+            Self::Port => "tlb ring".into(),
+        }
+    }
+
+    /// What succeeds when it is over.
+    fn is_over(self) -> String {
+        match self {
+            Self::Memory => format!("[ \"$(devmem {BELL:#x} 32)\" != 0x00000000 ]"),
+            Self::Port => "tlb copied".into(),
+        }
+    }
+}
 
 /// What a worker's line begins with.
 const SAYS: &str = "load: hash ";
@@ -28,7 +55,8 @@ const FORBIDDEN: [&str; 5] = [
 ///
 /// Of the words of the kernel's command line `load=N` is the load, so many rounds of it; with `copy` it goes on until the guest
 /// was copied. It rings a bell when it is at work, a register of the hypervisor's, where it reads whether the copy is through.
-pub fn script(console: &str, last: u32) -> String {
+pub fn script(console: &str, last: u32, bell: Bell) -> String {
+    let (rings, is_over) = (bell.ring(), bell.is_over());
     format!(
         r#"#!/bin/busybox sh
 /bin/busybox mkdir -p /dev /proc /tmp
@@ -41,10 +69,10 @@ dmesg | grep 'remote TLB flush'
 rounds=0
 goes_on=
 ring() {{
-    [ -z "$goes_on" ] || devmem {BELL:#x} 32 1
+    [ -z "$goes_on" ] || {rings}
 }}
 is_over() {{
-    [ -z "$goes_on" ] || [ "$(devmem {BELL:#x} 32)" != 0x00000000 ]
+    [ -z "$goes_on" ] || {is_over}
 }}
 for word in $(cat /proc/cmdline); do
     case $word in

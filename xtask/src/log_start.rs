@@ -3,13 +3,24 @@
 //! No guest is run. All memory of one is mapped with pages, as its faults would map it, and one log is started. The emulator
 //! counts the instructions of the hypervisor meanwhile, exactly: its clock goes by them, and no other CPU has a turn.
 
+use std::time::Duration;
+
+use tablewright_hypervisor_common::Event;
+
 use crate::counters::Count;
 use crate::fetch::{self, Files};
+use crate::hyperv;
 use crate::qemu::{self, Boot, End};
-use crate::{Error, Log, Result, say};
+use crate::{Arch, Error, Leaves, Log, Result, say};
 
 /// The name of the test.
 pub const NAME: &str = "log-start";
+
+/// The name of that of nested paging, one of the guests that take the hypervisor for Hyper-V.
+pub const NAME_X86: &str = "hyperv-log-start";
+
+/// What mapping a guest, and one start, may take.
+const LIMIT_X86: Duration = Duration::from_secs(120);
 
 /// What is allowed for one step: each of the 1024 entries of the root is looked at.
 const MOST: u64 = 10_000;
@@ -48,11 +59,46 @@ fn measure(files: &Files, memory: u64, log: Log) -> Result<Start> {
     }
 }
 
+/// The same on nested paging. The guest's frames are only named, so that it may be larger than the emulator's memory.
+fn measure_x86(files: &Files, memory: u64, log: Log) -> Result<Start> {
+    let clock = ["-icount", "shift=0,sleep=off"].map(String::from);
+    let boot = hyperv::Boot {
+        memory,
+        leaves: Leaves::Pages,
+        log: Some(log),
+        measures: true,
+        limit: Some(LIMIT_X86),
+        more: &clock,
+        ..hyperv::Boot::of(files)
+    };
+    let ran = hyperv::run(&boot, |_| (), |_| ())?;
+    match (ran.end, ran.event(Event::Starting)) {
+        (End::PoweredOff, instructions) if instructions != 0 => Ok(Start {
+            pages: ran.event(Event::Installed),
+            roots: ran.event(Event::Roots),
+            instructions,
+        }),
+        (end, _) => Err(Error::Failed(format!(
+            "no start was measured; it ended so: {end:?}; {:?}",
+            ran.console.last()
+        ))),
+    }
+}
+
 /// Measures guests of these sizes, in MiB and growing, and hands on what one step takes, and what each leaf does.
 ///
 /// # Errors
 /// What went wrong, or that one step takes more than a store for each entry of the root that is in use.
-pub fn run(files: &Files, sizes: &[u64], mut row: impl FnMut(u64, Start, Start)) -> Result<()> {
+pub fn run(
+    arch: Arch,
+    files: &Files,
+    sizes: &[u64],
+    mut row: impl FnMut(u64, Start, Start),
+) -> Result<()> {
+    let measure = match arch {
+        Arch::Arm64 => measure,
+        Arch::X86_64 => measure_x86,
+    };
     let mut last: Option<Start> = None;
     for &memory in sizes {
         let all = measure(files, memory, Log::All)?;
@@ -76,13 +122,17 @@ pub fn run(files: &Files, sizes: &[u64], mut row: impl FnMut(u64, Start, Start))
 ///
 /// # Errors
 /// What is missing, or went wrong.
-pub fn table() -> Result<()> {
-    let files = fetch::everything(None)?;
+pub fn table(arch: Arch) -> Result<()> {
+    let files = match arch {
+        Arch::Arm64 => fetch::everything(None)?,
+        Arch::X86_64 => fetch::everything_x86(None)?,
+    };
     say!(
         "| guest memory | pages mapped | entries of the root in use | `all` | `bitmap`: each leaf |"
     );
     say!("|---|---|---|---|---|");
     run(
+        arch,
         &files,
         &[256, 512, 1024, 2048, 4096],
         |memory, all, each| {

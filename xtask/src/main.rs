@@ -116,7 +116,11 @@ enum Command {
     /// Make the linear map step by step, and count its barriers and invalidations, in QEMU and on the software machine
     Linear,
     /// Count the instructions that the start of a log takes, for guests of 256 MiB to 4 GiB
-    LogStart,
+    LogStart {
+        /// On stage 2, or on nested paging
+        #[arg(long, value_enum, default_value_t)]
+        arch: Arch,
+    },
     /// Boot an example kernel, and show what it says
     Example {
         /// Which
@@ -209,7 +213,7 @@ fn main() -> ExitCode {
         Command::Linear => linear::run(|line| say!("{line}")),
         Command::Check(args) => check::run(&args),
         Command::Kvm(args) => kvm::run(&args),
-        Command::LogStart => log_start::table(),
+        Command::LogStart { arch } => log_start::table(arch),
         Command::Example { kernel } => example::run(kernel, |line| say!("{line}")),
         Command::Processes { json } => processes::run(json, |line| say!("{line}")),
         Command::TlbFlush { json, rounds } => measure::run(json, rounds),

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::hyperv::{self, Boot, Flush, Program, said, value};
 use crate::qemu::Ran;
 use crate::x86_counters::{Count, NAMES};
-use crate::{Error, Leaves, Result, fetch, name_of, say};
+use crate::{Error, Result, fetch, name_of, say};
 
 /// vCPUs, and processors that they share.
 const CASES: &[(u8, u8)] = &[(4, 1), (2, 2), (4, 2), (8, 2), (4, 4)];
@@ -109,18 +109,13 @@ pub fn run(json: bool, rounds: u32) -> Result<()> {
         let counted = ["-icount".into(), "shift=0,sleep=off".into()];
         for way in WAYS {
             let boot = Boot {
-                files: &files,
                 cpus,
                 processors,
-                memory: 256,
-                leaves: Leaves::Blocks,
                 flush: way,
-                step: 1,
-                evict: 0,
-                plant: None,
                 guest: Program::Measure.words(rounds, 0),
                 limit: Some(LIMIT),
                 more: if processors == 1 { &counted } else { &[] },
+                ..Boot::of(&files)
             };
             let ran = hyperv::run(&boot, |_| (), |_| ())?;
             hyperv::judge(&boot, Program::Measure, rounds, &ran).map_err(Error::Failed)?;

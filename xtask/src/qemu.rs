@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind};
 use serde_json::{Value, json};
+use tablewright_hypervisor_common::Event;
 
 use crate::counters::{Count, NAMES};
 use crate::fetch::{Files, QEMU};
@@ -161,18 +162,23 @@ impl Ran {
 }
 
 impl Ran {
+    /// How much was counted of what every hypervisor counts.
+    pub fn event(&self, what: Event) -> u64 {
+        self.counters.get(what as usize).copied().unwrap_or(0)
+    }
+
     /// Whether the copy of the guest was made, and was right.
     ///
     /// # Errors
     /// What is wrong.
     pub fn check_snapshot(&self) -> std::result::Result<(), String> {
-        if self.count(Count::Resumed) == 0 {
+        if self.event(Event::Resumed) == 0 {
             return Err("the guest was not copied to the end".into());
         }
-        if self.count(Count::Copied) <= self.count(Count::Compared) {
+        if self.event(Event::Copied) <= self.event(Event::Compared) {
             return Err("the guest wrote nothing while it was copied".into());
         }
-        match self.count(Count::Different) {
+        match self.event(Event::Different) {
             0 => Ok(()),
             different => Err(format!("{different} pages differ from the copy")),
         }

@@ -8,8 +8,8 @@ use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::{
-    Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load, log_start,
-    name_of, out, say, x86,
+    Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load,
+    log_start, name_of, out, say, x86,
 };
 
 #[derive(Args)]
@@ -218,7 +218,10 @@ const ROUNDS: u32 = 2;
 const MOMENTS: &[u64] = &[6000, 7000, 8000];
 
 /// Whether each attempt of the hostile guest was answered as it should be.
-fn tried_in_vain(ran: &Ran) -> std::result::Result<(), String> {
+///
+/// # Errors
+/// What is wrong.
+pub fn tried_in_vain(ran: &Ran) -> std::result::Result<(), String> {
     if let Some(line) = ran
         .console
         .iter()
@@ -338,7 +341,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         (flushes::NAME, &flushes::run),
         (flushes::OWN, &|| flushes::run_own(&files)),
         (log_start::NAME, &|| {
-            log_start::run(&files, &[256, 512, 1024], |_, _, _| ())
+            log_start::run(Arch::Arm64, &files, &[256, 512, 1024], |_, _, _| ())
         }),
     ];
     for (name, run) in named.into_iter().filter(|(name, _)| chosen(name, true)) {
@@ -425,7 +428,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
             }
         }
     }
-    for (right, wrong) in [x86::run(chosen)?, hyperv_tests::run(chosen)?] {
+    for (right, wrong) in [x86::run(chosen)?, hyperv_tests::run(chosen, args.repeat)?] {
         (passed, failed) = (passed + right, failed + wrong);
     }
     if (passed, failed, skipped) == (0, 0, 0) {

@@ -4,12 +4,15 @@
 //! |---|---|
 //! | `tlb measure -t THREADS -r ROUNDS -c PARTS -p PAGES` | threads map a part of a file, touch and unmap it ([`measure`]) |
 //! | `tlb hunt SECONDS` | pages are replaced under threads that read them ([`hunt`]) |
+//! | `tlb ring` | the hypervisor is told that a load is at work ([`port`]) |
+//! | `tlb copied` | the status says whether the guest was copied while it ran |
 //!
-//! Each says one line of `NAME=VALUE` words at its end. The status is 0, 1 where something stale was read, 2 for wrong arguments.
+//! The first two say one line of `NAME=VALUE` words at their end. The status is 0, 1 where something stale was read (or nothing was copied), 2 for wrong arguments.
 
 mod hunt;
 mod map;
 mod measure;
+mod port;
 
 use std::process::ExitCode;
 
@@ -25,7 +28,12 @@ fn run() -> Result<bool, Error> {
         }
         ["hunt-once", seconds] => hunt::run_once(seconds.parse()?),
         ["hunt", seconds] => hunt::run(seconds.parse()?),
-        _ => Err("say measure or hunt".into()),
+        ["ring"] => {
+            port::write(port::BELL, 1);
+            Ok(true)
+        }
+        ["copied"] => Ok(port::read(port::BELL).is_some_and(|digit| digit != b'0')),
+        _ => Err("say measure, hunt, ring or copied".into()),
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::map::{Map, PAGE, file};
+use crate::port;
 
 /// How much is done.
 pub struct Options {
@@ -50,22 +51,8 @@ struct Waited {
     longest: Duration,
 }
 
-/// A port of the hypervisor's, which counts by itself what happens between the two.
-const MARK: u16 = 0x610;
 const BEGIN: u8 = 1;
 const END: u8 = 2;
-
-/// Says that something begins, or ends. Without the right to use ports nothing is said.
-fn mark(what: u8) {
-    // SAFETY: a system call that gives this thread one port, or does not.
-    let is_ours = unsafe { libc::ioperm(MARK.into(), 1, 1) } == 0;
-    if is_ours {
-        // SAFETY: the port is ours.
-        unsafe {
-            std::arch::asm!("out dx, al", in("dx") MARK, in("al") what, options(nomem, nostack))
-        };
-    }
-}
 
 /// Runs it, and says how long it took.
 pub fn run(options: &Options) -> Result<(), Error> {
@@ -90,12 +77,12 @@ pub fn run(options: &Options) -> Result<(), Error> {
     };
     let (all, took) = thread::scope(|scope| {
         let threads: Vec<_> = (0..options.threads).map(|_| scope.spawn(work)).collect();
-        mark(BEGIN);
+        port::write(port::MARK, BEGIN);
         start.wait();
         let from = Instant::now();
         let all: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         let took = from.elapsed();
-        mark(END);
+        port::write(port::MARK, END);
         (all, took)
     });
     let mut waited = Waited::default();

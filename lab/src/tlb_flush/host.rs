@@ -81,6 +81,8 @@ pub struct Tally {
     pub later: u64,
     pub hypercalls: u64,
     pub list_bytes: u64,
+    /// Ranges in their lists.
+    pub ranges: u64,
     /// Invalidations that hardware broadcasts.
     pub broadcasts: u64,
     /// Waits for answers, in all, and the longest.

@@ -172,7 +172,10 @@ unsafe impl hyperv::Messenger for Calls<'_, '_, '_> {
         };
         let done = decode(input, 0, &page[..], &hypervisor).and_then(|call| {
             let words = call.call.header() + input.banks() + input.reps();
-            host.count(|tally| tally.list_bytes += 8 * words as u64);
+            host.count(|tally| {
+                tally.list_bytes += 8 * words as u64;
+                tally.ranges += input.reps() as u64;
+            });
             host.hypercall(self.doing.cpu, &call, self.first)
         });
         match done {

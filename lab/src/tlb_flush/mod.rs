@@ -1,5 +1,6 @@
 //! `tlb-flush`: having other CPUs forget, by each messenger, in a guest whose vCPUs may not all run.
 
+mod from;
 mod host;
 mod messenger;
 pub mod native;
@@ -29,7 +30,8 @@ Examples:
   tablewright tlb-flush
   tablewright tlb-flush -v 128 --cpus 12 -t 128 --work 2000    more vCPUs than physical CPUs, all of them busy
   tablewright tlb-flush --how interrupt --how list -p 64 --json
-  tablewright tlb-flush --on native --file big                 the published program on this computer")]
+  tablewright tlb-flush --on native --file big                 the published program on this computer
+  tablewright tlb-flush --from measured.json                   what a guest has counted, and what the machine predicts")]
 pub struct Arguments {
     /// Threads of the program
     #[arg(short, long = "tasks", value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..))]
@@ -72,6 +74,10 @@ pub struct Arguments {
     machine: String,
     #[command(flatten)]
     threads: Threads,
+    /// What a guest has measured (`cargo xtask tlb-flush --json`), beside what the machine predicts for as many threads, cycles, pages
+    /// and CPUs
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tasks", "rounds", "chunks", "pages", "vcpus", "cpus", "work", "slice", "ranges", "how", "on", "file"])]
+    from: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -128,7 +134,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         return Err(Error::Usage("--file: only with --on native".to_owned()));
     }
     let (profile, left_out) = needs::load(&arguments.machine, Experiment::TlbFlush)?;
-    let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    let software = simulate::software(arguments.threads);
+    if let Some(path) = &arguments.from {
+        let report = from::compare(path, &profile, &software)?;
+        needs::warn(left_out.as_ref());
+        return report.print(arguments.json, from::text);
+    }
+    let report = test(arguments, &profile, &software)?;
     needs::warn(left_out.as_ref());
     report.print(arguments.json, text)
 }

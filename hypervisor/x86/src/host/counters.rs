@@ -1,19 +1,7 @@
-//! What the hypervisor counts. The numbers are in memory under the symbol `COUNTERS`, in this order, so that looking costs the
+//! What the hypervisor counts, behind what all do. The numbers are in memory under the symbol `COUNTERS`, in this order, so that looking costs the
 //! guest nothing. The file is part of two programs: the hypervisor and `xtask`.
 
-macro_rules! counters {
-    ($($name:ident $text:literal,)*) => {
-        /// One of the numbers.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(dead_code, reason = "the one program counts, the other looks")]
-        pub enum Count { $(#[doc = $text] $name,)* }
-
-        /// What they are called, in order.
-        pub const NAMES: [&str; [$($text),*].len()] = [$($text),*];
-    };
-}
-
-counters! {
+tablewright_hypervisor_common::counters! {
     Exits "exits",
     Interrupts "exits for an interrupt of the host's",
     Windows "exits because the guest takes interrupts again",
@@ -25,7 +13,6 @@ counters! {
     Timers "exits for the timer's deadline",
     Commands "exits to interrupt other vCPUs",
     Calls "exits for a hypercall",
-    Faults "exits for nested page faults",
     Others "exits for anything else",
     Injected "faults given to the guest",
     Ipis "interrupts between vCPUs",
@@ -44,12 +31,6 @@ counters! {
     WaitTotal "ns waited for flushes",
     WaitLongest "ns of the longest wait for one flush",
     Slices "time slices that ended with another vCPU waiting",
-    Installed "leaves installed",
-    Tables "tables in use",
     NestedFlushes "flushes of nested tables",
-    Busy "faults sent back",
-    Evicted "frames taken away",
-    Returned "frames given back",
-    Spoiled "times that the guest was seen on a frame that is not its own any more",
     Missed "pages in lists that were not forgotten",
 }

@@ -1,9 +1,10 @@
 //! What brings a vCPU to the hypervisor. Nothing that a guest does stops it; what it may not do ends with a fault of its own.
 
+use tablewright_hypervisor_common::snapshot;
 use x86_64::instructions::port::Port;
 
 use crate::counters::Count;
-use crate::machine::{self, count};
+use crate::machine::{self, Machine, count};
 use crate::vcpu::{Context, State};
 use crate::vm::{Gather, Next};
 use crate::vmcb::exit;
@@ -98,6 +99,8 @@ pub const SLEEP_STATUS: u16 = 0x601;
 pub const RESET: u16 = 0x602;
 /// Where a program in the guest says that something begins, with 1, or ends, with 2, that is to be counted by itself.
 pub const MARK: u16 = 0x610;
+/// Where it rings when its load is at work, by writing, and reads whether it was copied: a digit.
+pub const BELL: u16 = 0x612;
 /// The serial port, which it has for itself.
 pub const SERIAL: u16 = 0x3f8;
 const OFF: u32 = 5 << 2 | 1 << 5;
@@ -128,6 +131,7 @@ fn port(context: &mut Context, info: u64, next: u64) {
         let value = match number {
             // A clock that says nothing of use, and is not just being set: kernels wait for that.
             SLEEP_STATUS | CLOCK => 0,
+            BELL => u64::from(b'0') + u64::from(snapshot::is_over::<Machine>()),
             _ => all,
         };
         // A result of 32 bits clears the rest.
@@ -140,6 +144,7 @@ fn port(context: &mut Context, info: u64, next: u64) {
     } else {
         match (number, value) {
             (SLEEP, OFF) => end(End::Off),
+            (BELL, _) => snapshot::ring(),
             (MARK, 1) => machine::begin(),
             (MARK, 2) => machine::end(),
             (RESET, 1) | (KEYBOARD, 0xfe) => end(End::Reset),

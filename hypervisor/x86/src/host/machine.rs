@@ -12,15 +12,21 @@ use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use spin::mutex::SpinMutex;
 use tablewright::shared::{Epochs, GracePeriod, SharedPlatform, Slot, Walking};
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, TableLink};
+use tablewright_hypervisor_common::{Event, Host};
 
 use crate::counters::{Count, NAMES};
 use crate::{flush, processor};
 
-/// How locks wait.
-pub type Patience = spin::Spin;
-
 /// A lock. What holds it waits for nothing.
-pub type Mutex<T> = SpinMutex<T, Patience>;
+pub type Mutex<T> = SpinMutex<T, spin::Spin>;
+
+/// What the engine has to know. Processors mark leaves as written here always (APM vol. 2 15.25.8), but only such as may be written and are
+/// not marked, of which there are none: with this the engine marks every leaf that it makes writable. So a log goes by faults, and all
+/// memory can be protected in one step.
+const CAPS: Caps = Caps {
+    hardware_dirty: false,
+    ..Caps::CONSERVATIVE
+};
 
 /// The size of a page.
 pub const PAGE: u64 = 4096;
@@ -35,11 +41,6 @@ static MARKED: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.le
 /// Counts.
 pub fn count(what: Count, by: u64) {
     COUNTERS[what as usize].fetch_add(by, Ordering::Relaxed);
-}
-
-/// How much was counted.
-pub fn counted(what: Count) -> u64 {
-    COUNTERS[what as usize].load(Ordering::Relaxed)
 }
 
 /// Keeps the largest.
@@ -109,11 +110,6 @@ impl Machine {
         })
     }
 
-    /// A frame for anything.
-    pub fn take_frame(&self) -> Option<Pa> {
-        self.take_frames(1)
-    }
-
     /// Frames for anything, in a row, zeroed.
     pub fn take_frames(&self, pages: u64) -> Option<Pa> {
         let mut free = self.free.lock();
@@ -178,7 +174,7 @@ unsafe impl Platform for Machine {
     }
 
     fn caps(&self) -> Caps {
-        Caps::CONSERVATIVE
+        CAPS
     }
 
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
@@ -205,5 +201,37 @@ unsafe impl SharedPlatform for Machine {
 
     fn is_over(&self, moment: GracePeriod) -> bool {
         self.epochs.is_over(moment)
+    }
+}
+
+// SAFETY: the host's first 4 GiB are mapped one to one (1.), and a frame is handed out once (2.).
+unsafe impl Host for Machine {
+    type Format = crate::vm::Nested;
+    type Relax = spin::Spin;
+    const POISON: u64 = crate::vm::POISON;
+
+    fn count(what: Event, by: u64) {
+        COUNTERS[what as usize].fetch_add(by, Ordering::Relaxed);
+    }
+
+    fn counted(what: Event) -> u64 {
+        COUNTERS[what as usize].load(Ordering::Relaxed)
+    }
+
+    fn take_frame(&self) -> Option<Pa> {
+        self.take_frames(1)
+    }
+
+    fn now() -> u64 {
+        processor::now()
+    }
+
+    fn ticks_per_ms() -> u64 {
+        crate::world().map_or(1, |world| world.clock.counter_hz / 1000)
+    }
+
+    /// A processor that has passed is in its guest, or about to enter it.
+    fn summon(cpu: usize) {
+        processor::kick(cpu);
     }
 }

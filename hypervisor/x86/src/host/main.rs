@@ -23,9 +23,6 @@ mod flush;
 mod hyperv;
 mod linux;
 mod machine;
-#[allow(dead_code, reason = "the other hypervisor uses more of it")]
-#[path = "../../../src/memory.rs"]
-mod memory;
 mod options;
 mod processor;
 mod registers;
@@ -45,15 +42,16 @@ use tablewright::guest::{Slot as MemorySlot, SlotCell};
 use tablewright::shared::SharedSpace;
 use tablewright::shootdown::{Allocator, Cpu, Holder, Identifiers, Shootdown, Space, inbox_words};
 use tablewright::{AddressSpace, Ipa, Pa, Span};
+use tablewright_hypervisor_common::memory::Evictions;
+use tablewright_hypervisor_common::snapshot::{self, Log, Watched};
 use x86_64::instructions::port::Port;
 
 use clock::Clock;
 use machine::{Machine, Mutex, PAGE};
-use memory::{Evictions, Memory};
 use options::{Flush, Options, Plant};
 use schedule::Stale;
 use vcpu::{Context, Vcpu};
-use vm::{Guest, Nested, Vm};
+use vm::{Guest, Memory, Nested, Vm};
 use vmcb::Block;
 
 /// Why there is no guest.
@@ -134,6 +132,8 @@ pub struct World {
     bitmaps: (u64, u64),
     /// The root of the nested tables.
     nested: u64,
+    /// The slot of the guest's memory, without a log.
+    slot: MemorySlot,
 }
 
 static WORLD: spin::once::Once<World> = spin::once::Once::new();
@@ -154,6 +154,16 @@ impl World {
         {
             processor::kick(vcpu.home);
         }
+    }
+
+    /// What a log goes by, if there is one.
+    fn watched(&'static self) -> Option<Watched<Machine>> {
+        Some(Watched {
+            guest: &self.vm.guest,
+            memory: &self.vm.memory,
+            log: self.vm.log.as_ref()?,
+            plain: self.slot,
+        })
     }
 
     /// The vCPUs of this processor.
@@ -221,10 +231,10 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     // SAFETY: frames of its own, zeroed.
     let identifiers = unsafe { core::slice::from_raw_parts_mut(identifiers, words as usize) };
     let allocator = Allocator::new(bits, identifiers).ok_or(NO_MEMORY)?;
-    let holders = HOLDERS.get(..options.processors).ok_or(NO_MEMORY)?;
+    let holders = HOLDERS.get(..options.all_processors()).ok_or(NO_MEMORY)?;
     let given = Identifiers::new(&allocator, holders)
         .ok_or("there are more processors than identifiers")?;
-    let cpus = CPUS.get(..options.processors).ok_or(NO_MEMORY)?;
+    let cpus = CPUS.get(..options.all_processors()).ok_or(NO_MEMORY)?;
     let shootdown = Shootdown::new(cpus, &INBOXES, Some(given), 1).ok_or(NO_MEMORY)?;
 
     let space = AddressSpace::<Nested, _>::new(machine).ok_or(NO_MEMORY)?;
@@ -285,8 +295,17 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
         spaces.map(vcpu).collect()
     });
     let clock = Clock::measure();
+    let log = match options.log {
+        Some(kind) => {
+            // SAFETY: zero is an atomic; frames of their own.
+            let words = unsafe { take::<AtomicU64>(machine, 2 * pages.div_ceil(64)) };
+            let log = words.and_then(|words| Log::new(kind, pages, words));
+            Some(log.ok_or("no memory for the log")?)
+        }
+        None => None,
+    };
     // SAFETY: the memory is the guest's.
-    let vm = unsafe { Vm::new(guest, frames, memory.size()) };
+    let vm = unsafe { Vm::new(guest, frames, log, memory.size()) };
     Ok(WORLD.call_once(|| World {
         vm,
         vcpus,
@@ -300,6 +319,7 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
         partition: hyperv::Partition::default(),
         bitmaps: (bitmaps, bitmaps + 3 * PAGE),
         nested,
+        slot,
     }))
 }
 
@@ -326,8 +346,14 @@ fn boot(info: u64) -> Result<(), Reason> {
     let (options, line) = Options::read(text)?;
     let kernel = options.kernel;
     let initrd = options.initrd;
-    let count_of = options.processors;
+    let count_of = options.all_processors();
     let world = set_up(options)?;
+    if world.options.measures {
+        return measure(world);
+    }
+    if world.options.snapshot.is_some() && world.options.copy().is_none() {
+        return Err("no memory for a copy of the guest");
+    }
     let mut contexts = world.contexts().ok_or("no memory for vCPUs")?;
     let first = contexts.first_mut().ok_or("there is no vCPU")?;
     let files = linux::Files { initrd, line };
@@ -351,15 +377,43 @@ extern "C" fn other(number: u64) -> ! {
     let Some(world) = world() else {
         panic!("a processor has started too early");
     };
-    let contexts = world.contexts();
+    let contexts = if number as usize == world.options.processors {
+        None
+    } else {
+        world.contexts()
+    };
     processor::has_started();
     while !READY.load(Ordering::Acquire) {
         core::hint::spin_loop();
     }
     match contexts {
         Some(mut contexts) => schedule::run(world, &mut contexts),
+        None if number as usize == world.options.processors => watch(world),
         None => panic!("no memory for vCPUs"),
     }
+}
+
+/// The last processor runs no vCPU: it logs what the guest writes, or copies it.
+fn watch(world: &'static World) -> ! {
+    let Some(watched) = world.watched() else {
+        panic!("there is a processor too many");
+    };
+    match (world.options.snapshot, world.options.copy()) {
+        (Some(begin), Some(area)) => snapshot::take(watched, &world.vm.gate, area, begin),
+        _ => snapshot::log_for_ever(watched),
+    }
+    loop {
+        processor::sleep();
+    }
+}
+
+/// Measures what it takes to start a log. Time is counted in instructions, where the emulator's clock goes by them.
+fn measure(world: &'static World) -> Result<(), Reason> {
+    let watched = world.watched().ok_or("there is no log to measure")?;
+    let gather = Mutex::new(world.vm.guest.gather());
+    let fault = |fault: &_| _ = world.vm.map(fault, &mut gather.lock());
+    snapshot::start_one(watched, fault, || processor::now() as u32);
+    exits::end(exits::End::Off)
 }
 
 extern "C" fn main(info: u64) -> ! {

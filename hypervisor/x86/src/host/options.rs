@@ -1,8 +1,9 @@
 //! What the command line asks for.
 
 use tablewright::{Pa, Span};
+use tablewright_hypervisor_common::memory::Leaves;
+use tablewright_hypervisor_common::snapshot::{Begin, Kind};
 
-use crate::memory::Leaves;
 use crate::{processor, vcpu};
 
 /// What the guest is recommended for flushes of other processors.
@@ -47,6 +48,12 @@ pub struct Options {
     pub flush: Flush,
     /// So many frames are taken away from the guest.
     pub evict: u64,
+    /// What is written is logged.
+    pub log: Option<Kind>,
+    /// The guest is copied, and goes on on the copy.
+    pub snapshot: Option<Begin>,
+    /// No guest is run: the start of a log is measured.
+    pub measures: bool,
     /// A planted bug.
     pub plant: Option<Plant>,
     /// Sectors of the header before the guest's kernel.
@@ -56,6 +63,20 @@ pub struct Options {
 }
 
 impl Options {
+    /// How many processors there are, with the one that is the host's alone, where there is something to do beside the guest.
+    pub fn all_processors(&self) -> usize {
+        self.processors + usize::from(self.log.is_some())
+    }
+
+    /// Where a copy of the guest goes: behind its memory.
+    pub fn copy(&self) -> Option<Span<Pa>> {
+        self.snapshot?;
+        let first = self.memory.last().checked_add(1)?;
+        Span::new(first, self.memory.size())
+            .ok()
+            .filter(|copy| copy.last().get() >> 32 == 0)
+    }
+
     /// Reads words of the form `NAME=VALUE`; what comes behind ` -- ` is for the guest.
     ///
     /// # Errors
@@ -66,6 +87,7 @@ impl Options {
         let (mut leaves, mut flush, mut plant) = (Leaves::Blocks, Flush::Hypercall, None);
         let (mut processors, mut vcpus, mut slice_ns) = (1, 1, 4_000_000);
         let (mut kernel, mut initrd, mut step, mut evict) = (0, (0, 0), 1, 0);
+        let (mut log, mut snapshot, mut measures) = (None, None, false);
         for word in words.split_ascii_whitespace() {
             let (name, value) = word.split_once('=').ok_or("an option is NAME=VALUE")?;
             match name {
@@ -96,12 +118,19 @@ impl Options {
                         _ => return Err("plant is ignore, on-entry, half or nested"),
                     }
                 }
+                "log" => log = Some(Kind::named(value).ok_or("log is bitmap, ring or all")?),
+                "snapshot" => {
+                    let begin = Begin::named(value);
+                    snapshot = Some(begin.ok_or("snapshot is bell, or milliseconds")?);
+                }
+                "measure" if value == "start" => measures = true,
                 "kernel" => kernel = number(value)?,
                 "initrd" => initrd = pair(value)?,
                 _ => return Err("an option is not known"),
             }
         }
-        if !(1..=processor::MOST).contains(&processors) {
+        // One is the host's.
+        if !(1..processor::MOST).contains(&processors) {
             return Err("there are 1 to 8 processors");
         }
         if !(1..=vcpu::MOST).contains(&vcpus) {
@@ -111,7 +140,11 @@ impl Options {
             return Err("indices are 1 to 256 apart");
         }
         let memory = memory.ok_or("there is no memory for the guest")?;
-        if memory.last().get() >> 32 != 0 {
+        if (snapshot.is_some() || measures) && log.is_none() {
+            return Err("there is no log to go by");
+        }
+        // What is only measured is not touched, and need not be there.
+        if !measures && memory.last().get() >> 32 != 0 {
             return Err("the guest's memory ends below 4 GiB");
         }
         let options = Self {
@@ -123,6 +156,9 @@ impl Options {
             step: step as u32,
             flush,
             evict,
+            log,
+            snapshot,
+            measures,
             plant,
             kernel,
             initrd,

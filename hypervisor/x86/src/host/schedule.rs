@@ -12,7 +12,7 @@ use tablewright::shootdown::Here;
 
 use crate::counters::Count;
 use crate::flush::Doing;
-use crate::machine::count;
+use crate::machine::{Machine, count};
 use crate::vcpu::{Context, State};
 use crate::vmcb::{self, exit};
 use crate::{Mode, Processor, World, exits, hyperv, processor};
@@ -132,6 +132,8 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
             contexts[turn].load();
             loaded = Some(turn);
         }
+        // What has happened while it waited there is looked for below.
+        world.vm.gate.enter::<Machine>(number);
         me.run(contexts[turn].vcpu);
         fence(Ordering::SeqCst);
         look(contexts);
@@ -147,6 +149,7 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
         } else {
             me.set(Mode::Host);
         }
+        world.vm.gate.leave(number);
     }
 }
 

@@ -1,5 +1,5 @@
 //! The guest's memory: it lies in a row in the host's at first, and is mapped where it is touched. Which frame is behind a page
-//! [`memory`](crate::memory) says.
+//! [`memory`](common::memory) says.
 //!
 //! The guest takes its memory for what begins at address 0. An access outside of it ends in a fault of the guest's own.
 
@@ -7,24 +7,26 @@ use core::ptr;
 
 use tablewright::Ipa;
 use tablewright::format::Npt;
-use tablewright::guest::{self, Cause, Declined, Fault};
-use tablewright::shared::{Refused, SharedPlatform as _};
+use tablewright::guest::{Cause, Fault};
+use tablewright::shared::SharedPlatform as _;
+use tablewright_hypervisor_common::memory::settle;
+use tablewright_hypervisor_common::snapshot::{Gate, Log};
+use tablewright_hypervisor_common::{self as common, fault};
 
-use crate::counters::Count;
-use crate::machine::{Machine, PAGE, count};
-use crate::memory::{Memory, settle};
+use crate::machine::{Machine, PAGE};
+use crate::processor;
 
 /// Nested tables of 4 levels, as the host's own are.
 pub type Nested = Npt<4>;
 
 /// The guest, as the engine knows it.
-pub type Guest = guest::Guest<'static, Nested, &'static Machine>;
+pub type Guest = common::Guest<Machine>;
 
 /// The edits of one processor.
-pub type Gather = guest::Gather<'static, 'static, Nested, &'static Machine>;
+pub type Gather = common::Gather<Machine>;
 
-/// The format of its tables.
-pub type Format = Nested;
+/// Which frame is behind each page of it.
+pub type Memory = common::memory::Memory<Machine>;
 
 /// What a free frame holds: as instructions such as are not there, as an address nowhere.
 pub const POISON: u64 = 0x0b0f_0b0f_0b0f_0b0f;
@@ -47,7 +49,11 @@ pub struct Vm {
     /// What the engine knows of it.
     pub guest: Guest,
     /// Which frames it is on.
-    memory: Memory,
+    pub memory: Memory,
+    /// What it has written, if that is asked for.
+    pub log: Option<Log>,
+    /// Where it can be stopped: its processors pass before they enter it.
+    pub gate: Gate,
     size: u64,
 }
 
@@ -56,10 +62,12 @@ impl Vm {
     ///
     /// # Safety
     /// 1. The frames are mapped one to one, and have no other user but the guest.
-    pub unsafe fn new(guest: Guest, memory: Memory, size: u64) -> Self {
+    pub unsafe fn new(guest: Guest, memory: Memory, log: Option<Log>, size: u64) -> Self {
         Self {
             guest,
             memory,
+            log,
+            gate: Gate::new(),
             size,
         }
     }
@@ -118,6 +126,10 @@ impl Vm {
             {
                 core::hint::spin_loop();
             }
+            // Behind the page's content, as of a guest's own write.
+            if let Some(log) = &self.log {
+                log.mark(at / PAGE);
+            }
             (at, bytes) = (at.checked_add(room as u64)?, later);
         }
         Some(())
@@ -125,44 +137,37 @@ impl Vm {
 
     /// Takes a frame away from the guest, if some are still to be taken.
     pub fn evict(&'static self, gather: &mut Gather) {
-        self.memory.evict_one(&self.guest, gather, |_| ());
+        self.memory.evict_one(&self.guest, gather, |page| {
+            // A copy that was made just now may be of the poison.
+            if let Some(log) = &self.log {
+                log.mark(page);
+            }
+        });
     }
 
     /// Handles a nested page fault: what the exit says of it (APM vol. 2 15.25.6).
-    pub fn fault(&self, info: u64, at: u64, gather: &mut Gather) -> Next {
-        count(Count::Faults, 1);
-        let Some(fault) = Fault::nested(info, at) else {
-            return Next::Inject;
-        };
+    pub fn fault(&'static self, info: u64, at: u64, gather: &mut Gather) -> Next {
+        match Fault::nested(info, at) {
+            Some(fault) => self.map(&fault, gather),
+            None => Next::Inject,
+        }
+    }
+
+    /// The same of a fault that may be made up.
+    pub fn map(&'static self, fault: &Fault, gather: &mut Gather) -> Next {
+        <Machine as common::Host>::count(common::Event::Faults, 1);
         if fault.cause == Cause::AccessFlag {
             return Next::Resume;
         }
-        loop {
-            let request = match self.guest.request(&fault) {
-                Ok(request) => request,
-                Err(Declined::Busy) => return Next::Resume,
-                Err(_) => return Next::Inject,
-            };
-            let Some(page) = self.memory.look_up(request.at()) else {
-                count(Count::Busy, 1);
-                return Next::Resume;
-            };
-            gather.top_up(request.tables());
-            match gather.map(&request, &page) {
-                Ok(_) => {
-                    count(Count::Installed, 1);
-                    self.memory.returned(request.at());
-                    settle(gather);
-                    return Next::Resume;
-                }
-                // Another processor is at it: the guest tries again.
-                Err(Refused::Busy(_)) => return Next::Resume,
-                Err(Refused::Retry) => settle(gather),
-                Err(Refused::NeedsTables(missing)) => {
-                    assert!(gather.top_up(missing), "no memory for tables");
-                }
-                Err(_) => return Next::Inject,
-            }
+        let (guest, memory, log) = (&self.guest, &self.memory, self.log.as_ref());
+        let cpu = processor::number();
+        let next = fault::map(guest, memory, log, gather, fault, cpu, |request| {
+            memory.look_up(request.at())
+        });
+        settle(gather);
+        match next {
+            fault::Next::Resume => Next::Resume,
+            _ => Next::Inject,
         }
     }
 }

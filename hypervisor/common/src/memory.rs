@@ -1,5 +1,4 @@
-//! Which frame is behind each page of the guest, and how frames are taken away behind its back. The file is part of two programs:
-//! the hypervisor of arm64, and that of x86-64.
+//! Which frame is behind each page of the guest, and how frames are taken away behind its back.
 //!
 //! A frame that is taken away is
 //! copied to another one, and **poisoned**, so that a processor that still reaches it through a translation that should
@@ -17,21 +16,15 @@
 //! A page of a block takes the block down, and from then on the block is mapped by pages: their frames are not in a row
 //! any more.
 
+use core::marker::PhantomData;
 use core::ops::ControlFlow;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use spin::RelaxStrategy as _;
 use tablewright::guest::{Backing, Pass, Zap};
-use tablewright::shared::SharedPlatform as _;
 use tablewright::{Ipa, Pa, Span};
 
-use crate::counters::Count;
-use crate::machine::{Machine, Mutex, Patience, count, counted};
-use crate::vm::{Format, Gather, Guest, POISON};
-
-const PAGE: u64 = 4096;
-const BLOCK: u64 = 2 << 20;
+use crate::{BLOCK, Event, Gather, Guest, Host, Mutex, PAGE, relax};
 
 /// How large leaves are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +74,7 @@ pub struct Evictions {
 }
 
 /// Which frame is behind each page of the guest.
-pub struct Memory {
+pub struct Memory<H: Host> {
     guest: Span<Ipa>,
     leaves: Leaves,
     /// The number of the frame of each page, and the two flags.
@@ -89,12 +82,13 @@ pub struct Memory {
     /// Whether a page of this block has ever had another frame than that of its address.
     scattered: &'static [AtomicBool],
     /// Frames for pages that are taken away; first in, first out, so that a frame stays poisoned for a while.
-    spare: Mutex<Spare>,
+    spare: Mutex<Spare, H>,
     evictions: Evictions,
     /// So many are still to be taken away.
     to_evict: AtomicU64,
     /// Where to look for the next one.
     hand: AtomicU64,
+    host: PhantomData<&'static H>,
 }
 
 /// A queue.
@@ -123,7 +117,7 @@ impl Spare {
     }
 }
 
-impl Memory {
+impl<H: Host> Memory<H> {
     /// Memory of the guest, each page on the frame of its address.
     pub fn new(
         guest: Span<Ipa>,
@@ -131,7 +125,7 @@ impl Memory {
         evictions: Evictions,
         pages: &'static [AtomicU32],
         scattered: &'static [AtomicBool],
-        machine: &Machine,
+        machine: &H,
     ) -> Self {
         let first = guest.start().get() / PAGE;
         for (index, page) in pages.iter().enumerate() {
@@ -147,7 +141,7 @@ impl Memory {
                 break;
             };
             // SAFETY: just taken: it has no other owner.
-            unsafe { poison(frame.get()) };
+            unsafe { poison::<H>(frame.get()) };
             spare.push((frame.get() / PAGE) as u32);
         }
         Self {
@@ -159,6 +153,7 @@ impl Memory {
             evictions,
             to_evict: AtomicU64::new(evictions.count),
             hand: AtomicU64::new(0),
+            host: PhantomData,
         }
     }
 
@@ -209,14 +204,14 @@ impl Memory {
                 .compare_exchange(now, now & !AWAY, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
         {
-            count(Count::Returned, 1);
+            H::count(Event::Returned, 1);
         }
     }
 
     /// Takes the frame of one page away, if some are still to be taken. `moved` is told which page it was, when it is elsewhere.
-    pub fn evict_one(&self, guest: &'static Guest, gather: &mut Gather, moved: impl Fn(u64)) {
+    pub fn evict_one(&self, guest: &'static Guest<H>, gather: &mut Gather<H>, moved: impl Fn(u64)) {
         let one_less = |left: u64| left.checked_sub(1);
-        if counted(Count::Faults) < self.evictions.after
+        if H::counted(Event::Faults) < self.evictions.after
             || self
                 .to_evict
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
@@ -229,7 +224,7 @@ impl Memory {
             let index = self.hand.fetch_add(7919, Ordering::Relaxed) as usize % self.pages.len();
             let at = Ipa::new(self.guest.start().get() + index as u64 * PAGE);
             if guest.space().query(at).is_some() && self.evict(guest, at, index, gather, &moved) {
-                count(Count::Evicted, 1);
+                H::count(Event::Evicted, 1);
                 return;
             }
         }
@@ -239,10 +234,10 @@ impl Memory {
     /// Takes the frame of this page away. Whether it was there to be taken.
     fn evict(
         &self,
-        guest: &'static Guest,
+        guest: &'static Guest<H>,
         at: Ipa,
         index: usize,
-        gather: &mut Gather,
+        gather: &mut Gather<H>,
         moved: impl Fn(u64),
     ) -> bool {
         let page = &self.pages[index];
@@ -269,13 +264,13 @@ impl Memory {
         guest.space().platform().clean(Pa::new(from), PAGE);
         // SAFETY: two frames, mapped here one to one; no processor reaches the first any more, and none the second yet.
         unsafe {
-            count(Count::Spoiled, u64::from(!is_poisoned(to)));
+            H::count(Event::Spoiled, u64::from(!is_poisoned::<H>(to)));
             ptr::copy_nonoverlapping(
                 ptr::with_exposed_provenance::<u64>(from as usize),
                 ptr::with_exposed_provenance_mut(to as usize),
                 (PAGE / 8) as usize,
             );
-            poison(from);
+            poison::<H>(from);
         }
         page.store(spare | AWAY, Ordering::Release);
         moved(index as u64);
@@ -293,11 +288,11 @@ impl Memory {
 ///
 /// # Safety
 /// 1. It is a frame, mapped at its address, and what it holds is not needed.
-pub unsafe fn poison(frame: u64) {
+pub unsafe fn poison<H: Host>(frame: u64) {
     let words = ptr::with_exposed_provenance_mut::<u64>(frame as usize);
     for word in 0..(PAGE / 8) as usize {
         // SAFETY: inside of the frame (1.).
-        unsafe { words.add(word).write(POISON) };
+        unsafe { words.add(word).write(H::POISON) };
     }
 }
 
@@ -305,17 +300,20 @@ pub unsafe fn poison(frame: u64) {
 ///
 /// # Safety
 /// 1. It is a frame, mapped at its address, and should not be written.
-unsafe fn is_poisoned(frame: u64) -> bool {
+unsafe fn is_poisoned<H: Host>(frame: u64) -> bool {
     let words = ptr::with_exposed_provenance::<u64>(frame as usize);
     // SAFETY: inside of the frame (1.). Volatile, because it may be written all the same.
-    (0..(PAGE / 8) as usize).all(|word| unsafe { words.add(word).read_volatile() } == POISON)
+    (0..(PAGE / 8) as usize).all(|word| unsafe { words.add(word).read_volatile() } == H::POISON)
 }
 
 /// Takes away what is mapped, for good.
-pub fn take_away(mut zap: Zap<'static, 'static, Format, &'static Machine>, gather: &mut Gather) {
+pub fn take_away<H: Host>(
+    mut zap: Zap<'static, 'static, H::Format, &'static H>,
+    gather: &mut Gather<H>,
+) {
     loop {
         match zap.unmap(gather, |_| ControlFlow::Continue(())) {
-            Ok(Pass::Waiting) => Patience::relax(),
+            Ok(Pass::Waiting) => relax::<H>(),
             Ok(Pass::Went) => settle(gather),
             Ok(Pass::Over) => return,
             Err(error) => panic!("the guest's memory cannot be unmapped: {error}"),
@@ -325,10 +323,10 @@ pub fn take_away(mut zap: Zap<'static, 'static, Format, &'static Machine>, gathe
 
 /// Completes what was gathered and frees what was cut off. Until no walk holds that it waits: walks take microseconds, and
 /// none waits for anything.
-pub fn settle(gather: &mut Gather) {
+pub fn settle<H: Host>(gather: &mut Gather<H>) {
     let mut done = gather.finish(|_| ());
     while let Err(cut) = done {
-        Patience::relax();
+        relax::<H>();
         done = cut.try_complete().map(|completed| completed.finish(|_| ()));
     }
 }

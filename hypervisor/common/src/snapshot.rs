@@ -12,37 +12,30 @@
 //!
 //! # When it begins
 //!
-//! When the guest's load is at work, which only the guest knows: it writes to the [bell](BELL), a register that is nowhere else. It
+//! When the guest's load is at work, which only the guest knows: it rings a bell, by a register of the hypervisor's. It
 //! reads there whether the copy is through, and goes on as long as it is not. A guest that knows nothing of it is copied after a
 //! time.
 //!
 //! # How a guest is stopped
 //!
-//! No interrupt reaches a virtual CPU but its own. So its memory is taken away: the [`Gate`] is closed, all of the guest's
-//! memory is put to sleep in one pass over the root, and each virtual CPU comes by itself, with its next access, and waits
+//! The [`Gate`] is closed. Where an interrupt brings a processor back from its guest, each comes to the gate and waits there. On arm64
+//! no interrupt reaches a virtual CPU but its own. So its memory is taken away: all of
+//! it is put to sleep in one pass over the root, and each virtual CPU comes by itself, with its next access, and waits
 //! at the gate. One that waits for an interrupt writes nothing, and when it wakes its next instruction is such an access.
-//! Nor does the guest's time pass: each processor's virtual counter is set back by as much as the guest stood still, before its
-//! next instruction. To compare 1 GiB takes an emulator half a minute, which a guest's watchdog would take for a fault.
+//!
+//! There the guest's time does not pass either: each processor's virtual counter is set back by as much as the guest stood still, before
+//! its next instruction. To compare 1 GiB takes an emulator half a minute, which a guest's watchdog would take for a fault.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0};
-use spin::RelaxStrategy as _;
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
 use tablewright::guest::{Access, Fault, Harvest, Log as SlotLog, Pass, Slot};
 use tablewright::shared::SharedPlatform as _;
-use tablewright::{Change, Ipa, Pa, Span};
+use tablewright::{Change, Format as _, Ipa, Pa, Span};
 
-use crate::counters::Count;
-use crate::cpu;
-use crate::machine::{Patience, count, counted};
-use crate::memory::{poison, settle, take_away};
-use crate::plant::{Plant, is_planted};
-use crate::vm::{Gather, Vm};
-
-const PAGE: u64 = 4096;
-const BLOCK: u64 = 2 << 20;
+use crate::memory::{Memory, poison, settle, take_away};
+use crate::{BLOCK, Event, Gather, Guest, Host, PAGE, PROCESSORS, relax};
 
 /// Blocks that come back together when a log ends: tables that are freed together.
 const TOGETHER: usize = 64;
@@ -73,26 +66,22 @@ impl Kind {
     }
 }
 
-/// Where the guest writes a word when its load is at work, and reads one when it asks whether it was copied; the machine has
-/// nothing there.
-pub const BELL: u64 = 0xb00_0000;
-
 static RUNG: AtomicBool = AtomicBool::new(false);
 
-/// The guest has written to the [bell](BELL).
+/// The guest rings the bell.
 pub fn ring() {
     RUNG.store(true, Ordering::Release);
 }
 
-/// What the guest reads at the [bell](BELL): whether it was copied, and runs on the copy.
-pub fn is_over() -> bool {
-    counted(Count::Resumed) != 0
+/// What the guest reads at the bell: whether it was copied, and runs on the copy.
+pub fn is_over<H: Host>() -> bool {
+    H::counted(Event::Resumed) != 0
 }
 
 /// When a copy begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
-    /// When the guest rings the [bell](BELL).
+    /// When the guest rings the bell.
     Bell,
     /// After so many milliseconds.
     After(u64),
@@ -108,23 +97,25 @@ impl Begin {
     }
 }
 
-/// Where every virtual CPU passes with each fault, and waits while it is closed.
+/// Where every virtual CPU passes with each fault, or each time it is entered, and waits while it is closed.
+#[derive(Debug)]
 pub struct Gate {
     closed: AtomicBool,
-    inside: [AtomicBool; cpu::MOST],
+    inside: [AtomicBool; PROCESSORS],
 }
 
 impl Gate {
     /// An open one.
+    #[expect(clippy::new_without_default, reason = "it is a constant")]
     pub const fn new() -> Self {
         Self {
             closed: AtomicBool::new(false),
-            inside: [const { AtomicBool::new(false) }; cpu::MOST],
+            inside: [const { AtomicBool::new(false) }; PROCESSORS],
         }
     }
 
     /// This processor passes, when it is open.
-    pub fn enter(&self, cpu: usize) {
+    pub fn enter<H: Host>(&self, cpu: usize) {
         let Some(inside) = self.inside.get(cpu) else {
             return;
         };
@@ -132,12 +123,12 @@ impl Gate {
             // One of the two, this one and the one that closes it, sees what the other has stored.
             inside.store(true, Ordering::SeqCst);
             if !self.closed.load(Ordering::SeqCst) {
-                cpu::keep_time();
+                H::passed();
                 return;
             }
             inside.store(false, Ordering::SeqCst);
             while self.closed.load(Ordering::Relaxed) {
-                Patience::relax();
+                relax::<H>();
             }
         }
     }
@@ -150,11 +141,14 @@ impl Gate {
     }
 
     /// Lets no processor in, and waits until none is inside.
-    fn close(&self) {
+    fn close<H: Host>(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        for inside in &self.inside {
+        for (cpu, inside) in self.inside.iter().enumerate() {
+            if inside.load(Ordering::SeqCst) {
+                H::summon(cpu);
+            }
             while inside.load(Ordering::SeqCst) {
-                Patience::relax();
+                relax::<H>();
             }
         }
     }
@@ -168,7 +162,7 @@ impl Gate {
 pub struct Log {
     kind: Kind,
     bitmap: Bitmap<'static>,
-    rings: [Option<Ring<'static>>; cpu::MOST],
+    rings: [Option<Ring<'static>>; PROCESSORS],
     /// What is still to be copied. Only the processor that copies uses it.
     todo: &'static [AtomicU64],
 }
@@ -176,8 +170,8 @@ pub struct Log {
 impl Log {
     /// A log for so many pages. `words` are two for each 64 pages.
     pub fn new(kind: Kind, pages: u64, words: &'static [AtomicU64]) -> Option<Self> {
-        static ENTRIES: [[RingEntry; RING]; cpu::MOST] =
-            [const { [const { RingEntry::new() }; RING] }; cpu::MOST];
+        static ENTRIES: [[RingEntry; RING]; PROCESSORS] =
+            [const { [const { RingEntry::new() }; RING] }; PROCESSORS];
         let (marks, todo) = words.split_at_checked(pages.div_ceil(64) as usize)?;
         Some(Self {
             kind,
@@ -208,32 +202,67 @@ impl Log {
 }
 
 /// Waits so many milliseconds.
-fn sleep(milliseconds: u64) {
-    let end = read_cntpct_el0().bits() + read_cntfrq_el0().bits() / 1000 * milliseconds;
-    while read_cntpct_el0().bits() < end {
-        Patience::relax();
+fn sleep<H: Host>(milliseconds: u64) {
+    let end = H::now() + H::ticks_per_ms() * milliseconds;
+    while H::now() < end {
+        relax::<H>();
     }
 }
 
-/// A log of one guest, while it is driven.
-struct Driver {
-    vm: &'static Vm,
-    gather: Gather,
-    log: &'static Log,
+/// A guest whose writes are logged.
+pub struct Watched<H: Host> {
+    /// The guest.
+    pub guest: &'static Guest<H>,
+    /// Its memory.
+    pub memory: &'static Memory<H>,
+    /// Where marks go.
+    pub log: &'static Log,
     /// The slot of memory, without a log.
+    pub plain: Slot,
+}
+
+/// A log of one guest, while it is driven.
+struct Driver<H: Host> {
+    guest: &'static Guest<H>,
+    memory: &'static Memory<H>,
+    gather: Gather<H>,
+    log: &'static Log,
     plain: Slot,
     pages: u64,
 }
 
-impl Driver {
-    fn new(vm: &'static Vm, log: &'static Log, plain: Slot) -> Self {
+impl<H: Host> Driver<H> {
+    fn new(watched: Watched<H>) -> Self {
+        let Watched {
+            guest,
+            memory,
+            log,
+            plain,
+        } = watched;
         Self {
-            vm,
-            gather: vm.guest.gather(),
+            guest,
+            memory,
+            gather: guest.gather(),
             log,
             plain,
             pages: plain.guest.size() / PAGE,
         }
+    }
+
+    fn machine(&self) -> &'static H {
+        self.guest.space().platform()
+    }
+
+    /// How many entries of the root say something.
+    fn roots(&self) -> u64 {
+        let (space, level) = (self.guest.space(), H::Format::root_level());
+        // SAFETY: the root of a space that lives as long as the guest (1.).
+        let root = unsafe { self.machine().table(space.root(), level) };
+        // SAFETY: an entry of it.
+        let is_used = |index| unsafe { root.add(index).as_ref().load() != 0 };
+        (0..H::Format::entries(level))
+            .filter(|&index| is_used(index))
+            .count() as u64
     }
 
     fn logged(&self) -> Slot {
@@ -242,8 +271,8 @@ impl Driver {
 
     /// Starts the log: from here on nothing is written that is not marked.
     fn start(&mut self) {
-        let guest = &self.vm.guest;
-        let mut zap = retried(|| guest.replace(self.logged()).ok());
+        let guest = self.guest;
+        let mut zap = retried::<H, _>(|| guest.replace(self.logged()).ok());
         match self.log.kind {
             Kind::All => {
                 drop(zap);
@@ -253,7 +282,7 @@ impl Driver {
                 let change = Change::new().write_protect();
                 loop {
                     match zap.protect(&mut self.gather, change) {
-                        Ok(Pass::Waiting) => Patience::relax(),
+                        Ok(Pass::Waiting) => relax::<H>(),
                         Ok(Pass::Went) => self.forget(),
                         Ok(Pass::Over) => break,
                         Err(error) => panic!("the guest's memory cannot be protected: {error}"),
@@ -261,20 +290,20 @@ impl Driver {
                 }
             }
         }
-        count(Count::Logs, 1);
+        H::count(Event::Logs, 1);
     }
 
     /// Takes the permission to write from everything at once.
     fn protect_all(&self) {
         // No other does.
-        let all = retried(|| self.vm.guest.space().protect_all().ok());
-        let machine = self.vm.machine();
-        machine.forget_permissions(|| all.drive(Patience::relax));
+        let all = retried::<H, _>(|| self.guest.space().protect_all().ok());
+        let machine = self.machine();
+        machine.forget_permissions(|| all.drive(relax::<H>));
     }
 
     /// Waits until all processors have forgotten that what was protected could be written.
     fn forget(&mut self) {
-        let machine = self.vm.machine();
+        let machine = self.machine();
         machine.forget_permissions(|| settle(&mut self.gather));
     }
 
@@ -288,14 +317,14 @@ impl Driver {
             0..self.pages,
             Harvest::empty(),
             |first, bits| {
-                count(Count::Marks, u64::from(bits.count_ones()));
+                H::count(Event::Marks, u64::from(bits.count_ones()));
                 log.todo[(first / 64) as usize].fetch_or(bits, Ordering::Relaxed);
             },
         );
         found.unwrap_or_else(|error| panic!("the log cannot be harvested: {error}"));
         let rings = log.rings.each_ref().map(Option::as_ref);
         let collected = rings.map(|ring| {
-            ring?.harvest(|_, _| count(Count::Marks, 1));
+            ring?.harvest(|_, _| H::count(Event::Marks, 1));
             Some(ring?.collect(|_, page| {
                 log.to_do(page);
                 match self.gather.protect(&logged, page..page + 1) {
@@ -305,7 +334,7 @@ impl Driver {
                 }
             }))
         });
-        if !is_planted(Plant::CopyFirst) {
+        if !H::copies_first() {
             self.forget();
         }
         for (ring, collected) in rings.into_iter().zip(collected) {
@@ -317,10 +346,10 @@ impl Driver {
 
     /// Ends the log, while the guest runs: blocks come back in place.
     fn stop(&mut self) {
-        let guest = &self.vm.guest;
-        drop(retried(|| guest.replace(self.plain).ok()));
+        let guest = self.guest;
+        drop(retried::<H, _>(|| guest.replace(self.plain).ok()));
         while guest.protect_no_more().is_err() {
-            Patience::relax();
+            relax::<H>();
         }
         let blocks = self.plain.guest.size() / BLOCK;
         for first in (0..blocks).step_by(TOGETHER) {
@@ -329,10 +358,10 @@ impl Driver {
                 // Made up: there was no fault. Where nothing is mapped, nothing comes back.
                 if let (Ok(request), Some(page)) = (
                     guest.request(&Fault::new(at, Access::Read)),
-                    self.vm.memory.look_up(at),
+                    self.memory.look_up(at),
                 ) && self.gather.collapse(&request, &page) == Ok(true)
                 {
-                    count(Count::Recovered, 1);
+                    H::count(Event::Recovered, 1);
                 }
             }
             settle(&mut self.gather);
@@ -341,23 +370,23 @@ impl Driver {
 }
 
 /// What others may be in the way of, for a moment.
-fn retried<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+fn retried<H: Host, T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     loop {
         match attempt() {
             Some(done) => return done,
-            None => Patience::relax(),
+            None => relax::<H>(),
         }
     }
 }
 
 /// Starts a log, harvests it for a while, ends it, and begins again, as long as the guest runs.
-pub fn log_for_ever(vm: &'static Vm, log: &'static Log, plain: Slot) -> ! {
-    let mut driver = Driver::new(vm, log, plain);
+pub fn log_for_ever<H: Host>(watched: Watched<H>) -> ! {
+    let mut driver = Driver::new(watched);
     loop {
-        sleep(200);
+        sleep::<H>(200);
         driver.start();
         for _ in 0..10 {
-            sleep(50);
+            sleep::<H>(50);
             driver.harvest();
         }
         driver.stop();
@@ -365,36 +394,45 @@ pub fn log_for_ever(vm: &'static Vm, log: &'static Log, plain: Slot) -> ! {
 }
 
 /// Maps all memory of a guest that does not run, as its faults would, and starts a log: so much is to be measured.
-pub fn start_one(vm: &'static Vm, log: &'static Log, plain: Slot) {
-    let mut driver = Driver::new(vm, log, plain);
+pub fn start_one<H: Host>(
+    watched: Watched<H>,
+    fault: impl Fn(&Fault),
+    instructions: impl Fn() -> u32,
+) {
+    let mut driver = Driver::new(watched);
     for page in 0..driver.pages {
-        let at = Ipa::new(plain.guest.start().get() + page * PAGE);
-        vm.fault(&Fault::new(at, Access::Write));
+        let at = Ipa::new(driver.plain.guest.start().get() + page * PAGE);
+        fault(&Fault::new(at, Access::Write));
     }
-    count(Count::Roots, vm.roots());
-    cpu::count_instructions();
-    let begun = cpu::instructions();
+    H::count(Event::Roots, driver.roots());
+    let begun = instructions();
     driver.start();
-    let took = cpu::instructions().wrapping_sub(begun);
-    count(Count::Starting, u64::from(took));
+    let took = instructions().wrapping_sub(begun);
+    H::count(Event::Starting, took.into());
 }
 
 /// Makes a copy of the running guest in `area`, compares it, and lets the guest go on on it.
-pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, begin: Begin) {
-    let mut driver = Driver::new(vm, log, plain);
+pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Begin) {
+    let Watched {
+        guest,
+        memory,
+        log,
+        plain,
+    } = watched;
+    let mut driver = Driver::new(watched);
     let copy_of = |page: u64| area.start().get() + page * PAGE;
     let frame_of = |page: u64| {
         let at = Ipa::new(plain.guest.start().get() + page * PAGE);
-        retried(|| vm.memory.look_up(at)).frame.get() & !(PAGE - 1)
+        retried::<H, _>(|| memory.look_up(at)).frame.get() & !(PAGE - 1)
     };
     let copy = |page: u64| {
         let from = frame_of(page);
         // The guest may have written past the caches.
-        vm.machine().clean(Pa::new(from), PAGE);
+        guest.space().platform().clean(Pa::new(from), PAGE);
         // SAFETY: two frames that are mapped one to one. The guest may write the first meanwhile: then the page is marked,
         // and copied again.
         unsafe { copy_page(from, copy_of(page)) };
-        count(Count::Copied, 1);
+        H::count(Event::Copied, 1);
     };
     let copy_to_do = || {
         let mut copied = 0;
@@ -410,10 +448,10 @@ pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, beg
     };
 
     match begin {
-        Begin::After(milliseconds) => sleep(milliseconds),
+        Begin::After(milliseconds) => sleep::<H>(milliseconds),
         Begin::Bell => {
             while !RUNG.load(Ordering::Acquire) {
-                Patience::relax();
+                relax::<H>();
             }
         }
     }
@@ -427,9 +465,9 @@ pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, beg
     }
     for _ in 0..20 {
         driver.harvest();
-        count(Count::Rounds, 1);
+        H::count(Event::Rounds, 1);
         let copied = copy_to_do();
-        if is_planted(Plant::CopyFirst) {
+        if H::copies_first() {
             driver.forget();
         }
         if copied < 64 {
@@ -437,34 +475,34 @@ pub fn take(vm: &'static Vm, log: &'static Log, plain: Slot, area: Span<Pa>, beg
         }
     }
 
-    vm.gate.close();
+    gate.close::<H>();
     driver.protect_all();
-    // No processor executes anything of the guest from here on.
-    let stopped = read_cntpct_el0().bits();
+    // No processor writes anything of the guest from here on.
+    let stopped = H::now();
     driver.harvest();
-    count(Count::Rounds, 1);
+    H::count(Event::Rounds, 1);
     copy_to_do();
     for page in 0..driver.pages {
         // SAFETY: two frames that are mapped one to one; they are not written now.
         let is_equal = unsafe { is_equal(frame_of(page), copy_of(page)) };
-        count(Count::Compared, 1);
-        count(Count::Different, u64::from(!is_equal));
+        H::count(Event::Compared, 1);
+        H::count(Event::Different, u64::from(!is_equal));
     }
 
     // From here on the guest is the copy.
-    let zap = retried(|| vm.guest.replace(plain).ok());
-    while vm.guest.protect_no_more().is_err() {
-        Patience::relax();
+    let zap = retried::<H, _>(|| guest.replace(plain).ok());
+    while guest.protect_no_more().is_err() {
+        relax::<H>();
     }
     take_away(zap, &mut driver.gather);
     for page in 0..driver.pages {
         // SAFETY: nothing maps the guest's frames any more.
-        unsafe { poison(frame_of(page)) };
+        unsafe { poison::<H>(frame_of(page)) };
     }
-    vm.memory.move_to(area);
-    count(Count::Resumed, 1);
-    cpu::stood(read_cntpct_el0().bits() - stopped);
-    vm.gate.open();
+    memory.move_to(area);
+    H::count(Event::Resumed, 1);
+    H::stood(H::now() - stopped);
+    gate.open();
 }
 
 /// # Safety

@@ -1,0 +1,280 @@
+//! What a guest has measured, beside the machine's prediction: the same threads do as much on as many vCPUs and physical CPUs, and
+//! what is counted is compared.
+//!
+//! A file is what `cargo xtask tlb-flush --json` writes: one run a line.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use tablewright_machine::{MAX_CPUS, Profile, Time};
+
+use super::simulate::{Job, Ran, Run};
+use super::{How, Parameters};
+use crate::error::Error;
+use crate::file;
+use crate::report::{self, Report};
+
+/// A line of a file.
+#[derive(Deserialize)]
+struct Line {
+    vcpus: u16,
+    processors: u16,
+    flush: Way,
+    measured: Measured,
+    /// By what the hypervisor calls it.
+    counted: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Way {
+    Interrupt,
+    Hypercall,
+    Extended,
+}
+
+#[derive(Deserialize)]
+struct Measured {
+    threads: u16,
+    /// Maps, touches and unmaps of all threads.
+    cycles: u64,
+    pages: u64,
+}
+
+/// What both count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct Counts {
+    hypercalls: u64,
+    ranges: u64,
+    /// Processors that were interrupted for a flush: by the hypervisor, or by the guest.
+    told: u64,
+    /// vCPUs that forget when they are entered next.
+    later: u64,
+}
+
+/// One run.
+#[derive(Serialize)]
+pub struct Row {
+    flush: Way,
+    vcpus: u16,
+    cpus: u16,
+    cycles: u64,
+    measured: Counts,
+    machine: Counts,
+}
+
+impl Line {
+    /// What the hypervisor has counted.
+    fn counts(&self) -> Counts {
+        let sum = |names: &[&str]| {
+            names
+                .iter()
+                .filter_map(|name| self.counted.get(*name))
+                .sum()
+        };
+        match self.flush {
+            // Interrupts of the guest's: the hypervisor does not know what for.
+            Way::Interrupt => Counts {
+                told: sum(&["interrupts between vCPUs"]),
+                ..Counts::default()
+            },
+            Way::Hypercall | Way::Extended => Counts {
+                hypercalls: sum(&[
+                    "hypercalls: flush of a space",
+                    "hypercalls: flush of a list",
+                    "hypercalls: flush of a space, by a set",
+                    "hypercalls: flush of a list, by a set",
+                ]),
+                ranges: sum(&["ranges in lists"]),
+                told: sum(&["processors told of a flush"]),
+                later: sum(&["vCPUs that forgot on entry"]),
+            },
+        }
+    }
+
+    /// The same on the machine.
+    fn job(&self, profile: &Profile) -> Result<Job, String> {
+        let Measured {
+            threads,
+            cycles,
+            pages,
+        } = self.measured;
+        let rounds = cycles.checked_div(threads.into());
+        let rounds = rounds.and_then(|rounds| u32::try_from(rounds).ok());
+        let rounds = rounds.filter(|rounds| (1..=1_000_000).contains(rounds));
+        let rounds = rounds.ok_or("cycles are 1 to 1000000 for each of its threads")?;
+        if self.processors == 0 || self.vcpus < self.processors {
+            return Err("vCPUs run on no more processors than they are".into());
+        }
+        if pages == 0 || pages > 1 << 30 {
+            return Err("pages are 1 to 2^30".into());
+        }
+        if usize::from(threads) + usize::from(self.vcpus) > MAX_CPUS {
+            return Err(format!("threads and vCPUs are together at most {MAX_CPUS}"));
+        }
+        Ok(Job {
+            profile: profile.clone(),
+            how: match self.flush {
+                Way::Interrupt => How::Interrupt,
+                Way::Hypercall => How::List,
+                Way::Extended => How::Ex,
+            },
+            threads,
+            rounds,
+            chunks: 1,
+            pages,
+            vcpus: self.vcpus,
+            physical: self.processors,
+            slice: Time::ms(4),
+            work: Time::ZERO,
+            ranges: tablewright::flush::MAX_RANGES,
+        })
+    }
+}
+
+/// What the machine has counted.
+fn predicted(job: &Job, ran: &Ran) -> Counts {
+    match job.how {
+        How::Interrupt => Counts {
+            told: ran.tally.interrupts,
+            ..Counts::default()
+        },
+        _ => Counts {
+            hypercalls: ran.tally.hypercalls,
+            ranges: ran.tally.ranges,
+            told: ran.tally.interrupts,
+            later: ran.tally.later,
+        },
+    }
+}
+
+/// Reads a file, and makes its runs on the machine.
+pub fn compare(
+    path: &Path,
+    profile: &Profile,
+    run: Run<'_>,
+) -> Result<Report<Parameters, Row>, Error> {
+    let wrong = |number: usize, why: String| {
+        Error::Usage(format!("{}: line {}: {why}", path.display(), number + 1))
+    };
+    let bytes = file::read(path, "list of measurements")?;
+    let text = String::from_utf8_lossy(&bytes);
+    let (mut lines, mut jobs) = (Vec::new(), Vec::new());
+    for (number, text) in text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.is_empty())
+    {
+        let line: Line =
+            serde_json::from_str(text).map_err(|error| wrong(number, error.to_string()))?;
+        jobs.push(line.job(profile).map_err(|why| wrong(number, why))?);
+        lines.push(line);
+    }
+    let Some(first) = lines.first() else {
+        return Err(Error::Usage(format!("{}: no measurement", path.display())));
+    };
+    let parameters = Parameters {
+        machine: profile.name.clone(),
+        tasks: first.measured.threads,
+        cycles: lines.iter().map(|line| line.measured.cycles).sum(),
+        pages: first.measured.pages,
+        vcpus: first.vcpus,
+        cpus: first.processors,
+        work_us: 0,
+        slice_us: 4000,
+    };
+    let rows = lines.iter().zip(&jobs).zip(run(&jobs)?);
+    Ok(Report {
+        experiment: "tlb-flush",
+        parameters,
+        rows: rows
+            .map(|((line, job), ran)| Row {
+                flush: line.flush,
+                vcpus: line.vcpus,
+                cpus: line.processors,
+                cycles: job.cycles(),
+                measured: line.counts(),
+                machine: predicted(job, &ran),
+            })
+            .collect(),
+        warnings: Vec::new(),
+    })
+}
+
+/// One of the counts.
+type Pick = fn(&Counts) -> u64;
+
+/// Why the two differ, where they do.
+const WHY: [(Pick, &str); 4] = [
+    (
+        |counts| counts.hypercalls,
+        "calls: the machine calls where another vCPU has the space; the kernel names all vCPUs on which the space has been since it was \
+         last seen to be idle there, and calls for its own changes, too (stacks of threads)",
+    ),
+    (
+        |counts| counts.ranges,
+        "ranges: one for each call; more where the kernel flushes something else",
+    ),
+    (
+        |counts| counts.told,
+        "told: of the machine's threads one at a time has the lock, and the others sleep; the kernel's spin first, and are told as \
+         long as they run. By interrupts the kernel's scheduler is counted with it",
+    ),
+    (
+        |counts| counts.later,
+        "later: the machine counts each vCPU each time that it is told; the hypervisor each vCPU that comes to forget, which makes up \
+         for all that it was told meanwhile",
+    ),
+];
+
+/// A table, and why the two differ.
+pub fn text(report: &Report<Parameters, Row>) -> String {
+    let mut text = format!(
+        "what a guest has counted, and what {} predicts\n\n",
+        report.parameters.machine
+    );
+    let rows = report.rows.iter().map(|row| {
+        let way = match row.flush {
+            Way::Interrupt => "interrupt",
+            Way::Hypercall => "hypercall",
+            Way::Extended => "extended",
+        };
+        let both = |count: Pick| {
+            let (measured, machine) = (count(&row.measured), count(&row.machine));
+            [report::count(measured), report::count(machine)]
+        };
+        let [[a, b], [c, d], [e, f], [g, h]] = WHY.map(|(count, _)| both(count));
+        let (vcpus, cpus) = (row.vcpus.to_string(), row.cpus.to_string());
+        [
+            way.to_owned(),
+            vcpus,
+            cpus,
+            report::count(row.cycles),
+            a,
+            b,
+            c,
+            d,
+            e,
+            f,
+            g,
+            h,
+        ]
+    });
+    text += &report::table(
+        [
+            "", "vCPUs", "CPUs", "cycles", "calls", "machine", "ranges", "machine", "told",
+            "machine", "later", "machine",
+        ],
+        1,
+        rows.collect(),
+    );
+    for (count, why) in WHY {
+        let differs = |row: &Row| count(&row.measured) != count(&row.machine);
+        if report.rows.iter().any(differs) {
+            text += "\n";
+            text += &report::wrapped(why, 100, "  ");
+        }
+    }
+    text + "\n"
+}
