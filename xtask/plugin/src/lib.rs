@@ -10,7 +10,7 @@
 //! half but for marks, on the CPU that makes the mark: `counted N, M instructions`, and then the others. From a mark `0x8000` to a mark `0x8001`
 //! of the same CPU they are not counted, and nothing is said.
 //!
-//! With the argument `record=FILE` it does something else: it writes down what a hypervisor does to the tables of its guest ([`record`]).
+//! With the argument `record=FILE` it does something else: it writes down what a hypervisor does to the tables of its guest (`record.rs`).
 //!
 //! When a block of code is translated, each instruction in it is decoded by its bits (DDI 0487 C4.1), and those of interest
 //! call back when they are executed. What is never called back costs nothing.
