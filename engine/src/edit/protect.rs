@@ -394,10 +394,42 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let Some(place) = self.place_of_change(slice, change) else {
             return false;
         };
-        let (frame, range) = (place.table.frame(), place.range.clone());
+        let (table, mut range) = (&place.table, place.range.clone());
+        // Mostly they are like the page that was changed last.
+        let plan = self.space.recent.plan;
+        let mask = !F::address_mask(Level::PAGE);
+        let like = match plan.how {
+            _ if plan.level() != Level::PAGE => range.start,
+            How::Store => table.flip(range.clone(), plan.key(), mask, plan.flip),
+            How::Exchange => table.flip_contended(range.clone(), plan.key(), mask, plan.flip),
+            How::Keep | How::Break => range.start,
+        };
+        let pages = (like - range.start) as u64;
+        range.start = like;
+        let frame = table.frame();
         drop(place);
-        self.change_several(slice, frame, range);
+        let rest = slice.first.wrapping_add(pages << F::PAGE_SHIFT);
+        if pages != 0 {
+            let Slice { first, .. } = slice;
+            let last = rest.wrapping_sub(1);
+            self.note_change(&plan, Slice { first, last });
+        }
+        if !range.is_empty() {
+            let Slice { last, .. } = slice;
+            self.change_several(Slice { first: rest, last }, frame, range);
+        }
         true
+    }
+
+    /// What was changed in place by one plan is left to be invalidated, or to be seen.
+    #[inline(always)]
+    fn note_change(&mut self, plan: &Plan, slice: Slice) {
+        if plan.invalidate {
+            self.space.owed = true;
+            self.left.ranges.add(slice, Some(Level::PAGE), false);
+        } else {
+            self.space.news |= plan.news;
+        }
     }
 
     /// The same of one page.
@@ -423,13 +455,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             };
         let frame = table.frame();
         drop(place);
-        if !is_done {
-            self.change_several(slice, frame, index..index + 1);
-        } else if plan.invalidate {
-            self.space.owed = true;
-            self.left.ranges.add(slice, Some(Level::PAGE), false);
-        } else {
-            self.space.news |= plan.news;
+        match is_done {
+            true => self.note_change(&plan, slice),
+            false => self.change_several(slice, frame, index..index + 1),
         }
         true
     }

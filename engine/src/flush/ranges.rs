@@ -132,6 +132,18 @@ impl Ranges {
             if let Some(item) = self.as_mut_slice().last_mut() {
                 item.last = slice.last;
             }
+        } else if self.len == 0 {
+            // Of most flushes it is the only one.
+            let Slice { first, last } = slice;
+            let [item, ..] = &mut self.items;
+            item.write(Stale {
+                first,
+                last,
+                level,
+                tables,
+            });
+            self.len = 1;
+            (self.end, self.hint) = (end(last), hint(level, tables));
         } else if self.overflowed {
             self.stretch(slice);
         } else {
