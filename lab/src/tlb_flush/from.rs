@@ -209,8 +209,8 @@ type Pick = fn(&Counts) -> u64;
 const WHY: [(Pick, &str); 4] = [
     (
         |counts| counts.hypercalls,
-        "calls: the machine calls where another vCPU has the space; the kernel names all vCPUs on which the space has been since it was \
-         last seen to be idle there, and calls for its own changes, too (stacks of threads)",
+        "calls: the machine calls while another vCPU has the space; the kernel as soon as the space has been on one, and for its own \
+         changes beside the cycles, too",
     ),
     (
         |counts| counts.ranges,
