@@ -5,6 +5,7 @@
 //! free, stays in the [`Gather`](crate::Gather) that they are methods of.
 
 mod build;
+mod change;
 mod collapse;
 mod fork;
 mod live;
@@ -17,8 +18,8 @@ mod split;
 mod unmap;
 
 pub(crate) use build::{Consecutive, Frames, Fresh, Leaves, build};
+pub use change::Change;
 pub use map::{Encoded, Mapping, Template};
-pub use protect::Change;
 pub(crate) use protect::Recent;
 
 use crate::addr::Level;
