@@ -1,5 +1,7 @@
 //! What brings a vCPU to the hypervisor. Nothing that a guest does stops it; what it may not do ends with a fault of its own.
 
+use core::fmt::Write as _;
+
 use tablewright_hypervisor_common::snapshot;
 use x86_64::instructions::port::Port;
 
@@ -8,7 +10,7 @@ use crate::machine::{self, Machine, count};
 use crate::vcpu::{Context, State};
 use crate::vm::{Gather, Next};
 use crate::vmcb::exit;
-use crate::{World, cpuid, registers};
+use crate::{Serial, World, cpuid, registers};
 
 /// So many frames are taken away at an interrupt of the host's, if any are.
 const EVICTED: usize = 8;
@@ -58,7 +60,16 @@ pub fn handle(world: &'static World, context: &mut Context, gather: &mut Gather)
                 context.protection();
             }
         }
-        exit::SHUTDOWN => end(End::Reset),
+        exit::SHUTDOWN => {
+            // The guest cannot say it any more.
+            let (number, block) = (context.vcpu.number, &*context.block);
+            let _ = write!(
+                Serial,
+                "vCPU {number} met a triple fault at {:#x}: stack {:#x}, CR2 {:#x}, CR3 {:#x}, delivering {:#x}\r\n",
+                block.instruction, block.stack, block.cr2, block.cr3, block.interrupted
+            );
+            end(End::Reset)
+        }
         exit::INVALID => panic!(
             "vCPU {} cannot be entered, at {:#x}",
             context.vcpu.number, context.block.instruction
