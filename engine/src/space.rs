@@ -15,7 +15,7 @@ use crate::format::{Format, Inexpressible, Kind, Perms};
 use crate::invalidation::What;
 use crate::platform::{Barrier, Caps, Platform};
 use crate::table::Table;
-use crate::walk::{Place, Slice, Step, Visit, descend, walk};
+use crate::walk::{Place, Slice, Visit, descend, walk};
 
 /// Whether table walkers use a space while it is edited.
 ///
@@ -607,37 +607,24 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[cold]
     #[inline(never)]
     fn denied_above(&self, input: u64) -> Perms {
-        let mut above = Above(Perms::empty());
-        let _: ControlFlow<_> =
-            self.visit_rarely(Slice::around::<F>(input, Level::PAGE), &mut above);
-        above.0
+        let mut denied = Perms::empty();
+        let (mut frame, mut level) = (self.root, F::root_level());
+        while let Some(below) = level.down() {
+            // SAFETY: the root, or what a table descriptor of the tree points to.
+            let table = unsafe { Table::open(&self.platform, frame, level) };
+            let entry = table.load(F::index(input, level));
+            if F::kind(entry, level) != Kind::Table {
+                break;
+            }
+            denied |= F::denied(entry);
+            (frame, level) = (F::address(entry, level), below);
+        }
+        denied
     }
 
     /// Invalidates at once and waits: the middle of a break-before-make.
     pub(crate) fn invalidate_now(&self, ranges: &Ranges) {
         ranges.run::<F, P>(&self.platform, self.target());
-    }
-}
-
-/// What the tables on a way down take away.
-struct Above(Perms);
-
-impl<F: Format, P: Platform> Visit<F, P> for Above {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        _: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
-        let entry = table.load(index);
-        if F::kind(entry, level) != Kind::Table {
-            return ControlFlow::Continue(Step::Next);
-        }
-        self.0 |= F::denied(entry);
-        ControlFlow::Continue(Step::Into(F::address(entry, level)))
     }
 }
 

@@ -240,7 +240,7 @@ impl Change {
         }
     }
 
-    /// The attributes that [`protect`](Gather::protect) gives a leaf, under a rule and with these capabilities: those of
+    /// The attributes that [`protect`](crate::Gather::protect) gives a leaf, under a rule and with these capabilities: those of
     /// [`apply`](Self::apply), and dirty where that is what makes a leaf writable. On arm64 a leaf that is not dirty cannot be
     /// written until hardware has marked it; where hardware does not, what is made writable is made dirty, unless the change
     /// says otherwise.

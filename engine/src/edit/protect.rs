@@ -50,17 +50,17 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// assert_eq!(space.query(Va::new(4096)).unwrap().attrs(), Attrs::KERNEL_DATA);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[inline(always)]
+    #[inline]
     pub fn protect(
         &mut self,
         span: Span<F::Input>,
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check(span)?;
-        if !self.change_pages(slice, &change) {
-            self.change_tree(slice, change)?;
+        match self.change_pages(slice, &change) {
+            true => Ok(()),
+            false => self.change_tree(slice, change),
         }
-        Ok(())
     }
 
     /// Changes the attributes of one page: as [`protect`](Gather::protect) of a range of that size.
@@ -86,10 +86,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check_page(page)?;
-        if !self.change_page(slice, &change) {
-            self.change_tree(slice, change)?;
+        match self.change_page(slice, &change) {
+            true => Ok(()),
+            false => self.change_tree(slice, change),
         }
-        Ok(())
     }
 
     /// The same of any leaves.
@@ -102,7 +102,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 
     /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it was.
-    #[inline(always)]
+    #[inline(never)]
     fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
         if slice.is_whole::<F>(Level::PAGE) {
             return self.change_page(slice, change);
