@@ -205,10 +205,6 @@ const TESTS: &[Test] = &[
     Test::new(2, 2, Flush::Hypercall, Program::Load)
         .leaves(Leaves::Pages)
         .snapshot(Log::Ring),
-    Test::new(2, 2, Flush::Hypercall, Program::Load)
-        .snapshot(Log::All)
-        .plant(Plant::Nested)
-        .short(),
     Test::new(2, 2, Flush::Hypercall, Program::Hunt)
         .plant(Plant::Ignore)
         .short(),
