@@ -192,13 +192,6 @@ impl Machine {
         Some(Pa::new(frame))
     }
 
-    /// A frame for anything.
-    pub fn take_frame(&self) -> Option<Pa> {
-        let frame = self.take(PAGE)?;
-        report(Report::Data, frame.get());
-        Some(frame)
-    }
-
     /// A frame for a table.
     fn take_table(&self, size: u64) -> Option<Pa> {
         let first = self.take(size)?;
@@ -426,7 +419,9 @@ unsafe impl Host for Machine {
     }
 
     fn take_frame(&self) -> Option<Pa> {
-        self.take(PAGE)
+        let frame = self.take(PAGE)?;
+        report(Report::Data, frame.get());
+        Some(frame)
     }
 
     fn now() -> u64 {
