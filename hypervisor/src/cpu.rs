@@ -253,11 +253,11 @@ unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
             0x22ff | trace | activity | vectors,
         ));
         asm!("isb", options(nostack, preserves_flags));
-        if has(features, 32) {
+        if vectors == 0 && has(features, 32) {
             // ZCR_EL2.LEN: vectors as long as they come.
             asm!("msr s3_4_c1_c2_0, {}", in(reg) 0xfu64, options(nostack, preserves_flags));
         }
-        if has(more, 24) {
+        if vectors == 0 && has(more, 24) {
             // SMCR_EL2.LEN, and FA64 where there is such a thing; of the second SME EZT0, the table of look-ups.
             let table = if more >> 24 & 0xf >= 2 { 1 << 30 } else { 0 };
             asm!("msr s3_4_c1_c2_6, {}", in(reg) 0xfu64 | 1 << 31 | table, options(nostack, preserves_flags));

@@ -226,6 +226,7 @@ fn own_map(
     // What the hypervisor uses of the devices.
     for registers in [
         tree.uart.get()..tree.uart.get() + PAGE,
+        tree.distributor..tree.distributor + (64 << 10),
         tree.redistributors.clone(),
     ] {
         Span::new(Va::new(registers.start), registers.end - registers.start)

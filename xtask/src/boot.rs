@@ -33,9 +33,6 @@ pub struct BootArgs {
     /// Bits of a VMID: with few they roll over [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=8))]
     pub vmid_bits: Option<u8>,
-    /// Several guests go on for so many seconds
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    pub seconds: Option<u32>,
     /// Virtual CPUs: up to 8; of x86-64 up to 16
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub cpus: u8,
@@ -121,8 +118,8 @@ pub fn run(args: &BootArgs) -> Result<()> {
     if args.guests.is_some() || args.small.is_some() {
         return several::boot(args);
     }
-    if args.vmid_bits.is_some() || args.seconds.is_some() {
-        let why = "--vmid-bits and --seconds are of several guests: --guests or --small";
+    if args.vmid_bits.is_some() || args.hyperv.seconds.is_some() {
+        let why = "--vmid-bits is of several guests, and --seconds, too: --guests or --small";
         return Err(Error::Other(why.into()));
     }
     if args.evict_rate.is_some() && args.evict == 0 {

@@ -328,7 +328,7 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         small: args.small.unwrap_or(0),
         image: fetch::hypervisor("small")?,
         bits,
-        seconds: args.seconds.unwrap_or(10),
+        seconds: args.hyperv.seconds.unwrap_or(10),
     };
     if several.count() == 0 {
         return Err(Error::Other("--guests 0 needs --small".into()));

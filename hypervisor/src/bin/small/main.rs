@@ -387,7 +387,7 @@ extern "C" fn main(cpu: u64, guest: u64) -> ! {
         round += 1;
     }
     if cpu == 0 {
-        end(guest, round - 1);
+        end(guest, round - 1, cpus);
     }
     loop {
         system!("wfi");
@@ -400,7 +400,7 @@ const fn start_of_redistributor(cpu: u64) -> u64 {
 }
 
 /// Hashes what it has written last, and says it.
-fn end(guest: u64, rounds: u64) -> ! {
+fn end(guest: u64, rounds: u64, cpus: u64) -> ! {
     for number in 0..WORDS {
         // SAFETY: a word of its memory.
         unsafe { place(number, LAST).write_volatile(word(guest, number, LAST)) };
@@ -415,7 +415,7 @@ fn end(guest: u64, rounds: u64) -> ! {
         wrong("ticks", 0, 1);
     }
     let calls = CALLS.load(Ordering::Relaxed);
-    if calls == 0 {
+    if calls == 0 && cpus > 1 {
         wrong("calls", 0, 1);
     }
     let wrong = WRONG.load(Ordering::Relaxed);
