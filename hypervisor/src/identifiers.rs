@@ -89,6 +89,7 @@ pub fn set_up(machine: &'static Machine, bits: u32, cpus: usize) -> Result<(), &
     }
     // Walkers see that nothing is there.
     machine.barrier(tablewright::Barrier::Publish);
+    report(Report::Empty, empty.get());
     VMIDS.call_once(|| Vmids {
         identifiers,
         allocator: spin::mutex::SpinMutex::new(allocator),
