@@ -16,10 +16,10 @@ use tablewright::guest::Fault;
 use tablewright_hypervisor_common::snapshot;
 
 use crate::counters::Count;
-use crate::machine::{Machine, count};
-use crate::vm::{Next, POISONED};
 use crate::guests::schedule::{self, Then};
 use crate::guests::{self, devices, gic};
+use crate::machine::{Machine, count};
+use crate::vm::{Next, POISONED};
 use crate::{features, firmware, world};
 
 /// Where the guest writes a word when its load is at work, and reads one when it asks whether it was copied; the machine has
@@ -285,11 +285,7 @@ pub fn set(state: &mut RegisterState, saved: &mut Saved, register: u64, value: u
 fn emulate(state: &mut RegisterState, saved: &Saved, esr: u64, at: Ipa) -> Next {
     const ENABLE_LPIS: u32 = 1;
     // ISS of a data abort (D24.2.39): valid, a word, of this register.
-    let (valid, size, register) = (
-        esr >> 24 & 1 != 0,
-        esr >> 22 & 3,
-        esr >> 16 & 0x1f,
-    );
+    let (valid, size, register) = (esr >> 24 & 1 != 0, esr >> 22 & 3, esr >> 16 & 0x1f);
     if !valid || size != 2 {
         return Next::Inject;
     }

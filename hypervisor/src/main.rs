@@ -304,11 +304,7 @@ impl Options {
         };
         for word in line.split_ascii_whitespace() {
             let (name, value) = word.split_once('=').ok_or("an option is NAME=VALUE")?;
-            let number = || {
-                value
-                    .parse()
-                    .map_err(|_| "a number is asked for")
-            };
+            let number = || value.parse().map_err(|_| "a number is asked for");
             match name {
                 "mapping" => {
                     options.leaves = Leaves::named(value).ok_or("mapping is 4k, 2m or mixed")?

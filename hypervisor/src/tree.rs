@@ -281,8 +281,7 @@ impl Tree {
             .as_ref()
             .ok_or("no initial file system was loaded")?;
         let at = Pa::new(self.kernel.end.max(initrd.end).next_multiple_of(BLOCK));
-        let fits =
-            Span::new(at, BLOCK).is_ok_and(|room| room.last().get() <= guest.last().get());
+        let fits = Span::new(at, BLOCK).is_ok_and(|room| room.last().get() <= guest.last().get());
         if !fits || blob.len() as u64 > BLOCK {
             return Err("there is no room for the guest's device tree");
         }

@@ -7,8 +7,8 @@ use clap::Args;
 use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
 use crate::qemu::{self, Begin, Boot, End, Ran};
-use crate::{About as _, Arch, Error, Leaves, Log, Result, fetch, hyperv, load, name_of, out, say,
-    several,
+use crate::{
+    About as _, Arch, Error, Leaves, Log, Result, fetch, hyperv, load, name_of, out, say, several,
 };
 
 #[derive(Args)]

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
@@ -311,25 +311,26 @@ fn apply(replay: &mut Replay, record: &Record) -> bool {
 }
 
 /// The guests of a run that has several.
-fn several_of(run: &Run) -> Result<Option<Several>> {
-    if run.guests == 0 {
-        return Ok(None);
-    }
-    Ok(Some(Several {
+fn several_of(run: &Run, image: &Path) -> Option<Several> {
+    (run.guests != 0).then(|| Several {
         kernels: 0,
         memory: 0,
         small: run.guests,
-        image: fetch::hypervisor("small")?,
+        image: image.into(),
         bits: 3,
         seconds: 0,
-    }))
+    })
 }
 
 /// Boots, records, and replays.
 fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran, Checked)> {
     let recorded = fetch::scratch()?.join(format!("recorded-{}", std::process::id()));
     let image = qemu::Watched::of(&files.hypervisor)?;
-    let several = several_of(run)?;
+    let image_of_small = match run.guests {
+        0 => PathBuf::new(),
+        _ => fetch::hypervisor("small")?,
+    };
+    let several = several_of(run, &image_of_small);
     let files = match &several {
         Some(several) => &several::files(several, files.clone()),
         None => files,
@@ -420,8 +421,8 @@ fn judge(
     if ran.end != End::PoweredOff {
         return Err(format!("it ended so: {:?}", ran.end));
     }
-    if let Some(several) = several_of(run).ok().flatten() {
-        several::check(&several, ROUNDS, ran)?;
+    if let Some(several) = several_of(run, Path::new("")) {
+        several::check(&several, several::VCPUS, ROUNDS, ran)?;
         return judge_several(ran, checked, run);
     }
     match is_linux {

@@ -5,18 +5,18 @@
 use std::path::PathBuf;
 
 use crate::boot::{self, BootArgs};
-use crate::counters::Count;
+use crate::counters::{Count, NAMES};
 use crate::fetch::{self, Files};
 use crate::load;
 use crate::out;
 use crate::qemu::{self, Boot, CPU_MAX, End, Ran, file};
-use crate::{Error, Leaves, Log, Result, say};
+use crate::{Error, LIMIT, Leaves, Log, Result, say};
 
 #[path = "../../hypervisor/src/bin/small/pattern.rs"]
 mod pattern;
 
-/// The vCPUs of each.
-const VCPUS: u8 = 2;
+/// The vCPUs of each guest, where there are as many processors.
+pub const VCPUS: u8 = 2;
 /// The memory of a small guest, and of the image that all of them are copied from, in MiB.
 const SMALL: u64 = 8;
 const IMAGE: u64 = 2;
@@ -103,7 +103,12 @@ pub struct Shown {
 ///
 /// # Errors
 /// What is wrong.
-pub fn check(several: &Several, rounds: u32, ran: &Ran) -> std::result::Result<Shown, String> {
+pub fn check(
+    several: &Several,
+    vcpus: u8,
+    rounds: u32,
+    ran: &Ran,
+) -> std::result::Result<Shown, String> {
     let console = &ran.console;
     if let Some(line) = console
         .iter()
@@ -119,7 +124,7 @@ pub fn check(several: &Several, rounds: u32, ran: &Ran) -> std::result::Result<S
         let lines = lines_of(console, guest);
         let told = |why: String| format!("guest {guest}: {why}");
         if guest < several.kernels.into() {
-            load::check_of(&lines, VCPUS, rounds, true, guest as u32).map_err(told)?;
+            load::check_of(&lines, vcpus, rounds, true, guest as u32).map_err(told)?;
             shown.hashes += load::hashes(&lines);
             continue;
         }
@@ -179,17 +184,13 @@ fn summary(
         .find_map(|line| load::kernel(std::slice::from_ref(line)).map(String::from));
     let kernels = match several.kernels {
         0 => String::new(),
-        number => format!(
-            "{number} of {} with {} MiB, ",
-            kernel.as_deref().unwrap_or("a kernel"),
-            several.memory
-        ),
+        number => format!("{number} of {}, ", kernel.as_deref().unwrap_or("a kernel")),
     };
     let mut lines = vec![
         (
             "guests",
             format!(
-                "{kernels}{} small; {VCPUS} vCPUs each on {} processors; {:.1} s",
+                "{kernels}{} small; on {} processors; {:.1} s",
                 several.small,
                 boot.cpus,
                 ran.took.as_secs_f64()
@@ -198,15 +199,16 @@ fn summary(
         (
             "right",
             format!(
-                "{} hashes of loads; all of {} rounds of small guests",
+                "{} hashes of loads, {} rounds of small guests: all right",
                 shown.hashes, shown.rounds
             ),
         ),
         (
             "turns",
             format!(
-                "{} turns of vCPUs; {} interrupts given to them",
+                "{} turns of {} vCPUs; {} interrupts given to them",
                 count(Count::Turns),
+                several.count() * u64::from(VCPUS.min(boot.cpus)),
                 count(Count::Interrupts)
             ),
         ),
@@ -291,6 +293,48 @@ pub fn files(several: &Several, files: Files) -> Files {
     }
 }
 
+/// The names of the tests.
+pub const NAME: &str = "guests";
+/// See `NAME`.
+pub const LINUX: &str = "guests-linux";
+
+/// So many guests, with VMIDs that roll over, from which frames are taken away, and whose writes are logged.
+///
+/// # Errors
+/// Something is missing, or went wrong, or did not happen.
+pub fn test(all: &Files, kernels: u8, small: u8) -> Result<()> {
+    let several = Several {
+        kernels,
+        memory: 192,
+        small,
+        image: fetch::hypervisor("small")?,
+        bits: 3,
+        seconds: 6,
+    };
+    let files = files(&several, all.clone());
+    let boot = Boot {
+        leaves: Leaves::Mixed,
+        evict: 8000,
+        evict_rate: 500,
+        log: Some(Log::All),
+        limit: Some(2 * LIMIT),
+        ..boot_of(&several, &files, 2, 1)
+    };
+    let ran = qemu::run(&boot, |_| (), |_| ())?;
+    check(&several, VCPUS, 1, &ran).map_err(Error::Failed)?;
+    for what in [Count::Lent, Count::Evicted, Count::Marks] {
+        if ran.count(what) == 0 {
+            let name = NAMES[what as usize];
+            return Err(Error::Failed(format!("there were no {name}")));
+        }
+    }
+    // A turn or two for each guest, and VMIDs are used up.
+    match ran.count(Count::RollOvers) {
+        ..100 => Err(Error::Failed("VMIDs hardly rolled over".into())),
+        _ => Ok(()),
+    }
+}
+
 /// Boots several guests, for a person.
 ///
 /// # Errors
@@ -357,8 +401,9 @@ pub fn boot(args: &BootArgs) -> Result<()> {
     if args.verbose || ran.end == End::Interrupted {
         boot::counters(&ran);
     }
-    let checked = boot::ended(ran.end)
-        .and_then(|()| check(&several, args.rounds, &ran).map_err(Error::Failed));
+    let checked = boot::ended(ran.end).and_then(|()| {
+        check(&several, VCPUS.min(args.cpus), args.rounds, &ran).map_err(Error::Failed)
+    });
     match checked {
         Ok(shown) => {
             for (name, text) in summary(&several, &boot, &ran, shown) {
@@ -374,5 +419,95 @@ pub fn boot(args: &BootArgs) -> Result<()> {
             }
             Err(why)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::{Several, VCPUS, boot_of, check, hash_of, summary};
+    use crate::counters::{Count, NAMES};
+    use crate::fetch::Files;
+    use crate::qemu::{End, Ran};
+
+    fn several() -> Several {
+        Several {
+            kernels: 0,
+            memory: 192,
+            small: 2,
+            image: PathBuf::new(),
+            bits: 3,
+            seconds: 1,
+        }
+    }
+
+    fn ran(hashes: [u64; 2]) -> Ran {
+        let mut counters = vec![0; NAMES.len()];
+        counters[Count::Ended as usize] = 2;
+        counters[Count::Own as usize] = 4096;
+        let line = |(guest, hash): (usize, u64)| {
+            format!("[g{guest}] small: hash {hash:016x}, 12 rounds, 3 ticks, 9 calls, 0 wrong")
+        };
+        Ran {
+            end: End::PoweredOff,
+            console: hashes.into_iter().enumerate().map(line).collect(),
+            counters,
+            is_intact: true,
+            took: Duration::from_secs(600),
+        }
+    }
+
+    #[test]
+    fn each_guest_has_a_hash_of_its_own() {
+        let right = [hash_of(0), hash_of(1)];
+        let rounds = check(&several(), VCPUS, 1, &ran(right)).map(|shown| shown.rounds);
+        assert_eq!(rounds, Ok(24));
+        assert!(check(&several(), VCPUS, 1, &ran([right[1], right[1]])).is_err());
+        for (what, number) in [
+            (Count::Strays, 1),
+            (Count::Spoiled, 1),
+            (Count::Foreign, 1),
+            (Count::Ended, 1),
+            (Count::Own, 0),
+        ] {
+            let mut wrong = ran(right);
+            wrong.counters[what as usize] = number;
+            assert!(check(&several(), VCPUS, 1, &wrong).is_err(), "{what:?}");
+        }
+        let mut wrong = ran(right);
+        wrong.console.push("[g1] small: WRONG: a word".into());
+        assert!(check(&several(), VCPUS, 1, &wrong).is_err());
+    }
+
+    #[test]
+    fn the_summary_says_whether_identifiers_rolled_over() {
+        let files = Files {
+            hypervisor: PathBuf::new(),
+            kernel: PathBuf::new(),
+            initrd: PathBuf::new(),
+        };
+        let few = several();
+        let many = Several {
+            kernels: 4,
+            small: 8,
+            ..several()
+        };
+        let text = |several: &Several| {
+            let mut ran = ran([0, 0]);
+            ran.counters[Count::RollOvers as usize] = 123_456;
+            ran.counters[Count::Forgotten as usize] = 246_912;
+            let boot = boot_of(several, &files, 2, 1);
+            let shown = check(several, VCPUS, 1, &ran).unwrap_or_default();
+            let lines = summary(several, &boot, &ran, shown);
+            assert!(
+                lines.iter().all(|(_, text)| text.len() + 12 <= 80),
+                "{lines:?}"
+            );
+            lines.into_iter().map(|(_, text)| text).collect::<String>()
+        };
+        assert!(text(&few).contains("enough for each guest"));
+        assert!(text(&many).contains("rolled over 123456 times"));
     }
 }

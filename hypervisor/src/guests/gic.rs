@@ -210,7 +210,10 @@ pub fn give(crowd: &Crowd, vcpu: &Vcpu) {
     let mut free = (0..LISTS).filter(|&number| list(number) == 0);
     if level && !has_timer && enabled & 1 << TIMER != 0 {
         if let Some(number) = free.next() {
-            set_list(number, PENDING | GROUP | PRIORITY | AT_END | u64::from(TIMER));
+            set_list(
+                number,
+                PENDING | GROUP | PRIORITY | AT_END | u64::from(TIMER),
+            );
             count(Count::Interrupts, 1);
         }
     }

@@ -249,7 +249,8 @@ impl Crowd {
     fn all_over(&self) {
         // Of others a vCPU may be about to leave, which has nothing to say.
         while self.vcpus.iter().any(|vcpu| {
-            vcpu.state() == State::Running && vcpu.home.load(Ordering::Relaxed) != crate::cpu::number()
+            vcpu.state() == State::Running
+                && vcpu.home.load(Ordering::Relaxed) != crate::cpu::number()
         }) {
             core::hint::spin_loop();
         }
@@ -261,7 +262,11 @@ impl Crowd {
     /// Looks whether each frame is behind one page of one guest, and each page is mapped to its own.
     fn compare(&self) {
         let vms = &world().vms;
-        let Some(last) = vms.iter().map(|vm| vm.memory.frames().max().unwrap_or(0)).max() else {
+        let Some(last) = vms
+            .iter()
+            .map(|vm| vm.memory.frames().max().unwrap_or(0))
+            .max()
+        else {
             return;
         };
         let mut seen = vec![0_u64; (last / PAGE / 64 + 1) as usize];

@@ -107,7 +107,14 @@ fn load(crowd: &'static Crowd) -> &'static Vcpu {
     let before = BEFORE[here].swap(number, Ordering::Relaxed);
     if before != number {
         // SAFETY: what stage 1 has remembered is found again.
-        unsafe { asm!("tlbi vmalle1", "dsb nsh", "isb", options(nostack, preserves_flags)) };
+        unsafe {
+            asm!(
+                "tlbi vmalle1",
+                "dsb nsh",
+                "isb",
+                options(nostack, preserves_flags)
+            )
+        };
     }
     gic::set_slice(slice());
     vcpu

@@ -87,12 +87,9 @@ impl Vcpu {
     /// Claims it, if it is in this state. Whether it was.
     pub fn claim(&self, from: State, to: State) -> bool {
         // Acquire: what the one before has stored of it.
-        let claimed = self.state.compare_exchange(
-            from as u8,
-            to as u8,
-            Ordering::AcqRel,
-            Ordering::Relaxed,
-        );
+        let claimed =
+            self.state
+                .compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed);
         claimed.is_ok()
     }
 
@@ -237,7 +234,8 @@ pub struct Context {
 /// Whether there is pointer authentication, by any algorithm.
 fn has_keys() -> bool {
     use arm_sysregs::el1::accessors::{read_id_aa64isar1_el1, read_id_aa64isar2_el1};
-    read_id_aa64isar1_el1().bits() & 0xff00_0ff0 != 0 || read_id_aa64isar2_el1().bits() & 0xff00 != 0
+    read_id_aa64isar1_el1().bits() & 0xff00_0ff0 != 0
+        || read_id_aa64isar2_el1().bits() & 0xff00 != 0
 }
 
 impl Context {

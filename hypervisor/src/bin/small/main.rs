@@ -318,7 +318,8 @@ extern "C" fn main(cpu: u64, guest: u64) -> ! {
     let enable = start_of_redistributor(cpu) + 0x1_0100;
     // SAFETY: a register.
     unsafe {
-        ptr::with_exposed_provenance_mut::<u32>(enable as usize).write_volatile(1 << TIMER | 0xffff);
+        ptr::with_exposed_provenance_mut::<u32>(enable as usize)
+            .write_volatile(1 << TIMER | 0xffff);
     }
     system!(write "s3_0_c12_c12_5", 7);
     system!("isb");
