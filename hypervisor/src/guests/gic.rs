@@ -208,14 +208,13 @@ pub fn give(crowd: &Crowd, vcpu: &Vcpu) {
     let has_timer = tidy(level);
     let enabled = vcpu.enabled.load(Ordering::Relaxed);
     let mut free = (0..LISTS).filter(|&number| list(number) == 0);
-    if level && !has_timer && enabled & 1 << TIMER != 0 {
-        if let Some(number) = free.next() {
-            set_list(
-                number,
-                PENDING | GROUP | PRIORITY | AT_END | u64::from(TIMER),
-            );
-            count(Count::Interrupts, 1);
-        }
+    let is_due = level && !has_timer && enabled & 1 << TIMER != 0;
+    if is_due && let Some(number) = free.next() {
+        set_list(
+            number,
+            PENDING | GROUP | PRIORITY | AT_END | u64::from(TIMER),
+        );
+        count(Count::Interrupts, 1);
     }
     timer_is_on(crowd, !level);
     let mut wanted = vcpu.pending.load(Ordering::Acquire) & enabled;

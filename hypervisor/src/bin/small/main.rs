@@ -293,7 +293,7 @@ fn attack(cpu: usize, round: u64) {
     }
     system!("dsb ish", "tlbi vmalle1is", "ic ialluis", "dsb ish", "isb");
     system!("tlbi vmalle1", "dsb nsh", "isb");
-    system!("dc isw, {}", "dsb sy"; round % 4 << 30);
+    system!("dc isw, {}", "dsb sy"; (round % 4) << 30);
     for (function, arguments, right) in [
         (0x8400_0077, [0; 3], -1),
         (CPU_ON, [0, start, 0], -4),
