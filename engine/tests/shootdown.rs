@@ -101,8 +101,9 @@ fn a_space_that_is_loaded_everywhere_keeps_its_identifier() {
     let mut memory = [0; 1];
     let mut allocator = Allocator::new(2, &mut memory).unwrap();
     let identifiers = Identifiers::new(&allocator, &holders).unwrap();
+    assert_eq!(identifiers.generation(), 1);
     let (stays, others) = (Identity::new(), [const { Identity::new() }; 20]);
-    let flushes = Cell::new(0);
+    let flushes = Cell::new(0_u64);
     let mut load = |cpu, space: &Identity| {
         let forget = || flushes.set(flushes.get() + 1);
         identifiers.load(cpu, space, |with| with(&mut allocator), forget)
@@ -112,6 +113,8 @@ fn a_space_that_is_loaded_everywhere_keeps_its_identifier() {
         // Generations pass, and CPU 0 does not look up.
         assert_ne!(load(1, space), id);
     }
+    // Once in each generation but the first.
+    assert_eq!(flushes.get(), identifiers.generation() - 1);
     assert!(flushes.replace(0) > 3);
     assert_eq!(load(0, &stays), id);
     assert_eq!(flushes.get(), 1);

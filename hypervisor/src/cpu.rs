@@ -75,9 +75,10 @@ pub fn keep_time() {
     }
 }
 
-/// Whether what this processor remembers of the guest is under the guest's VMID, by which all are told to forget.
-pub fn has_vmid() -> bool {
-    read_vttbr_el2().bits() >> 48 == u64::from(VMID)
+/// Whether what this processor remembers of the guest with this root is under the guest's VMID, by which all are told to forget.
+pub fn has_vmid(root: Pa) -> bool {
+    let alone = || read_vttbr_el2().bits() >> 48 == u64::from(VMID);
+    crate::identifiers::is_loaded(root).unwrap_or_else(alone)
 }
 
 /// The number of this processor.
@@ -177,6 +178,51 @@ fn output_size() -> u64 {
 /// # Safety
 /// 1. `root` is the first table of the guest's stage 2.
 pub unsafe fn confine(root: Pa) {
+    let vmid = match is_planted(Plant::Vmids) {
+        true => VMID + number() as u16,
+        false => VMID,
+    };
+    // SAFETY: passed on (1.).
+    unsafe { confine_by(HCR, root.get() | u64::from(vmid) << 48, Share::Alone) }
+}
+
+/// Whose the processor is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// One guest's, with its timers, counters, and all vectors that it has.
+    Alone,
+    /// Several guests', in turn. They have floating point and the virtual timer, which are stored and loaded; vectors of other
+    /// lengths, debugging and performance monitors they have not.
+    Several,
+}
+
+/// The same for several guests, whose interrupts come to EL2, and of which none is loaded yet.
+pub fn confine_several() {
+    let hcr = HCR
+        | HcrEl2::IMO
+        | HcrEl2::FMO
+        | HcrEl2::TWI // one that waits has others go on
+        | HcrEl2::TWE
+        | HcrEl2::FB // a guest's invalidations are for all processors: its vCPUs go from one to another
+        | HcrEl2::from_bits_retain(1 << 10); // BSU: and so are its barriers
+    crate::identifiers::park();
+    // SAFETY: the root that is loaded maps nothing (1.).
+    unsafe { confine_by(hcr, read_vttbr_el2().bits(), Share::Several) }
+}
+
+/// What comes to EL2 of any guest.
+const HCR: HcrEl2 = HcrEl2::VM // stage 2
+    .union(HcrEl2::SWIO) // an invalidation by set and way also cleans: it may be another's line
+    .union(HcrEl2::PTW) // a walk of stage 1 through a device register faults
+    .union(HcrEl2::TSC) // firmware calls come here
+    .union(HcrEl2::TID3) // and so do reads of what the processor can do
+    .union(HcrEl2::RW) // EL1 is AArch64
+    .union(HcrEl2::API)
+    .union(HcrEl2::APK); // pointer authentication is the guest's own
+
+/// # Safety
+/// 1. As for [`confine`], of the root in `vttbr`.
+unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
     let vtcr = VtcrEl2::from_bits_retain(
         (64 - u64::from(Stage2::INPUT_BITS))
             | (u64::from(Stage2::root_level().height()) - 1) << 6 // SL0: 1 for a start at level 1
@@ -184,23 +230,10 @@ pub unsafe fn confine(root: Pa) {
             | output_size() << 16
             | 1 << 31,
     );
-    let hcr = HcrEl2::VM // stage 2
-        | HcrEl2::SWIO // an invalidation by set and way also cleans: it may be another's line
-        | HcrEl2::PTW // a walk of stage 1 through a device register faults
-        | HcrEl2::TSC // firmware calls come here
-        | HcrEl2::TID3 // and so do reads of what the processor can do
-        | HcrEl2::RW // EL1 is AArch64
-        | HcrEl2::API
-        | HcrEl2::APK; // pointer authentication is the guest's own
     let (features, more) = (read_id_aa64pfr0_el1().bits(), read_id_aa64pfr1_el1().bits());
     let debug = read_id_aa64dfr0_el1().bits();
     // Whether there is something that an identification register tells of in the field at this bit.
     let has = |register: u64, first: u32| register >> first & 0xf != 0;
-    let vmid = match is_planted(Plant::Vmids) {
-        true => VMID + number() as u16,
-        false => VMID,
-    };
-    let vttbr = root.get() | u64::from(vmid) << 48;
     report(Report::Root, vttbr);
     // SAFETY: none of these changes how the hypervisor itself runs, and the root is what the caller says (1.).
     unsafe {
@@ -211,13 +244,20 @@ pub unsafe fn confine(root: Pa) {
         // bits 13, 9 and 7 to 0.
         let trace = if has(debug, 4) { 1 << 20 } else { 0 };
         let activity = if has(features, 44) { 1 << 30 } else { 0 };
-        write_cptr_el2(CptrEl2::from_bits_retain(0x22ff | trace | activity));
+        // SVE and SME of several guests are, too: bits 8 and 12.
+        let vectors = match share {
+            Share::Alone => 0,
+            Share::Several => 1 << 8 | 1 << 12,
+        };
+        write_cptr_el2(CptrEl2::from_bits_retain(
+            0x22ff | trace | activity | vectors,
+        ));
         asm!("isb", options(nostack, preserves_flags));
-        if has(features, 32) {
+        if vectors == 0 && has(features, 32) {
             // ZCR_EL2.LEN: vectors as long as they come.
             asm!("msr s3_4_c1_c2_0, {}", in(reg) 0xfu64, options(nostack, preserves_flags));
         }
-        if has(more, 24) {
+        if vectors == 0 && has(more, 24) {
             // SMCR_EL2.LEN, and FA64 where there is such a thing; of the second SME EZT0, the table of look-ups.
             let table = if more >> 24 & 0xf >= 2 { 1 << 30 } else { 0 };
             asm!("msr s3_4_c1_c2_6, {}", in(reg) 0xfu64 | 1 << 31 | table, options(nostack, preserves_flags));
@@ -268,11 +308,18 @@ pub unsafe fn confine(root: Pa) {
         // No samples, and no filter of traces.
         debug_traps.set(MdcrEl2::TPMS, has(debug, 32));
         debug_traps.set(MdcrEl2::TTRF, has(debug, 40));
+        if share == Share::Several {
+            // Bits 11 to 9: debugging, with its locks; 6 and 5: performance monitors.
+            debug_traps |= MdcrEl2::from_bits_retain(7 << 9 | 3 << 5);
+        }
         write_mdcr_el2(debug_traps);
         asm!("msr hstr_el2, xzr", options(nostack, preserves_flags));
     }
-    // Timers, physical ones too, are the guest's. All processors have the same time.
-    write_cnthctl_el2(CnthctlEl2::EL0PCTEN | CnthctlEl2::EL1PCEN);
+    // Timers, physical ones too, are the guest's; of several guests the virtual one. All processors have the same time.
+    write_cnthctl_el2(match share {
+        Share::Alone => CnthctlEl2::EL0PCTEN | CnthctlEl2::EL1PCEN,
+        Share::Several => CnthctlEl2::EL0PCTEN,
+    });
     write_cntvoff_el2(CntvoffEl2::from_bits_retain(STOOD.load(Ordering::Acquire)));
     write_vpidr_el2(VpidrEl2::from_bits_retain(read_midr_el1().bits()));
     write_vmpidr_el2(VmpidrEl2::from_bits_retain(read_mpidr_el1().bits()));

@@ -16,6 +16,8 @@ use tablewright::guest::Fault;
 use tablewright_hypervisor_common::snapshot;
 
 use crate::counters::Count;
+use crate::guests::schedule::{self, Then};
+use crate::guests::{self, devices, gic};
 use crate::machine::{Machine, count};
 use crate::vm::{Next, POISONED};
 use crate::{features, firmware, world};
@@ -30,6 +32,7 @@ aarch64_rt::exception_handlers!(Handlers);
 
 /// Exception classes, DDI 0487 D24.2.39.
 mod class {
+    pub const WAIT: u64 = 0x01;
     pub const HVC: u64 = 0x16;
     pub const SMC: u64 = 0x17;
     pub const REGISTER: u64 = 0x18;
@@ -39,7 +42,7 @@ mod class {
 }
 
 /// The registers that the startup code's handler does not save: x19 to x28.
-type Saved = [u64; 10];
+pub type Saved = [u64; 10];
 
 impl ExceptionHandlers for Handlers {
     #[unsafe(naked)]
@@ -64,6 +67,28 @@ impl ExceptionHandlers for Handlers {
         )
     }
 
+    #[unsafe(naked)]
+    extern "C" fn irq_lower(state: RegisterStateRef<'_>) {
+        naked_asm!(
+            "stp x29, x30, [sp, #-96]!",
+            "stp x19, x20, [sp, #16]",
+            "stp x21, x22, [sp, #32]",
+            "stp x23, x24, [sp, #48]",
+            "stp x25, x26, [sp, #64]",
+            "stp x27, x28, [sp, #80]",
+            "add x1, sp, #16",
+            "bl {interrupted}",
+            "ldp x19, x20, [sp, #16]",
+            "ldp x21, x22, [sp, #32]",
+            "ldp x23, x24, [sp, #48]",
+            "ldp x25, x26, [sp, #64]",
+            "ldp x27, x28, [sp, #80]",
+            "ldp x29, x30, [sp], #96",
+            "ret",
+            interrupted = sym interrupted,
+        )
+    }
+
     extern "C" fn sync_current(state: RegisterStateRef<'_>) {
         panic!(
             "exception in the hypervisor, ESR {:#x}, FAR {:#x}, ELR {:#x}",
@@ -78,6 +103,10 @@ extern "C" fn exit(mut state: RegisterStateRef<'_>, saved: &mut Saved) {
     let esr = read_esr_el2().bits();
     // SAFETY: what is changed is where the guest goes on, and what it finds in its registers.
     let state = unsafe { state.get_mut() };
+    if guests::are_several() {
+        let then = of_several(state, saved, esr);
+        return schedule::go_on(state, saved, then);
+    }
     match esr >> 26 & 0x3f {
         class::INSTRUCTION_ABORT | class::DATA_ABORT => abort(state, saved, esr),
         class::SMC => {
@@ -94,9 +123,47 @@ extern "C" fn exit(mut state: RegisterStateRef<'_>, saved: &mut Saved) {
     }
 }
 
+/// An interrupt of the machine's, while one of several guests runs.
+extern "C" fn interrupted(mut state: RegisterStateRef<'_>, saved: &mut Saved) {
+    // SAFETY: another vCPU may go on where it was.
+    let state = unsafe { state.get_mut() };
+    let then = match gic::take(guests::crowd()) {
+        true => Then::Yield,
+        false => Then::On,
+    };
+    schedule::go_on(state, saved, then);
+}
+
+/// What brings one of several guests here, and what becomes of its vCPU.
+fn of_several(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> Then {
+    match esr >> 26 & 0x3f {
+        class::INSTRUCTION_ABORT | class::DATA_ABORT => abort(state, saved, esr),
+        class::SMC => {
+            step(state);
+            let (result, then) = devices::call(&state.registers);
+            state.registers[0] = result;
+            return then;
+        }
+        class::WAIT => {
+            step(state);
+            // ISS: WFI and not WFE, without a time.
+            return match esr & 3 {
+                0 => Then::Wait,
+                _ => Then::Yield,
+            };
+        }
+        class::HVC if esr & 0xffff == POISONED => count(Count::Spoiled, 1),
+        class::HVC => state.registers[0] = firmware::NOT_SUPPORTED,
+        class::REGISTER if identify(state, saved, esr) => step(state),
+        class::REGISTER if devices::register(state, saved, esr) => {}
+        _ => raise(state, class::UNKNOWN << 26 | 1 << 25, None),
+    }
+    Then::On
+}
+
 /// The instruction that brought the guest here is done: it goes on behind it, as after any other (DDI 0487 D1.3.5): with no
 /// step pending (SS), and no branch before it (BTYPE).
-fn step(state: &mut RegisterState) {
+pub fn step(state: &mut RegisterState) {
     state.elr = state.elr.wrapping_add(4);
     state.spsr &= !(1 << 21 | 3 << 10);
 }
@@ -132,8 +199,15 @@ fn abort(state: &mut RegisterState, saved: &mut Saved, esr: u64) {
         false => read_hpfar_el2().bits(),
     };
     let next = match Fault::arm64(esr, hpfar, far) {
+        Some(fault)
+            if !in_walk
+                && guests::are_several()
+                && devices::access(state, saved, esr, fault.at.get()) =>
+        {
+            Next::Resume
+        }
         Some(fault) if fault.at.get() == BELL && !in_walk => bell(state, saved, esr),
-        Some(fault) => world().vm.fault(&fault),
+        Some(fault) => world().vm().fault(&fault),
         None => Next::Inject,
     };
     let next = match next {
@@ -184,8 +258,19 @@ fn bell(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> Next {
     Next::Resume
 }
 
+/// A register of the guest's.
+pub fn get(state: &RegisterState, saved: &Saved, register: u64) -> u64 {
+    match register as usize {
+        register @ 0..=18 => state.registers[register],
+        register @ 19..=28 => saved[register - 19],
+        29 => state.fp,
+        30 => state.sp,
+        _ => 0,
+    }
+}
+
 /// Sets a register of the guest's.
-fn set(state: &mut RegisterState, saved: &mut Saved, register: u64, value: u64) {
+pub fn set(state: &mut RegisterState, saved: &mut Saved, register: u64, value: u64) {
     match register as usize {
         register @ 0..=18 => state.registers[register] = value,
         register @ 19..=28 => saved[register - 19] = value,
@@ -200,21 +285,11 @@ fn set(state: &mut RegisterState, saved: &mut Saved, register: u64, value: u64) 
 fn emulate(state: &mut RegisterState, saved: &Saved, esr: u64, at: Ipa) -> Next {
     const ENABLE_LPIS: u32 = 1;
     // ISS of a data abort (D24.2.39): valid, a word, of this register.
-    let (valid, size, register) = (
-        esr >> 24 & 1 != 0,
-        esr >> 22 & 3,
-        (esr >> 16 & 0x1f) as usize,
-    );
+    let (valid, size, register) = (esr >> 24 & 1 != 0, esr >> 22 & 3, esr >> 16 & 0x1f);
     if !valid || size != 2 {
         return Next::Inject;
     }
-    let value = match register {
-        0..=18 => state.registers[register],
-        19..=28 => saved[register - 19],
-        29 => state.fp,
-        30 => state.sp,
-        _ => 0,
-    } as u32;
+    let value = get(state, saved, register) as u32;
     count(Count::Emulated, 1);
     let value = match at.get() & 0xffff {
         // GICR_CTLR, GICR_WAKER.

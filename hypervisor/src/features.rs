@@ -12,6 +12,7 @@ use arm_sysregs::el2::registers::HcrxEl2;
 
 use crate::counters::Count;
 use crate::cpu;
+use crate::guests::are_several;
 use crate::machine::count;
 
 /// One register: of op0 3, op1 0, CRn 0.
@@ -114,6 +115,11 @@ registers! {
 /// What the guest reads in the identification register of this CRm, which is 1 to 7, and op2.
 pub fn read(crm: u8, op2: u8) -> u64 {
     count(Count::Identified, 1);
+    // What is not stored and loaded of several guests: the registers of SVE and SME by their own registers.
+    let is_several = are_several();
+    if is_several && matches!((crm, op2), (4, 4 | 5)) {
+        return 0;
+    }
     let register = REGISTERS
         .iter()
         .find(|register| (register.crm, register.op2) == (crm, op2));
@@ -129,6 +135,10 @@ pub fn read(crm: u8, op2: u8) -> u64 {
         });
     match (crm, op2) {
         (6, 2) if !has_memory_copies() => kept & !fields(&[16]),
+        // SVE; SME; performance monitors.
+        (4, 0) if is_several => kept & !fields(&[32]),
+        (4, 1) if is_several => kept & !fields(&[24]),
+        (5, 0) if is_several => kept & !fields(&[8]),
         _ => kept,
     }
 }

@@ -16,7 +16,7 @@ use crate::{Vcpu, cpu, world};
 pub const NOT_SUPPORTED: u64 = error(ErrorCode::NotSupported);
 
 /// What a call that failed returns: 32 bits, in a register of 64.
-const fn error(code: ErrorCode) -> u64 {
+pub const fn error(code: ErrorCode) -> u64 {
     code as i32 as i64 as u64
 }
 
@@ -32,12 +32,7 @@ pub fn call(registers: &[u64; 19]) -> u64 {
         Function::Version => 1 << 16,
         // No trusted system that would have to be moved.
         Function::MigrateInfoType => 2,
-        Function::Features { .. } => match first as u32 {
-            // Those below, by either convention.
-            0x8400_0000..=0x8400_0004 | 0xc400_0001 | 0xc400_0003 | 0xc400_0004 => 0,
-            0x8400_0006 | 0x8400_0008..=0x8400_000a => 0,
-            _ => error(ErrorCode::NotSupported),
-        },
+        Function::Features { .. } => features(first),
         Function::AffinityInfo {
             mpidr,
             lowest_affinity_level: 0,
@@ -78,6 +73,16 @@ pub fn call(registers: &[u64; 19]) -> u64 {
     }
 }
 
+/// Whether there is this function.
+pub fn features(function: u64) -> u64 {
+    match function as u32 {
+        // Those of `call`, by either convention.
+        0x8400_0000..=0x8400_0004 | 0xc400_0001 | 0xc400_0003 | 0xc400_0004 => 0,
+        0x8400_0006 | 0x8400_0008..=0x8400_000a => 0,
+        _ => error(ErrorCode::NotSupported),
+    }
+}
+
 /// The virtual CPU of this affinity.
 fn vcpu(affinity: u64) -> Option<&'static Vcpu> {
     world().cpus.iter().find(|vcpu| vcpu.affinity == affinity)
@@ -109,7 +114,7 @@ fn start(affinity: u64, entry: u64, argument: u64) -> Result<(), ErrorCode> {
         .iter()
         .position(|vcpu| vcpu.affinity == affinity)
         .ok_or(ErrorCode::InvalidParameters)?;
-    if !world.vm.holds(entry) {
+    if !world.vm().holds(entry) {
         return Err(ErrorCode::InvalidAddress);
     }
     let power = &world.cpus[number].power;
@@ -125,7 +130,7 @@ fn start(affinity: u64, entry: u64, argument: u64) -> Result<(), ErrorCode> {
         unsafe {
             cpu::load_map(world.map);
             world.cpus[number].power.set(State::On);
-            cpu::enter(world.vm.guest.space().root(), entry, argument)
+            cpu::enter(world.vm().guest.space().root(), entry, argument)
         }
     };
     launch(affinity, number, run).inspect_err(|_| power.set(State::Off))

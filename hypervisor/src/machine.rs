@@ -1,7 +1,8 @@
 //! What the engine asks of an embedder, on this machine: frames for tables, barriers, invalidations.
 //!
 //! One [`Machine`] serves several trees, told apart by the identity that their invalidations carry: the map that the hypervisor
-//! itself runs on ([`OWN`]), and stage 2 of the guest ([`VMID`]).
+//! itself runs on ([`OWN`]), and stage 2 of the guest ([`VMID`]). Of [several guests](crate::guests) each root has an
+//! [identifier](crate::identifiers) that changes.
 //!
 //! # Why these instructions
 //!
@@ -17,7 +18,8 @@
 //! the instructions are broadcast to the inner shareable domain.
 //!
 //! The VMID that the instructions go by is that of `VTTBR_EL2`. Every processor that edits stage 2 has loaded it
-//! ([`cpu::confine`](crate::cpu::confine)), the one that runs no guest too.
+//! ([`cpu::confine`](crate::cpu::confine)), the one that runs no guest too. Where there are several guests, it is loaded
+//! [for the flush](crate::identifiers::under).
 
 use core::arch::asm;
 use core::ptr::{self, NonNull};
@@ -27,6 +29,7 @@ use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0, read_ctr_el0
 use spin::mutex::SpinMutex;
 use tablewright::arch::arm64::{Domain, Ids, execute};
 use tablewright::shared::{CacheMaintenance, Epochs, GracePeriod, SharedPlatform, Slot, Walking};
+use tablewright::shootdown::Identity;
 use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Regime, Tlbi};
 use tablewright::{
     Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
@@ -35,6 +38,7 @@ use tablewright_hypervisor_common::{Event, Host};
 
 use crate::counters::{Count, NAMES};
 use crate::cpu;
+use crate::identifiers;
 use crate::plant::{Plant, is_any_planted, is_planted};
 use crate::report::{Report, report};
 
@@ -68,6 +72,11 @@ pub fn count(what: Count, by: u64) {
 /// How much was counted.
 pub fn counted(what: Count) -> u64 {
     COUNTERS[what as usize].load(Ordering::Relaxed)
+}
+
+/// What is counted is so much at least.
+pub fn raise(what: Count, to: u64) {
+    COUNTERS[what as usize].fetch_max(to, Ordering::Relaxed);
 }
 
 /// Waits out of the way of others: where processors take turns, as they may in an emulator, this is the next one's.
@@ -167,7 +176,7 @@ impl Machine {
     /// Whether this invalidation of the guest's memory is left out.
     fn omits(&self, flush: &Invalidation<'_>) -> bool {
         let class = match flush.what {
-            _ if flush.id != VMID => return false,
+            _ if regime(flush) != Regime::Stage2 => return false,
             _ if self.silent.load(Ordering::Relaxed) == cpu::number() => Omit::Permissions,
             What::Everything => Omit::Everything,
             What::Ranges(ranges) if ranges.iter().any(|range| range.tables) => Omit::Tables,
@@ -224,10 +233,20 @@ fn tell(one: Instruction, domain: Domain) {
     execute(one, domain);
 }
 
+/// Whose tables a flush is about.
+fn regime(flush: &Invalidation<'_>) -> Regime {
+    match flush.id {
+        _ if identifiers::of(flush.root).is_some() => Regime::Stage2,
+        OWN => Regime::El2,
+        VMID => Regime::Stage2,
+        _ => Regime::El1,
+    }
+}
+
 /// Executes a flush, with the bug in it that is planted, if it is one of these.
 #[cold]
 fn tell_wrong(encoder: &Encoder, flush: &Invalidation<'_>) {
-    let is_combined_first = flush.id == VMID && is_planted(Plant::CombinedFirst);
+    let is_combined_first = regime(flush) == Regime::Stage2 && is_planted(Plant::CombinedFirst);
     let domain = match is_planted(Plant::Local) {
         true => Domain::Local,
         false => Domain::Inner,
@@ -324,23 +343,23 @@ unsafe impl Platform for Machine {
             What::Ranges(ranges) => count(Count::Ranges, ranges.len() as u64),
         }
         let encoder = Encoder {
-            regime: match flush.id {
-                OWN => Regime::El2,
-                VMID => Regime::Stage2,
-                _ => Regime::El1,
-            },
+            regime: regime(flush),
             page_shift: 12,
             ranges: Ids::read().has_ranges(),
             wide: false,
         };
-        if is_any_planted() {
-            return tell_wrong(&encoder, flush);
-        }
-        encoder.encode(flush, |one| tell(one, Domain::Inner));
+        identifiers::under(flush, || match is_any_planted() {
+            true => tell_wrong(&encoder, flush),
+            false => encoder.encode(flush, |one| tell(one, Domain::Inner)),
+        });
     }
 
     fn caps(&self) -> Caps {
         CAPS
+    }
+
+    fn identity_of(&self, root: Pa) -> Option<&Identity> {
+        identifiers::of(root)
     }
 
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
@@ -393,13 +412,13 @@ unsafe impl SharedPlatform for Machine {
     }
 
     fn invalidate_here(&self, flush: &Invalidation<'_>) {
-        match flush.what {
+        identifiers::under(flush, || match flush.what {
             What::Ranges(&[Stale { first, last, .. }]) if last - first < PAGE => {
                 report(Report::Operand, first >> 12);
                 instruct!("tlbi ipas2e1, {}", "dsb nsh", "tlbi vmalle1"; first >> 12);
             }
             _ => instruct!("tlbi vmalls12e1"),
-        }
+        });
         instruct!("dsb nsh", "isb");
     }
 }

@@ -8,6 +8,8 @@
 //! |---|---|
 //! | [`machine`] | what the engine asks for: frames, barriers, invalidations |
 //! | [`vm`] | the guest's memory |
+//! | [`guests`] | several guests in turn, with their interrupts and devices |
+//! | [`identifiers`] | VMIDs of several guests |
 //! | [`common`](tablewright_hypervisor_common) | which frames it is on, and how they are taken away; what it writes, logged, and copied while it runs |
 //! | [`exits`] | what brings the guest here |
 //! | [`firmware`] | the guest's firmware calls |
@@ -35,6 +37,8 @@ mod edits;
 mod exits;
 mod features;
 mod firmware;
+mod guests;
+mod identifiers;
 mod machine;
 mod measure;
 mod plant;
@@ -49,7 +53,7 @@ use core::fmt::Write as _;
 use core::ops::Range;
 use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use aarch64_rt::{InitialPagetable, entry, initial_pagetable};
 use arm_pl011_uart::{Uart, UniqueMmioPointer};
@@ -65,6 +69,8 @@ use tablewright_hypervisor_common::memory::{Evictions, Leaves};
 use tablewright_hypervisor_common::snapshot::{self, Begin, Kind, Log, Watched};
 
 use cpu::Own;
+use guests::Several;
+use identifiers::GUESTS;
 use machine::{Machine, Omit, VMID};
 use power::{Power, State};
 use tree::{Reason, Tree};
@@ -106,12 +112,27 @@ pub struct Vcpu {
 
 /// Everything, once it is there.
 pub struct World {
-    /// The guest.
-    pub vm: Vm,
+    /// The guest, or several.
+    pub vms: Vec<Vm>,
     /// The guest's CPUs, each a processor; its place is its number.
     pub cpus: Vec<Vcpu>,
     /// The root of the map that the hypervisor runs on.
     pub map: Pa,
+}
+
+/// The number of the guest that each processor has.
+static GUEST: [AtomicUsize; cpu::MOST] = [const { AtomicUsize::new(0) }; cpu::MOST];
+
+/// This processor has that guest from here on.
+pub fn become_guest(guest: usize) {
+    GUEST[cpu::number()].store(guest, Ordering::Relaxed);
+}
+
+impl World {
+    /// The guest of this processor.
+    pub fn vm(&self) -> &Vm {
+        &self.vms[GUEST[cpu::number()].load(Ordering::Relaxed)]
+    }
 }
 
 static WORLD: spin::once::Once<World> = spin::once::Once::new();
@@ -205,6 +226,7 @@ fn own_map(
     // What the hypervisor uses of the devices.
     for registers in [
         tree.uart.get()..tree.uart.get() + PAGE,
+        tree.distributor..tree.distributor + (64 << 10),
         tree.redistributors.clone(),
     ] {
         Span::new(Va::new(registers.start), registers.end - registers.start)
@@ -227,8 +249,9 @@ fn main(device_tree: u64, _: u64, _: u64, _: u64) -> ! {
         device_tree
     };
     match boot(at) {
-        Ok((entry, argument)) => {
-            let root = world().vm.guest.space().root();
+        Ok(None) => guests::schedule::run(),
+        Ok(Some((entry, argument))) => {
+            let root = world().vm().guest.space().root();
             // SAFETY: the guest's tables, which map only what its slots hold.
             unsafe { cpu::enter(root, entry, argument) }
         }
@@ -261,6 +284,8 @@ struct Options {
     check: u64,
     /// The guest is copied, and goes on on the copy.
     snapshot: Option<Begin>,
+    /// There are several guests, if there is one of these.
+    several: Several,
 }
 
 impl Options {
@@ -275,14 +300,11 @@ impl Options {
             measure: None,
             check: 0,
             snapshot: None,
+            several: Several::default(),
         };
         for word in line.split_ascii_whitespace() {
             let (name, value) = word.split_once('=').ok_or("an option is NAME=VALUE")?;
-            let number = || {
-                value
-                    .parse()
-                    .map_err(|_| "check, evict, evict_after and evict_rate are numbers")
-            };
+            let number = || value.parse().map_err(|_| "a number is asked for");
             match name {
                 "mapping" => {
                     options.leaves = Leaves::named(value).ok_or("mapping is 4k, 2m or mixed")?
@@ -308,6 +330,11 @@ impl Options {
                     let begin = Begin::named(value);
                     options.snapshot = Some(begin.ok_or("snapshot is bell, or milliseconds")?);
                 }
+                "kernels" => options.several.kernels = number()? as usize,
+                "small" => options.several.small = number()? as usize,
+                "memory" => options.several.memory = number()?,
+                "vmid_bits" => options.several.bits = number()? as u32,
+                "seconds" => options.several.seconds = number()?,
                 _ => return Err("an option is not known"),
             }
         }
@@ -315,8 +342,8 @@ impl Options {
     }
 }
 
-/// Everything up to the guest: where it starts, and with what.
-fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
+/// Everything up to the guest: where it starts, and with what; or nothing of it, if there are several.
+fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     static MACHINE: spin::once::Once<Machine> = spin::once::Once::new();
     const HEAP_SIZE: u64 = 4 << 20;
 
@@ -378,6 +405,11 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
     if options.check != 0 {
         check::run(machine, tables, &mut own, options.check)?;
     }
+    if options.several.count() != 0 {
+        let given = (frames, scattered, words);
+        boot_several(machine, &tree, &options, guest, given, map)?;
+        return Ok(None);
+    }
     let (slots, plain) = slots(machine, &tree, guest, options.leaves)?;
     let memory = Memory::new(
         guest,
@@ -411,23 +443,24 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
     }
     let vm = Vm::new(slots, memory, log, Pace::new(options.evict_rate));
     let world = WORLD.call_once(|| World {
-        vm,
+        vms: alloc::vec![vm],
         cpus: vcpus,
         map,
     });
+    let vm = world.vm();
     if let Some(what) = options.measure {
         // SAFETY: the guest's tables, by whose VMID this processor invalidates.
-        unsafe { cpu::confine(world.vm.guest.space().root()) };
-        match (what, &world.vm.log) {
+        unsafe { cpu::confine(vm.guest.space().root()) };
+        match (what, &vm.log) {
             (Measure::Start, Some(log)) => {
                 cpu::count_instructions();
-                let fault = |fault: &_| _ = world.vm.fault(fault);
-                snapshot::start_one(watched(&world.vm, log, plain), fault, cpu::instructions);
+                let fault = |fault: &_| _ = vm.fault(fault);
+                snapshot::start_one(watched(vm, log, plain), fault, cpu::instructions);
             }
             (Measure::Start, None) => {
                 return Err("the start of a log is measured, and there is none");
             }
-            (Measure::Flush, _) => measure::flushes(&world.vm, plain)?,
+            (Measure::Flush, _) => measure::flushes(vm, plain)?,
         }
         smccc::psci::system_off::<smccc::Smc>().map_err(|_| "the machine cannot be powered off")?;
     }
@@ -437,13 +470,13 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
             // SAFETY: the map that the first processor runs on; and the guest's tables, by whose VMID it invalidates.
             unsafe {
                 cpu::load_map(world.map);
-                cpu::confine(world.vm.guest.space().root());
+                cpu::confine(vm.guest.space().root());
             }
-            let Some(log) = &world.vm.log else { return };
-            let watched = watched(&world.vm, log, plain);
+            let Some(log) = &vm.log else { return };
+            let watched = watched(vm, log, plain);
             match (options.snapshot, copy) {
                 (Some(begin), Some(area)) => {
-                    snapshot::take(watched, &world.vm.gate, area, begin);
+                    snapshot::take(watched, &vm.gate, area, begin);
                 }
                 _ => snapshot::log_for_ever(watched),
             }
@@ -453,7 +486,104 @@ fn boot(device_tree: u64) -> Result<(u64, u64), Reason> {
         };
         firmware::launch(helper, cpus, run).map_err(|_| "the last processor does not start")?;
     }
-    Ok((entry, at.get()))
+    Ok(Some((entry, at.get())))
+}
+
+/// What each guest's memory is kept in: the frame of each page, the blocks of which pages have moved, marks.
+type Given = (
+    &'static [AtomicU32],
+    &'static [AtomicBool],
+    &'static [AtomicU64],
+);
+
+/// Several guests, up to where the first vCPU of each waits for its turn and the other processors have theirs.
+fn boot_several(
+    machine: &'static Machine,
+    tree: &Tree,
+    options: &Options,
+    all: Span<Ipa>,
+    (mut frames, mut scattered, mut words): Given,
+    map: Pa,
+) -> Result<(), Reason> {
+    static CELLS: [[SlotCell; 1]; GUESTS] = [const { [const { SlotCell::new() }; 1] }; GUESTS];
+    let several = &options.several;
+    if options.snapshot.is_some() || options.log == Some(Kind::Ring) {
+        return Err("of several guests there are no snapshots, and no rings");
+    }
+    let processors = tree.cpus.len() - usize::from(options.log.is_some());
+    let bits = match several.bits {
+        0 => identifiers::BITS,
+        bits => bits,
+    };
+    identifiers::set_up(machine, bits, processors)?;
+    let areas = guests::areas(several, all)?;
+    let evict = Evictions {
+        count: options.evict.count / areas.len() as u64,
+        ..options.evict
+    };
+    let (mut vms, mut plain) = (Vec::new(), Vec::new());
+    for (number, area) in areas.iter().enumerate() {
+        let pages = area.size() / PAGE;
+        let (own, blocks, marks);
+        (own, frames) = frames.split_at(pages as usize);
+        (blocks, scattered) = scattered.split_at(pages.div_ceil(512) as usize);
+        let memory = Span::new(all.start(), area.size()).map_err(|_| "a guest has no memory")?;
+        let cells = CELLS.get(number).ok_or("too many guests")?;
+        let space =
+            AddressSpace::<Stage2, _>::new(machine).ok_or("no memory for a guest's root")?;
+        identifiers::give(number, space.root());
+        let mut space = space;
+        space.make_live();
+        let space =
+            SharedSpace::new(space).map_err(|_| "the guest's tables are the hypervisor's")?;
+        let slots = Guest::new(space, cells);
+        let slot = Slot {
+            page: options.leaves.largest(),
+            ..Slot::memory(memory, area.start().get())
+        };
+        slots
+            .insert(slot)
+            .map_err(|_| "the guest's memory is no slot")?;
+        let log = match options.log {
+            Some(kind) => {
+                (marks, words) = words.split_at(2 * pages.div_ceil(64) as usize);
+                Some(Log::new(kind, pages, marks).ok_or("the log has no memory")?)
+            }
+            None => None,
+        };
+        let memory = Memory::new(memory, options.leaves, evict, own, blocks, machine);
+        memory.move_to(*area);
+        vms.push(Vm::new(slots, memory, log, Pace::new(options.evict_rate)));
+        plain.push(slot);
+    }
+    guests::prepare(several, tree, &areas)?;
+    let world = WORLD.call_once(|| World {
+        vms,
+        cpus: Vec::new(),
+        map,
+    });
+    cpu::confine_several();
+    for (number, &affinity) in tree.cpus.iter().enumerate().skip(1) {
+        let plain = plain.clone();
+        let run = move || {
+            cpu::become_number(number);
+            // SAFETY: the map that the first processor runs on.
+            unsafe { cpu::load_map(map) };
+            cpu::confine_several();
+            if number < processors {
+                guests::schedule::run();
+            }
+            loop {
+                for (vm, &plain) in world.vms.iter().zip(&plain) {
+                    if let Some(log) = &vm.log {
+                        snapshot::log_for_a_while(watched(vm, log, plain));
+                    }
+                }
+            }
+        };
+        firmware::launch(affinity, number, run).map_err(|_| "a processor does not start")?;
+    }
+    Ok(())
 }
 
 /// What a log of the guest goes by.

@@ -30,6 +30,14 @@ plants! {
     CopyFirst = "copy-first",
     /// Of each range the first page is forgotten.
     FirstPage = "first-page",
+    /// When VMIDs roll over, a processor does not forget what it has under them.
+    NotForgotten = "not-forgotten",
+    /// A guest is loaded under the VMID that it had when it was loaded before.
+    OldIdentifier = "old-identifier",
+    /// A guest that is not loaded is flushed under whatever VMID is.
+    WrongVmid = "wrong-vmid",
+    /// A guest that is not loaded is flushed with its own root loaded.
+    RootOfFlush = "root-of-flush",
 }
 
 /// Which is planted: its place in the list, from 1.

@@ -22,6 +22,8 @@ pub enum Report {
     Given,
     /// The machine is switched off next.
     End,
+    /// A root in which nothing is, and stays.
+    Empty,
 }
 
 /// How many there are.
@@ -29,4 +31,4 @@ pub enum Report {
     dead_code,
     reason = "a reader of what was written down does not count them"
 )]
-pub const REPORTS: usize = 8;
+pub const REPORTS: usize = 9;

@@ -28,6 +28,16 @@ const KEPT: [&str; 8] = [
     "fixed-clock",
 ];
 
+/// What one of several guests may have: the rest is not emulated.
+const EMULATED: [&str; 6] = [
+    "arm,pl011",
+    "arm,gic-v3",
+    "arm,armv8-timer",
+    "arm,psci-0.2",
+    "arm,psci",
+    "fixed-clock",
+];
+
 const BLOCK: u64 = 2 << 20;
 
 /// Why the guest cannot be started.
@@ -39,6 +49,8 @@ pub struct Tree {
     pub ram: Span<Pa>,
     /// The UART, for the hypervisor's last words.
     pub uart: Pa,
+    /// The distributor of the interrupt controller.
+    pub distributor: u64,
     /// The redistributors of the interrupt controller, one for each processor.
     pub redistributors: Range<u64>,
     /// The affinities of all processors, in order.
@@ -71,8 +83,8 @@ fn ranges(node: &DeviceTreeNode, parent: &DeviceTreeNode) -> Vec<Range<u64>> {
     entries.filter_map(range).collect()
 }
 
-fn is_kept(node: &DeviceTreeNode) -> bool {
-    KEPT.iter().any(|kind| node.is_compatible(kind))
+fn is_any(node: &DeviceTreeNode, kinds: &[&str]) -> bool {
+    kinds.iter().any(|kind| node.is_compatible(kind))
 }
 
 fn text(node: &DeviceTreeNode, property: &str) -> String {
@@ -117,6 +129,7 @@ impl Tree {
         };
         let uart = registers("arm,pl011", 0).ok_or("there is no PL011")?;
         let redistributors = registers("arm,gic-v3", 1).ok_or("there is no GICv3")?;
+        let distributor = registers("arm,gic-v3", 0).ok_or("there is no GICv3")?;
         let cpus = root.child("cpus").ok_or("there are no processors")?;
         let affinity = |cpu: &DeviceTreeNode| {
             let cells = cpus.address_cells().ok()? as usize;
@@ -132,12 +145,13 @@ impl Tree {
         };
         let devices = root
             .children()
-            .filter(|node| is_kept(node))
+            .filter(|node| is_any(node, &KEPT))
             .flat_map(|node| ranges(node, root));
         let devices = devices.filter(|range| *range != redistributors).collect();
         Ok(Self {
             ram,
             uart: Pa::new(uart.start),
+            distributor: distributor.start,
             redistributors,
             cpus: cpus
                 .children()
@@ -170,7 +184,30 @@ impl Tree {
     /// # Errors
     /// There is no room for it.
     pub fn for_guest(&self, cpus: usize) -> Result<(Vec<u8>, Pa), Reason> {
-        let guest = self.guest()?;
+        self.of(self.guest()?, cpus, &KEPT, None)
+    }
+
+    /// The same for one of several guests, with this memory: `guest=` its number, in its kernel's command line, and with those
+    /// devices alone that are emulated. The address is the guest's own.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn for_one_of(
+        &self,
+        memory: Span<Ipa>,
+        cpus: usize,
+        number: usize,
+    ) -> Result<(Vec<u8>, Pa), Reason> {
+        self.of(memory, cpus, &EMULATED, Some(number))
+    }
+
+    fn of(
+        &self,
+        guest: Span<Ipa>,
+        cpus: usize,
+        kept: &[&str],
+        number: Option<usize>,
+    ) -> Result<(Vec<u8>, Pa), Reason> {
         let root = &self.model.root;
         let mut given = DeviceTree::new();
         for property in root.properties() {
@@ -200,7 +237,13 @@ impl Tree {
                         .children()
                         .find(|node| node.is_compatible("multiboot,kernel"));
                     if let Some(arguments) = kernel.and_then(|kernel| kernel.property("bootargs")) {
-                        add(&mut chosen, "bootargs", arguments.value());
+                        let mut text = arguments.value().to_vec();
+                        if let Some(number) = number {
+                            // In front of the end of the text.
+                            text.pop();
+                            text.extend(alloc::format!(" guest={number}\0").bytes());
+                        }
+                        add(&mut chosen, "bootargs", &text);
                     }
                     if let Some(initrd) = &self.initrd {
                         add(
@@ -227,7 +270,7 @@ impl Tree {
                     given.root.add_child(memory);
                 }
                 // Without its children: they are translation services.
-                _ if is_kept(node) => given.root.add_child(alone(node)),
+                _ if is_any(node, kept) => given.root.add_child(alone(node)),
                 _ => {}
             }
         }
@@ -238,7 +281,7 @@ impl Tree {
             .as_ref()
             .ok_or("no initial file system was loaded")?;
         let at = Pa::new(self.kernel.end.max(initrd.end).next_multiple_of(BLOCK));
-        let fits = Span::new(at, BLOCK).is_ok_and(|room| room.last() <= self.ram.last());
+        let fits = Span::new(at, BLOCK).is_ok_and(|room| room.last().get() <= guest.last().get());
         if !fits || blob.len() as u64 > BLOCK {
             return Err("there is no room for the guest's device tree");
         }

@@ -129,25 +129,37 @@ impl Vm {
         let gather = gather.get_or_insert_with(|| self.guest.gather());
         self.gate.enter::<Machine>(cpu);
         count(Count::Faults, 1);
-        if !cpu::has_vmid() {
+        if !cpu::has_vmid(self.guest.space().root()) {
             count(Count::Foreign, 1);
         }
         let next = self.map(fault, gather);
         settle(gather);
         // A fault is when this processor has time for others.
         for _ in 0..2 {
-            if !self.pace.allows_one() {
-                break;
-            }
-            self.memory.evict_one(&self.guest, gather, |index| {
-                // A copy that was made just now may be of the poison.
-                if let Some(log) = &self.log {
-                    log.mark(index);
-                }
-            });
+            self.evict(gather);
         }
         self.gate.leave(cpu);
         next
+    }
+
+    /// Takes a frame away, if it is time.
+    fn evict(&'static self, gather: &mut Gather) {
+        if !self.pace.allows_one() {
+            return;
+        }
+        self.memory.evict_one(&self.guest, gather, |index| {
+            // A copy that was made just now may be of the poison.
+            if let Some(log) = &self.log {
+                log.mark(index);
+            }
+        });
+    }
+
+    /// The same without a fault: the guest need not be loaded.
+    pub fn take_one_away(&'static self) {
+        if let Some(gather) = self.gathers.get(cpu::number()) {
+            self.evict(gather.lock().get_or_insert_with(|| self.guest.gather()));
+        }
     }
 
     fn map(&'static self, fault: &Fault, gather: &mut Gather) -> Next {

@@ -7,7 +7,9 @@ use clap::Args;
 use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
 use crate::qemu::{self, Begin, Boot, End, Ran};
-use crate::{About as _, Arch, Error, Leaves, Log, Result, fetch, hyperv, load, name_of, out, say};
+use crate::{
+    About as _, Arch, Error, Leaves, Log, Result, fetch, hyperv, load, name_of, out, say, several,
+};
 
 #[derive(Args)]
 pub struct BootArgs {
@@ -22,6 +24,15 @@ pub struct BootArgs {
     /// An initial file system of your own, instead of that of the load
     #[arg(long, value_name = "FILE", conflicts_with = "shell")]
     pub initrd: Option<PathBuf>,
+    /// So many guests at once, each with two vCPUs and so much memory, that have the processors in turn
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=8))]
+    pub guests: Option<u8>,
+    /// So many small guests beside them; every fourth attacks
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub small: Option<u8>,
+    /// Bits of a VMID: with few they roll over [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=8))]
+    pub vmid_bits: Option<u8>,
     /// Virtual CPUs: up to 8; of x86-64 up to 16
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub cpus: u8,
@@ -104,6 +115,13 @@ pub fn run(args: &BootArgs) -> Result<()> {
     if args.cpus > 8 {
         return Err(Error::Other("a guest of arm64 has 1 to 8 CPUs".into()));
     }
+    if args.guests.is_some() || args.small.is_some() {
+        return several::boot(args);
+    }
+    if args.vmid_bits.is_some() || args.hyperv.seconds.is_some() {
+        let why = "--vmid-bits is of several guests, and --seconds, too: --guests or --small";
+        return Err(Error::Other(why.into()));
+    }
     if args.evict_rate.is_some() && args.evict == 0 {
         return Err(Error::Other("--evict-rate is of --evict".into()));
     }
@@ -172,7 +190,7 @@ pub fn run(args: &BootArgs) -> Result<()> {
 }
 
 /// What the hypervisor has counted.
-fn counters(ran: &Ran) {
+pub fn counters(ran: &Ran) {
     say!(
         "\nthe hypervisor counted, in {:.1} s:",
         ran.took.as_secs_f64()

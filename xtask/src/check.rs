@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
@@ -20,6 +20,7 @@ use crate::counters::Count;
 use crate::fetch::{self, Files};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran, file};
 use crate::reports::Report;
+use crate::several::{self, Several};
 use crate::{About as _, Error, LIMIT, Leaves, Log, Result, load, out, planted, say};
 
 /// The guest of most runs: it touches its memory again and again.
@@ -48,6 +49,8 @@ struct Run {
     tables: bool,
     log: Option<Log>,
     snapshot: bool,
+    /// So many small guests at once, with VMIDs of 3 bits, instead of one.
+    guests: u8,
     /// What is planted, and the rules that may be the first to be broken.
     plant: Option<(&'static str, &'static [Rule])>,
 }
@@ -63,6 +66,7 @@ impl Run {
             tables: false,
             log: None,
             snapshot: false,
+            guests: 0,
             plant: None,
         }
     }
@@ -75,6 +79,11 @@ impl Run {
     /// Whether what is planted is the engine's.
     fn is_of_engine(&self) -> bool {
         (self.plant).is_some_and(|(what, _)| what == planted::FREED_AT_ONCE.name)
+    }
+
+    const fn guests(mut self, count: u8) -> Self {
+        self.guests = count;
+        self
     }
 
     const fn evict(mut self, count: u64) -> Self {
@@ -120,6 +129,30 @@ const RUNS: &[Run] = &[
         .log(Log::All),
     Run::new("snapshot-bitmap", CPU_MAX, Leaves::Blocks).snapshot(Log::Bitmap),
     Run::new("snapshot-ring", PLAIN, Leaves::Pages).snapshot(Log::Ring),
+    Run::new("guests", CPU_MAX, Leaves::Pages)
+        .guests(9)
+        .evict(900),
+    Run::new("guests-tables-log", PLAIN, Leaves::Mixed)
+        .guests(9)
+        .evict(180)
+        .tables()
+        .log(Log::All),
+    Run::new("not-forgotten", CPU_MAX, Leaves::Pages)
+        .guests(9)
+        .evict(90)
+        .plant("not-forgotten", &[Rule::IdentifierReused]),
+    Run::new("old-identifier", CPU_MAX, Leaves::Pages)
+        .guests(9)
+        .evict(90)
+        .plant("old-identifier", &[Rule::IdentifierReused]),
+    Run::new("wrong-vmid", CPU_MAX, Leaves::Pages)
+        .guests(9)
+        .evict(90)
+        .plant("wrong-vmid", &[Rule::Invalidation]),
+    Run::new("root-of-flush", CPU_MAX, Leaves::Pages)
+        .guests(9)
+        .evict(90)
+        .plant("root-of-flush", &[Rule::IdentifierReused]),
     Run::new("combined-first", CPU_MAX, Leaves::Pages)
         .evict(20)
         .plant("combined-first", &[Rule::Invalidation]),
@@ -266,6 +299,7 @@ fn apply(replay: &mut Replay, record: &Record) -> bool {
         1 => replay.executed(cpu, number, operand),
         2 => replay.touched(cpu, record.address),
         3 if is(Report::Taken) => replay.taken(cpu, record.value),
+        3 if is(Report::Empty) => replay.empty(cpu, record.value),
         3 if is(Report::Given) => replay.given(cpu, record.value),
         3 if is(Report::End) => return record.value == 0,
         4 => replay.looked(cpu, record.address as usize, record.value),
@@ -276,11 +310,36 @@ fn apply(replay: &mut Replay, record: &Record) -> bool {
     false
 }
 
+/// The guests of a run that has several.
+fn several_of(run: &Run, image: &Path) -> Option<Several> {
+    (run.guests != 0).then(|| Several {
+        kernels: 0,
+        memory: 0,
+        small: run.guests,
+        image: image.into(),
+        bits: 3,
+        seconds: 0,
+    })
+}
+
 /// Boots, records, and replays.
 fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran, Checked)> {
     let recorded = fetch::scratch()?.join(format!("recorded-{}", std::process::id()));
     let image = qemu::Watched::of(&files.hypervisor)?;
-    let memory = if is_linux { MEMORY_OF_LINUX } else { MEMORY };
+    let image_of_small = match run.guests {
+        0 => PathBuf::new(),
+        _ => fetch::hypervisor("small")?,
+    };
+    let several = several_of(run, &image_of_small);
+    let files = match &several {
+        Some(several) => &several::files(several, files.clone()),
+        None => files,
+    };
+    let memory = match &several {
+        Some(several) => several.all_memory(),
+        None if is_linux => MEMORY_OF_LINUX,
+        None => MEMORY,
+    };
     let mut boot = Boot {
         cpu: run.cpu,
         cpus: run.cpus,
@@ -290,6 +349,7 @@ fn check(run: &Run, files: &Files, plugin: &Path, is_linux: bool) -> Result<(Ran
         tables: run.tables,
         log: run.log,
         snapshot: run.snapshot.then_some(Begin::Bell),
+        several: several.as_ref(),
         plant: run
             .plant
             .map(|(what, _)| what)
@@ -361,6 +421,10 @@ fn judge(
     if ran.end != End::PoweredOff {
         return Err(format!("it ended so: {:?}", ran.end));
     }
+    if let Some(several) = several_of(run, Path::new("")) {
+        several::check(&several, several::VCPUS, ROUNDS, ran)?;
+        return judge_several(ran, checked, run);
+    }
     match is_linux {
         true => load::check(&ran.console, run.cpus, ROUNDS, run.snapshot)?,
         false if ran.console.iter().any(|line| line == "churn: done") => {}
@@ -389,6 +453,31 @@ fn judge(
     } = checked.replayed;
     match invalidations == 0 || owed == 0 || pages == 0 || run.tables && looks == 0 {
         true => Err("there was nothing to check".into()),
+        false => Ok(()),
+    }
+}
+
+/// Whether there was something to check of several guests: VMIDs that rolled over, and edits of those that were not loaded.
+fn judge_several(ran: &Ran, checked: &Checked, run: &Run) -> std::result::Result<(), String> {
+    let Replayed {
+        invalidations,
+        owed,
+        pages,
+        roots,
+        ..
+    } = checked.replayed;
+    let done = [
+        invalidations,
+        owed,
+        pages,
+        roots,
+        ran.count(Count::RollOvers),
+        ran.count(Count::Lent),
+        ran.count(Count::Evicted),
+        ran.count(Count::Marks) + u64::from(run.log.is_none()),
+    ];
+    match done.contains(&0) {
+        true => Err(format!("there was nothing to check: {done:?}")),
         false => Ok(()),
     }
 }

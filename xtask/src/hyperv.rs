@@ -79,9 +79,9 @@ pub struct HypervArgs {
     /// What the guest runs, x86-64 [default: load]
     #[arg(long, value_enum)]
     run: Option<Program>,
-    /// How long it hunts, x86-64
-    #[arg(long, value_name = "SECONDS")]
-    seconds: Option<u32>,
+    /// How long it hunts, x86-64; or how long several guests go on [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub seconds: Option<u32>,
     /// From the VP index of one vCPU to that of the next, x86-64 [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     vp_step: Option<u16>,
@@ -97,7 +97,6 @@ impl HypervArgs {
             ("--flush", self.flush.is_some()),
             ("--processors", self.processors.is_some()),
             ("--run", self.run.is_some()),
-            ("--seconds", self.seconds.is_some()),
             ("--vp-step", self.vp_step.is_some()),
             ("--plant", self.plant.is_some()),
         ]

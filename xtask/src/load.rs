@@ -54,7 +54,7 @@ const FORBIDDEN: [&str; 5] = [
 /// The program that the guest runs first, on this console. What was said last is given so many seconds to come out.
 ///
 /// Of the words of the kernel's command line `load=N` is the load, so many rounds of it; with `copy` it goes on until the guest
-/// was copied. It rings a bell when it is at work, a register of the hypervisor's, where it reads whether the copy is through.
+/// was copied, or the time of several guests is over; of several, `guest=N` has each write another text. It rings a bell when it is at work, a register of the hypervisor's, where it reads whether the copy is through.
 pub fn script(console: &str, last: u32, bell: Bell) -> String {
     let (rings, is_over) = (bell.ring(), bell.is_over());
     format!(
@@ -67,6 +67,7 @@ pub fn script(console: &str, last: u32, bell: Bell) -> String {
 export PATH=/bin
 dmesg | grep 'remote TLB flush'
 rounds=0
+guest=0
 goes_on=
 ring() {{
     [ -z "$goes_on" ] || {rings}
@@ -77,6 +78,7 @@ is_over() {{
 for word in $(cat /proc/cmdline); do
     case $word in
     copy) goes_on=yes ;;
+    guest=*) guest=${{word#guest=}} ;;
     load=*) rounds=${{word#load=}} ;;
     spin) for cpu in $(seq $(nproc)); do while :; do :; done & done; ring; wait ;;
     shell) ring; setsid sh -c 'exec sh < /dev/{console} > /dev/{console} 2>&1'; poweroff -f ;;
@@ -87,7 +89,7 @@ work() {{
     round=0
     until [ $round -ge $rounds ] && is_over; do
         round=$((round + 1))
-        seq {LINES} > /tmp/$1
+        seq $((1 + guest)) $(({LINES} + guest)) > /tmp/$1
         ring
         sort -r /tmp/$1 | sort -n > /tmp/$1.sorted
         cmp /tmp/$1 /tmp/$1.sorted
@@ -127,7 +129,23 @@ pub fn hashes(console: &[String]) -> usize {
 /// # Errors
 /// What is wrong.
 pub fn check(console: &[String], cpus: u8, rounds: u32, goes_on: bool) -> Result<(), String> {
-    let text: String = (1..=LINES).map(|line| format!("{line}\n")).collect();
+    check_of(console, cpus, rounds, goes_on, 0)
+}
+
+/// The same for a guest that was told `guest=` this number: its text is another.
+///
+/// # Errors
+/// What is wrong.
+pub fn check_of(
+    console: &[String],
+    cpus: u8,
+    rounds: u32,
+    goes_on: bool,
+    guest: u32,
+) -> Result<(), String> {
+    let text: String = (1 + guest..=LINES + guest)
+        .map(|line| format!("{line}\n"))
+        .collect();
     let right: String = Sha256::digest(text)
         .iter()
         .map(|byte| format!("{byte:02x}"))

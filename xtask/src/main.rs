@@ -43,6 +43,7 @@ mod processes;
 mod qemu;
 #[path = "../../hypervisor/src/reports.rs"]
 mod reports;
+mod several;
 mod test_guest;
 mod x86;
 #[path = "../../hypervisor/x86/src/host/counters.rs"]

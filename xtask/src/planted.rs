@@ -84,7 +84,9 @@ pub fn hypervisor(bug: &Bug) -> Result<PathBuf> {
     let manifest = fs::read_to_string(&manifest).about(manifest.display())?;
     // Only what was copied; and what is not in the workspace is not in it here.
     let line = |line: &str| match line.split_once(" = ") {
-        Some(("members", _)) => "members = [\"engine\", \"linear\", \"walker\"]\n".into(),
+        Some(("members", _)) => {
+            "members = [\"engine\", \"hypervisor/common\", \"linear\", \"walker\"]\n".into()
+        }
         Some(("default-members", _)) => String::new(),
         _ => format!("{line}\n"),
     };

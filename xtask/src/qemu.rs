@@ -20,6 +20,7 @@ use tablewright_hypervisor_common::Event;
 
 use crate::counters::{Count, NAMES};
 use crate::fetch::{Files, QEMU};
+use crate::several::Several;
 use crate::{About as _, Error, LIMIT, Leaves, Log, Result, name_of, out};
 
 /// The processor with everything that QEMU has; pointer authentication with the algorithm that is quick to emulate.
@@ -72,6 +73,8 @@ pub struct Boot<'a> {
     pub omit: Option<(&'static str, Count)>,
     /// A bug of the hypervisor's that is made on purpose.
     pub plant: Option<&'static str>,
+    /// Several guests instead of one, each with its memory; `memory` is that of all.
+    pub several: Option<&'a Several>,
     /// What the guest's first program is told.
     pub guest: String,
     /// How long it may take.
@@ -99,6 +102,7 @@ impl<'a> Boot<'a> {
             snapshot: None,
             omit: None,
             plant: None,
+            several: None,
             guest: String::new(),
             limit: Some(LIMIT),
             more: &[],
@@ -446,6 +450,9 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     if let Some((class, _)) = boot.omit {
         options += &format!(" omit={class}");
     }
+    if let Some(several) = boot.several {
+        options += &several.options();
+    }
     if let Some(what) = boot.plant {
         options += &format!(" plant={what}");
     }
@@ -470,6 +477,9 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
         ])
         .args(["-device", &format!("guest-loader,addr={initrd:#x},initrd={}", file(&files.initrd))])
         .args(boot.more);
+    if let Some(several) = boot.several {
+        command.args(["-device", &several.loader(kernel)]);
+    }
     start(command, console, &files.hypervisor, NAMES.len())
 }
 

@@ -9,7 +9,7 @@ use crate::fetch::Files;
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::{
     Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load,
-    log_start, name_of, out, say, x86,
+    log_start, name_of, out, say, several, x86,
 };
 
 #[derive(Args)]
@@ -201,13 +201,15 @@ const TESTS: &[Test] = &[
         .short(),
 ];
 
-/// Tests that are programs of their own.
-const NAMED: [&str; 5] = [
-    bare::NAME,
-    linear::NAME,
-    flushes::NAME,
-    flushes::OWN,
-    log_start::NAME,
+/// Tests that are programs of their own, and whether they are in the short set.
+const NAMED: [(&str, bool); 7] = [
+    (bare::NAME, true),
+    (linear::NAME, true),
+    (flushes::NAME, true),
+    (flushes::OWN, true),
+    (log_start::NAME, true),
+    (several::NAME, true),
+    (several::LINUX, false),
 ];
 
 /// Rounds of the load.
@@ -309,7 +311,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let all: Vec<(String, bool)> = TESTS
         .iter()
         .map(|test| (test.name(), test.short))
-        .chain(NAMED.map(|name| (name.into(), true)))
+        .chain(NAMED.map(|(name, short)| (name.into(), short)))
         .chain(x86::names())
         .chain(hyperv_tests::names())
         .collect();
@@ -335,16 +337,17 @@ pub fn run(args: &TestArgs) -> Result<()> {
         ..files.clone()
     };
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    let named: [(&str, &dyn Fn() -> Result<()>); NAMED.len()] = [
-        (bare::NAME, &|| bare::run(&files, |_| ())),
-        (linear::NAME, &|| linear::run(|_| ())),
-        (flushes::NAME, &flushes::run),
-        (flushes::OWN, &|| flushes::run_own(&files)),
-        (log_start::NAME, &|| {
-            log_start::run(Arch::Arm64, &files, &[256, 512, 1024], |_, _, _| ())
-        }),
+    let named: [&dyn Fn() -> Result<()>; NAMED.len()] = [
+        &|| bare::run(&files, |_| ()),
+        &|| linear::run(|_| ()),
+        &flushes::run,
+        &|| flushes::run_own(&files),
+        &|| log_start::run(Arch::Arm64, &files, &[256, 512, 1024], |_, _, _| ()),
+        &|| several::test(&files, 0, 10),
+        &|| several::test(&files, 2, 6),
     ];
-    for (name, run) in named.into_iter().filter(|(name, _)| chosen(name, true)) {
+    let named = NAMED.into_iter().zip(named);
+    for ((name, _), run) in named.filter(|((name, short), _)| chosen(name, *short)) {
         let started = Instant::now();
         let done = out::clocked(name, run);
         let seconds = started.elapsed().as_secs_f64();

@@ -313,9 +313,15 @@ impl<'m> Identifiers<'m> {
         })
     }
 
+    /// The number of this generation, from 1: one less is how often identifiers have rolled over.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
     /// CPU `cpu` leaves what it has loaded, and is about to load the space that has this identity: what it is to load, and
-    /// nothing else until it calls this again, but tables without a space of their own under identifier 0. Interrupts are
-    /// held off until it is loaded. `None` for a CPU without a holder, and where no space that is live has the identity;
+    /// nothing else until it calls this again, but tables without a space of their own under identifier 0, and tables in which
+    /// nothing is mapped under any, to [flush](crate::arch::arm64::Cpu::invalidate) what is not loaded. Interrupts are held off
+    /// until it is loaded. `None` for a CPU without a holder, and where no space that is live has the identity;
     /// nothing is changed then.
     ///
     /// `allocator` runs a function with the allocator, under a lock; `forget` forgets everything under all identifiers,

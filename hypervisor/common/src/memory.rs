@@ -193,6 +193,19 @@ impl<H: Host> Memory<H> {
         }
     }
 
+    /// The first page.
+    pub fn first(&self) -> Ipa {
+        self.guest.start()
+    }
+
+    /// The frame behind each page, in order.
+    pub fn frames(&self) -> impl Iterator<Item = u64> + '_ {
+        let number = |page: &AtomicU32| page.load(Ordering::Acquire) & !(MOVING | AWAY);
+        self.pages
+            .iter()
+            .map(move |page| u64::from(number(page)) * PAGE)
+    }
+
     /// The guest has this page again.
     pub fn returned(&self, at: Ipa) {
         let Some(page) = self.index(at).and_then(|index| self.pages.get(index)) else {

@@ -269,6 +269,16 @@ impl<H: Host> Driver<H> {
         self.plain.with_log(SlotLog::ByFault)
     }
 
+    /// Starts the log, harvests it so often, after so many milliseconds each time, and ends it.
+    fn log(&mut self, times: u32, apart: u64) {
+        self.start();
+        for _ in 0..times {
+            sleep::<H>(apart);
+            self.harvest();
+        }
+        self.stop();
+    }
+
     /// Starts the log: from here on nothing is written that is not marked.
     fn start(&mut self) {
         let guest = self.guest;
@@ -384,13 +394,13 @@ pub fn log_for_ever<H: Host>(watched: Watched<H>) -> ! {
     let mut driver = Driver::new(watched);
     loop {
         sleep::<H>(200);
-        driver.start();
-        for _ in 0..10 {
-            sleep::<H>(50);
-            driver.harvest();
-        }
-        driver.stop();
+        driver.log(10, 50);
     }
+}
+
+/// The same once: it is harvested five times in a tenth of a second.
+pub fn log_for_a_while<H: Host>(watched: Watched<H>) {
+    Driver::new(watched).log(5, 20);
 }
 
 /// Maps all memory of a guest that does not run, as its faults would, and starts a log: so much is to be measured.

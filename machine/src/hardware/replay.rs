@@ -145,6 +145,8 @@ pub struct Replay {
     spaces: Vec<(u64, u16)>,
     /// What each CPU may remember: of which root, under which identifier.
     held: Vec<Held>,
+    /// Roots in which nothing is, ever: loaded under an identifier, they have nothing remembered under it.
+    empty: Vec<u64>,
 }
 
 /// The identifier of a space that has none. No VMID of 16 bits is given out that far.
@@ -156,6 +158,8 @@ struct Held {
     cpu: usize,
     id: u16,
     root: u64,
+    /// The root has had another identifier since, or none: what was changed since may be remembered.
+    old: bool,
 }
 
 /// Root and identifier.
@@ -180,6 +184,7 @@ impl Replay {
             last: vec![None; cpus],
             spaces: Vec::new(),
             held: Vec::new(),
+            empty: Vec::new(),
         }
     }
 
@@ -264,6 +269,12 @@ impl Replay {
         self.happen(cpu, |this| {
             this.replayed.stores += 1;
             this.last[cpu] = None;
+            if value != 0 && this.is_in_empty(pa) {
+                let what = format!(
+                    "{value:#x} is stored to {pa:#x}, in a root that is loaded under any identifier"
+                );
+                this.find(Rule::IdentifierReused, cpu, what);
+            }
             let hardware = &this.hardware;
             let Some(frame) = hardware.memory.frame_at(pa) else {
                 return;
@@ -357,11 +368,42 @@ impl Replay {
         }
         match (reaches_all, loads) {
             (true, true) => self.hardware.complete(cpu),
-            (true, false) => self.hardware.publish(cpu),
+            (true, false) => {
+                self.hardware.publish(cpu);
+                if self.spaces.len() > 1 {
+                    self.release();
+                }
+            }
             // What others do is not waited for, nor do they see what was stored.
             (false, true) if !is_broadcast => self.hardware.complete_of(cpu, false),
             _ => {}
         }
+    }
+
+    /// Nothing is in this root, and nothing will be. A CPU loads it to have none, or under the identifier that its next invalidations are
+    /// about: of what is not mapped nothing is remembered.
+    pub fn empty(&mut self, cpu: usize, root: u64) {
+        self.happen(cpu, |this| {
+            this.empty.push(root);
+            let word = (root..root + this.size_of_root())
+                .step_by(8)
+                .find(|&word| this.hardware.memory.read(word) != 0);
+            if let Some(word) = word {
+                let what = format!("the root at {root:#x} is not empty at {word:#x}");
+                this.find(Rule::IdentifierReused, cpu, what);
+            }
+        });
+    }
+
+    /// So many bytes the tables of a root take.
+    fn size_of_root(&self) -> u64 {
+        let tables = self.hardware.first_tables(0, 0).count() as u64;
+        tables << self.hardware.memory.page_shift()
+    }
+
+    fn is_in_empty(&self, pa: u64) -> bool {
+        let is_in = |root: &u64| (*root..root + self.size_of_root()).contains(&pa);
+        self.empty.iter().any(is_in)
     }
 
     /// A CPU loads a root, with its identifier, into `VTTBR_EL2`.
@@ -370,7 +412,11 @@ impl Replay {
             this.replayed.roots += 1;
             let (root, id) = parts(vttbr);
             this.vttbr[cpu] = Some(vttbr);
-            this.hold(Held { cpu, id, root });
+            if this.empty.contains(&root) {
+                return this.hardware.unload(cpu);
+            }
+            let old = false;
+            this.hold(Held { cpu, id, root, old });
             let known = this.spaces.iter().position(|&(of, _)| of == root);
             let space = match known {
                 Some(space) => space as u16,
@@ -382,7 +428,9 @@ impl Replay {
                 }
             };
             let (_, before) = &mut this.spaces[usize::from(space)];
-            if std::mem::replace(before, id) != id {
+            let before = std::mem::replace(before, id);
+            if before != id {
+                this.age(root, before);
                 this.hardware.spaces.borrow_mut()[usize::from(space)].id = id;
                 this.hardware.rename(cpu, space, id);
             }
@@ -393,7 +441,7 @@ impl Replay {
     /// A CPU may remember something of a root from here on. Whether it may still of another, under the same identifier; and
     /// no other CPU has that under it now.
     fn hold(&mut self, held: Held) {
-        let Held { cpu, id, root } = held;
+        let Held { cpu, id, root, .. } = held;
         let is_other = |other: &&Held| other.id == id && other.root != root;
         let stale = self
             .held
@@ -413,14 +461,33 @@ impl Replay {
             );
             self.find(Rule::IdentifierReused, cpu, what);
         }
-        for (space, (of, its)) in self.spaces.iter_mut().enumerate() {
-            if *its == id && *of != root {
-                *its = NONE;
+        for space in 0..self.spaces.len() {
+            let (of, its) = self.spaces[space];
+            if its == id && of != root {
+                self.spaces[space].1 = NONE;
                 self.hardware.spaces.borrow_mut()[space].id = NONE;
+                self.age(of, id);
             }
         }
-        if !self.held.contains(&held) {
-            self.held.push(held);
+        let is_it = |other: &&mut Held| (other.cpu, other.id, other.root) == (cpu, id, root);
+        match self.held.iter_mut().find(is_it) {
+            None => self.held.push(held),
+            Some(known) if known.old => {
+                known.old = false;
+                let what = format!(
+                    "the root at {root:#x} is loaded under identifier {id}, which it had before, and CPU {cpu} may remember what was \
+                     changed since"
+                );
+                self.find(Rule::IdentifierReused, cpu, what);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// A root does not have this identifier any more.
+    fn age(&mut self, root: u64, id: u16) {
+        for held in &mut self.held {
+            held.old |= held.root == root && held.id == id;
         }
     }
 
@@ -449,11 +516,14 @@ impl Replay {
         self.release();
     }
 
-    /// What no CPU remembers need not be forgotten.
+    /// What no CPU remembers, or has under no identifier that is the root's, need not be forgotten.
     fn release(&self) {
-        for (space, &(root, _)) in self.spaces.iter().enumerate() {
+        for (space, &(root, id)) in self.spaces.iter().enumerate() {
             if !self.held.iter().any(|held| held.root == root) {
                 self.hardware.obligations.borrow_mut().drop_of(space as u16);
+            } else if id == NONE {
+                // What was changed visibly is remembered under none that is used: it gets another when it is loaded.
+                self.hardware.rename(0, space as u16, NONE);
             }
         }
     }

@@ -94,7 +94,8 @@ macro_rules! load {
         ///    through them, as it uses it, and that stay while they are loaded.
         /// 2. Under the identifier nothing else was loaded since all that is remembered of it was invalidated: it is the
         ///    space's for good, or root and identifier are what
-        ///    [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last.
+        ///    [`Identifiers::switch`](crate::shootdown::Identifiers::switch) has told this processor last. Or the tables map
+        ///    nothing, and nothing is remembered of them.
         #[inline]
         pub unsafe fn $name(value: u64) {
             // SAFETY: what is translated from now on is what the caller vouches for (1., 2.).

@@ -145,7 +145,10 @@ impl Cpu {
     }
 
     /// What [`Platform::invalidate`](crate::Platform::invalidate) has to do. What is executed for a guest is about the VMID
-    /// that is loaded, which has to be the guest's.
+    /// that is loaded, which has to be the guest's. Of a guest that is not loaded, load the identifier that the flush
+    /// [names](Invalidation::id) with a root in which nothing is mapped, and afterwards what was loaded before: with the guest's
+    /// own root walks would be remembered under an identifier that this processor was not
+    /// [told](crate::shootdown::Identifiers::switch) to load.
     #[inline]
     pub fn invalidate(&self, flush: &Invalidation<'_>) {
         self.instructions(flush, |one| execute(one, self.domain));

@@ -169,9 +169,6 @@ fn each_cpu_is_told_by_its_identifier() {
 
 #[test]
 fn an_identifier_is_given_again_when_it_is_forgotten() {
-    const OTHER: u64 = FIRST + 0x4000;
-    const ALLE1: u32 = 0xd50c_879f;
-    let under = |id: u64, root: u64| id << 48 | root;
     let two = || {
         let mut replay = guest();
         for frame in [OTHER, OTHER + 0x1000] {
@@ -183,7 +180,6 @@ fn an_identifier_is_given_again_when_it_is_forgotten() {
         replay.executed(0, DSB_ISHST, None);
         replay
     };
-    let first = |replay: &Replay| replay.findings().first().map(|finding| finding.rule);
     // Another has it loaded; and it is not, but was.
     let mut replay = two();
     replay.load_root(0, under(1, OTHER));
@@ -227,6 +223,135 @@ fn an_identifier_is_given_again_when_it_is_forgotten() {
         replay.executed(cpu, ALLE1, None);
     }
     replay.store(0, LAST, 0, Made::Plain);
+    replay.returned(0);
+    assert_eq!(first(&replay), Some(Rule::NeverInvalidated));
+}
+
+/// Two guests, and a root in which nothing is. The first has identifier 1 on both CPUs, the second 2 on the first.
+fn two_guests() -> Replay {
+    let mut replay = guest();
+    for frame in [OTHER, OTHER + 0x1000, EMPTY, EMPTY + 0x1000] {
+        replay.taken(0, frame);
+        (frame..frame + 0x1000)
+            .step_by(8)
+            .for_each(|word| replay.store(0, word, 0, Made::Plain));
+    }
+    replay.executed(0, DSB_ISHST, None);
+    replay.empty(0, EMPTY);
+    replay.load_root(0, EMPTY);
+    replay.load_root(0, under(2, OTHER));
+    assert_eq!(replay.findings(), []);
+    replay
+}
+
+const OTHER: u64 = FIRST + 0x4000;
+const EMPTY: u64 = FIRST + 0x6000;
+const ALLE1: u32 = 0xd50c_879f;
+
+const fn under(id: u64, root: u64) -> u64 {
+    id << 48 | root
+}
+
+fn first(replay: &Replay) -> Option<Rule> {
+    replay.findings().first().map(|finding| finding.rule)
+}
+
+/// The first guest, which is not loaded here, has a page taken away, with this in VTTBR_EL2.
+fn evict_under(replay: &mut Replay, vttbr: u64) {
+    replay.store(0, LAST + 8, 0, Made::Plain);
+    replay.executed(0, DSB_ISHST, None);
+    replay.load_root(0, vttbr);
+    replay.executed(0, IPAS2LE1IS, Some(1));
+    replay.executed(0, DSB_ISH, None);
+    replay.executed(0, VMALLE1IS, None);
+    replay.load_root(0, under(2, OTHER));
+    replay.executed(0, DSB_ISH, None);
+    replay.touched(0, PAGES + 0x1000);
+    replay.returned(0);
+}
+
+#[test]
+fn a_guest_that_is_not_loaded_is_flushed_under_its_identifier() {
+    let mut replay = two_guests();
+    evict_under(&mut replay, under(1, EMPTY));
+    assert_eq!(replay.findings(), []);
+    // Under that of the guest that is loaded, or none.
+    for id in [0, 2] {
+        let mut replay = two_guests();
+        evict_under(&mut replay, under(id, EMPTY));
+        assert_eq!(first(&replay), Some(Rule::Invalidation), "{id}");
+    }
+    // With its own root, while the identifier is still its own; and when it is another's.
+    let mut replay = two_guests();
+    evict_under(&mut replay, under(1, ROOT));
+    assert_eq!(replay.findings(), []);
+    let mut replay = two_guests();
+    evict_under(&mut replay, under(2, ROOT));
+    assert_eq!(first(&replay), Some(Rule::IdentifierReused));
+}
+
+#[test]
+fn a_root_that_is_empty_stays_so() {
+    let mut replay = two_guests();
+    replay.load_root(0, under(1, EMPTY));
+    replay.load_root(0, under(2, EMPTY));
+    replay.load_root(0, under(2, OTHER));
+    assert_eq!(replay.findings(), []);
+    replay.store(0, EMPTY + 0x1008, MIDDLE | 3, Made::Release);
+    assert_eq!(first(&replay), Some(Rule::IdentifierReused));
+    let mut replay = two_guests();
+    replay.empty(0, ROOT);
+    assert_eq!(
+        first(&replay),
+        Some(Rule::IdentifierReused),
+        "it is a guest's"
+    );
+    // What is not known to be empty is a guest's root like any other.
+    let mut replay = guest();
+    replay.load_root(0, under(1, EMPTY));
+    assert_eq!(first(&replay), Some(Rule::IdentifierReused));
+}
+
+#[test]
+fn an_identifier_of_before_is_behind_a_flush() {
+    // CPU 0 has forgotten, and gives the identifier of the first guest, which no CPU has loaded, to the second.
+    let rolled_over = || {
+        let mut replay = two_guests();
+        replay.load_root(0, EMPTY);
+        replay.load_root(1, EMPTY);
+        replay.executed(0, ALLE1, None);
+        replay.executed(0, DSB_NSH, None);
+        replay.load_root(0, under(1, OTHER));
+        // The first guest is changed. CPU 1 may remember it under 1 still, and does not use that: nothing has to be told.
+        replay.store(0, LAST, 0, Made::Plain);
+        replay.executed(0, DSB_ISHST, None);
+        replay.touched(0, PAGES);
+        replay.returned(0);
+        assert_eq!(replay.findings(), []);
+        replay
+    };
+    // It gets another identifier, and has the first again behind another flush.
+    let mut replay = rolled_over();
+    replay.load_root(1, under(3, ROOT));
+    replay.load_root(1, EMPTY);
+    replay.load_root(0, EMPTY);
+    replay.executed(1, ALLE1, None);
+    replay.executed(1, DSB_NSH, None);
+    replay.load_root(1, under(1, ROOT));
+    assert_eq!(replay.findings(), []);
+    // Without it CPU 1 finds what was changed since.
+    let mut replay = rolled_over();
+    replay.load_root(0, EMPTY);
+    replay.load_root(1, under(1, ROOT));
+    assert_eq!(first(&replay), Some(Rule::IdentifierReused));
+    // Neither does it have to be another's meanwhile.
+    let mut replay = two_guests();
+    replay.load_root(1, under(3, ROOT));
+    replay.load_root(1, under(1, ROOT));
+    assert_eq!(first(&replay), Some(Rule::IdentifierReused));
+    // What is not published is owed, whatever it is called.
+    let mut replay = rolled_over();
+    replay.store(0, LAST + 8, 0, Made::Plain);
     replay.returned(0);
     assert_eq!(first(&replay), Some(Rule::NeverInvalidated));
 }
