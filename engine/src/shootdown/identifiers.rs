@@ -320,7 +320,7 @@ impl<'m> Identifiers<'m> {
 
     /// CPU `cpu` leaves what it has loaded, and is about to load the space that has this identity: what it is to load, and
     /// nothing else until it calls this again, but tables without a space of their own under identifier 0, and tables in which
-    /// nothing is mapped under any, to [flush](crate::arch::arm64::Cpu::invalidate) what is not loaded. Interrupts are held off
+    /// nothing is mapped under any, to [flush](crate::arch::arm64::Cpu) what is not loaded. Interrupts are held off
     /// until it is loaded. `None` for a CPU without a holder, and where no space that is live has the identity;
     /// nothing is changed then.
     ///
