@@ -1,7 +1,7 @@
 //! VMIDs of several guests: few, given again and again by the engine's [`Identifiers`], and how a guest is flushed that is not
 //! loaded.
 //!
-//! # Who has which
+//! # Which guest has which
 //!
 //! Each guest has an [`Identity`]. A processor asks for the guest's identifier each time it loads it, and is told to forget
 //! everything first where a new generation has begun. A guest that comes back has the identifier that it had, or, if that is
@@ -11,13 +11,13 @@
 //!
 //! A TLBI of stage 2 goes by the VMID in `VTTBR_EL2`, so that is what has to be there: the identifier of the guest that is flushed.
 //! Its root must not be. A walk that the processor makes ahead of anything would fill the TLB under an identifier that may be
-//! another guest's by now, or will be: the engine has told the processor to load something else, and nobody is told to forget what it
-//! finds. So the identifier is loaded with a root that is **empty**. Nothing is found in it, and what is not found is not remembered
+//! another guest's by now, or will be: the engine has told the processor to load something else, and no processor is told to forget
+//! what that walk finds. So the identifier is loaded with a root that is **empty**. Nothing is found in it, and what is not found is not remembered
 //! (DDI 0487 D8.13.1). It is that same root under 0, which no guest has, that a processor has while it goes from one guest to the
 //! next, and while it has none.
 //!
-//! The identifier was read after the change was published. If the guest has got another meanwhile, whoever has loaded it under that
-//! walks what is there now; and if another guest has got this one, it forgets more than it has to.
+//! The identifier was read after the change was published. If the guest has got another meanwhile, a processor that has loaded it
+//! under that walks what is there now; and if another guest has got this one, it forgets more than it has to.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};

@@ -30,7 +30,7 @@ static CURRENT: [AtomicUsize; cpu::MOST] = [const { AtomicUsize::new(NOWHERE) };
 /// The vCPU that was on a processor last.
 static BEFORE: [AtomicUsize; cpu::MOST] = [const { AtomicUsize::new(NOWHERE) }; cpu::MOST];
 
-/// Whose turn it is.
+/// The number of the vCPU that has its turn next.
 static TURN: AtomicUsize = AtomicUsize::new(0);
 
 /// Turns in a second.
