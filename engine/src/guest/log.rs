@@ -243,7 +243,7 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         if !guest.slots.is_current(request.version) {
             return Err(Refused::Retry);
         }
-        let leaf = guest.space.affordable(leaf, CLAIM, leaf_at)?;
+        let leaf = guest.space.affordable(request.at, leaf, CLAIM, leaf_at)?;
         // SAFETY: a walk is entered (1.).
         unsafe { self.gather.collapse_walking(&leaf) }
     }

@@ -579,7 +579,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
         unsafe { guest.space.wake_walking(Ipa::new(request.at), writes)? };
         match top == Level::PAGE {
             true => self.recent = guest.space.template(&leaf).map(|bits| (like, bits)),
-            false => leaf = guest.space.affordable(leaf, CLAIM, leaf_at)?,
+            false => leaf = guest.space.affordable(request.at, leaf, CLAIM, leaf_at)?,
         }
         // A leaf that is in the way is split one level at a time.
         for _ in 0..MAX_LEVELS {

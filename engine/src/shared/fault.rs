@@ -447,17 +447,18 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
 }
 
 impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
-    /// The largest leaf, up to `leaf`, that takes no more than `most` bytes to be cleaned, or that of a page; `leaf_at` makes
-    /// it at another level. The caller has entered a walk.
+    /// The largest leaf, up to `leaf`, that takes no more than `most` bytes to be cleaned, or that of a page, for a fault at `at`;
+    /// `leaf_at` makes it at another level. The caller has entered a walk.
     pub(crate) fn affordable(
         &self,
+        at: u64,
         mut leaf: NewLeaf<F>,
         most: u64,
         leaf_at: impl Fn(Level) -> Result<NewLeaf<F>, Refused<F::Input>>,
     ) -> Result<NewLeaf<F>, Refused<F::Input>> {
         loop {
             let cleans = leaf.size() > most && self.maintenance(&leaf.attrs, Perms::empty()).0;
-            if !cleans || self.lacks_little(&leaf, most) {
+            if !cleans || self.lacks_little(&leaf, at, most) {
                 return Ok(leaf);
             }
             let mut level = leaf.level;
@@ -472,7 +473,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     }
 
     /// Whether all but `most` bytes of the leaf's memory are mapped where it belongs.
-    fn lacks_little(&self, leaf: &NewLeaf<F>, most: u64) -> bool {
+    fn lacks_little(&self, leaf: &NewLeaf<F>, at: u64, most: u64) -> bool {
         // SAFETY: a walk is entered, by the caller.
         let found = unsafe { self.find(leaf.input, leaf.level) };
         match (F::kind(found.entry, found.level), leaf.level.down()) {
@@ -480,16 +481,19 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             (Kind::Table, Some(below)) => {
                 let mut left = most;
                 let child = F::address(found.entry, found.level);
-                self.has(leaf, child, below, leaf.slice(), &mut left)
+                self.has(leaf, at, child, below, leaf.slice(), &mut left)
             }
             _ => false,
         }
     }
 
-    /// Whether a table holds the memory of `leaf`, but for what is taken off `left`.
+    /// Whether a table holds the memory of `leaf`, but for what is taken off `left`. The look begins at `at`, where the fault is,
+    /// and goes round: memory is touched upwards more often than not, so what lacks is found in a few entries and not behind all
+    /// that is there.
     fn has(
         &self,
         leaf: &NewLeaf<F>,
+        at: u64,
         frame: Pa,
         level: Level,
         slice: Slice,
@@ -498,14 +502,17 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         // SAFETY: a table of the tree, in a walk.
         let table = unsafe { Table::open(&self.platform, frame, level) };
         let size = 1u64 << F::shift(level);
-        (0..1usize << F::INDEX_BITS).all(|index| {
+        let entries = 1usize << F::INDEX_BITS;
+        let start = F::index(at, level);
+        (start..start + entries).all(|index| {
+            let index = index % entries;
             let first = slice.first + index as u64 * size;
             let entry = table.follow(index);
             match (F::kind(entry, level), level.down()) {
                 (Kind::Table, Some(below)) => {
                     let last = first + (size - 1);
                     let part = Slice { first, last };
-                    self.has(leaf, F::address(entry, level), below, part, left)
+                    self.has(leaf, at, F::address(entry, level), below, part, left)
                 }
                 (Kind::Leaf, _) if leaf.is_cleaned_by(entry, level, first) => true,
                 _ => left.checked_sub(size).map(|now| *left = now).is_some(),
