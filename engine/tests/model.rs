@@ -678,7 +678,7 @@ fn agrees_with_the_model<F: Decoded>() {
                     Regime::Arm64Stage1 { .. } | Regime::X86_64 { .. }
                 ) =>
             {
-                75
+                40
             }
             false => 25,
         });

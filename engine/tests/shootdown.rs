@@ -627,7 +627,7 @@ fn play(world: &World<'_>, steps: &[Step], identified: bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
     #[test]
     fn whatever_has_changed_is_forgotten_before_it_is_used(
         steps in prop::collection::vec(step(), 1..120),

@@ -144,7 +144,7 @@ fn the_published_case() {
 }
 
 #[test]
-#[ignore = "each of a million writes is checked against thousands of changes: a minute, so CI runs it with"]
+#[ignore = "each of a million writes is checked against thousands of changes, minutes without optimisation: `.ci/run all` runs it with"]
 fn the_published_case_after_the_change() {
     let report = json(&[]);
     let of = |how| rows(&report, how)[0];

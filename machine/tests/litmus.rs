@@ -62,22 +62,22 @@ fn every_verdict_holds_over_all_interleavings() {
 
 #[test]
 fn the_machine_shows_what_is_allowed_and_nothing_else() {
+    // What is forbidden is looked for on as many paths, and by the explorer on all; what is allowed may be rare.
     let seeds = std::env::var("LITMUS_SEEDS");
     let seeds = seeds.ok().and_then(|seeds| seeds.parse().ok());
-    let seeds = seeds.unwrap_or(2_000);
+    let seeds: u64 = seeds.unwrap_or(200);
     every(|test, profile| {
         let asks = 0..test.outcomes().count();
         let silent = |ask| test.never_shown(ask).or(test.only_explored(ask)).is_some();
-        // What is to be seen once need not be seen again.
-        let settled = |outcomes: &[(Option<u64>, bool)]| {
+        let shown = |outcomes: &[(Option<u64>, bool)]| {
             asks.clone().all(|ask| {
                 let allowed = test.expected(ask, profile) == Some(Verdict::Allowed);
-                allowed && !silent(ask) && outcomes[ask].0.is_some()
+                !allowed || silent(ask) || outcomes[ask].0.is_some()
             })
         };
-        let mut simulated = simulate(test, profile, seeds.min(200)).unwrap();
-        if !settled(&simulated.outcomes) {
-            simulated = simulate(test, profile, seeds).unwrap();
+        let mut simulated = simulate(test, profile, seeds).unwrap();
+        if !shown(&simulated.outcomes) {
+            simulated = simulate(test, profile, seeds.max(2_000)).unwrap();
         }
         let mut wrong = String::new();
         for (ask, outcome) in test.outcomes().enumerate() {

@@ -166,30 +166,28 @@ fn note(
 mod tests {
     use super::*;
     use crate::map_mem::machine::Threads;
-    use crate::page_table_test::simulate::{Way, software};
+    use crate::page_table_test::simulate::software;
 
-    /// The measure: the published improvement within 15 %, but for what the profile says that it cannot explain.
+    /// The published improvements within 15 %, but for what the profile says that it cannot explain.
     #[test]
+    fn published_improvements_come_out_or_are_explained_away() {
+        // A page of 1 GiB is 262,144 entries, which 20 to 80 vCPUs change one by one.
+        let mut published = published::built_in("page-table-test").unwrap();
+        published.retain(|row| !row.configuration.contains("hugetlb_1gb"));
+        assert_eq!(published.len(), 7);
+        compare(published);
+    }
+
+    #[test]
+    #[ignore = "minutes without optimisation: `.ci/run all` runs it with"]
     fn every_published_improvement_comes_out_or_is_explained_away() {
         let published = published::built_in("page-table-test").unwrap();
-        let run = software(Threads { threads: None });
-        // Gigabyte pages, logged by the engine, are 262,144 entries for which 40 vCPUs compete: minutes, and a test of
-        // page-table-test has fewer vCPUs do the same.
-        let slow = |job: &Job| job.way == Way::Tablewright && job.source.bytes() == 1 << 30;
-        let quick = |jobs: &[Job]| {
-            let quick: Vec<Job> = jobs.iter().filter(|job| !slow(job)).cloned().collect();
-            let mut ran = run(&quick)?.into_iter();
-            let of = |job| {
-                if slow(job) {
-                    Some(Ran::default())
-                } else {
-                    ran.next()
-                }
-            };
-            Ok(jobs.iter().filter_map(of).collect())
-        };
-        let rows = rows(published, &quick).unwrap();
-        assert_eq!(rows.len(), 13);
+        assert_eq!(published.len(), 13);
+        compare(published);
+    }
+
+    fn compare(published: Vec<published::Row>) {
+        let rows = rows(published, &software(Threads { threads: None })).unwrap();
         let mut excused = 0;
         let mut fitted = 0;
         for row in &rows {

@@ -163,15 +163,13 @@ fn each_planted_bug_is_caught_by_the_right_rule() {
         if violation.seed != seed || run(workload, seed, Some(bug), None) != caught {
             failures.push(format!("{name}: seed {seed} is not the same again"));
         }
-        for seed in 1..=seed {
-            let right = run(workload, seed, None, None);
-            if !right.is_good() {
-                let first = right.violations.first();
-                failures.push(format!(
-                    "{workload} without a bug: {first:?}, {:?}",
-                    right.outcome
-                ));
-            }
+        let right = run(workload, seed, None, None);
+        if !right.is_good() {
+            let first = right.violations.first();
+            failures.push(format!(
+                "{workload} without a bug: {first:?}, {:?}",
+                right.outcome
+            ));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
@@ -206,10 +204,11 @@ fn each_rule_is_the_first_that_some_bug_breaks() {
     assert!(silent.is_empty(), "no bug breaks {silent:?}");
 }
 
+/// A slice: the example `seeds` runs as many as it is told.
 #[test]
 fn right_programs_break_no_rule_and_do_the_same_each_time() {
     for workload in Workload::ALL {
-        for seed in 1..=300 {
+        for seed in 1..=75 {
             let first = run(workload, seed, None, None);
             assert!(first.is_good(), "{workload}: {first:?}");
             // In another order, and so on memory that has been used for something else.
