@@ -4,7 +4,8 @@
 //!
 //! Run with `cargo test --release -p tablewright-loom`, which builds the engine with loom's atomics. Each protocol is
 //! explored whole, without a bound, with two threads and with three: one edits, or several do, and the others walk. The
-//! slots, of which a look-up alone reads a dozen words, with two.
+//! slots, of which a look-up alone reads a dozen words, with two. What takes longest is explored up to [three
+//! preemptions](bounded), and whole with `LOOM_WHOLE=1`.
 
 /// The engine by the name that it has elsewhere.
 extern crate tablewright_loom as tablewright;
@@ -18,3 +19,12 @@ mod quiet;
 mod shared;
 mod shootdown;
 mod tables;
+
+/// Explores a model in which each execution has so many preemptions at most; all executions with `LOOM_WHOLE`.
+fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    if std::env::var_os("LOOM_WHOLE").is_none() {
+        builder.preemption_bound = Some(preemptions);
+    }
+    builder.check(model);
+}

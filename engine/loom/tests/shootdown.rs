@@ -21,6 +21,8 @@ use tablewright::shootdown::{
 };
 use tablewright::{Invalidation, Pa, Stale, What};
 
+use crate::bounded;
+
 const CPUS: usize = 2;
 /// What the entry says before the edit, and after it.
 const OLD: u64 = 1;
@@ -467,7 +469,7 @@ fn two_that_flush_at_once_do_not_wait_for_each_other() {
 
 /// CPUs 0 and 1 flush an entry each, and use that of the other.
 fn two_that_flush(handler: Option<(Point, usize, Edit)>) {
-    loom::model(move || {
+    let model = move || {
         let world = World::new();
         let others = |cpu: usize| -> &'static [usize] { if cpu == 0 { &[1] } else { &[0] } };
         let start = |world: &World, cpu: usize| {
@@ -489,7 +491,11 @@ fn two_that_flush(handler: Option<(Point, usize, Edit)>) {
         let other = on(&world, move |world| run(world, 1));
         run(&world, 0);
         other.join().unwrap();
-    });
+    };
+    match handler {
+        None => loom::model(model),
+        Some(_) => bounded(3, model),
+    }
 }
 
 // ---- Flushes in handlers ----
