@@ -138,7 +138,7 @@ impl Test {
 const TESTS: &[Test] = &[
     Test::new(CPU_MAX, 1, Leaves::Pages).short(),
     Test::new(CPU_MAX, 2, Leaves::Pages),
-    Test::new(CPU_MAX, 4, Leaves::Mixed).short(),
+    Test::new(CPU_MAX, 4, Leaves::Mixed),
     Test::new(CPU_PLAIN, 1, Leaves::Mixed),
     Test::new(CPU_PLAIN, 2, Leaves::Blocks).short(),
     Test::new(CPU_PLAIN, 4, Leaves::Pages),
