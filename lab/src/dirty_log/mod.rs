@@ -73,9 +73,9 @@ pub struct Arguments {
     /// Where the memory starts in the guest's physical addresses, in bytes [default: as far up as they go]
     #[arg(short = 'p', long, value_name = "OFFSET", value_parser = page_table_test::offset)]
     offset: Option<u64>,
-    /// The profile of a machine, by name or as a file
-    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true, default_value = "x86-416-vcpus")]
-    machine: String,
+    /// The profile of a machine, by name or as a file [default: x86-416-vcpus]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
+    machine: Option<String>,
     /// How logging is disabled [default: each way in turn]
     #[arg(long, value_enum)]
     how: Option<How>,
@@ -111,6 +111,8 @@ impl Arguments {
 
 /// So many pages are run where nothing is said.
 const USUAL_PAGES: u64 = 1 << 18;
+/// The machine, if none is named.
+const MACHINE: &str = "x86-416-vcpus";
 /// The tables of more would not fit into many computers.
 const MOST_PAGES: u64 = 1 << 22;
 /// No memory is larger: the host's lies beside it.
@@ -168,7 +170,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         return kvm::dirty_log(&on_kvm(arguments)?, arguments.json);
     }
     arguments.kvm.unused()?;
-    let (profile, left_out) = needs::load(&arguments.machine, Experiment::DirtyLog)?;
+    let (profile, left_out) = needs::load(
+        arguments.machine.as_deref().unwrap_or(MACHINE),
+        Experiment::DirtyLog,
+    )?;
     let plot = arguments.plot.as_deref();
     let plot = plot.map(|path| Target::new("--plot", path)).transpose()?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
@@ -185,6 +190,7 @@ fn on_kvm(arguments: &Arguments) -> Result<kvm::Asked, Error> {
     kvm::only_machine(&[
         (arguments.how.is_some(), "--how"),
         (arguments.scale.is_some(), "--scale"),
+        (arguments.machine.is_some(), "--machine"),
         (arguments.plot.is_some(), "--plot"),
     ])?;
     let vcpus = arguments.vcpus.unwrap_or(1);

@@ -57,9 +57,9 @@ pub struct Arguments {
     /// What to run on; native are threads of this computer, and the engine's own way alone
     #[arg(long, value_enum, default_value = "machine")]
     on: Place,
-    /// The profile of a machine, by name or as a file
-    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true, default_value = "kunpeng-920")]
-    machine: String,
+    /// The profile of a machine, by name or as a file [default: kunpeng-920]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
+    machine: Option<String>,
     /// How faults are handled [default: each way in turn]
     #[arg(long, value_enum)]
     how: Option<How>,
@@ -160,6 +160,9 @@ struct Row {
     violation: Option<String>,
 }
 
+/// The machine, if none is named.
+const MACHINE: &str = "kunpeng-920";
+
 /// Runs the test, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     match arguments.on {
@@ -170,7 +173,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         }
         Place::Kvm => return run_kvm(arguments),
     }
-    let (profile, left_out) = needs::load(&arguments.machine, Experiment::PageTableTest)?;
+    let (profile, left_out) = needs::load(
+        arguments.machine.as_deref().unwrap_or(MACHINE),
+        Experiment::PageTableTest,
+    )?;
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
     needs::warn(left_out.as_ref());
     report.print(arguments.json, text)
@@ -180,6 +186,7 @@ fn run_kvm(arguments: &Arguments) -> Result<(), Error> {
     kvm::only_machine(&[
         (arguments.how.is_some(), "--how"),
         (arguments.scale != 1, "--scale"),
+        (arguments.machine.is_some(), "--machine"),
         (arguments.logging_first, "--logging-first"),
         (arguments.kvm.overlap, "-o"),
     ])?;
@@ -209,6 +216,9 @@ struct NativeRow {
 }
 
 fn run_native(arguments: &Arguments) -> Result<(), Error> {
+    if arguments.machine.is_some() {
+        return Err(Error::Usage("--machine: not with --on native".to_owned()));
+    }
     let how = arguments.how.unwrap_or(How::Tablewright);
     if how != How::Tablewright || arguments.logging_first {
         let option = if arguments.logging_first {

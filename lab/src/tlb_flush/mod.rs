@@ -69,9 +69,9 @@ pub struct Arguments {
     /// The file that is mapped on this computer, of at least as many pages; made and removed if none is given
     #[arg(long, value_name = "FILE", conflicts_with = "machine")]
     file: Option<PathBuf>,
-    /// The profile of a machine, by name or as a file
-    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true, default_value = "hyperv-16-vcpus")]
-    machine: String,
+    /// The profile of a machine, by name or as a file [default: hyperv-16-vcpus]
+    #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
+    machine: Option<String>,
     #[command(flatten)]
     threads: Threads,
     /// What a guest has measured (`cargo xtask tlb-flush --json`), beside what the machine predicts for as many threads, cycles, pages
@@ -118,9 +118,20 @@ struct Row {
     fitted: bool,
 }
 
+/// The machine, if none is named.
+const MACHINE: &str = "hyperv-16-vcpus";
+
 /// Runs it, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.on == On::Native {
+        let machines = [
+            (!arguments.how.is_empty(), "--how"),
+            (arguments.machine.is_some(), "--machine"),
+            (arguments.cpus.is_some(), "--cpus"),
+        ];
+        if let Some((_, option)) = machines.iter().find(|(given, _)| *given) {
+            return Err(Error::Usage(format!("{option}: not with --on native")));
+        }
         return native::run(&native::Program {
             threads: arguments.tasks,
             rounds: arguments.rounds,
@@ -133,7 +144,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.file.is_some() {
         return Err(Error::Usage("--file: only with --on native".to_owned()));
     }
-    let (profile, left_out) = needs::load(&arguments.machine, Experiment::TlbFlush)?;
+    let (profile, left_out) = needs::load(
+        arguments.machine.as_deref().unwrap_or(MACHINE),
+        Experiment::TlbFlush,
+    )?;
     let software = simulate::software(arguments.threads);
     if let Some(path) = &arguments.from {
         let report = from::compare(path, &profile, &software)?;

@@ -1,6 +1,8 @@
 //! The program as a shell sees it: what it prints where, and how it exits.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod wrong;
 
 use std::fs;
 use std::process::Command;
@@ -173,7 +175,7 @@ fn memory_maps_that_are_none() {
             "0-fff : System RAM\nhello\n",
             "line 2: expected 'START-END : NAME'",
         ),
-        ("no-ram", "0-fff : Reserved\n", "no 'System RAM' in 1 lines"),
+        ("no-ram", "0-fff : Reserved\n", "no 'System RAM' in 1 line"),
         (
             "backwards",
             "1000-fff : System RAM\n",
