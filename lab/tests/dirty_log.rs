@@ -87,11 +87,11 @@ fn bad_input_is_one_line() {
         (&["--scale", "0"], "0 is not in 1.."),
         (
             &["-v", "1", "--scale", "3"],
-            "--scale 3: 1 GiB is no multiple of 3 times 4 KiB",
+            "--scale 3: 1 GiB of anonymous cannot be divided so; of the powers of two these fit: 1, 2, 4,",
         ),
         (
             &["-s", "anonymous_hugetlb_1gb", "--scale", "2"],
-            "--scale 2: 1 GiB is no multiple of 2 times 1 GiB, nor is it a multiple of 512",
+            "--scale 2: 1 GiB of anonymous_hugetlb_1gb cannot be divided so; of the powers of two these fit: 1, 512\n",
         ),
         (&["-b", "32G", "--scale", "1"], "are too many to simulate"),
         (&["--how", "fly"], "unfreeze-first"),

@@ -28,8 +28,8 @@ fn bad_input_is_one_line() {
     for (arguments, says) in [
         (&["-b", "5000"][..], "-b 5000: not a multiple of 4 KiB"),
         (
-            &["-b", "32G"],
-            "-b 32 GiB: at most 16 GiB in pages of 4 KiB; --sizes takes more",
+            &["-b", "64G"],
+            "-b 64 GiB: at most 32 GiB in pages of 4 KiB; --sizes takes more",
         ),
         (
             &["-b", "32K", "-v", "9"],

@@ -283,9 +283,12 @@ impl Case {
         };
         // Two levels of tables below a page of the host are one.
         let deep = source.level().height() == 2;
+        let parts = |scale: u64| match deep && scale.is_multiple_of(LEVEL) {
+            true => (LEVEL, scale / LEVEL),
+            false => (1, scale),
+        };
         let (smaller, fewer) = match self.scale {
-            Some(scale) if deep && scale.is_multiple_of(LEVEL) => (LEVEL, scale / LEVEL),
-            Some(scale) => (1, scale),
+            Some(scale) => parts(scale),
             None => {
                 let smaller = if deep { LEVEL } else { 1 };
                 let pages = self.bytes / PAGE * u64::from(self.vcpus) / smaller;
@@ -298,16 +301,20 @@ impl Case {
         };
         if !fits(smaller, fewer) {
             return Err(Error::Usage(match self.scale {
-                Some(scale) => format!(
-                    "--scale {scale}: {} is no multiple of {scale} times {}{}",
-                    human(self.bytes),
-                    human(size / smaller),
-                    if deep {
-                        ", nor is it a multiple of 512"
-                    } else {
-                        ""
-                    }
-                ),
+                Some(scale) => {
+                    let powers = (0..u64::BITS).map(|shift| 1 << shift);
+                    let fit = powers.filter(|scale| {
+                        let (smaller, fewer) = parts(*scale);
+                        fits(smaller, fewer)
+                    });
+                    let fit: Vec<String> = fit.map(|scale: u64| scale.to_string()).collect();
+                    format!(
+                        "--scale {scale}: {} of {} cannot be divided so; of the powers of two these fit: {}",
+                        human(self.bytes),
+                        self.backing.name,
+                        fit.join(", ")
+                    )
+                }
                 None => format!(
                     "-b {}: not a multiple of the {} that {} has",
                     human(self.bytes),

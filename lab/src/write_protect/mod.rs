@@ -111,6 +111,8 @@ const SIZES: [u64; 8] = [
 ];
 /// More leaves than this are replaced by fewer and larger ones: the machine has a table for every 512.
 const MOST_LEAVES: u64 = 1 << 22;
+/// What `-b` takes, in pages of 4 KiB: the published guests have up to 30 GiB, and it is for the user to wait for them.
+const MOST_PAGES: u64 = 1 << 23;
 /// No memory is larger: the host's lies beside it.
 const MOST_BYTES: u64 = 1 << 45;
 
@@ -262,11 +264,11 @@ fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
         if !bytes.is_multiple_of(4096) {
             return usage(format!("-b {bytes}: not a multiple of 4 KiB"));
         }
-        if bytes / 4096 > MOST_LEAVES {
+        if bytes / 4096 > MOST_PAGES {
             return usage(format!(
                 "-b {}: at most {} in pages of 4 KiB; --sizes takes more",
                 human(bytes),
-                human(MOST_LEAVES * 4096)
+                human(MOST_PAGES * 4096)
             ));
         }
         if bytes / 4096 < u64::from(vcpus) {
