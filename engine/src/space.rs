@@ -204,21 +204,29 @@ impl Conditions {
     /// How the leaf of a page may change into one of other memory.
     #[inline(always)]
     pub fn replacement<F: Format>(&self, old: u64, new: u64) -> Transition {
-        let in_full = || {
-            let [old, new] = [old, new].map(|it| State::remembered::<F>(it, Level::PAGE));
-            let different = Contents::Different;
-            transition(F::RULE, &old, &new, Level::PAGE, &self.caps, different)
-        };
         if (old ^ new) & F::address_mask(Level::PAGE) == 0 {
-            return in_full();
+            return self.replacement_of_same::<F>(old, new);
         }
         // What is mapped changes: that decides it whatever the attributes are.
         let how = match F::RULE {
             Rule::Arm => Transition::Break,
             Rule::X86 => Transition::Invalidate,
         };
-        debug_assert_eq!(how, in_full(), "the rules know no other");
+        debug_assert_eq!(
+            how,
+            self.replacement_of_same::<F>(old, new),
+            "the rules know no other"
+        );
         how
+    }
+
+    /// The same where the memory stays, by all that the rules look at.
+    #[cold]
+    #[inline(never)]
+    fn replacement_of_same<F: Format>(&self, old: u64, new: u64) -> Transition {
+        let [old, new] = [old, new].map(|it| State::remembered::<F>(it, Level::PAGE));
+        let different = Contents::Different;
+        transition(F::RULE, &old, &new, Level::PAGE, &self.caps, different)
     }
 
     /// Whether a walker may write this leaf under the edit's hands, so that it has to be exchanged.

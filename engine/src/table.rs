@@ -176,8 +176,12 @@ impl<P: Platform> Table<'_, P> {
     #[inline(never)]
     pub fn flip(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {
         let mut index = range.start;
+        // What a short range would prefetch is not what is edited next.
+        let ahead = range.len() >= LINE * AHEAD;
         while range.end - index >= LINE {
-            self.prefetch_ahead(index);
+            if ahead {
+                self.prefetch_ahead(index);
+            }
             let mut line = [0; LINE];
             let mut differs = 0;
             for (offset, entry) in line.iter_mut().enumerate() {
@@ -192,6 +196,13 @@ impl<P: Platform> Table<'_, P> {
             }
             index += LINE;
         }
+        self.flip_few(index..range.end, key, mask, flip)
+    }
+
+    /// The same of a few entries, one by one.
+    #[inline(always)]
+    pub fn flip_few(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {
+        let mut index = range.start;
         while index < range.end {
             let entry = self.load(index);
             if (entry ^ key) & mask != 0 {

@@ -26,6 +26,9 @@ pub(crate) struct Piece {
 
 /// Where the memory of a mapping lies.
 pub(crate) trait Source: Clone {
+    /// There is one piece.
+    const ONE: bool;
+
     /// The piece that `input` is in.
     fn at(&self, input: u64) -> Piece;
 }
@@ -47,6 +50,8 @@ impl Consecutive {
 }
 
 impl Source for Consecutive {
+    const ONE: bool = true;
+
     #[inline(always)]
     fn at(&self, _: u64) -> Piece {
         Piece {
@@ -78,6 +83,8 @@ impl<'f> Scattered<'f> {
 }
 
 impl Source for Scattered<'_> {
+    const ONE: bool = false;
+
     fn at(&self, input: u64) -> Piece {
         let (mut number, mut first) = self.place.get();
         if input < first {
@@ -202,6 +209,9 @@ impl<F: Format, S: Source> Leaves<F, S> {
         range: Range<usize>,
         mut first: u64,
     ) {
+        if S::ONE {
+            return self.fill_piece(table, level, range, first);
+        }
         let mut start = range.start;
         while start < range.end {
             let end = start + self.whole(level, first).clamp(1, range.end - start);

@@ -512,7 +512,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 }
 
 /// Writes leaves into entries of pages, if all of them are holes.
-#[inline(never)]
+#[inline(always)]
 fn fill_holes<F: Format, P: Platform, S: Source>(
     table: &Table<'_, P>,
     range: Range<usize>,

@@ -18,6 +18,7 @@ use super::live::{Cut, Look};
 use super::{Change, in_place_of, saturate, withheld};
 use crate::addr::{Level, Pa, Span};
 use crate::bbm::{State, Transition};
+use crate::entry::LINE;
 use crate::flush::Ranges;
 use crate::format::{Format, Kind};
 use crate::gather::Gather;
@@ -104,9 +105,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Makes the change where it is one of pages of one table and nothing is in its way. Whether it was.
     #[inline(never)]
     fn change_pages(&mut self, slice: Slice, change: &Change) -> bool {
-        if slice.is_whole::<F>(Level::PAGE) {
-            return self.change_page(slice, change);
-        }
         if !self.space.take_up(change) {
             return false;
         }
@@ -117,12 +115,17 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         // Mostly they are like the page that was changed last.
         let plan = self.space.recent.plan;
         let mask = !F::address_mask(Level::PAGE);
-        let like = match plan.how {
-            _ if plan.level() != Level::PAGE => range.start,
-            How::Store => table.flip(range.clone(), plan.key(), mask, plan.flip),
-            How::Exchange => table.flip_contended(range.clone(), plan.key(), mask, plan.flip),
-            How::Keep | How::Break => range.start,
-        };
+        let mut like = range.start;
+        if plan.level() != Level::PAGE {
+            // It is of larger leaves.
+        } else if plan.how == How::Store {
+            like = match range.len() <= LINE {
+                true => table.flip_few(range.clone(), plan.key(), mask, plan.flip),
+                false => table.flip(range.clone(), plan.key(), mask, plan.flip),
+            };
+        } else if plan.how == How::Exchange {
+            like = table.flip_contended(range.clone(), plan.key(), mask, plan.flip);
+        }
         let pages = (like - range.start) as u64;
         range.start = like;
         let frame = table.frame();

@@ -88,9 +88,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                             entry
                         };
                         if breaks {
-                            let mut ranges = Ranges::new();
-                            ranges.add(slice, Some(Level::PAGE), false);
-                            ranges.run::<F, P>(&space.platform, space.target());
+                            Ranges::run_one(&space.platform, space.target(), slice, Level::PAGE);
                             place.table.store(index, new);
                         }
                         if how == Transition::Invalidate {

@@ -358,32 +358,49 @@ impl<V> TakePages<V> {
     where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     {
-        let mut input = first;
+        let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         // What is cut is named when all of it is: if the visitor unwinds, everything is.
-        let mut cut: Option<Slice> = None;
-        for index in range {
-            let entry = table.load(index);
-            if F::kind(entry, Level::PAGE) == Kind::Leaf {
-                if self.stop {
-                    return (cut, ControlFlow::Break(input));
+        let (mut from, mut to) = (range.end, range.start);
+        let mut end = ControlFlow::Continue(());
+        let conditions = self.conditions;
+        // Mostly a leaf has the pattern of the one before, and a store takes it. No entry has this one.
+        let mask = !F::address_mask(Level::PAGE);
+        let mut plain = !mask;
+        for index in range.clone() {
+            let mut entry = table.load(index);
+            let mut behind = index + 1;
+            if entry & mask == plain {
+                table.store(index, 0);
+            } else {
+                if F::kind(entry, Level::PAGE) != Kind::Leaf {
+                    continue;
                 }
-                let (entry, Slice { last, .. }) = match entry & F::CONTIGUOUS {
-                    0 => (
-                        take::<F, P>(table, self.conditions, index, Level::PAGE, entry),
-                        Slice::around::<F>(input, Level::PAGE),
-                    ),
-                    _ => (
-                        take_run::<F, P>(table, self.conditions, index, Level::PAGE),
-                        run::extent::<F>(input, Level::PAGE),
-                    ),
-                };
-                let leaf = Leaf::new(input, entry, Level::PAGE, self.denied);
-                self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
-                let first = cut.map_or(input, |cut| cut.first);
-                cut = Some(Slice { first, last });
+                if self.stop {
+                    end = ControlFlow::Break(at(index));
+                    break;
+                }
+                from = from.min(index);
+                if entry & F::CONTIGUOUS != 0 {
+                    entry = take_run::<F, P>(table, conditions, index, Level::PAGE);
+                    behind = run::members::<F>(index, Level::PAGE).end;
+                } else {
+                    if !conditions.is_contended::<F>(entry, Level::PAGE) {
+                        plain = entry & mask;
+                    }
+                    entry = take::<F, P>(table, conditions, index, Level::PAGE, entry);
+                }
             }
-            input = input.wrapping_add(1 << F::PAGE_SHIFT);
+            to = behind;
+            let leaf = Leaf::new(at(index), entry, Level::PAGE, self.denied);
+            if (self.held)(Held::new(leaf, self.serial)).is_break() {
+                self.stop = true;
+                plain = !mask;
+            }
         }
-        (cut, ControlFlow::Continue(()))
+        let cut = (from < to).then(|| Slice {
+            first: at(from),
+            last: at(to).wrapping_sub(1),
+        });
+        (cut, end)
     }
 }

@@ -246,6 +246,25 @@ impl Ranges {
         true
     }
 
+    /// Has every walker forget one leaf of `level`, and waits until it has.
+    #[inline]
+    pub fn run_one<P: Platform>(platform: &P, target: Target, slice: Slice, level: Level) {
+        let Slice { first, last } = slice;
+        let stale = [Stale {
+            first,
+            last,
+            level: Some(level),
+            tables: false,
+        }];
+        let what = match platform.caps().invalidate_all_above {
+            0 => What::Everything,
+            _ => What::Ranges(&stale),
+        };
+        platform.barrier(Barrier::Publish);
+        platform.invalidate(&target.forgetting(platform, what));
+        platform.barrier(Barrier::Complete);
+    }
+
     /// Issues the invalidations and waits until they are complete.
     pub fn run<F: Format, P: Platform>(&self, platform: &P, target: Target) {
         if self.issue::<F, P>(platform, target) {
