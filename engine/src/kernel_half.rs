@@ -12,10 +12,10 @@
 
 use core::ops::Deref;
 
+use crate::edit::Gather;
+use crate::edit::space::{AddressSpace, EditError, Half, Liveness};
 use crate::format::{Format, Kind, Perms};
-use crate::gather::Gather;
 use crate::platform::{Barrier, Platform};
-use crate::space::{AddressSpace, EditError, Half, Liveness};
 use crate::table::Table;
 use crate::{Address, Level};
 

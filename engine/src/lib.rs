@@ -127,7 +127,6 @@ mod edit;
 mod entry;
 pub mod flush;
 pub mod format;
-mod gather;
 pub mod guest;
 #[cfg(feature = "hosted")]
 pub mod hosted;
@@ -136,22 +135,22 @@ mod invalidation;
 mod kernel_half;
 pub mod linear;
 mod platform;
+mod run;
 pub mod shared;
 pub mod shootdown;
-mod space;
 mod table;
 mod walk;
 
 pub use addr::{Address, AddressError, Ipa, Level, MIN_PAGE_SHIFT, Pa, Page, Span, Va};
-pub use edit::{Change, Encoded, Mapping, Template};
+pub use edit::{
+    AddressSpace, Change, EditError, Encoded, Gather, Half, Liveness, Mapping, Template,
+};
 pub use entry::{Entry, TableLink, fill, prefetch};
 pub use flush::{Leaf, Progress};
 pub use format::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Shareability};
-pub use gather::Gather;
 pub use invalidation::{Invalidation, Stale, What};
 pub use kernel_half::KernelHalf;
 pub use platform::{Barrier, Caps, Hooks, NoHooks, Platform};
-pub use space::{AddressSpace, EditError, Half, Liveness};
 
 /// The examples in the README and the book, compiled and run as tests.
 #[cfg(all(doctest, feature = "hosted", target_arch = "x86_64"))]

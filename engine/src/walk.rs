@@ -114,7 +114,7 @@ impl Denied {
 }
 
 /// What is done at the entries. Where that is the inner loop of an edit, the walk is compiled for it; all else shares one walk
-/// ([`AddressSpace::visit_rarely`](crate::space::AddressSpace::visit_rarely)).
+/// ([`AddressSpace::visit_rarely`](crate::edit::AddressSpace::visit_rarely)).
 pub(crate) trait Visit<F: Format, P: Platform> {
     /// Why a walk ends early.
     type Stop;

@@ -7,15 +7,15 @@
 
 use core::ops::ControlFlow;
 
-use super::run::Fold;
-use super::saturate;
+use super::fold::Fold;
 use crate::addr::{Level, Pa, Span};
 use crate::bbm::{State, Transition};
+use crate::edit::Gather;
+use crate::edit::space::{Conditions, EditError};
 use crate::flush::{Fate, Flush, Ranges};
+use crate::format::saturate;
 use crate::format::{Attrs, Format, Kind, Perms};
-use crate::gather::Gather;
 use crate::platform::{Barrier, Platform};
-use crate::space::{Conditions, EditError};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 

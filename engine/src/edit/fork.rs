@@ -9,14 +9,14 @@ use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
 use super::protect::Recode;
-use super::run;
 use crate::addr::{Address, Level, Span};
 use crate::edit::Change;
+use crate::edit::Gather;
+use crate::edit::space::{AddressSpace, EditError, Liveness};
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
-use crate::gather::Gather;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, EditError, Liveness};
+use crate::run;
 use crate::table::Table;
 use crate::walk::{ByLevel, Denied, Slice, Step, Visit};
 

@@ -15,10 +15,10 @@ use core::ops::{ControlFlow, Range};
 use super::Change;
 use crate::addr::{Address, Level};
 use crate::bbm::Rule;
+use crate::edit::space::{AddressSpace, Conditions, EditError};
 use crate::flush::{Flush, Ranges};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
-use crate::space::{AddressSpace, Conditions, EditError};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 

@@ -11,11 +11,11 @@ use core::ops::{ControlFlow, Range};
 
 use super::build::{Consecutive, Fresh, Leaves, Scattered, Source, build, build_path};
 use crate::addr::{Address, AddressError, Level, Pa, Span};
+use crate::edit::Gather;
+use crate::edit::space::{AddressSpace, EditError, Liveness};
 use crate::flush::{Ranges, free_tree};
 use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
-use crate::gather::Gather;
 use crate::platform::{Barrier, Platform};
-use crate::space::{AddressSpace, EditError, Liveness};
 use crate::table::Table;
 use crate::walk::{Place, Slice, Step, Visit};
 

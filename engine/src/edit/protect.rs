@@ -14,16 +14,17 @@ use core::convert::Infallible;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
+use super::Change;
 use super::live::{Cut, Look};
-use super::{Change, in_place_of, saturate, withheld};
 use crate::addr::{Level, Pa, Span};
 use crate::bbm::{State, Transition};
+use crate::edit::Gather;
+use crate::edit::space::{AddressSpace, Conditions, EditError};
 use crate::entry::LINE;
 use crate::flush::Ranges;
 use crate::format::{Format, Kind};
-use crate::gather::Gather;
+use crate::format::{in_place_of, saturate, withheld};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Conditions, EditError};
 use crate::table::Table;
 use crate::walk::{Place, Slice, Step, Visit};
 

@@ -3,12 +3,12 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
-use super::run;
 use crate::addr::{Address, Level, Pa, Span};
+use crate::edit::space::{AddressSpace, EditError};
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, EditError};
+use crate::run;
 use crate::table::Table;
 use crate::walk::{Denied, Place, Slice, Step, Visit};
 

@@ -7,11 +7,11 @@
 use super::map::{Template, check_memory};
 use crate::addr::{Level, Pa};
 use crate::bbm::{Rule, Transition};
+use crate::edit::EditError;
+use crate::edit::Gather;
 use crate::flush::{Held, Leaf, Ranges};
 use crate::format::{Format, Kind};
-use crate::gather::Gather;
 use crate::platform::Platform;
-use crate::space::EditError;
 use crate::walk::descend;
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {

@@ -5,7 +5,7 @@
 //! and goes into every part.
 //!
 //! [`cleave`](AddressSpace::cleave) is what other edits begin with: at both ends of their range it
-//! [unfolds](super::run) the run, and splits the block, that reaches over the end.
+//! [unfolds](super::fold) the run, and splits the block, that reaches over the end.
 
 use core::convert::Infallible;
 use core::marker::PhantomData;
@@ -13,16 +13,16 @@ use core::ops::ControlFlow;
 
 use super::Change;
 use super::build::{Consecutive, Frames, Leaves};
+use super::fold::{Unfold, how};
 use super::live::{Cut, Look};
 use super::protect::{Plans, Recode};
-use super::run::{self, Unfold};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{State, Transition};
+use crate::edit::Gather;
+use crate::edit::space::{AddressSpace, Conditions, EditError};
 use crate::flush::{Leaf, Ranges};
 use crate::format::{Format, Kind, Perms};
-use crate::gather::Gather;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Conditions, EditError};
 use crate::table::Table;
 use crate::walk::{ByLevel, MAX_LEVELS, Slice, Step, Visit};
 
@@ -61,7 +61,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if space.may_refuse(&Change::new()) {
             let refuse = |entry, level| {
                 entry & F::CONTIGUOUS != 0
-                    && run::how::<F>(entry, level, &conditions) == Transition::Break
+                    && how::<F>(entry, level, &conditions) == Transition::Break
             };
             let mut look = Look::<F, _> {
                 refuse,
@@ -148,7 +148,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             let (entry, level) = (leaf.descriptor(), leaf.level());
             if leaf.is_contiguous()
                 && !conditions.may_break
-                && run::how::<F>(entry, level, &conditions) == Transition::Break
+                && how::<F>(entry, level, &conditions) == Transition::Break
             {
                 return Err(refused(extent.first));
             }

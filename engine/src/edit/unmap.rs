@@ -8,13 +8,13 @@
 use core::ops::{ControlFlow, Range};
 
 use super::live::Cut;
-use super::run;
 use crate::addr::{Address, Level, Span};
+use crate::edit::Gather;
+use crate::edit::space::{AddressSpace, Conditions, EditError};
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
-use crate::gather::Gather;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Conditions, EditError};
+use crate::run;
 use crate::table::Table;
 use crate::walk::{Denied, Slice, Step, Visit, descend};
 

@@ -4,10 +4,10 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Level, Pa};
-use crate::edit::run;
 use crate::entry::LINE;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
+use crate::run;
 use crate::table::Table;
 use crate::walk::{Denied, Slice, Step, Visit, walk};
 

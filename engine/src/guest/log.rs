@@ -5,9 +5,9 @@ use core::ops::Range;
 use crate::addr::{Ipa, Level, Span};
 use crate::dirty::{Bitmap, Marker};
 use crate::edit::Change;
+use crate::edit::EditError;
 use crate::format::{Attrs, Format, Perms};
 use crate::shared::{Protected, Refused, Relaxed, SharedPlatform, Unprotectable};
-use crate::space::EditError;
 
 use super::{Access, Backing, CLAIM, Gather, Guest, HOST_WRITES, Log, Request, Slot};
 

@@ -54,13 +54,13 @@ use core::fmt;
 use core::ops::{ControlFlow, Deref};
 
 use crate::addr::{Ipa, Level, Pa, Span};
+use crate::edit::EditError;
 use crate::flush::{Held, Issued, Leaf};
 use crate::format::{Attrs, Format, Perms};
 use crate::shared::{
     self, Beside, Cut, Mapped, NewLeaf, Protected, Refused, Relaxed, SharedPlatform, SharedSpace,
     Taken,
 };
-use crate::space::EditError;
 use crate::walk::MAX_LEVELS;
 
 use slots::{Packed, Slots, Version};

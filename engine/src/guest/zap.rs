@@ -4,10 +4,10 @@ use core::ops::ControlFlow;
 
 use crate::addr::{Ipa, Span};
 use crate::edit::Change;
+use crate::edit::EditError;
 use crate::flush::{Held, Leaf, Progress};
 use crate::format::Format;
 use crate::shared::{GracePeriod, SharedPlatform};
-use crate::space::EditError;
 
 use super::{Gather, Guest};
 

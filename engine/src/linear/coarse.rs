@@ -17,11 +17,11 @@ use core::ptr::NonNull;
 use super::{MemoryMap, Window, Windowed};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Mapping;
+use crate::edit::space::{AddressSpace, Half, Liveness};
 use crate::entry::Entry;
 use crate::format::{Attrs, Format};
 use crate::invalidation::{Invalidation, What};
 use crate::platform::{Barrier, Platform};
-use crate::space::{AddressSpace, Half, Liveness};
 
 /// Where memory is for the code that uses the coarse map.
 ///

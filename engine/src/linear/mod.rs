@@ -25,14 +25,14 @@ use core::ops::ControlFlow;
 use core::ptr::NonNull;
 
 use crate::addr::{Address, AddressError, Level, Pa, Span};
+use crate::edit::Gather;
+use crate::edit::space::{AddressSpace, EditError};
 use crate::edit::{Change, Mapping};
 use crate::entry::{Entry, TableLink};
 use crate::flush::{Held, Leaf, Progress};
 use crate::format::{Attrs, Format};
-use crate::gather::Gather;
 use crate::invalidation::Invalidation;
 use crate::platform::{Barrier, Caps, Hooks, Platform};
-use crate::space::{AddressSpace, EditError};
 
 /// Memory, as the firmware describes it. Each list is in ascending order, without overlaps.
 ///

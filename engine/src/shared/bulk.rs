@@ -3,11 +3,11 @@
 use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa, Span};
+use crate::edit::EditError;
 use crate::edit::{Consecutive, Fresh, Leaves, Mapping, build};
 use crate::flush::free_tree;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Barrier;
-use crate::space::EditError;
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 

@@ -2,11 +2,11 @@
 
 use crate::addr::{Address, Level, Pa};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
+use crate::edit::EditError;
 use crate::flush::{Fate, Leaf, Ranges};
 use crate::format::{Attrs, Format, Kind, Perms};
 use crate::invalidation::{Stale, What};
 use crate::platform::Barrier;
-use crate::space::EditError;
 use crate::table::Table;
 use crate::walk::{MAX_LEVELS, Slice, descend};
 

@@ -54,11 +54,11 @@ use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU8, Ordering, fence};
 
 use crate::addr::{Address, Level, Pa};
+use crate::edit::space::{AddressSpace, EditError, Liveness, Parts, Reach};
 use crate::flush::{Ranges, Target, next_serial};
 use crate::format::{Attrs, Format, Kind};
 use crate::invalidation::Invalidation;
 use crate::platform::{Barrier, Caps, Platform};
-use crate::space::{AddressSpace, EditError, Liveness, Parts, Reach};
 use crate::table::Table;
 use crate::walk::{Slice, Step as WalkStep, Visit, walk};
 

@@ -4,11 +4,12 @@ use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, Rule, State, Transition, transition};
-use crate::edit::{Change, Frames, in_place_of};
+use crate::edit::EditError;
+use crate::edit::{Change, Frames};
 use crate::flush::{Fate, Flush, Held, Leaf, Progress, Ranges};
+use crate::format::in_place_of;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::{Barrier, Caps, Platform};
-use crate::space::EditError;
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 

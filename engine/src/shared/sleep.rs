@@ -30,8 +30,9 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::addr::{Address, Level};
-use crate::edit::{Change, in_place_of};
+use crate::edit::Change;
 use crate::flush::Ranges;
+use crate::format::in_place_of;
 use crate::format::{Format, Kind};
 use crate::platform::Barrier;
 use crate::table::Table;

@@ -21,18 +21,18 @@ macro_rules! operations {
 operations! {
     // ---- Spaces ----
     /// A new space, if there is room for one.
-    Create 6 ["space::AddressSpace::new" "space::AddressSpace::new_in" "space::AddressSpace::with_id"];
+    Create 6 ["edit::AddressSpace::new" "edit::AddressSpace::new_in" "edit::AddressSpace::with_id"];
     /// A space is made live, or the one that the code runs on.
-    MakeLive 4 ["space::AddressSpace::make_live" "space::AddressSpace::make_own"];
+    MakeLive 4 ["edit::AddressSpace::make_live" "edit::AddressSpace::make_own"];
     /// What a space says of itself.
     Describe 1 [
-        "space::AddressSpace::root" "space::AddressSpace::id" "space::AddressSpace::half" "space::AddressSpace::platform"
-        "space::AddressSpace::liveness" "edit::AddressSpace::count_tables" "shared::SharedSpace::root"
-        "shared::SharedSpace::platform" "gather::Gather::is_clean" "shared::Gather::space" "shared::Gather::is_clean"
+        "edit::AddressSpace::root" "edit::AddressSpace::id" "edit::AddressSpace::half" "edit::AddressSpace::platform"
+        "edit::AddressSpace::liveness" "edit::AddressSpace::count_tables" "shared::SharedSpace::root"
+        "shared::SharedSpace::platform" "edit::Gather::is_clean" "shared::Gather::space" "shared::Gather::is_clean"
         "shared::Gather::tables" "shared::Cut::grace_period"
     ];
     /// A space is destroyed, or refuses to be.
-    Destroy 4 ["space::AddressSpace::destroy"];
+    Destroy 4 ["edit::AddressSpace::destroy"];
     /// A space is shared, or refuses to be.
     Share 6 ["shared::SharedSpace::new"];
     /// A space that is shared is not any more.
@@ -40,14 +40,14 @@ operations! {
 
     // ---- Exclusive edits ----
     /// A map by itself.
-    MapOnce 4 ["gather::AddressSpace::map" "edit::AddressSpace::map_page"];
+    MapOnce 4 ["edit::AddressSpace::map" "edit::AddressSpace::map_page"];
     /// A gather that is kept.
-    Gather 3 ["gather::AddressSpace::gather"];
+    Gather 3 ["edit::AddressSpace::gather"];
     Map 9 ["edit::Gather::map" "edit::Gather::map_page" "edit::Encoded::new"];
     /// Pages that do not adjoin, in one map.
     MapFrames 3 ["edit::Gather::map_frames"];
     Unmap 7 ["edit::Gather::unmap" "edit::Gather::unmap_page"];
-    ReplacePage 4 ["edit::Gather::replace" "gather::Gather::flush_with"];
+    ReplacePage 4 ["edit::Gather::replace" "edit::Gather::flush_with"];
     Protect 6 [
         "edit::Gather::protect" "edit::Gather::protect_page" "edit::Change::apply" "edit::Change::apply_on"
     ];
@@ -62,8 +62,8 @@ operations! {
         "flush::Leaf::attrs" "flush::Leaf::is_contiguous" "flush::Leaf::descriptor"
     ];
     Walk 3 ["edit::AddressSpace::walk" "edit::AddressSpace::walk_all"];
-    Issue 5 ["gather::Gather::issue"];
-    Finish 5 ["gather::Gather::finish" "gather::Gather::flush"];
+    Issue 5 ["edit::Gather::issue"];
+    Finish 5 ["edit::Gather::finish" "edit::Gather::flush"];
     /// A map of memory at an offset: built, added to, protected, removed.
     Linear 3 [
         "linear::LinearMap::build" "linear::LinearMap::add" "linear::LinearMap::remove" "linear::LinearMap::protect"

@@ -8,10 +8,10 @@ use core::ops::Deref;
 
 use crate::addr::{Pa, Span};
 use crate::edit::Template;
+use crate::edit::space::{AddressSpace, EditError, Liveness};
 use crate::flush::{Alone, Completed, Flush, Held, Issued, Leaf, next_serial};
 use crate::format::Format;
 use crate::platform::{Barrier, Platform};
-use crate::space::{AddressSpace, EditError, Liveness};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Edits of this space, and what they leave to invalidate and to free.
