@@ -1,15 +1,19 @@
 //! Edits one by one: what random edits seldom meet, and what an edit says besides what it does.
 //!
 //! Each test is about one decision of the engine and fails if that decision is made differently. The addresses are
-//! chosen for it; the judge is the separate walker wherever the tables themselves are in question.
+//! chosen for it; the judge is the separate walker wherever the tables themselves are in question. Beside them, because what is
+//! generic over formats is built once then, [random edits](model), and leaves [without permissions](parked).
 
 #[path = "../common/mod.rs"]
+#[macro_use]
 mod common;
 
 mod collapse;
 mod gathers;
 mod live;
 mod map;
+mod model;
+mod parked;
 mod sharing;
 
 use std::cell::{Cell, RefCell};

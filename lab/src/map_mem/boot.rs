@@ -542,7 +542,7 @@ mod tests {
     #[test]
     fn time_is_the_sum_of_what_each_cost_counts() {
         let mut profile = Profile::load("neutral").unwrap();
-        let plan = small(&profile);
+        let plan = plan(&profile, &[(0, 16 * M)]);
         let mut boots = Boots::default();
         for step in Choice::All.steps() {
             // Unless a CPU queues: the bus works while the CPU waits for completion.

@@ -67,7 +67,11 @@ fn the_destination_is_the_source_whatever_is_written_and_however_it_is_logged() 
             (Model::Zipf, None),
             (Model::Sequential, None),
         ] {
-            for large in [false, true] {
+            let sizes: &[bool] = match model {
+                Model::Random => &[false, true],
+                _ => &[false],
+            };
+            for &large in sizes {
                 let job = Job {
                     large,
                     ..job(logging, model, rate)

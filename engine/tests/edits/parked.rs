@@ -1,10 +1,8 @@
 //! Leaves without permissions: to hardware nothing is mapped, and they come back bit for bit.
 
-mod common;
-
 use std::ops::ControlFlow;
 
-use common::{Decoded, is_arm, judge, judge_with_parked, snapshot};
+use crate::common::{Decoded, is_arm, judge, judge_with_parked, snapshot};
 use tablewright::hosted::Hosted;
 use tablewright::{
     Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Level, Liveness, Mapping,
@@ -155,7 +153,7 @@ fn a_part_of_a_leaf_is_parked_alone<F: Decoded>() {
             let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
             let all = whole::<F>();
             space.map(all, Pa::new(0), mapping).unwrap();
-            common::used(&mut space, liveness);
+            crate::common::used(&mut space, liveness);
             let part = span::<F>(3, 300.min(1 << F::INDEX_BITS));
             let mut gather = space.gather();
             gather.protect(part, NONE).unwrap();

@@ -4,12 +4,12 @@
 //! tried with too few table frames, at every possible point of failure, and must leave every bit of every table as it
 //! was. At the end every table frame is back, and none came back twice.
 
-mod common;
-
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 
-use common::{Decoded, Mapped, Model, Stretches, is_el2, is_guest, judge_with_parked, snapshot};
+use crate::common::{
+    Decoded, Mapped, Model, Stretches, is_el2, is_guest, judge_with_parked, snapshot,
+};
 use proptest::prelude::*;
 use tablewright::hosted::Hosted;
 use tablewright::{
@@ -670,17 +670,17 @@ fn agrees_with_the_model<F: Decoded>() {
         .unwrap_or(match is_guest::<F>() {
             _ if cfg!(miri) => 2,
             // The same algorithms over other bits, or over tables that are sixteen times as large.
-            _ if F::PAGE_SHIFT == 16 => 20,
-            true => 25,
+            _ if F::PAGE_SHIFT == 16 => 12,
+            true => 15,
             false
                 if matches!(
                     F::REGIME,
                     Regime::Arm64Stage1 { .. } | Regime::X86_64 { .. }
                 ) =>
             {
-                40
+                25
             }
-            false => 25,
+            false => 15,
         });
     let config = ProptestConfig {
         cases,
