@@ -91,7 +91,7 @@ const WRONG: &[(&str, &str)] = &[
     ("page-table-test --on native --machine neutral", "--machine: not with --on native"),
     ("write-protect -b 0", "a size must be more than zero"),
     ("write-protect -b 4097", "-b 4097: not a multiple of 4 KiB"),
-    ("write-protect -b 64T", "-b 64 TiB: at most 16 GiB in pages of 4 KiB; --sizes takes more"),
+    ("write-protect -b 64T", "-b 64 TiB: at most 32 GiB in pages of 4 KiB; --sizes takes more"),
     ("write-protect -v 0", "0 is not in 1..=65535"),
     ("write-protect -s anonymous", "-s: only with --on kvm"),
     ("write-protect --format vax", "invalid value 'vax' for '--format <FORMAT>'"),
