@@ -1,8 +1,6 @@
 //! What the program says of starting a dirty log.
 
-mod common;
-
-use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
 fn json(arguments: &[&str]) -> Value {

@@ -1,8 +1,6 @@
 //! What the program says of a migration.
 
-mod common;
-
-use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
 const SMALL: [&str; 9] = [

@@ -1,14 +1,12 @@
 //! `record` as a shell sees it.
 #![cfg(target_os = "linux")]
 
-mod common;
-
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 
 /// A directory that is gone when the test is.
 struct Directory(PathBuf);

@@ -1,13 +1,9 @@
 //! The program as a shell sees it: what it prints where, and how it exits.
 
-#[path = "../common/mod.rs"]
-mod common;
-mod wrong;
-
 use std::fs;
 use std::process::Command;
 
-use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 
 #[test]
 fn sizes_that_are_none() {

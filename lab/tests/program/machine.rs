@@ -1,11 +1,9 @@
 //! What the program says of the software machine: figures, profiles, and what was published.
 
-mod common;
-
 use std::fs;
 use std::process::Output;
 
-use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
 /// Runs the program, which must succeed and say nothing but JSON.

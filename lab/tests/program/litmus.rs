@@ -1,10 +1,8 @@
 //! `litmus` as a shell sees it.
 
-mod common;
-
 use std::fs;
 
-use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 
 const UNMAP: &str = "\
 test mine

@@ -1,8 +1,6 @@
 //! What the program says of logging what a guest writes, and of disabling the log.
 
-mod common;
-
-use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
 const PUBLISHED: [&str; 7] = ["-s", "anonymous_hugetlb_1gb", "-v", "416", "-b", "1G", "-e"];

@@ -1,8 +1,6 @@
 //! `tablewright tlb-flush`, as a user runs it.
 
-mod common;
-
-use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
 fn json(arguments: &[&str]) -> Value {

@@ -1,8 +1,6 @@
 //! The experiments on the KVM of this computer, as a user runs them; without one they have to be refused.
 
-mod common;
-
-use common::{Scratch, assert_refused, stderr, stdout, tablewright};
+use crate::common::{Scratch, assert_refused, stderr, stdout, tablewright};
 use serde_json::Value;
 
 /// Whether there is a KVM that this user may use. If not, all that can be asked for is refused.
