@@ -187,12 +187,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 
 /// The guest on KVM. What is not said is small there: it takes real time.
 fn on_kvm(arguments: &Arguments) -> Result<kvm::Asked, Error> {
-    kvm::only_machine(&[
-        (arguments.how.is_some(), "--how"),
-        (arguments.scale.is_some(), "--scale"),
-        (arguments.machine.is_some(), "--machine"),
-        (arguments.plot.is_some(), "--plot"),
-    ])?;
+    kvm::only_machine(
+        "kvm",
+        &[
+            (arguments.how.is_some(), "--how"),
+            (arguments.scale.is_some(), "--scale"),
+            (arguments.machine.is_some(), "--machine"),
+            (arguments.plot.is_some(), "--plot"),
+        ],
+    )?;
     let vcpus = arguments.vcpus.unwrap_or(1);
     let each = arguments.bytes.map_or(kvm::USUAL_BYTES, Size::bytes);
     let bytes = each

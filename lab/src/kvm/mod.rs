@@ -102,13 +102,13 @@ impl Options {
     }
 }
 
-/// That nothing is asked for that is the machine's alone.
+/// That nothing is asked for that is the machine's alone, where an experiment runs on something else.
 ///
 /// # Errors
 /// Something is.
-pub fn only_machine(options: &[(bool, &str)]) -> Result<(), Error> {
+pub fn only_machine(on: &str, options: &[(bool, &str)]) -> Result<(), Error> {
     match options.iter().find(|(given, _)| *given) {
-        Some((_, option)) => Err(Error::Usage(format!("{option}: not with --on kvm"))),
+        Some((_, option)) => Err(Error::Usage(format!("{option}: not with --on {on}"))),
         None => Ok(()),
     }
 }

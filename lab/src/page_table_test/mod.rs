@@ -183,13 +183,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 }
 
 fn run_kvm(arguments: &Arguments) -> Result<(), Error> {
-    kvm::only_machine(&[
-        (arguments.how.is_some(), "--how"),
-        (arguments.scale != 1, "--scale"),
-        (arguments.machine.is_some(), "--machine"),
-        (arguments.logging_first, "--logging-first"),
-        (arguments.kvm.overlap, "-o"),
-    ])?;
+    kvm::only_machine(
+        "kvm",
+        &[
+            (arguments.how.is_some(), "--how"),
+            (arguments.scale != 1, "--scale"),
+            (arguments.machine.is_some(), "--machine"),
+            (arguments.logging_first, "--logging-first"),
+            (arguments.kvm.overlap, "-o"),
+        ],
+    )?;
     let bytes = arguments.bytes.map_or(kvm::USUAL_BYTES, Size::bytes);
     let asked = kvm::Asked {
         bits: arguments.mode.fixed_bits(),
@@ -216,9 +219,7 @@ struct NativeRow {
 }
 
 fn run_native(arguments: &Arguments) -> Result<(), Error> {
-    if arguments.machine.is_some() {
-        return Err(Error::Usage("--machine: not with --on native".to_owned()));
-    }
+    kvm::only_machine("native", &[(arguments.machine.is_some(), "--machine")])?;
     let how = arguments.how.unwrap_or(How::Tablewright);
     if how != How::Tablewright || arguments.logging_first {
         let option = if arguments.logging_first {

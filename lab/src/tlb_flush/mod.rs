@@ -13,6 +13,7 @@ use serde::Serialize;
 use tablewright_machine::{Kind, MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
+use crate::kvm;
 use crate::machine::named::Named;
 use crate::map_mem::machine::{Threads, error_percent, percent};
 use crate::needs::{self, Experiment};
@@ -124,14 +125,14 @@ const MACHINE: &str = "hyperv-16-vcpus";
 /// Runs it, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.on == On::Native {
-        let machines = [
-            (!arguments.how.is_empty(), "--how"),
-            (arguments.machine.is_some(), "--machine"),
-            (arguments.cpus.is_some(), "--cpus"),
-        ];
-        if let Some((_, option)) = machines.iter().find(|(given, _)| *given) {
-            return Err(Error::Usage(format!("{option}: not with --on native")));
-        }
+        kvm::only_machine(
+            "native",
+            &[
+                (!arguments.how.is_empty(), "--how"),
+                (arguments.machine.is_some(), "--machine"),
+                (arguments.cpus.is_some(), "--cpus"),
+            ],
+        )?;
         return native::run(&native::Program {
             threads: arguments.tasks,
             rounds: arguments.rounds,

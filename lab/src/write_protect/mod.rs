@@ -150,12 +150,15 @@ struct Row {
 /// Runs it, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.on == On::Kvm {
-        kvm::only_machine(&[
-            (arguments.how.is_some(), "--how"),
-            (arguments.machine.is_some(), "--machine"),
-            (arguments.kvm.all_set, "--all-set"),
-            (arguments.kvm.ring.is_some(), "--ring"),
-        ])?;
+        kvm::only_machine(
+            "kvm",
+            &[
+                (arguments.how.is_some(), "--how"),
+                (arguments.machine.is_some(), "--machine"),
+                (arguments.kvm.all_set, "--all-set"),
+                (arguments.kvm.ring.is_some(), "--ring"),
+            ],
+        )?;
         let backing = arguments.source.unwrap_or(Backing::ANONYMOUS);
         let bytes = arguments.bytes.map(Size::bytes);
         let (bytes, vcpus) = fitting(bytes, arguments.vcpus, backing, &Room::here());
