@@ -2,10 +2,9 @@
 //! it has to be right with it.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 
 use crate::console::{Patience, listen};
-use crate::fetch::{self, Files, QEMU};
+use crate::fetch::{self, Files};
 use crate::qemu::{self, Boot, CPU_MAX, file};
 use crate::{Error, LIMIT, Result};
 
@@ -65,7 +64,7 @@ fn alone(files: &Files, cpu: &str) -> Result<Vec<String>> {
         "loader,file={},addr={at:#x},cpu-num=0,force-raw=on",
         file(&files.kernel)
     );
-    let mut command = Command::new(QEMU);
+    let mut command = files.emulator.command();
     command
         .args(["-machine", "virt,gic-version=3", "-cpu", cpu])
         .args(["-smp", &CPUS.to_string()])

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::counters::{Count, NAMES};
-use crate::fetch::Files;
+use crate::debian::Release;
+use crate::fetch::{Choice, Files};
 use crate::qemu::{self, Begin, Boot, End, Ran};
 use crate::{
     About as _, Arch, Error, Leaves, Log, Result, fetch, hyperv, load, name_of, out, say, several,
@@ -21,6 +22,12 @@ pub struct BootArgs {
     /// A kernel: for arm64 an uncompressed one (Image), for x86-64 a bzImage [default: Debian's]
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
+    /// The release of Debian whose kernel it is [default: 12]
+    #[arg(long, value_enum, value_name = "RELEASE", conflicts_with = "kernel")]
+    pub debian: Option<Release>,
+    /// Another QEMU than the one that is installed: a program, or `debian-13`, which is fetched
+    #[arg(long, value_name = "PROGRAM")]
+    pub qemu: Option<PathBuf>,
     /// An initial file system of your own, instead of that of the load
     #[arg(long, value_name = "FILE", conflicts_with = "shell")]
     pub initrd: Option<PathBuf>,
@@ -68,7 +75,18 @@ pub struct BootArgs {
     pub verbose: bool,
     /// Further arguments for QEMU
     #[arg(last = true)]
-    pub qemu: Vec<String>,
+    pub more: Vec<String>,
+}
+
+impl BootArgs {
+    /// What is booted, and on what.
+    pub fn choice(&self) -> Choice<'_> {
+        Choice {
+            kernel: self.kernel.as_deref(),
+            release: self.debian.unwrap_or_default(),
+            emulator: self.qemu.as_deref(),
+        }
+    }
 }
 
 /// `512M`, `1G`: in MiB.
@@ -125,7 +143,7 @@ pub fn run(args: &BootArgs) -> Result<()> {
     if args.evict_rate.is_some() && args.evict == 0 {
         return Err(Error::Other("--evict-rate is of --evict".into()));
     }
-    let mut files = fetch::everything(args.kernel.as_deref())?;
+    let mut files = fetch::everything(args.choice())?;
     if let Some(initrd) = &args.initrd {
         std::fs::metadata(initrd).about(initrd.display())?;
         files = Files {
@@ -157,7 +175,7 @@ pub fn run(args: &BootArgs) -> Result<()> {
         snapshot: args.snapshot.then_some(begin),
         guest: words.join(" "),
         limit: None,
-        more: &args.qemu,
+        more: &args.more,
         ..Boot::of(&files)
     };
     let ran = if args.shell {
@@ -316,6 +334,7 @@ mod tests {
 
     use super::{BootArgs, summary};
     use crate::counters::{Count, NAMES};
+    use crate::emulator::Emulator;
     use crate::fetch::Files;
     use crate::qemu::{Boot, End, Ran};
 
@@ -339,6 +358,7 @@ mod tests {
             hypervisor: PathBuf::new(),
             kernel: PathBuf::new(),
             initrd: PathBuf::new(),
+            emulator: Emulator::Installed,
         };
         let boot = Boot {
             cpus: 2,

@@ -17,6 +17,7 @@ use tablewright_machine::replay::{Finding, Made, Replay, Replayed};
 use tablewright_machine::{Architecture, Granule, Memory, Regime, Rule};
 
 use crate::counters::Count;
+use crate::emulator::Emulator;
 use crate::fetch::{self, Files};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran, file};
 use crate::reports::Report;
@@ -517,14 +518,14 @@ pub fn run(args: &CheckArgs) -> Result<()> {
             "no run has such a name; --list says which there are".into(),
         ));
     }
-    let plugin = match fetch::plugin() {
+    let plugin = match fetch::plugin(&Emulator::Installed) {
         Err(Error::Missing(why)) => {
             say!("skipped: {why}");
             return Ok(());
         }
         plugin => plugin?,
     };
-    let mut files = fetch::everything(None)?;
+    let mut files = fetch::everything(fetch::Choice::default())?;
     if !args.linux {
         files.kernel = fetch::hypervisor(GUEST)?;
     }

@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::{About as _, Result};
 
+/// How often is looked whether it is late.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// How long is waited for a machine.
 #[derive(Clone, Copy)]
 pub enum Patience {
-    /// So long in all.
+    /// So long in all, where nothing else is done.
     InAll(Duration),
     /// So long for each line.
     ForEachLine(Duration),
@@ -56,16 +59,20 @@ pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)
     let mut lines = Vec::new();
     let ended = loop {
         let wait = match patience {
-            Patience::InAll(limit) => limit.saturating_sub(started.elapsed()),
+            Patience::InAll(limit) if is_late(limit, started.elapsed(), had(child.id())) => {
+                break false;
+            }
+            Patience::InAll(_) => LOOK,
             Patience::ForEachLine(limit) => limit,
         };
-        match said.recv_timeout(wait) {
-            Ok(text) => {
+        match (said.recv_timeout(wait), patience) {
+            (Ok(text), _) => {
                 line(&text);
                 lines.push(text);
             }
-            Err(RecvTimeoutError::Disconnected) => break true,
-            Err(RecvTimeoutError::Timeout) => break false,
+            (Err(RecvTimeoutError::Disconnected), _) => break true,
+            (Err(RecvTimeoutError::Timeout), Patience::InAll(_)) => {}
+            (Err(RecvTimeoutError::Timeout), Patience::ForEachLine(_)) => break false,
         }
     };
     if !ended {
@@ -81,9 +88,30 @@ pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)
     })
 }
 
+/// What of the host's processors a process has had, where that is said: two numbers of 100 in a second (`proc_pid_stat(5)`, `utime`
+/// and `stime`).
+pub fn had(process: u32) -> Option<Duration> {
+    let said = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name in front of it may be any.
+    let fields = said.rsplit_once(')')?.1.split_ascii_whitespace();
+    let ticks = fields.skip(11).take(2).map(str::parse::<u64>);
+    let ticks: u64 = ticks.sum::<std::result::Result<_, _>>().ok()?;
+    Some(Duration::from_millis(ticks * 10))
+}
+
+/// Whether an emulator took too long. Beside a build it gets a part of the processors, so that what counts is what it has had of
+/// them: with two, twice the limit. If it waits for ever it is late, too.
+pub fn is_late(limit: Duration, elapsed: Duration, had: Option<Duration>) -> bool {
+    match had {
+        Some(had) => had > 2 * limit || elapsed > 10 * limit,
+        None => elapsed > limit,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LIMIT;
 
     fn shell(script: &str, patience: Patience) -> Said {
         let mut machine = Command::new("sh");
@@ -105,10 +133,42 @@ mod tests {
     #[test]
     fn patience_is_for_all_or_for_each_line() {
         let chatty = "while true; do echo on; sleep 0.1; done";
-        let said = shell(chatty, Patience::InAll(Duration::from_millis(500)));
+        let said = shell(chatty, Patience::InAll(Duration::from_millis(100)));
         assert!(!said.ended && said.status.is_none() && !said.lines.is_empty());
         let silent = "for i in 1 2 3 4 5; do echo on; sleep 0.2; done; exec sleep 60";
         let said = shell(silent, Patience::ForEachLine(Duration::from_secs(2)));
         assert_eq!((said.lines.len(), said.ended), (5, false));
+    }
+
+    #[test]
+    fn what_a_process_has_had_is_not_what_has_passed() {
+        let mut busy = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let mut idle = Command::new("sleep").arg("60").spawn().unwrap();
+        let (started, enough) = (Instant::now(), Duration::from_millis(200));
+        while had(busy.id()).is_some_and(|had| had < enough) && started.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let (worked, waited) = (had(busy.id()), had(idle.id()));
+        for child in [&mut busy, &mut idle] {
+            child.kill().and_then(|()| child.wait()).unwrap();
+        }
+        assert!(worked >= Some(enough), "{worked:?}");
+        assert!(waited < Some(enough), "{waited:?}");
+        assert_eq!(had(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_guest_is_late_by_what_it_has_had() {
+        let second = Duration::from_secs(1);
+        assert!(!is_late(second, 8 * second, Some(second)), "beside a build");
+        assert!(is_late(second, 2 * second, Some(3 * second)));
+        assert!(
+            is_late(second, 11 * second, Some(Duration::ZERO)),
+            "it waits"
+        );
+        assert!(is_late(second, 2 * second, None));
     }
 }

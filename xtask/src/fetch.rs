@@ -1,14 +1,15 @@
 //! What a boot needs, fetched and built where it is missing.
 //!
-//! The kernel and the guest's shell come from Debian, by a package manager that works in a directory of its own under
-//! `target/guest`: nothing of this computer's packages is changed, and no rights are needed. QEMU has to be installed; that
-//! is said before it is done, and done only by root.
+//! The kernel and the guest's shell come from [Debian](crate::debian), to `target/guest`. QEMU has to be installed, if [no
+//! other](crate::emulator) is named; that is said before it is done, and done only by root.
 
 use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::debian::{AMD64, ARM64, ARM64_13, Release, all_from_package, from_package};
+use crate::emulator::Emulator;
 use crate::example::Kernel;
 use crate::load::Bell;
 use crate::{About as _, Error, Result, initramfs, load, out};
@@ -28,24 +29,6 @@ const TARGET_X86: &str = "x86_64-unknown-none";
 /// The target that programs of an x86-64 guest are built for: static.
 const TARGET_GUEST: &str = "x86_64-unknown-linux-musl";
 
-/// Debian for one kind of processor, and the directory of its package manager.
-struct Debian {
-    architecture: &'static str,
-    apt: &'static str,
-}
-
-const ARM64: Debian = Debian {
-    architecture: "arm64",
-    apt: "apt",
-};
-const AMD64: Debian = Debian {
-    architecture: "amd64",
-    apt: "apt-amd64",
-};
-
-/// Where the guest's packages come from.
-const SOURCE: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main\n";
-
 /// The files of a boot.
 #[derive(Clone)]
 pub struct Files {
@@ -55,10 +38,11 @@ pub struct Files {
     pub kernel: PathBuf,
     /// The guest's first file system.
     pub initrd: PathBuf,
+    /// What emulates the machine.
+    pub emulator: Emulator,
 }
 
 /// The root of the repository.
-/// The repository.
 pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
@@ -115,15 +99,24 @@ fn is_installed(program: &str) -> bool {
 /// What cannot be had, and how to get it by hand.
 pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     qemu_arm64()?;
+    kernel_and_shell(kernel, Release::Bookworm)
+}
+
+/// The same without the emulator: the kernel is one of this release's, if no other is given.
+fn kernel_and_shell(kernel: Option<&Path>, release: Release) -> Result<(PathBuf, PathBuf)> {
     let scratch = scratch()?;
+    let (debian, name) = match release {
+        Release::Bookworm => (&ARM64, "Image"),
+        Release::Trixie => (&ARM64_13, "Image-13"),
+    };
     let kernel = match kernel {
         Some(kernel) => kernel.to_path_buf(),
         None => from_package(
             &scratch,
-            &ARM64,
+            debian,
             "linux-image-arm64",
             "./boot/vmlinuz-*",
-            "Image",
+            name,
         )?,
     };
     let busybox = from_package(
@@ -136,12 +129,24 @@ pub fn guest(kernel: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     Ok((kernel, busybox))
 }
 
+/// Which kernel is booted, and on what.
+#[derive(Clone, Copy, Default)]
+pub struct Choice<'a> {
+    /// A kernel, instead of one of Debian's.
+    pub kernel: Option<&'a Path>,
+    /// The release of Debian whose kernel it is.
+    pub release: Release,
+    /// The emulator, instead of the one that is installed.
+    pub emulator: Option<&'a Path>,
+}
+
 /// Everything that a boot needs.
 ///
 /// # Errors
 /// What cannot be had, and how to get it by hand; what cannot be built.
-pub fn everything(kernel: Option<&Path>) -> Result<Files> {
-    let (kernel, busybox) = guest(kernel)?;
+pub fn everything(choice: Choice<'_>) -> Result<Files> {
+    let emulator = Emulator::named(choice.emulator)?;
+    let (kernel, busybox) = kernel_and_shell(choice.kernel, choice.release)?;
     let initrd = scratch()?.join("initrd");
     initramfs::make(
         &initrd,
@@ -154,6 +159,7 @@ pub fn everything(kernel: Option<&Path>) -> Result<Files> {
         hypervisor,
         kernel,
         initrd,
+        emulator,
     })
 }
 
@@ -222,6 +228,7 @@ pub fn everything_x86(kernel: Option<&Path>) -> Result<Files> {
         hypervisor,
         kernel,
         initrd,
+        emulator: Emulator::Installed,
     })
 }
 
@@ -259,156 +266,6 @@ fn qemu(program: &str, package: &str) -> Result<()> {
     }
 }
 
-/// One file out of a package of Debian's, kept from then on.
-fn from_package(
-    scratch: &Path,
-    debian: &Debian,
-    package: &str,
-    member: &str,
-    name: &str,
-) -> Result<PathBuf> {
-    all_from_package(scratch, debian, package, &[(member, name)])?;
-    Ok(scratch.join(name))
-}
-
-/// Files out of one package of Debian's, each by a pattern and under a name of its own, kept from then on: if one is missing all are
-/// fetched again, so that they are of the same version.
-fn all_from_package(
-    scratch: &Path,
-    debian: &Debian,
-    package: &str,
-    members: &[(&str, &str)],
-) -> Result<()> {
-    let architecture = debian.architecture;
-    if members.iter().all(|(_, name)| scratch.join(name).exists()) {
-        return Ok(());
-    }
-    let by_hand = |why: &Error| {
-        let what = members.iter().map(|(member, name)| {
-            let file = scratch.join(name);
-            format!("{member} to {}", file.display())
-        });
-        Error::Other(format!(
-            "{why}; to do it by hand, put out of Debian's {package} for {architecture} {}",
-            what.collect::<Vec<_>>().join(", ")
-        ))
-    };
-    eprintln!(
-        "fetching {package} for {architecture} from deb.debian.org, to {}",
-        scratch.display()
-    );
-    // Names differ in their extensions as well.
-    let part = |file: &Path| PathBuf::from(format!("{}.part", file.display()));
-    let fetch = || -> Result<()> {
-        let archive = download(scratch, debian, package)?;
-        let all = members
-            .iter()
-            .map(|(member, _)| unpack(&archive, member))
-            .collect::<Result<Vec<_>>>();
-        fs::remove_file(&archive).about(archive.display())?;
-        // Under their names only when all are whole.
-        for (data, (_, name)) in all?.iter().zip(members) {
-            let part = part(&scratch.join(name));
-            fs::write(&part, data).about(part.display())?;
-        }
-        for (_, name) in members {
-            let file = scratch.join(name);
-            fs::rename(part(&file), &file).about(file.display())?;
-        }
-        Ok(())
-    };
-    out::slowly("fetching", fetch).map_err(|why| by_hand(&why))
-}
-
-/// The newest package of a name, as a file.
-fn download(scratch: &Path, debian: &Debian, package: &str) -> Result<PathBuf> {
-    let apt = Apt::new(scratch, debian)?;
-    // A package that only says which is the newest of its kind.
-    let depends = output(
-        apt.command("apt-cache")
-            .args(["depends", "--important", package]),
-    )?;
-    let newest = depends
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
-    let package = newest.map_or_else(|| package.to_string(), |rest| format!("linux-image-{rest}"));
-    output(apt.command("apt-get").args(["download", &package]))?;
-    let archive = fs::read_dir(scratch)
-        .about(scratch.display())?
-        .filter_map(std::result::Result::ok);
-    let archive = archive.map(|entry| entry.path()).find(|path| {
-        path.file_name().is_some_and(|name| {
-            let name = name.to_string_lossy();
-            name.starts_with(&format!("{package}_"))
-                && name.ends_with(&format!("_{}.deb", debian.architecture))
-        })
-    });
-    archive.ok_or_else(|| Error::Other(format!("{package} was not downloaded")))
-}
-
-/// What a package has under names of a pattern.
-fn unpack(archive: &Path, member: &str) -> Result<Vec<u8>> {
-    let mut unpack = Command::new("dpkg-deb");
-    let mut unpack = unpack
-        .arg("--fsys-tarfile")
-        .arg(archive)
-        .stdout(Stdio::piped())
-        .spawn()
-        .about("dpkg-deb")?;
-    let mut tar = Command::new("tar");
-    tar.args(["--extract", "--to-stdout", "--wildcards", member]);
-    tar.stdin(unpack.stdout.take().map_or_else(Stdio::null, Stdio::from));
-    let unpacked = tar.output().about("tar")?;
-    unpack.wait().about("dpkg-deb")?;
-    match unpacked.status.success() && !unpacked.stdout.is_empty() {
-        true => Ok(unpacked.stdout),
-        false => Err(Error::Other(format!(
-            "{} holds no {member}",
-            archive.display()
-        ))),
-    }
-}
-
-/// A package manager for one kind of processor, with everything in a directory of its own.
-struct Apt {
-    directory: PathBuf,
-}
-
-impl Apt {
-    fn new(scratch: &Path, debian: &Debian) -> Result<Self> {
-        let directory = scratch.join(debian.apt);
-        let architecture = debian.architecture;
-        let at = directory.display();
-        for part in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(directory.join(part)).about(directory.display())?;
-        }
-        let configuration = format!(
-            "APT::Architecture \"{architecture}\";\nAPT::Architectures {{ \"{architecture}\"; }};\nDir::State \"{at}\";\n\
-             Dir::State::status \"{at}/status\";\nDir::Cache \"{at}/cache\";\nDir::Etc::sourcelist \"{at}/sources.list\";\n\
-             Dir::Etc::sourceparts \"-\";\nAPT::Sandbox::User \"\";\n"
-        );
-        for (name, text) in [
-            ("apt.conf", &*configuration),
-            ("sources.list", SOURCE),
-            ("status", ""),
-        ] {
-            let file = directory.join(name);
-            fs::write(&file, text).about(file.display())?;
-        }
-        let apt = Self { directory };
-        output(apt.command("apt-get").arg("update"))?;
-        Ok(apt)
-    }
-
-    /// A command that looks nowhere else, and leaves what it downloads beside the directory.
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
-        command.env("APT_CONFIG", self.directory.join("apt.conf"));
-        command.current_dir(self.directory.parent().unwrap_or(&self.directory));
-        command
-    }
-}
-
 /// The build tool, in the repository.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -419,19 +276,18 @@ pub fn cargo() -> Command {
 /// The first version of QEMU that does not load plugins of the interface that ours is for.
 const TOO_NEW: u32 = 9;
 
-/// The number before the first point of what QEMU says of its version.
-fn major(said: &str) -> Option<u32> {
-    let version = said.split_once("version ")?.1;
+/// The number before the first point of a version.
+fn major(version: &str) -> Option<u32> {
     version.split_once('.')?.0.parse().ok()
 }
 
-/// Whether the QEMU that is installed loads the plugin that counts instructions.
+/// Whether a QEMU loads the plugin that counts instructions.
 ///
 /// # Errors
 /// It does not, which is [missing](Error::Missing); or there is none.
-pub fn can_count() -> Result<()> {
-    let said = output(Command::new(QEMU).arg("--version"))?;
-    if let Some(major) = major(&said).filter(|major| *major >= TOO_NEW) {
+pub fn can_count(emulator: &Emulator) -> Result<()> {
+    let version = emulator.version()?;
+    if let Some(major) = major(&version).filter(|major| *major >= TOO_NEW) {
         return Err(Error::Missing(format!(
             "counting instructions takes QEMU 7.2 to 8.2, whose plugins are of version 1; this one is {major}"
         )));
@@ -442,9 +298,9 @@ pub fn can_count() -> Result<()> {
 /// Builds the plugin by which QEMU counts instructions.
 ///
 /// # Errors
-/// It cannot be built; or the QEMU that is installed would not [load](can_count) it.
-pub fn plugin() -> Result<PathBuf> {
-    can_count()?;
+/// It cannot be built; or this QEMU would not [load](can_count) it.
+pub fn plugin(emulator: &Emulator) -> Result<PathBuf> {
+    can_count(emulator)?;
     let mut build = cargo();
     build.args(["build", "--quiet", "--package", "xtask-plugin"]);
     out::slowly("building the plugin of QEMU's", || output(&mut build))?;
@@ -586,11 +442,8 @@ mod tests {
 
     #[test]
     fn a_version_is_read() {
-        assert_eq!(
-            major("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright"),
-            Some(7)
-        );
-        assert_eq!(major("QEMU emulator version 10.0.2 (Debian)"), Some(10));
+        assert_eq!(major("7.2.22"), Some(7));
+        assert_eq!(major("10.0.13"), Some(10));
         assert_eq!(major("something else"), None);
     }
 }

@@ -5,6 +5,7 @@
 //! for all ranges; so are the wait before it, and that for the end.
 
 use crate::counted::{self, Counts, counts};
+use crate::emulator::Emulator;
 use crate::fetch::Files;
 use crate::qemu::{self, Boot, End, file};
 use crate::{About as _, Error, Result, fetch};
@@ -29,7 +30,7 @@ const IN_ORDER: [(u32, &[&str]); 3] = [
 /// # Errors
 /// Something is missing, or does not come to its end; or the order is another.
 pub fn run_own(files: &Files) -> Result<()> {
-    let plugin = fetch::plugin()?;
+    let plugin = fetch::plugin(&files.emulator)?;
     let log = fetch::scratch()?.join("flushes.log");
     let more = [
         "-plugin".to_string(),
@@ -89,7 +90,10 @@ const EXPECTED: [(&str, u64); 5] = [
 /// Something is missing, or does not come to its end; or more or less is executed than a flush needs.
 pub fn run() -> Result<()> {
     fetch::qemu_arm64()?;
-    let (program, plugin) = (fetch::hypervisor("flushes")?, fetch::plugin()?);
+    let (program, plugin) = (
+        fetch::hypervisor("flushes")?,
+        fetch::plugin(&Emulator::Installed)?,
+    );
     let machine = ["-machine", "virtualization=on", "-m", "128M"];
     let ran = counted::boot(&program, &plugin.display().to_string(), &machine)?;
     ran.check("flushes")?;

@@ -301,6 +301,8 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         ("--cpu", args.cpu.is_some()),
         ("--evict-rate", args.evict_rate.is_some()),
         ("--initrd", args.initrd.is_some()),
+        ("--debian", args.debian.is_some()),
+        ("--qemu", args.qemu.is_some()),
     ];
     if let Some((name, _)) = others.into_iter().find(|(_, is_given)| *is_given) {
         return Err(Error::Other(format!("{name} is of --arch arm64")));
@@ -336,7 +338,7 @@ pub fn boot(args: &BootArgs) -> Result<()> {
             (false, true) => format!("copy load={}", args.rounds),
             (false, false) => program.words(args.rounds, hyperv.seconds.unwrap_or(10)),
         },
-        more: &args.qemu,
+        more: &args.more,
         ..Boot::of(&files)
     };
     let ran = if args.shell {

@@ -14,6 +14,7 @@
 use serde_json::Value;
 
 use crate::counted::{self, Counts, counts};
+use crate::emulator::Emulator;
 use crate::fetch::{self, QEMU};
 use crate::{About as _, Error, Result};
 
@@ -35,7 +36,7 @@ fn loads(step: &str) -> u64 {
 /// Something is missing, or does not come to its end; or where the two do not agree.
 pub fn run(line: impl FnMut(&str)) -> Result<()> {
     fetch::qemu_arm64()?;
-    fetch::can_count()?;
+    fetch::can_count(&Emulator::Installed)?;
     compare(&simulated()?, &emulated()?, line)
 }
 
@@ -145,7 +146,10 @@ fn simulated() -> Result<Vec<(String, Counts)>> {
 
 /// What the emulator counts, step by step.
 fn emulated() -> Result<Vec<Counts>> {
-    let (kernel, plugin) = (fetch::hypervisor("linear")?, fetch::plugin()?);
+    let (kernel, plugin) = (
+        fetch::hypervisor("linear")?,
+        fetch::plugin(&Emulator::Installed)?,
+    );
     let ran = counted::boot(&kernel, &plugin.display().to_string(), &["-m", MEMORY_SIZE])?;
     ran.check("linear")?;
     ran.log

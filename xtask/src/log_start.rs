@@ -124,7 +124,7 @@ pub fn run(
 /// What is missing, or went wrong.
 pub fn table(arch: Arch) -> Result<()> {
     let files = match arch {
-        Arch::Arm64 => fetch::everything(None)?,
+        Arch::Arm64 => fetch::everything(fetch::Choice::default())?,
         Arch::X86_64 => fetch::everything_x86(None)?,
     };
     say!(

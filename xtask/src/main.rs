@@ -10,6 +10,7 @@
 //! | `cargo xtask linear` | makes the linear map step by step, and counts its barriers and invalidations, in QEMU and on the software machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
 //! | `cargo xtask example` | boots an example kernel, of `examples/`, and shows what it says |
+//! | `cargo xtask matrix` | boots the kernels of two releases of Debian on two versions of QEMU |
 //! | `cargo xtask processes` | runs a kernel whose processes fork, and counts its barriers and invalidations; `--json` |
 //! | `cargo xtask tlb-flush` | has a guest of x86-64 flush other processors' TLBs, by interrupts and by hypercalls, and counts |
 //! | `cargo xtask test-guest` | for a machine: a matrix of boots, each of which has to come out right |
@@ -21,6 +22,8 @@ mod console;
 mod counted;
 #[path = "../../hypervisor/src/counters.rs"]
 mod counters;
+mod debian;
+mod emulator;
 mod example;
 mod fetch;
 mod flushes;
@@ -31,6 +34,7 @@ mod kvm;
 mod linear;
 mod load;
 mod log_start;
+mod matrix;
 mod measure;
 mod out;
 mod planted;
@@ -49,12 +53,14 @@ mod x86;
 #[path = "../../hypervisor/x86/src/host/counters.rs"]
 mod x86_counters;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
 use boot::BootArgs;
+use fetch::Choice;
 
 /// What goes wrong, in one line.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +115,11 @@ enum Command {
     /// Boot one guest, and show its console and the hypervisor's counters
     Boot(BootArgs),
     /// Run a kernel of checks on the emulator alone and under the hypervisor, and compare
-    Bare,
+    Bare {
+        /// Another QEMU than the one that is installed: a program, or `debian-13`, which is fetched
+        #[arg(long, value_name = "PROGRAM")]
+        qemu: Option<PathBuf>,
+    },
     /// Hold what the hypervisor does to its guest's tables against the rules, with bugs planted and without
     Check(check::CheckArgs),
     /// Run the experiments on KVM inside emulated computers, and compare their counts with each other and with this one's
@@ -122,6 +132,8 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         arch: Arch,
     },
+    /// Boot the kernels of Debian 12 and 13 on the QEMU that is installed and on Debian 13's
+    Matrix,
     /// Boot an example kernel, and show what it says
     Example {
         /// Which
@@ -208,9 +220,14 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Fetch => fetch::guest(None).map(|_| ()),
         Command::Boot(args) => boot::run(&args),
-        Command::Bare => {
-            fetch::everything(None).and_then(|files| bare::run(&files, |line| say!("{line}")))
+        Command::Bare { qemu } => {
+            let choice = Choice {
+                emulator: qemu.as_deref(),
+                ..Choice::default()
+            };
+            fetch::everything(choice).and_then(|files| bare::run(&files, |line| say!("{line}")))
         }
+        Command::Matrix => matrix::run(|line| say!("{line}")),
         Command::Linear => linear::run(|line| say!("{line}")),
         Command::Check(args) => check::run(&args),
         Command::Kvm(args) => kvm::run(&args),

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tablewright_processes::Step;
 
 use crate::counted::{self, Counts, counts};
+use crate::emulator::Emulator;
 use crate::example::{self, Kernel};
 use crate::fetch::{self, QEMU};
 use crate::{Error, Result};
@@ -117,7 +118,7 @@ fn row(step: Step, executed: &Executed) -> Value {
 /// # Errors
 /// Something is missing, the kernel does not come to its end, or the counts are not those that are expected.
 pub fn run(as_json: bool, mut line: impl FnMut(&str)) -> Result<()> {
-    let (kernel, plugin) = (Kernel::Arm64.build()?, fetch::plugin()?);
+    let (kernel, plugin) = (Kernel::Arm64.build()?, fetch::plugin(&Emulator::Installed)?);
     let plugin = format!("{},instructions=on", plugin.display());
     let ran = counted::boot(&kernel, &plugin, &MACHINE)?;
     ran.check(example::NAME)?;

@@ -18,8 +18,9 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind};
 use serde_json::{Value, json};
 use tablewright_hypervisor_common::Event;
 
+use crate::console::{had, is_late};
 use crate::counters::{Count, NAMES};
-use crate::fetch::{Files, QEMU};
+use crate::fetch::Files;
 use crate::several::Several;
 use crate::{About as _, Error, LIMIT, Leaves, Log, Result, name_of, out};
 
@@ -77,7 +78,7 @@ pub struct Boot<'a> {
     pub several: Option<&'a Several>,
     /// What the guest's first program is told.
     pub guest: String,
-    /// How long it may take.
+    /// How long it may take where nothing else is done.
     pub limit: Option<Duration>,
     /// Further arguments for QEMU.
     pub more: &'a [String],
@@ -458,7 +459,7 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     }
     // One processor more, that is not the guest's, does what is done beside the guest.
     let cpus = boot.cpus + u8::from(boot.log.is_some());
-    let mut command = Command::new(QEMU);
+    let mut command = files.emulator.command();
     command
         .args(["-machine", "virt,virtualization=on,gic-version=3", "-nodefaults", "-display", "none"])
         .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
@@ -677,7 +678,7 @@ pub fn attend(
                 break End::Seen;
             }
         }
-        if limit.is_some_and(|limit| started.elapsed() > limit) {
+        if limit.is_some_and(|limit| is_late(limit, started.elapsed(), had(qemu.child.id()))) {
             break End::Late;
         }
         if out::is_interrupted() {

@@ -377,7 +377,7 @@ pub fn boot(args: &BootArgs) -> Result<()> {
     if several.count() == 0 {
         return Err(Error::Other("--guests 0 needs --small".into()));
     }
-    let files = files(&several, fetch::everything(args.kernel.as_deref())?);
+    let files = files(&several, fetch::everything(args.choice())?);
     let boot = Boot {
         cpu: args.cpu.as_deref().unwrap_or(CPU_MAX),
         leaves: args.mapping.unwrap_or(Leaves::Pages),
@@ -385,7 +385,7 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         evict_rate: args.evict_rate.unwrap_or(0),
         log: args.log,
         limit: None,
-        more: &args.qemu,
+        more: &args.more,
         ..boot_of(&several, &files, args.cpus, args.rounds)
     };
     out::take_interrupts()?;
@@ -429,6 +429,7 @@ mod tests {
 
     use super::{Several, VCPUS, boot_of, check, hash_of, summary};
     use crate::counters::{Count, NAMES};
+    use crate::emulator::Emulator;
     use crate::fetch::Files;
     use crate::qemu::{End, Ran};
 
@@ -487,6 +488,7 @@ mod tests {
             hypervisor: PathBuf::new(),
             kernel: PathBuf::new(),
             initrd: PathBuf::new(),
+            emulator: Emulator::Installed,
         };
         let few = several();
         let many = Several {

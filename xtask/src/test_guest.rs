@@ -1,15 +1,16 @@
 //! Guests under load, in a matrix: the hashes have to be right; and where an invalidation is left out, it has to be missed.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
 
 use crate::counters::{Count, NAMES};
-use crate::fetch::Files;
+use crate::fetch::{Choice, Files};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::{
     Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load,
-    log_start, name_of, out, say, several, x86,
+    log_start, matrix, name_of, out, say, several, x86,
 };
 
 #[derive(Args)]
@@ -23,6 +24,9 @@ pub struct TestArgs {
     /// Boot each guest so many times in a row
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     repeat: u16,
+    /// Another QEMU than the one that is installed, for guests of arm64: a program, or `debian-13`, which is fetched
+    #[arg(long, value_name = "PROGRAM")]
+    qemu: Option<PathBuf>,
     /// Only the test of this name, or those whose names contain it
     #[arg(value_name = "NAME")]
     name: Option<String>,
@@ -202,7 +206,7 @@ const TESTS: &[Test] = &[
 ];
 
 /// Tests that are programs of their own, and whether they are in the short set.
-const NAMED: [(&str, bool); 7] = [
+const NAMED: [(&str, bool); 8] = [
     (bare::NAME, true),
     (linear::NAME, true),
     (flushes::NAME, true),
@@ -210,6 +214,7 @@ const NAMED: [(&str, bool); 7] = [
     (log_start::NAME, true),
     (several::NAME, true),
     (several::LINUX, false),
+    (matrix::NAME, false),
 ];
 
 /// Rounds of the load.
@@ -331,7 +336,10 @@ pub fn run(args: &TestArgs) -> Result<()> {
             "no test has such a name; --list says which there are".into(),
         ));
     }
-    let files = fetch::everything(None)?;
+    let files = fetch::everything(Choice {
+        emulator: args.qemu.as_deref(),
+        ..Choice::default()
+    })?;
     let hostile = Files {
         kernel: fetch::hypervisor("hostile")?,
         ..files.clone()
@@ -345,6 +353,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         &|| log_start::run(Arch::Arm64, &files, &[256, 512, 1024], |_, _, _| ()),
         &|| several::test(&files, 0, 10),
         &|| several::test(&files, 2, 6),
+        &|| matrix::run(|_| ()),
     ];
     let named = NAMED.into_iter().zip(named);
     for ((name, _), run) in named.filter(|((name, short), _)| chosen(name, *short)) {

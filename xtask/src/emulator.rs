@@ -1,0 +1,165 @@
+//! Which QEMU emulates a machine of arm64: the one that is installed, another one that is there, or Debian 13's, which is
+//! fetched and run where it is unpacked, with its own libraries.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use object::{Object as _, ObjectSection as _};
+
+use crate::debian::{self, Debian, Release};
+use crate::fetch::{self, QEMU, output};
+use crate::{About as _, Error, Result};
+
+/// What is said for the QEMU of Debian 13.
+const FETCHED: &str = "debian-13";
+
+/// A QEMU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Emulator {
+    /// The one that is installed.
+    #[default]
+    Installed,
+    /// This program.
+    Program(PathBuf),
+    /// One that was unpacked there with all that it needs.
+    Unpacked(Unpacked),
+}
+
+/// A program that is run where it was unpacked: by its own loader, with its own libraries and data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unpacked {
+    loader: PathBuf,
+    libraries: PathBuf,
+    program: PathBuf,
+    data: PathBuf,
+}
+
+impl Unpacked {
+    /// The one below this directory.
+    fn at(root: &Path) -> Result<Self> {
+        let usr = root.join("usr");
+        let program = usr.join("bin").join(QEMU);
+        let data = std::fs::read(&program).about(program.display())?;
+        let loader = interpreter(&data)
+            .ok_or_else(|| Error::Other(format!("{} names no loader", program.display())))?;
+        let lib = usr.join("lib");
+        let libraries = std::fs::read_dir(&lib).about(lib.display())?;
+        let libraries = libraries
+            .filter_map(std::result::Result::ok)
+            .map(|entry| entry.path())
+            .find(|path| path.to_string_lossy().ends_with("-linux-gnu"));
+        Ok(Self {
+            loader: usr.join(loader),
+            libraries: libraries
+                .ok_or_else(|| Error::Other(format!("{} has no libraries", lib.display())))?,
+            program,
+            data: usr.join("share/qemu"),
+        })
+    }
+}
+
+/// The loader that a program names, below the root.
+fn interpreter(program: &[u8]) -> Option<PathBuf> {
+    let file = object::File::parse(program).ok()?;
+    let named = file.section_by_name(".interp")?.data().ok()?;
+    let text = std::str::from_utf8(named).ok()?.trim_end_matches('\0');
+    Some(PathBuf::from(text.strip_prefix('/')?))
+}
+
+impl Emulator {
+    /// What the option names; the one that is installed, if it is not given.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be had.
+    pub fn named(name: Option<&Path>) -> Result<Self> {
+        match name {
+            None => fetch::qemu_arm64().map(|()| Self::Installed),
+            Some(name) if name == Path::new(FETCHED) => {
+                let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
+                let debian = Debian {
+                    release: Release::Trixie,
+                    architecture: architecture.trim(),
+                    apt: "apt-qemu",
+                };
+                let scratch = fetch::scratch()?;
+                let root =
+                    debian::with_dependencies(&scratch, &debian, "qemu-system-arm", "qemu-13")?;
+                Unpacked::at(&root).map(Self::Unpacked)
+            }
+            Some(program) => {
+                let emulator = Self::Program(program.into());
+                emulator.version().map(|_| emulator)
+            }
+        }
+    }
+
+    /// A command that runs it.
+    pub fn command(&self) -> Command {
+        match self {
+            Self::Installed => Command::new(QEMU),
+            Self::Program(program) => Command::new(program),
+            Self::Unpacked(Unpacked {
+                loader,
+                libraries,
+                program,
+                data,
+            }) => {
+                let mut command = Command::new(loader);
+                command.arg("--library-path").arg(libraries).arg(program);
+                command.arg("-L").arg(data);
+                command
+            }
+        }
+    }
+
+    /// Its version: `7.2.22`.
+    ///
+    /// # Errors
+    /// It cannot be run, or is none.
+    pub fn version(&self) -> Result<String> {
+        let mut command = self.command();
+        let said = output(command.arg("--version"))?;
+        let version = version(&said).map(String::from);
+        version.ok_or_else(|| {
+            let name = command.get_program().to_string_lossy();
+            Error::Other(format!("{name} is no QEMU"))
+        })
+    }
+}
+
+/// The version in what QEMU says of it.
+fn version(said: &str) -> Option<&str> {
+    said.split_once("QEMU emulator version ")?
+        .1
+        .split_ascii_whitespace()
+        .next()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{Emulator, interpreter, version};
+
+    #[test]
+    fn a_version_is_read() {
+        let said = "QEMU emulator version 10.0.13 (Debian 1:10.0.13+ds-0+deb13u1)\nCopyright";
+        assert_eq!(version(said), Some("10.0.13"));
+        assert_eq!(version("something else"), None);
+    }
+
+    #[test]
+    fn what_is_no_qemu_is_refused() {
+        assert!(Emulator::named(Some(Path::new("/no/such/qemu"))).is_err());
+        let other = Emulator::named(Some(Path::new("true"))).map_err(|error| error.to_string());
+        assert_eq!(other, Err("true is no QEMU".into()));
+    }
+
+    #[test]
+    fn a_program_names_its_loader() {
+        let this = std::env::current_exe().and_then(std::fs::read);
+        let loader = interpreter(&this.unwrap_or_default()).unwrap_or_default();
+        assert!(Path::new("/").join(&loader).exists(), "{loader:?}");
+        assert_eq!(interpreter(b"no program"), None);
+    }
+}
