@@ -74,6 +74,7 @@ mod coroutine;
 mod costs;
 mod dice;
 mod hardware;
+mod instructions;
 mod interrupt;
 mod kick;
 mod lines;

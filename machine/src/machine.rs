@@ -452,10 +452,22 @@ impl Machine {
         self.hardware.set_state(cpu.id(), state);
     }
 
-    /// A hypervisor has one of its virtual processors forget, between two instructions of it: as an invalidation of its own.
+    /// The same of another: a hypervisor has taken it off between two instructions, or is about to let it go on.
+    pub fn set_state_of(&self, other: usize, state: CpuState) {
+        self.cpu().order();
+        self.hardware.set_state(other, state);
+    }
+
+    /// A hypervisor has one of its virtual processors forget, between two instructions of it: as an invalidation of its own. It
+    /// costs an [exit](Costs::exit).
     pub fn forget_on(&self, other: usize, tlbi: Tlbi) {
+        self.cpu().spend(self.costs.exit);
+        self.forget_for(other, tlbi);
+    }
+
+    /// The same, and what it costs is for the program to spend.
+    pub fn forget_for(&self, other: usize, tlbi: Tlbi) {
         let cpu = self.cpu();
-        cpu.spend(self.costs.exit);
         cpu.order();
         while let Some(until) = self.hardware.busy_until(other) {
             cpu.wait_until(until.max(cpu.now() + Time::ps(1)));

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
-use super::simulate::{Job, Ran, Run};
+use super::simulate::{self, Job, Ran, Run};
 use super::{How, Parameters};
 use crate::error::Error;
 use crate::file;
@@ -110,8 +110,11 @@ impl Line {
         if pages == 0 || pages > 1 << 30 {
             return Err("pages are 1 to 2^30".into());
         }
-        if usize::from(threads) + usize::from(self.vcpus) > MAX_CPUS {
-            return Err(format!("threads and vCPUs are together at most {MAX_CPUS}"));
+        if usize::from(self.vcpus) > MAX_CPUS {
+            return Err(format!("vCPUs are at most {MAX_CPUS}"));
+        }
+        if !simulate::fits(threads, pages) {
+            return Err("threads and pages: together more than an address space has".into());
         }
         Ok(Job {
             profile: profile.clone(),

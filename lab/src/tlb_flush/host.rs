@@ -1,31 +1,35 @@
 //! vCPUs on physical CPUs, of which there may be fewer: which run, which wait for their turn, which have nothing to do.
 //!
 //! A physical CPU takes the vCPU that has waited longest, for a time slice, and for longer if none waits. A vCPU without work
-//! is *halted* and takes no time. What runs on a vCPU is a thread of the guest, or its idle loop, each a CPU of the scheduler of
-//! the [software machine](tablewright_machine::Scheduler), so that everything is in one order and in virtual time.
+//! is *halted* and takes no time.
 //!
-//! What a vCPU does for a flush is the engine's [`shootdown`](tablewright::shootdown): it loads the space of the program when it
-//! runs a thread of it, is lazy in its idle loop, and does what it is asked when it is interrupted. Whether it has forgotten is kept
-//! count of beside that, and looked at when a flush is over.
+//! Each vCPU is a CPU of the [software machine](tablewright_machine::Machine), with a TLB and a walker of its own, and what runs on it
+//! is a thread of the guest or its idle loop, so that everything is in one order and in virtual time. What it does for a flush is
+//! the engine's [`shootdown`](tablewright::shootdown): it loads the space of the program when it runs a thread of it, is lazy in its idle
+//! loop, and does what it is asked when it is interrupted. That no TLB is left out is the machine's to find: what was unmapped is
+//! given back after the flush, and may be remembered by no vCPU that goes on.
+//!
+//! A vCPU that was told to forget on its next entry forgets then. Until then it does not run, and uses nothing that it remembers.
 //!
 //! An **interrupt** is handled when its target runs: at once if it does, after its wake-up if it is halted and a physical CPU is
 //! free, and otherwise when its turn has come. That may be many time slices later, and a vCPU that waits for the answer does
 //! so on a physical CPU.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 
-use tablewright::Pa;
 use tablewright::hyperv::{Decoded, Status};
 use tablewright::shootdown::{
-    Actions, Allocator, Cpu as ShootdownCpu, Cpus, Forget, Here, PreemptedFlag, Shootdown, Space,
-    inbox_words,
+    Actions, Allocator, Cpu as ShootdownCpu, Cpus, Forget, Here, Holder, Identifiers,
+    PreemptedFlag, Shootdown, Space, inbox_words,
 };
-use tablewright_machine::{Costs, Cpu, Time};
+use tablewright_machine::{Costs, Cpu, CpuState, Machine, Mapper, Time, Tlbi};
 
 /// More pages than this are flushed as the whole space, where each page is an invalidation of its own: x86 by Linux.
 pub const X86_PAGES: u64 = 33;
+/// Of a PCID, and of an ASID on every arm64 processor but small ones.
+const IDENTIFIER_BITS: u32 = 12;
 
 /// Where a vCPU is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +53,8 @@ enum Interrupt {
 
 struct Vcpu {
     state: Cell<State>,
-    /// The thread, or idle loop, that runs on it.
-    runner: Cell<usize>,
+    /// It runs a thread of the guest, and not its idle loop.
+    busy: Cell<bool>,
     /// Threads of the guest that could run on it as well.
     ready: RefCell<VecDeque<usize>>,
     /// Its slice.
@@ -60,12 +64,10 @@ struct Vcpu {
     /// It forgets before it enters its guest: the hypervisor has said so, or the guest in the flag.
     forgets: Cell<bool>,
     flag: PreemptedFlag,
-    /// It has the space loaded, and may remember what it says.
-    holds: Cell<bool>,
+    /// It has the space loaded.
+    loaded: Cell<bool>,
     /// In its idle loop.
     lazy: Cell<bool>,
-    /// The last flush that it has forgotten for.
-    forgot: Cell<u64>,
 }
 
 /// What was counted.
@@ -95,6 +97,8 @@ pub struct Memory {
     cpus: Box<[ShootdownCpu]>,
     inboxes: Box<[AtomicU64]>,
     set: Box<[AtomicU64]>,
+    holders: Box<[Holder]>,
+    taken: Box<[u64]>,
 }
 
 impl Memory {
@@ -104,89 +108,115 @@ impl Memory {
             cpus: (0..vcpus).map(|_| ShootdownCpu::new()).collect(),
             inboxes: words(inbox_words(vcpus)),
             set: words(Space::words(vcpus)),
+            holders: (0..vcpus).map(|_| Holder::new()).collect(),
+            taken: vec![0; Allocator::words(IDENTIFIER_BITS)].into(),
         }
     }
 }
 
-/// The root of the program's tables.
-const ROOT: Pa = Pa::new(0x1234_5000);
+/// How the guest uses its vCPUs.
+#[derive(Clone, Copy, Debug)]
+pub struct Guest {
+    /// Until a vCPU has to give its physical CPU to one that waits.
+    pub slice: Time,
+    /// How many physical CPUs.
+    pub physical: usize,
+    /// Idle loops leave the space, and are not told of flushes; otherwise they are lazy.
+    pub leaves: bool,
+    /// Spaces have identifiers, under which they are remembered while another is loaded.
+    pub identified: bool,
+}
 
 /// The physical CPUs, and the vCPUs on them.
 pub struct Host<'c> {
-    pub costs: &'c Costs,
-    pub space: Space<'c>,
-    /// Idle loops leave the space, and are not told of flushes; otherwise they are lazy.
-    leaves: bool,
+    pub machine: &'c Machine,
+    pub mapper: Mapper<'c>,
+    /// The space of the program, once it has a root.
+    space: OnceCell<Space<'c>>,
+    guest: Guest,
     shootdown: Shootdown<'c>,
-    slice: Time,
+    allocator: RefCell<Allocator<'c>>,
+    set: &'c [AtomicU64],
     free: Cell<usize>,
     queue: RefCell<VecDeque<usize>>,
     vcpus: Box<[Vcpu]>,
-    /// The thread whose flush waits for others, and the answers there were.
+    /// The vCPU whose flush waits for others, and the answers there were.
     waiting: Cell<Option<usize>>,
     answers: Cell<u64>,
-    threads: usize,
-    /// Flushes of the space, of which there is one at a time.
-    flushes: Cell<u64>,
     pub problem: RefCell<Option<String>>,
-    pub tally: Cell<Tally>,
+    tally: Cell<Tally>,
 }
 
 impl<'c> Host<'c> {
-    /// With so many threads in the guest, whose numbers are the first; the idle loops follow. `None` for more vCPUs than
-    /// flushes know.
-    pub fn new(
-        costs: &'c Costs,
-        memory: &'c Memory,
-        slice: Time,
-        physical: usize,
-        threads: usize,
-        leaves: bool,
-    ) -> Option<Self> {
-        let vcpu = |number| Vcpu {
+    /// A vCPU for each CPU of the machine. `None` for more than flushes and identifiers know.
+    pub fn new(machine: &'c Machine, memory: &'c mut Memory, guest: Guest) -> Option<Self> {
+        let Memory {
+            cpus,
+            inboxes,
+            set,
+            holders,
+            taken,
+        } = memory;
+        let vcpu = |_| Vcpu {
             state: Cell::new(State::Halted),
-            runner: Cell::new(threads + number),
+            busy: Cell::new(false),
             ready: RefCell::default(),
             from: Cell::default(),
             until: Cell::default(),
             pending: RefCell::default(),
             forgets: Cell::new(false),
             flag: PreemptedFlag::default(),
-            holds: Cell::new(false),
+            loaded: Cell::new(false),
             lazy: Cell::new(false),
-            forgot: Cell::new(0),
         };
+        let costs = machine.costs();
         let interrupt = costs.interrupt + costs.exception + costs.issue + costs.complete;
-        let vcpus: Box<[Vcpu]> = (0..memory.cpus.len()).map(vcpu).collect();
+        let vcpus: Box<[Vcpu]> = (0..cpus.len()).map(vcpu).collect();
         vcpus.iter().for_each(|vcpu| vcpu.flag.preempt());
+        let allocator = Allocator::new(IDENTIFIER_BITS, taken)?;
+        let identifiers = match guest.identified {
+            true => Some(Identifiers::new(&allocator, holders)?),
+            false => None,
+        };
         Some(Self {
-            costs,
-            leaves,
-            space: Space::new(1, ROOT, &memory.set),
-            shootdown: Shootdown::new(&memory.cpus, &memory.inboxes, None, interrupt.as_ps())?,
-            slice,
-            free: Cell::new(physical),
+            machine,
+            mapper: machine.new_space(),
+            space: OnceCell::new(),
+            guest,
+            shootdown: Shootdown::new(cpus, inboxes, identifiers, interrupt.as_ps())?,
+            allocator: RefCell::new(allocator),
+            set,
+            free: Cell::new(guest.physical),
             queue: RefCell::default(),
             vcpus,
             waiting: Cell::default(),
             answers: Cell::new(0),
-            threads,
-            flushes: Cell::new(0),
             problem: RefCell::default(),
             tally: Cell::default(),
         })
     }
 
-    /// The vCPU of a thread, which stays on it, or of an idle loop.
-    fn vcpu_of(&self, runner: usize) -> usize {
-        match runner.checked_sub(self.threads) {
-            Some(idle) => idle,
-            None => runner % self.vcpus.len(),
-        }
+    /// The space of the program, whose tables are those under this root.
+    pub fn set_root(&self, root: tablewright::Pa) {
+        self.mapper.track(root, tablewright::Half::Lower);
+        let _set_before = self.space.set(Space::new(1, root, self.set));
     }
 
-    fn idle_of(&self, vcpu: usize) -> usize {
-        self.threads + vcpu
+    pub fn space(&self) -> Option<&Space<'c>> {
+        self.space.get()
+    }
+
+    pub fn costs(&self) -> &'c Costs {
+        self.machine.costs()
+    }
+
+    pub fn tally(&self) -> Tally {
+        self.tally.get()
+    }
+
+    /// Threads stay on the vCPU that they begin on.
+    fn vcpu_of(&self, thread: usize) -> usize {
+        thread % self.vcpus.len()
     }
 
     pub fn count(&self, change: impl FnOnce(&mut Tally)) {
@@ -226,33 +256,35 @@ impl<'c> Host<'c> {
             this.forgets.set(true);
         }
         this.from.set(at);
-        this.until.set(at + self.slice);
-        if this.runner.get() != cpu.id() {
-            cpu.wake(this.runner.get(), at);
+        this.until.set(at + self.guest.slice);
+        if vcpu != cpu.id() {
+            cpu.wake(vcpu, at);
         }
     }
 
-    /// Leaves its physical CPU to the next.
-    fn stop(&self, cpu: Cpu<'_>, vcpu: usize, next_state: State) {
-        self.vcpus[vcpu].state.set(next_state);
-        self.vcpus[vcpu].flag.preempt();
+    /// The running vCPU leaves its physical CPU to the next.
+    fn stop(&self, cpu: Cpu<'_>, next_state: State) {
+        let this = &self.vcpus[cpu.id()];
+        self.count(|tally| tally.cpu_time += cpu.now() - this.from.get());
+        this.state.set(next_state);
+        this.flag.preempt();
         let next = self.queue.borrow_mut().pop_front();
         if next_state == State::Waiting {
-            self.queue.borrow_mut().push_back(vcpu);
+            self.queue.borrow_mut().push_back(cpu.id());
         }
         match next {
-            Some(next) => self.enter(cpu, next, cpu.now() + self.costs.exit * 2),
+            Some(next) => self.enter(cpu, next, cpu.now() + self.costs().exit * 2),
             None => self.free.set(self.free.get() + 1),
         }
     }
 
-    /// Goes on when the vCPU is on a physical CPU, and has done what it was asked to. How long that takes.
-    fn be_on(&self, cpu: Cpu<'_>, vcpu: usize) -> Time {
-        let this = &self.vcpus[vcpu];
+    /// Goes on when the vCPU is on a physical CPU, and has done what it was asked to.
+    fn be_on(&self, cpu: Cpu<'_>) {
+        let this = &self.vcpus[cpu.id()];
         cpu.order();
-        while this.state.get() != State::Running || this.runner.get() != cpu.id() {
-            if this.state.get() == State::Halted && this.runner.get() == cpu.id() {
-                self.start(cpu, vcpu, cpu.now());
+        while this.state.get() != State::Running {
+            if this.state.get() == State::Halted {
+                self.start(cpu, cpu.id(), cpu.now());
                 continue;
             }
             cpu.park();
@@ -261,49 +293,87 @@ impl<'c> Host<'c> {
         // An interrupt may have come before the vCPU did.
         cpu.wait_until(this.from.get());
         cpu.order();
-        let mut takes = Time::ZERO;
         if this.forgets.take() {
-            this.forgot.set(self.flushes.get());
-            takes += self.costs.complete;
+            cpu.spend(self.costs().complete);
+            self.machine.forget_for(cpu.id(), Tlbi::ALL);
+            self.machine.set_state(self.state_of(this));
         }
-        for interrupt in this.pending.take() {
-            takes += match interrupt {
-                Interrupt::Asked => self.answer(cpu, vcpu),
-                Interrupt::Stolen => self.costs.exit * 2,
-            };
+        loop {
+            let pending = this.pending.take();
+            if pending.is_empty() {
+                return;
+            }
+            for interrupt in pending {
+                match interrupt {
+                    Interrupt::Asked => self.answer(cpu),
+                    Interrupt::Stolen => cpu.spend(self.costs().exit * 2),
+                }
+            }
+            cpu.order();
         }
-        takes
     }
 
-    /// Does what others ask, in the handler of the interrupt. How long that takes.
-    fn answer(&self, cpu: Cpu<'_>, vcpu: usize) -> Time {
-        let doing = self.doing(cpu, vcpu);
-        doing.here(|here| {
-            here.receive(&doing);
-            // The idle loop leaves the space, and is not asked again.
-            if cpu.id() == self.idle_of(vcpu) && self.vcpus[vcpu].holds.get() {
-                self.leave_space(&doing, here);
-            }
-        });
-        self.answers.set(self.answers.get() + 1);
-        let takes = self.costs.exception + doing.takes.get();
-        if let Some(thread) = self.waiting.get() {
-            cpu.wake(thread, cpu.now() + takes);
+    /// What a vCPU that runs does with what it remembers.
+    fn state_of(&self, vcpu: &Vcpu) -> CpuState {
+        match vcpu.lazy.get() {
+            true => CpuState::Lazy,
+            false => CpuState::Active,
         }
-        takes
+    }
+
+    /// Does what others ask, in the handler of the interrupt.
+    fn answer(&self, cpu: Cpu<'_>) {
+        let this = &self.vcpus[cpu.id()];
+        cpu.spend(self.costs().exception);
+        let doing = self.doing(cpu);
+        doing.here(|here| here.receive(&doing));
+        // The idle loop leaves the space, and is not asked again.
+        if !this.busy.get() && this.loaded.get() {
+            self.leave_space(cpu);
+        }
+        cpu.order();
+        self.answers.set(self.answers.get() + 1);
+        if let Some(vcpu) = self.waiting.get() {
+            cpu.wake(vcpu, cpu.now());
+        }
     }
 
     /// The idle loop has no space loaded from here on.
-    fn leave_space(&self, doing: &Doing<'_, '_>, here: Here<'_, '_>) {
-        let this = &self.vcpus[doing.vcpu];
-        here.switch(Some(&self.space), None, doing, |_| ());
-        this.holds.set(false);
+    fn leave_space(&self, cpu: Cpu<'_>) {
+        let this = &self.vcpus[cpu.id()];
+        let doing = self.doing(cpu);
+        doing.here(|here| {
+            here.switch(self.space(), None, &doing, |_| {
+                self.machine.unload();
+                self.forget_by_loading(cpu);
+                self.mapper.leave();
+                self.machine.set_state(CpuState::Active);
+            });
+        });
+        this.loaded.set(false);
         this.lazy.set(false);
     }
 
+    /// A root is loaded: without identifiers that forgets.
+    fn forget_by_loading(&self, cpu: Cpu<'_>) {
+        match self.guest.identified {
+            true => cpu.spend(self.costs().issue + self.costs().complete),
+            false => self.forget_here(Tlbi::invpcid(None, None)),
+        }
+    }
+
+    /// The running vCPU executes an invalidation that is for itself, and waits for it.
+    fn forget_here(&self, tlbi: Tlbi) {
+        self.machine.tlbi(Tlbi {
+            broadcast: false,
+            ..tlbi
+        });
+        self.machine.dsb();
+    }
+
     /// On a physical CPU until the time has come or an interrupt comes; gives it away at the end of the slice. How long it ran.
-    fn run(&self, cpu: Cpu<'_>, vcpu: usize, most: Time, goes_on: impl Fn() -> bool) -> Time {
-        let this = &self.vcpus[vcpu];
+    fn run(&self, cpu: Cpu<'_>, most: Time, goes_on: impl Fn() -> bool) -> Time {
+        let this = &self.vcpus[cpu.id()];
         // An interrupt that comes now, or an answer, finds none to wake.
         cpu.order();
         if !this.pending.borrow().is_empty() || goes_on() {
@@ -314,12 +384,11 @@ impl<'c> Host<'c> {
         cpu.park_until((began + most).min(end));
         cpu.order();
         let ran = cpu.now() - began;
-        self.count(|tally| tally.cpu_time += ran);
         if cpu.now() >= end {
             let alone = self.queue.borrow().is_empty();
             match alone {
-                true => this.until.set(cpu.now() + self.slice),
-                false => self.stop(cpu, vcpu, State::Waiting),
+                true => this.until.set(cpu.now() + self.guest.slice),
+                false => self.stop(cpu, State::Waiting),
             }
         }
         ran
@@ -327,66 +396,68 @@ impl<'c> Host<'c> {
 
     // ---- What threads do ----
 
-    /// A thread comes into being.
-    pub fn begin(&self, cpu: Cpu<'_>) {
-        cpu.order();
-        let vcpu = self.vcpu_of(cpu.id());
-        let this = &self.vcpus[vcpu];
-        match this.runner.get() == self.idle_of(vcpu) {
-            true => this.runner.set(cpu.id()),
-            false => this.ready.borrow_mut().push_back(cpu.id()),
-        }
+    /// A thread that there is from the beginning.
+    pub fn begin(&self, thread: usize) {
+        let vcpu = self.vcpu_of(thread);
+        self.vcpus[vcpu].ready.borrow_mut().push_back(thread);
     }
 
-    /// So much work.
+    /// So much work of the running vCPU.
     pub fn work(&self, cpu: Cpu<'_>, work: Time) {
-        let vcpu = self.vcpu_of(cpu.id());
         let mut left = work;
         loop {
-            left += self.be_on(cpu, vcpu);
+            self.be_on(cpu);
             if left == Time::ZERO {
                 return;
             }
-            left = left.saturating_sub(self.run(cpu, vcpu, left, || false));
+            left = left.saturating_sub(self.run(cpu, left, || false));
         }
     }
 
-    /// Nothing more to do until [`wake`](Self::wake), and the vCPU is for others.
-    pub fn sleep(&self, cpu: Cpu<'_>, asleep: &Cell<bool>) {
-        let vcpu = self.vcpu_of(cpu.id());
-        self.give_up(cpu, vcpu);
-        while asleep.get() {
+    /// The next thread that the running vCPU has to run. Until there is one it is in its idle loop, and answers; until all is over.
+    pub fn next_thread(&self, cpu: Cpu<'_>, is_over: impl Fn() -> bool) -> Option<usize> {
+        let this = &self.vcpus[cpu.id()];
+        cpu.order();
+        loop {
+            let next = this.ready.borrow_mut().pop_front();
+            this.busy.set(next.is_some());
+            if next.is_some() {
+                self.be_on(cpu);
+                return next;
+            }
+            if is_over() && this.state.get() == State::Halted {
+                return None;
+            }
+            if this.state.get() == State::Running {
+                self.be_idle(cpu);
+                self.be_on(cpu);
+                // A thread may have come meanwhile.
+                if this.ready.borrow().is_empty() {
+                    self.stop(cpu, State::Halted);
+                }
+                continue;
+            }
             cpu.park();
             cpu.order();
+            if this.state.get() != State::Halted {
+                self.be_on(cpu);
+            }
         }
     }
 
-    /// The next thread on this vCPU, or none.
-    fn give_up(&self, cpu: Cpu<'_>, vcpu: usize) {
-        cpu.order();
-        let this = &self.vcpus[vcpu];
-        let next = this.ready.borrow_mut().pop_front();
-        this.runner.set(next.unwrap_or(self.idle_of(vcpu)));
-        if next.is_none() && this.holds.get() {
-            let doing = self.doing(cpu, vcpu);
-            doing.here(|here| match self.leaves {
-                true => self.leave_space(&doing, here),
-                false => {
-                    this.lazy.set(true);
-                    here.be_lazy();
-                }
-            });
+    /// There is no thread to run.
+    fn be_idle(&self, cpu: Cpu<'_>) {
+        let this = &self.vcpus[cpu.id()];
+        if !this.loaded.get() || this.lazy.get() {
+            return;
         }
-        match next {
-            Some(next) => {
-                cpu.wake(next, cpu.now());
-            }
-            // A thread that has asked something meanwhile wants an answer.
-            None if this.pending.borrow().is_empty() => self.stop(cpu, vcpu, State::Halted),
-            None => {
-                cpu.wake(this.runner.get(), cpu.now());
-            }
+        if self.guest.leaves {
+            return self.leave_space(cpu);
         }
+        self.machine.set_state(CpuState::Lazy);
+        // The same moment.
+        this.lazy.set(true);
+        self.doing(cpu).here(|here| here.be_lazy());
     }
 
     /// A thread has something to do again. What that costs the caller is for it to spend.
@@ -394,123 +465,69 @@ impl<'c> Host<'c> {
         cpu.order();
         let vcpu = self.vcpu_of(thread);
         let this = &self.vcpus[vcpu];
-        if this.runner.get() != self.idle_of(vcpu) {
-            this.ready.borrow_mut().push_back(thread);
+        this.ready.borrow_mut().push_back(thread);
+        if this.state.get() != State::Halted {
             return Time::ZERO;
         }
-        if this.state.get() == State::Halted {
-            this.runner.set(thread);
-            self.start(
-                cpu,
-                vcpu,
-                cpu.now() + self.costs.interrupt + self.costs.wake,
-            );
-            return self.costs.interrupt;
-        }
-        // It is answering a request.
-        this.ready.borrow_mut().push_back(thread);
-        Time::ZERO
+        let costs = self.costs();
+        self.start(cpu, vcpu, cpu.now() + costs.interrupt + costs.wake);
+        costs.interrupt
     }
 
-    /// The idle loop of a vCPU: answers, and lets threads go on. Until no thread is left.
-    pub fn idle(&self, cpu: Cpu<'_>, is_over: impl Fn() -> bool) {
-        let vcpu = self.vcpu_of(cpu.id());
-        let this = &self.vcpus[vcpu];
-        cpu.order();
-        while !is_over() {
-            let mine = this.runner.get() == cpu.id();
-            if mine && this.state.get() == State::Running {
-                let takes = self.be_on(cpu, vcpu);
-                if takes > Time::ZERO {
-                    self.work(cpu, takes);
-                }
-                self.give_up(cpu, vcpu);
-            } else {
-                cpu.park();
-                cpu.order();
-            }
-        }
-    }
-
-    /// The thread is over: every idle loop looks whether it was the last.
-    pub fn leave(&self, cpu: Cpu<'_>, was_last: bool) {
-        self.give_up(cpu, self.vcpu_of(cpu.id()));
-        if was_last {
-            for vcpu in 0..self.vcpus.len() {
-                cpu.wake(self.idle_of(vcpu), cpu.now());
-            }
+    /// Every idle loop looks whether all is over.
+    pub fn wake_idle(&self, cpu: Cpu<'_>) {
+        for vcpu in (0..self.vcpus.len()).filter(|&vcpu| vcpu != cpu.id()) {
+            cpu.wake(vcpu, cpu.now());
         }
     }
 
     // ---- Flushes ----
 
-    /// What this vCPU does for flushes now.
-    pub fn doing<'h>(&'h self, cpu: Cpu<'h>, vcpu: usize) -> Doing<'h, 'c> {
+    /// What the running vCPU does for flushes now.
+    fn doing<'h>(&'h self, cpu: Cpu<'h>) -> Doing<'h, 'c> {
         Doing {
             host: self,
             cpu,
-            vcpu,
-            takes: Cell::default(),
             seen: Cell::new(self.answers.get()),
             waits: Cell::new(None),
         }
     }
 
-    /// This vCPU runs a thread of the space.
+    /// The running vCPU goes on with a thread of the space.
     pub fn hold(&self, cpu: Cpu<'_>) {
-        let vcpu = self.vcpu_of(cpu.id());
-        let this = &self.vcpus[vcpu];
-        let doing = self.doing(cpu, vcpu);
-        doing.here(|here| match this.holds.replace(true) {
-            true if this.lazy.replace(false) => here.resume(&self.space, &doing),
-            true => {}
-            false => {
-                this.lazy.set(false);
-                here.switch(None, Some(&self.space), &doing, |_| {
-                    // Without an identifier a load forgets.
-                    this.forgot.set(self.flushes.get());
-                });
-                // This load, and the one by which the idle loop left.
-                let loads = (self.costs.issue + self.costs.complete) * 2;
-                doing.takes.set(doing.takes.get() + loads);
+        let Some(space) = self.space() else { return };
+        let this = &self.vcpus[cpu.id()];
+        let doing = self.doing(cpu);
+        doing.here(|here| match this.loaded.replace(true) {
+            true if this.lazy.replace(false) => {
+                here.resume(space, &doing);
+                self.machine.set_state(CpuState::Active);
             }
+            true => {}
+            false => here.switch(None, Some(space), &doing, |id| {
+                self.forget_by_loading(cpu);
+                self.mapper.load_as(id);
+                self.machine.set_state(CpuState::Active);
+            }),
         });
-        self.work(cpu, doing.takes.get());
+        self.work(cpu, Time::ZERO);
     }
 
     /// Has every vCPU forget, or before it uses the space, by what `tell` does.
-    pub fn flush<'h>(&'h self, cpu: Cpu<'h>, tell: impl FnOnce(&Doing<'h, 'c>, Here<'_, '_>)) {
+    pub fn flush(&self, tell: impl FnOnce(&Doing<'_, 'c>, Here<'_, '_>)) {
+        let cpu = self.machine.cpu();
         cpu.order();
-        self.flushes.set(self.flushes.get() + 1);
-        let doing = self.doing(cpu, self.vcpu_of(cpu.id()));
+        let doing = self.doing(cpu);
         doing.here(|here| tell(&doing, here));
         self.waiting.set(None);
-        self.work(cpu, doing.takes.get());
+        self.work(cpu, Time::ZERO);
         if let Some(since) = doing.waits.get() {
             self.count_wait(cpu.now() - since);
-        }
-        if let Some(vcpu) = self.left_out(cpu) {
-            self.fail(format!("vCPU {vcpu} was not told"));
         }
     }
 
     pub fn fail(&self, problem: String) {
         self.problem.borrow_mut().get_or_insert(problem);
-    }
-
-    /// A flush is over, which was of tables too. A vCPU whose walker could still use what it remembers, if one was left out.
-    fn left_out(&self, cpu: Cpu<'_>) -> Option<usize> {
-        cpu.order();
-        let remembers =
-            |it: &Vcpu| it.holds.get() && !it.forgets.get() && it.forgot.get() < self.flushes.get();
-        (0..self.vcpus.len()).find(|&vcpu| remembers(&self.vcpus[vcpu]))
-    }
-
-    /// All of them have forgotten: hardware has told them.
-    pub fn all_forget(&self) {
-        for vcpu in &self.vcpus {
-            vcpu.forgot.set(self.flushes.get());
-        }
     }
 
     /// The guest's flag of a vCPU.
@@ -520,7 +537,7 @@ impl<'c> Host<'c> {
 
     /// An interrupt that is answered.
     fn ask(&self, cpu: Cpu<'_>, vcpu: usize) {
-        self.work(cpu, self.costs.interrupt);
+        self.work(cpu, self.costs().interrupt);
         cpu.order();
         self.count(|tally| tally.interrupts += 1);
         self.interrupt(cpu, vcpu, Interrupt::Asked);
@@ -530,69 +547,71 @@ impl<'c> Host<'c> {
         let this = &self.vcpus[vcpu];
         this.pending.borrow_mut().push(what);
         match this.state.get() {
-            State::Running if this.runner.get() != cpu.id() => {
-                cpu.wake(this.runner.get(), cpu.now());
+            State::Running if vcpu != cpu.id() => {
+                cpu.wake(vcpu, cpu.now());
             }
             State::Running | State::Waiting => {}
             State::Halted => {
                 self.count(|tally| tally.wake_ups += 1);
-                self.start(cpu, vcpu, cpu.now() + self.costs.wake);
+                self.start(cpu, vcpu, cpu.now() + self.costs().wake);
             }
         }
     }
 
-    /// A vCPU that does not run forgets when it is entered next.
+    /// A vCPU that does not run forgets when it is entered next, and uses nothing before.
     pub fn tell_later(&self, vcpu: usize) {
+        self.machine.set_state_of(vcpu, CpuState::Stopped);
         self.vcpus[vcpu].forgets.set(true);
         self.count(|tally| tally.later += 1);
     }
 
-    /// The hypervisor works on the vCPU's physical CPU, and does not give it away meanwhile.
-    fn work_in_hypervisor(&self, cpu: Cpu<'_>, work: Time) {
-        cpu.spend(work);
-        self.count(|tally| tally.cpu_time += work);
-        cpu.order();
-    }
-
     /// The hypervisor's side of a hypercall. vCPUs that run forget by an interrupt of its own, one for all, for which it waits;
-    /// those that do not, when they are entered next.
+    /// those that do not, when they are entered next. It does not know under which identifiers the guest has the space.
     ///
     /// # Errors
     /// The status that the guest gets.
     pub fn hypercall(&self, cpu: Cpu<'_>, call: &Decoded, first: u32) -> Result<(), Status> {
         self.count(|tally| tally.hypercalls += 1);
         let began = cpu.now();
-        self.work_in_hypervisor(cpu, self.costs.exit * 2);
+        // The vCPU keeps its physical CPU meanwhile.
+        cpu.spend(self.costs().exit * 2);
+        cpu.order();
         let targets = call.targets.ok_or(Status::PARAMETER)?;
-        if call.space != Some(ROOT.get()) {
+        let root = self.space().map(|space| space.root().get());
+        if call.space.is_none() || call.space != root {
             return Err(Status::PARAMETER);
         }
         let mut told = false;
         for vcpu in targets.iter().map(|vp| (vp - first) as usize) {
             // As they are now.
-            match self.vcpus[vcpu].state.get() {
-                State::Running => {
-                    told = true;
-                    self.vcpus[vcpu].forgot.set(self.flushes.get());
-                    self.interrupt(cpu, vcpu, Interrupt::Stolen);
-                }
-                _ => self.tell_later(vcpu),
+            if self.vcpus[vcpu].state.get() != State::Running {
+                self.tell_later(vcpu);
+                continue;
             }
+            told = true;
+            if call.is_everything() {
+                self.machine.forget_for(vcpu, Tlbi::invpcid(None, None));
+            }
+            for pages in call.ranges() {
+                let last = pages.first + (pages.count * pages.size - 1);
+                let range = Some((pages.first, last));
+                self.machine.forget_for(vcpu, Tlbi::invpcid(None, range));
+            }
+            self.interrupt(cpu, vcpu, Interrupt::Stolen);
         }
         if told {
-            self.work_in_hypervisor(cpu, self.costs.host_interrupt);
+            cpu.spend(self.costs().host_interrupt);
+            cpu.order();
         }
         self.count_wait(cpu.now() - began);
         Ok(())
     }
 }
 
-/// What a vCPU does for a flush, and how long that takes it.
+/// What a vCPU does for a flush.
 pub struct Doing<'h, 'c> {
     pub host: &'h Host<'c>,
     pub cpu: Cpu<'h>,
-    vcpu: usize,
-    takes: Cell<Time>,
     /// The answers that it has looked at.
     seen: Cell<u64>,
     /// Since when it waits for others.
@@ -601,31 +620,30 @@ pub struct Doing<'h, 'c> {
 
 impl Doing<'_, '_> {
     fn here(&self, what: impl FnOnce(Here<'_, '_>)) {
-        match self.host.shootdown.on(self.vcpu) {
+        match self.host.shootdown.on(self.cpu.id()) {
             Some(here) => what(here),
-            None => self.host.fail(format!("there is no vCPU {}", self.vcpu)),
+            None => self
+                .host
+                .fail(format!("there is no vCPU {}", self.cpu.id())),
         }
     }
 }
 
-// SAFETY: 1. there is no TLB: a vCPU remembers what came before the flush that it has `forgot`. 2. what is pending is done by
-// `be_on` before a vCPU goes on. 3. never called: there are no identifiers.
+// SAFETY: 1. the machine forgets. 2. what is pending is done by `be_on` before a vCPU goes on. 3. there is one allocator, and no
+// other vCPU runs in the function.
 unsafe impl Actions for Doing<'_, '_> {
     fn forget(&self, what: Forget) {
-        let (costs, this) = (self.host.costs, &self.host.vcpus[self.vcpu]);
-        let flushes = self.host.flushes.get();
-        // Of a range, or of the whole space, what costs less.
-        let pages = match what {
-            Forget::Range { range, .. } => ((range.last - range.first) >> 12) + 1,
-            _ => 1,
-        };
-        let pages = if pages > X86_PAGES { 1 } else { pages };
-        // What a range names is of the last flush alone.
-        if !matches!(what, Forget::Range { .. }) || this.forgot.get() + 1 == flushes {
-            this.forgot.set(flushes);
-        }
-        self.takes
-            .set(self.takes.get() + costs.issue * pages + costs.complete);
+        let space = |id| self.host.guest.identified.then_some(id);
+        self.host.forget_here(match what {
+            Forget::Everything => Tlbi::ALL,
+            Forget::All => Tlbi::invpcid(None, None),
+            Forget::Space(id) => Tlbi::invpcid(space(id), None),
+            // Of a range, or of the whole space, what costs less.
+            Forget::Range { id, range, .. } if (range.last - range.first) >> 12 >= X86_PAGES => {
+                Tlbi::invpcid(space(id), None)
+            }
+            Forget::Range { id, range, .. } => Tlbi::invlpg(id, (range.first, range.last)),
+        });
     }
 
     fn interrupt(&self, cpus: &Cpus) {
@@ -634,17 +652,16 @@ unsafe impl Actions for Doing<'_, '_> {
         self.host.waiting.set(Some(self.cpu.id()));
     }
 
-    fn allocator(&self, _: &mut dyn FnMut(&mut Allocator<'_>)) {}
+    fn allocator(&self, with: &mut dyn FnMut(&mut Allocator<'_>)) {
+        with(&mut self.host.allocator.borrow_mut());
+    }
 
     /// Until one has answered, on the physical CPU.
     fn relax(&self) {
         let host = self.host;
-        let takes = host.be_on(self.cpu, self.vcpu);
-        if takes > Time::ZERO {
-            host.work(self.cpu, takes);
-        }
+        host.be_on(self.cpu);
         let answered = || host.answers.get() != self.seen.get();
-        host.run(self.cpu, self.vcpu, host.slice, answered);
+        host.run(self.cpu, host.guest.slice, answered);
         self.seen.set(host.answers.get());
     }
 }

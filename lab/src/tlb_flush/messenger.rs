@@ -5,12 +5,12 @@ use std::cell::RefCell;
 use clap::ValueEnum;
 use tablewright::hyperv::{self, Encoder, HostCaps, Input, Output, PAGE_WORDS, Status, decode};
 use tablewright::shootdown::amd::{Amd, Invlpgb};
-use tablewright::shootdown::arm64::{Arm64, Regime, Tlbi};
+use tablewright::shootdown::arm64::{Arm64, Regime};
 use tablewright::shootdown::{
-    Cpus, Deferred, Hypercall, Hypercalls, Message, Messenger, amd, arm64,
+    Cpus, Deferred, Here, Hypercall, Hypercalls, Message, Messenger, amd, arm64,
 };
 use tablewright::{Invalidation, Stale, What};
-use tablewright_machine::{Cpu, Time};
+use tablewright_machine::{Architecture, Time, Tlbi};
 
 use super::host::{Doing, Host, X86_PAGES};
 use super::simulate::Job;
@@ -19,8 +19,6 @@ use super::simulate::Job;
 const ARM_PAGES: u64 = 512;
 /// What INVLPGB's count goes to besides the first page.
 const INVLPGB_MORE: u16 = 7;
-/// Where the file is mapped.
-const AT: u64 = 0x7f00_0000_0000;
 
 /// How others are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -74,82 +72,110 @@ impl How {
     }
 }
 
-/// A flush of so many pages by one of them: every vCPU has forgotten them when this returns, or will before it can use them.
+impl How {
+    /// Whether the tables are those of arm64: of hardware that broadcasts as arm64 does, and by the engine on a machine of it.
+    pub fn is_arm64(self, architecture: &Architecture) -> bool {
+        match self {
+            Self::Broadcast | Self::Ranges => true,
+            Self::Tablewright => !architecture.is_x86(),
+            _ => false,
+        }
+    }
+
+    /// Whether spaces have identifiers: INVLPGB needs them, arm64 always has them, and so has the engine. The published guest's kernel
+    /// has none.
+    pub const fn has_identifiers(self) -> bool {
+        matches!(
+            self,
+            Self::Invlpgb | Self::Broadcast | Self::Ranges | Self::Tablewright
+        )
+    }
+
+    /// More pages than this are flushed as the whole space; `None` where the engine says what is flushed.
+    const fn most_pages(self) -> Option<u64> {
+        match self {
+            Self::List | Self::Ex | Self::Ranges => Some(u64::MAX),
+            Self::Space => Some(0),
+            Self::Broadcast => Some(ARM_PAGES),
+            Self::Interrupt | Self::Kvm | Self::Invlpgb => Some(X86_PAGES),
+            Self::Tablewright => None,
+        }
+    }
+}
+
+/// A flush of a part that is mapped at `at`, by the running vCPU: every vCPU has forgotten it when this returns, or will before it
+/// can use it. `unmapped` is what the engine has to have forgotten.
 ///
 /// It is the engine's [`flush`](tablewright::shootdown::Here::flush) in all of them, with the messenger that the way has.
-/// Each messenger is tried whatever it costs, but that of the engine's own way.
-pub fn flush<'h>(job: &Job, cpu: Cpu<'h>, host: &'h Host<'_>, pages: u64) {
-    let arm = !job.profile.architecture.is_x86();
-    let way = match job.how {
-        How::Tablewright if arm => How::Ranges,
-        How::Tablewright => How::Space,
-        how => how,
-    };
-    let most = match way {
-        How::List | How::Ex | How::Ranges => u64::MAX,
-        How::Space => 0,
-        How::Broadcast => ARM_PAGES,
-        How::Interrupt | How::Kvm | How::Invlpgb | How::Tablewright => X86_PAGES,
-    };
-    let ranges = [Stale {
-        first: AT,
-        last: AT + (pages << 12) - 1,
+/// Each messenger is tried whatever it costs, but that of the engine's own way. What is flushed is what the published code
+/// flushes, the part or all, and for the engine what it has unmapped.
+pub fn flush(
+    job: &Job,
+    doing: &Doing<'_, '_>,
+    here: Here<'_, '_>,
+    at: u64,
+    unmapped: &Invalidation<'_>,
+) {
+    let host = doing.host;
+    let Some(space) = host.space() else { return };
+    let part = [Stale {
+        first: at,
+        last: at + (job.pages << 12) - 1,
         level: None,
         tables: true,
     }];
-    let what = match pages > most {
-        true => What::Everything,
-        false => What::Ranges(&ranges),
+    let flush = match job.how.most_pages() {
+        None => *unmapped,
+        Some(most) => Invalidation {
+            what: match job.pages > most {
+                true => What::Everything,
+                false => What::Ranges(&part),
+            },
+            ..*unmapped
+        },
     };
-    let flush = Invalidation {
-        root: host.space.root(),
-        id: 0,
-        global: false,
-        what,
+    let told = |messengers: &[&dyn Messenger]| here.flush(space, &flush, messengers, doing);
+    let costs = host.costs();
+    let hypercall = |cost: Time, first| Hypercall {
+        encoder: Encoder {
+            most_ranges: job.ranges,
+            takes_sets: true,
+        },
+        cost: cost.as_ps(),
+        calls: Calls {
+            doing,
+            vcpus: job.vcpus.into(),
+            first,
+            page: RefCell::new(Box::new([0; PAGE_WORDS])),
+        },
     };
-    // What a call costs beside interrupts.
-    let cost = match job.how {
-        How::Tablewright => host.costs.exit * 2 + host.costs.host_interrupt,
-        _ => Time::ZERO,
+    let arm64 = |ranges| arm64::Broadcast {
+        encoder: arm64::Encoder {
+            regime: Regime::El1,
+            page_shift: 12,
+            ranges,
+            wide: false,
+        },
+        cost: 0,
+        hardware: Hardware(host),
     };
-    host.flush(cpu, |doing, here| {
-        let told = |messengers: &[&dyn Messenger]| {
-            here.flush(&host.space, &flush, messengers, doing);
-        };
-        match way {
-            How::Interrupt | How::Tablewright => told(&[]),
-            How::Space | How::List | How::Ex => told(&[&Hypercall {
-                encoder: Encoder {
-                    most_ranges: job.ranges,
-                    takes_sets: true,
-                },
-                cost: cost.as_ps(),
-                calls: Calls {
-                    doing,
-                    vcpus: job.vcpus.into(),
-                    // With numbers beyond the first 64 a call has to have a set.
-                    first: if way == How::Ex { 64 } else { 0 },
-                    page: RefCell::new(Box::new([0; PAGE_WORDS])),
-                },
-            }]),
-            How::Kvm => told(&[&Later(doing)]),
-            How::Invlpgb => told(&[&amd::Broadcast {
-                most: INVLPGB_MORE,
-                cost: 0,
-                hardware: Hardware(doing),
-            }]),
-            How::Broadcast | How::Ranges => told(&[&arm64::Broadcast {
-                encoder: arm64::Encoder {
-                    regime: Regime::El1,
-                    page_shift: 12,
-                    ranges: way == How::Ranges,
-                    wide: false,
-                },
-                cost: 0,
-                hardware: Hardware(doing),
-            }]),
-        }
-    });
+    match job.how {
+        How::Interrupt => told(&[]),
+        How::Space | How::List => told(&[&hypercall(Time::ZERO, 0)]),
+        // With numbers beyond the first 64 a call has to have a set.
+        How::Ex => told(&[&hypercall(Time::ZERO, 64)]),
+        How::Kvm => told(&[&Later(doing)]),
+        How::Invlpgb => told(&[&amd::Broadcast {
+            most: INVLPGB_MORE,
+            cost: 0,
+            hardware: Hardware(host),
+        }]),
+        How::Broadcast => told(&[&arm64(false)]),
+        How::Ranges => told(&[&arm64(true)]),
+        How::Tablewright if job.is_arm64() => told(&[&arm64(true)]),
+        // What a call costs beside interrupts.
+        How::Tablewright => told(&[&hypercall(costs.exit * 2 + costs.host_interrupt, 0)]),
+    }
 }
 
 /// The guest's side of calls, and the hypervisor behind them.
@@ -212,108 +238,38 @@ impl Messenger for Later<'_, '_, '_> {
             if one.is_empty() {
                 cpus.remove(vcpu);
                 host.tell_later(vcpu);
-                host.work(cpu, host.costs.exchange + host.costs.transfer);
+                host.work(cpu, host.costs().exchange + host.costs().transfer);
             }
         }
     }
 }
 
-/// A CPU that broadcasts.
-struct Hardware<'d, 'h, 'c>(&'d Doing<'h, 'c>);
+/// A vCPU that broadcasts.
+struct Hardware<'h, 'c>(&'h Host<'c>);
 
-impl Hardware<'_, '_, '_> {
-    fn issue(&self) {
-        let host = self.0.host;
-        host.count(|tally| tally.broadcasts += 1);
-        host.work(self.0.cpu, host.costs.issue);
-    }
-
-    fn complete(&self) {
-        let host = self.0.host;
-        host.work(self.0.cpu, host.costs.complete);
-        host.all_forget();
+impl Hardware<'_, '_> {
+    fn issue(&self, tlbi: Tlbi) {
+        self.0.count(|tally| tally.broadcasts += 1);
+        self.0.machine.tlbi(tlbi);
     }
 }
 
-impl Amd for Hardware<'_, '_, '_> {
-    fn invlpgb(&self, _: Invlpgb) {
-        self.issue();
+impl Amd for Hardware<'_, '_> {
+    fn invlpgb(&self, operands: Invlpgb) {
+        self.issue(Tlbi::of_invlpgb(operands));
     }
 
     fn tlbsync(&self) {
-        self.complete();
+        self.0.machine.dsb();
     }
 }
 
-impl Arm64 for Hardware<'_, '_, '_> {
-    fn tlbi(&self, _: Tlbi) {
-        self.issue();
+impl Arm64 for Hardware<'_, '_> {
+    fn tlbi(&self, instruction: arm64::Tlbi) {
+        self.issue(Tlbi::of_instruction(instruction, 12, false));
     }
 
     fn dsb(&self) {
-        self.complete();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tablewright_machine::{Config, Costs, Scheduler};
-
-    use super::super::host::Memory;
-    use super::*;
-
-    /// A flush of two threads' space by the first: what was wrong with it.
-    fn problem_with(tell: impl Fn(&Host<'_>)) -> Option<String> {
-        let (costs, memory) = (Costs::default(), Memory::new(2));
-        let host = Host::new(&costs, &memory, Time::ms(4), 2, 2, false)?;
-        let left = std::cell::Cell::new(2);
-        let outcome = Scheduler::new(Config::new(4)).run(|cpu| {
-            if cpu.id() >= 2 {
-                return host.idle(cpu, || left.get() == 0);
-            }
-            host.begin(cpu);
-            host.hold(cpu);
-            host.work(cpu, Time::us(10));
-            if cpu.id() == 0 {
-                host.flush(cpu, |doing, here| {
-                    let everything = Invalidation {
-                        root: host.space.root(),
-                        id: 0,
-                        global: false,
-                        what: What::Everything,
-                    };
-                    here.flush(
-                        &host.space,
-                        &everything,
-                        &[&Planted(&|| tell(&host))],
-                        doing,
-                    );
-                });
-            }
-            host.work(cpu, Time::us(100));
-            cpu.order();
-            left.set(left.get() - 1);
-            host.leave(cpu, left.get() == 0);
-        });
-        assert!(outcome.is_ok());
-        host.problem.take()
-    }
-
-    /// Says that it has told all.
-    struct Planted<'t>(&'t dyn Fn());
-
-    impl Messenger for Planted<'_> {
-        fn tell(&self, _: &Message<'_>, cpus: &mut Cpus) {
-            (self.0)();
-            cpus.clear();
-        }
-    }
-
-    #[test]
-    fn a_vcpu_that_is_left_out_is_found() {
-        let nothing = problem_with(|_| ());
-        assert_eq!(nothing.as_deref(), Some("vCPU 1 was not told"));
-        assert_eq!(problem_with(|host| host.all_forget()), None);
-        assert_eq!(problem_with(|host| host.tell_later(1)), None);
+        self.0.machine.dsb();
     }
 }

@@ -5,6 +5,7 @@ mod host;
 mod messenger;
 pub mod native;
 pub mod simulate;
+mod tables;
 
 use std::path::PathBuf;
 
@@ -178,11 +179,16 @@ fn test(
             profile.name
         )));
     }
-    let all = u32::from(arguments.tasks) + u32::from(arguments.vcpus);
-    if all > MAX_CPUS as u32 {
+    if usize::from(arguments.vcpus) > MAX_CPUS {
         return Err(Error::Usage(format!(
-            "-t {} -v {}: together at most {MAX_CPUS}",
-            arguments.tasks, arguments.vcpus
+            "-v {}: at most {MAX_CPUS}",
+            arguments.vcpus
+        )));
+    }
+    if !simulate::fits(arguments.tasks, arguments.pages) {
+        return Err(Error::Usage(format!(
+            "-t {} -p {}: together more than an address space of 128 TiB has",
+            arguments.tasks, arguments.pages
         )));
     }
     if cpus > arguments.vcpus {

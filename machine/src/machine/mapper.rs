@@ -193,6 +193,15 @@ impl<'m> Mapper<'m> {
         }
     }
 
+    /// The running CPU says that all that use the space have forgotten what an invalidation asks for, each by whatever it was told
+    /// and has waited for. What that is not true of is reported. It takes no time.
+    pub fn claim_complete(&self, what: &Invalidation<'_>) {
+        let cpu = self.machine.cpu();
+        cpu.order();
+        self.claim(what);
+        self.machine.hardware.complete(cpu.id());
+    }
+
     /// The same of a range, which `tlbi` would be the one instruction for, if it is broadcast; it may as well be made by each CPU
     /// for itself, or in parts.
     pub fn claim_as(&self, range: (u64, u64), tlbi: &Tlbi) {

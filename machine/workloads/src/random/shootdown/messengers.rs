@@ -253,23 +253,7 @@ impl Hypercalls for Running<'_, '_, '_> {
 
 impl amd::Amd for Running<'_, '_, '_> {
     fn invlpgb(&self, operands: amd::Invlpgb) {
-        let amd::Invlpgb { rax, ecx, edx } = operands;
-        let large = ecx >> 31 != 0;
-        let stride = if large { 21 } else { 12 };
-        let first = rax & !0xfff;
-        let last = first + ((u64::from(ecx & 0xffff) + 1) << stride) - 1;
-        self.broadcast(Tlbi {
-            id: (rax & 2 != 0).then_some((edx >> 16) as u16),
-            range: (rax & 1 != 0).then_some((first, last)),
-            stride: large.then_some(stride),
-            leaves_only: rax & 16 != 0,
-            globals: if rax & 8 != 0 {
-                Globals::Included
-            } else {
-                Globals::Spared
-            },
-            ..Tlbi::ALL
-        });
+        self.broadcast(Tlbi::of_invlpgb(operands));
     }
 
     fn tlbsync(&self) {
@@ -278,41 +262,11 @@ impl amd::Amd for Running<'_, '_, '_> {
 }
 
 impl arm64::Arm64 for Running<'_, '_, '_> {
-    /// The fields are those of the manual (DDI 0487 C5.5).
-    fn tlbi(&self, tlbi: arm64::Tlbi) {
-        use arm64::Op;
-        let arm64::Tlbi { op, operand } = tlbi;
-        let bits = |low: u32, count: u32| operand >> low & ((1 << count) - 1);
-        let encoder = &self.0.arm64;
-        let all = matches!(op, Op::Vaae1 | Op::Vaale1 | Op::Rvaae1 | Op::Rvaale1);
-        let id = (!all).then_some((operand >> 48) as u16);
-        let (range, ttl) = match op {
-            Op::Vmalle1 => return self.broadcast(Tlbi::ALL),
-            Op::Aside1 => return self.broadcast(Tlbi { id, ..Tlbi::ALL }),
-            Op::Vae1 | Op::Vale1 | Op::Vaae1 | Op::Vaale1 => {
-                // The leaf around an address, if its level is told.
-                let (first, ttl) = (bits(0, 44) << 12, bits(44, 2));
-                let below = if ttl == 0 { 0 } else { 3 - ttl as u32 };
-                let size = 1 << (encoder.page_shift + below * (encoder.page_shift - 3));
-                ((first, first + (size - 1)), ttl)
-            }
-            _ => {
-                let base = if encoder.wide { 16 } else { encoder.page_shift };
-                let pages = (bits(39, 5) + 1) << (5 * bits(44, 2) + 1);
-                let first = bits(0, 37) << base;
-                (
-                    (first, first + ((pages << encoder.page_shift) - 1)),
-                    bits(37, 2),
-                )
-            }
-        };
-        self.broadcast(Tlbi {
-            id,
-            range: Some(range),
-            depth: (ttl != 0).then(|| 3 - ttl as u8),
-            leaves_only: matches!(op, Op::Vale1 | Op::Rvale1 | Op::Vaale1 | Op::Rvaale1),
-            ..Tlbi::ALL
-        });
+    fn tlbi(&self, instruction: arm64::Tlbi) {
+        let arm64::Encoder {
+            page_shift, wide, ..
+        } = self.0.arm64;
+        self.broadcast(Tlbi::of_instruction(instruction, page_shift, wide));
     }
 
     fn dsb(&self) {
