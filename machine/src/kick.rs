@@ -95,6 +95,11 @@ impl Machine {
     /// # Ok::<(), tablewright_machine::RunError>(())
     /// ```
     pub fn enter_guest(&self) {
+        self.enter_guest_with(&|| ());
+    }
+
+    /// The same. Before it forgets, it does what its hypervisor has requested with that: loads another root, say.
+    fn enter_guest_with(&self, requested: &dyn Fn()) {
         let cpu = self.cpu();
         let me = &self.kicks.vcpus[cpu.id()];
         loop {
@@ -106,6 +111,7 @@ impl Machine {
                 return;
             }
             self.leave_guest();
+            requested();
             self.tlbi(Tlbi {
                 broadcast: false,
                 ..Tlbi::ALL
@@ -139,7 +145,7 @@ impl Machine {
     }
 
     /// Between two instructions of the guest: takes an interrupt that has come, and enters if it is outside.
-    fn go_on_in_guest(&self) {
+    fn go_on_in_guest(&self, requested: &dyn Fn()) {
         let cpu = self.cpu();
         cpu.order();
         let me = &self.kicks.vcpus[cpu.id()];
@@ -150,7 +156,7 @@ impl Machine {
             cpu.spend(self.costs().exit);
         }
         if !me.inside.get() {
-            self.enter_guest();
+            self.enter_guest_with(requested);
         }
     }
 
@@ -161,7 +167,17 @@ impl Machine {
     /// As [`access`](Machine::access).
     #[track_caller]
     pub fn guest_access(&self, request: Request) -> Result<u64, Fault> {
-        self.go_on_in_guest();
+        self.guest_access_with(request, &|| ())
+    }
+
+    /// The same of a vCPU whose hypervisor, with what it asks it to forget, requests something more of it: that is done outside of
+    /// the guest, before it forgets.
+    ///
+    /// # Errors
+    /// As [`access`](Machine::access).
+    #[track_caller]
+    pub fn guest_access_with(&self, request: Request, requested: &dyn Fn()) -> Result<u64, Fault> {
+        self.go_on_in_guest(requested);
         let result = self.access(request);
         if result.is_err() {
             self.leave_guest();
@@ -171,13 +187,18 @@ impl Machine {
 
     /// The guest computes, in registers, until this CPU is [woken](crate::Cpu::wake) or kicked.
     pub fn guest_computes(&self) {
-        self.go_on_in_guest();
+        self.guest_computes_with(&|| ());
+    }
+
+    /// The same, with what is [requested](Machine::guest_access_with) of it.
+    pub fn guest_computes_with(&self, requested: &dyn Fn()) {
+        self.go_on_in_guest(requested);
         let cpu = self.cpu();
         cpu.order();
         if self.kicks.vcpus[cpu.id()].interrupt.get().is_none() {
             cpu.park();
         }
-        self.go_on_in_guest();
+        self.go_on_in_guest(requested);
     }
 
     /// If this CPU has something to be forgotten by all: asks all vCPUs, kicks those that are in the guest, and waits until

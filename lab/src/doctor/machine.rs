@@ -72,6 +72,7 @@ pub fn start(profile: &Profile, size: Size) -> Result<f64, Error> {
         leaf,
         vcpus: size.vcpus,
         then: Then::Nothing,
+        before: 0,
     };
     let ran = starts::software(Threads::default())(&[job])?;
     Ok(ran.first().map_or(0.0, |ran| nanoseconds(ran.start)))

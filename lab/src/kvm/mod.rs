@@ -52,7 +52,7 @@ pub enum On {
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "With --on kvm")]
 pub struct Options {
-    /// How often all of it is done, each time with a new VM; figures are medians [default: 5]
+    /// How often all of it is done, each time with a new VM; figures are medians; also of write-protect --tables [default: 5, and 21]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
     /// Written pages are in a ring of so many entries for each vCPU, and not in a bitmap

@@ -37,6 +37,7 @@ pub fn rows(
         leaf: Level::PAGE,
         vcpus: 12,
         then,
+        before: 0,
     };
     // What no row is about is not run.
     let mut jobs = HOWS.map(|how| of(how, 1, Then::Nothing)).to_vec();

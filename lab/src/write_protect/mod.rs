@@ -3,6 +3,8 @@
 mod baseline;
 mod engine;
 pub mod simulate;
+mod tables;
+mod writable;
 
 use clap::Args;
 use serde::Serialize;
@@ -27,6 +29,7 @@ Examples:
   tablewright write-protect
   tablewright write-protect -b 256M -v 4 --format arm64 --json
   tablewright write-protect --sizes 1G 64G 16T      the start alone, for each size
+  tablewright write-protect --tables                  one table, by a bitmap and by looking at all
   tablewright write-protect --on kvm                  on the KVM of this computer
   tablewright write-protect --on kvm -s anonymous_thp -b 1G -v 2")]
 pub struct Arguments {
@@ -51,6 +54,11 @@ pub struct Arguments {
     /// The start alone, for guests of these sizes, in leaves as large as it takes for this computer [default: 1G to 16T]
     #[arg(long, value_name = "SIZE", num_args = 0.., value_delimiter = ',', conflicts_with = "bytes")]
     sizes: Option<Vec<Size>>,
+    /// One table alone: protecting it by a bitmap of the entries that may be writable, and by looking at all, where so many are
+    /// [default: 1, 16 and 512]
+    #[arg(long, value_name = "N", num_args = 0.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=512),
+          conflicts_with_all = ["bytes", "sizes", "vcpus", "how"])]
+    tables: Option<Vec<u16>>,
     /// What to run on
     #[arg(long, value_enum, default_value = "machine")]
     on: On,
@@ -155,6 +163,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             &[
                 (arguments.how.is_some(), "--how"),
                 (arguments.machine.is_some(), "--machine"),
+                (arguments.tables.is_some(), "--tables"),
                 (arguments.kvm.all_set, "--all-set"),
                 (arguments.kvm.ring.is_some(), "--ring"),
             ],
@@ -180,7 +189,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         });
         return kvm::write_protect(&asked, sizes.as_deref(), note, arguments.json);
     }
-    arguments.kvm.unused()?;
+    kvm::Options {
+        rounds: arguments.kvm.rounds.filter(|_| arguments.tables.is_none()),
+        ..arguments.kvm.clone()
+    }
+    .unused()?;
     if arguments.source.is_some() {
         return Err(Error::Usage("-s: only with --on kvm".to_owned()));
     }
@@ -192,6 +205,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         arguments.machine.as_deref().unwrap_or(usual),
         Experiment::WriteProtect,
     )?;
+    if let Some(writable) = &arguments.tables {
+        check(&profile, arguments.format, 1)?;
+        needs::warn(left_out.as_ref());
+        let rounds = arguments.kvm.rounds.unwrap_or(tables::ROUNDS);
+        return tables::run(
+            &profile,
+            arguments.format,
+            (writable, rounds),
+            arguments.json,
+        );
+    }
     let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
     needs::warn(left_out.as_ref());
     report.print(arguments.json, text)
@@ -237,12 +261,12 @@ fn check(profile: &Profile, format: Stage2, vcpus: u16) -> Result<(), Error> {
 /// The ways that a format has.
 fn ways(arguments: &Arguments) -> Result<Vec<How>, Error> {
     match (arguments.how, arguments.format.is_x86()) {
-        (Some(How::Fast), false) => Err(Error::Usage(
+        (Some(How::Fast | How::FastScan), false) => Err(Error::Usage(
             "--how fast: tables of arm64 carry no permissions, so that way is x86's alone"
                 .to_owned(),
         )),
         (Some(how), _) => Ok(vec![how]),
-        (None, true) => Ok(vec![How::Slow, How::Fast, How::Tablewright]),
+        (None, true) => Ok(vec![How::Slow, How::Fast, How::FastScan, How::Tablewright]),
         (None, false) => Ok(vec![How::Slow, How::Tablewright]),
     }
 }
@@ -259,6 +283,7 @@ fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
         leaf,
         vcpus,
         then,
+        before: 0,
     };
     let hows = ways(arguments)?;
     let usage = |text| Err(Error::Usage(text));
@@ -379,7 +404,7 @@ fn row(job: &Job, ran: &Ran) -> Row {
         let published = match job.how {
             How::Slow => figure.before,
             How::Fast => figure.after,
-            How::Tablewright => None,
+            _ => None,
         };
         row.published[metric] = published;
         row.error_percent[metric] = published.map(|it| error_percent(took[metric], it));

@@ -4,7 +4,7 @@
 //! none of them can write without being seen. Then each accesses its own part of the memory, page by page, all at once.
 
 use std::cell::Cell;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use clap::ValueEnum;
 use tablewright::dirty::Bitmap;
@@ -16,7 +16,7 @@ use tablewright_machine::{
     Architecture, Cpu, Granule, Machine, Memory, Profile, Regime, Request, Rule, Setup, Time,
 };
 
-use super::baseline::Baseline;
+use super::baseline::{Baseline, SIDES_IN_PAGE};
 use super::engine::Engine;
 use crate::error::Error;
 use crate::map_mem::machine::Threads;
@@ -59,19 +59,41 @@ impl Stage2 {
 pub enum How {
     /// Leaf by leaf, as before the published change
     Slow,
-    /// The root's entries, as published
+    /// The root's entries, as published, by a bitmap of those that may be writable
     Fast,
+    /// The same, by looking at all entries of each table
+    FastScan,
     /// By the engine
     Tablewright,
+    /// As `fast`, but an entry that is made writable is not marked: a bug that is to be found.
+    #[cfg(test)]
+    Unmarked,
 }
 
 impl How {
+    /// Which entries may be writable is kept beside the tables.
+    pub const fn has_bitmap(self) -> bool {
+        !matches!(self, Self::Slow | Self::FastScan | Self::Tablewright)
+    }
+
+    /// As it has to be.
+    pub const fn marks_what_it_opens(self) -> bool {
+        #[cfg(test)]
+        if matches!(self, Self::Unmarked) {
+            return false;
+        }
+        true
+    }
+
     /// As on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Slow => "slow",
             Self::Fast => "fast",
+            Self::FastScan => "fast-scan",
             Self::Tablewright => "tablewright",
+            #[cfg(test)]
+            Self::Unmarked => "planted",
         }
     }
 }
@@ -99,6 +121,8 @@ pub struct Job {
     pub leaf: Level,
     pub vcpus: u16,
     pub then: Then,
+    /// How many times a log is started, and what it has is forgotten, before the start that is timed.
+    pub before: u32,
 }
 
 /// What a run showed.
@@ -137,8 +161,12 @@ pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> 
 
 /// What a way to log has to do.
 pub trait Logger {
+    /// The guest's memory was mapped.
+    fn mapped(&self) {}
     /// Starts the log.
     fn start(&self);
+    /// A vCPU that is asked to forget does what was requested of it with that, outside of the guest.
+    fn requested(&self) {}
     /// A write has faulted.
     fn write_fault(&self, at: u64) -> Handled;
     /// A read has faulted.
@@ -164,10 +192,10 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
     }
 }
 
-fn architecture(job: &Job) -> Architecture {
-    let from = job.profile.architecture.clone();
+pub fn architecture(profile: &Profile, format: Stage2) -> Architecture {
+    let from = profile.architecture.clone();
     Architecture {
-        regime: match job.format {
+        regime: match format {
             Stage2::Ept => Regime::Ept {
                 levels: 4,
                 mode_based: false,
@@ -201,8 +229,11 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
         level = level.up();
         tables += job.bytes.div_ceil(1 << F::shift(level));
     }
+    if job.how.has_bitmap() {
+        tables += tables.div_ceil(SIDES_IN_PAGE as u64 - 1) + 1;
+    }
     let mut setup = Setup::new(
-        architecture(job),
+        architecture(&job.profile, job.format),
         Memory::new(tables as usize, PAGE_SHIFT, 1 << 30),
     );
     // One more, to start the log.
@@ -250,11 +281,11 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
                 slot,
                 bitmap,
             };
-            Test::new(job, mapper, bitmap, &populate, &logger).run()
+            Test::new(job, mapper, (&words, bitmap), &populate, &logger).run()
         }
         how => {
-            let logger = Baseline::<F>::new(mapper, root, bitmap, how == How::Fast);
-            Test::new(job, mapper, bitmap, &populate, &logger).run()
+            let logger = Baseline::<F>::new(mapper, root, bitmap, how);
+            Test::new(job, mapper, (&words, bitmap), &populate, &logger).run()
         }
     }
     .map_err(failed)
@@ -264,6 +295,8 @@ struct Test<'t, L> {
     job: &'t Job,
     machine: &'t Machine,
     mapper: tablewright_machine::Mapper<'t>,
+    /// The log, and the words that it is in.
+    words: &'t [AtomicU64],
     bitmap: Option<&'t Bitmap<'t>>,
     /// Maps the guest's memory.
     populate: &'t dyn Fn(),
@@ -271,7 +304,8 @@ struct Test<'t, L> {
     mapped: Cell<bool>,
     /// vCPUs that are through with what is to be done now.
     ready: Cell<usize>,
-    started: Cell<bool>,
+    /// How many logs were started.
+    started: Cell<u32>,
     retries: Cell<u64>,
     ran: Cell<Ran>,
 }
@@ -280,7 +314,7 @@ impl<'t, L: Logger> Test<'t, L> {
     fn new(
         job: &'t Job,
         mapper: tablewright_machine::Mapper<'t>,
-        bitmap: Option<&'t Bitmap<'t>>,
+        (words, bitmap): (&'t [AtomicU64], Option<&'t Bitmap<'t>>),
         populate: &'t dyn Fn(),
         logger: &'t L,
     ) -> Self {
@@ -288,12 +322,13 @@ impl<'t, L: Logger> Test<'t, L> {
             job,
             machine: mapper.machine(),
             mapper,
+            words,
             bitmap,
             populate,
             logger,
             mapped: Cell::new(false),
             ready: Cell::new(0),
-            started: Cell::new(false),
+            started: Cell::new(0),
             retries: Cell::new(0),
             ran: Cell::default(),
         }
@@ -333,15 +368,26 @@ impl<'t, L: Logger> Test<'t, L> {
 
     fn start(&self, cpu: Cpu<'_>) {
         (self.populate)();
+        self.logger.mapped();
         cpu.order();
         self.mapped.set(true);
         self.wake_all(cpu);
         self.gather(cpu);
+        for _ in 0..self.job.before {
+            self.once(cpu);
+            // All of it is harvested; but it is the next start that protects it again.
+            self.words.iter().for_each(|word| word.store(0, Relaxed));
+        }
+        self.once(cpu);
+    }
+
+    /// One log.
+    fn once(&self, cpu: Cpu<'_>) {
         let (before, begin) = (self.machine.counts(), cpu.now());
         self.logger.start();
         cpu.order();
         let (after, end) = (self.machine.counts(), cpu.now());
-        self.started.set(true);
+        self.started.update(|started| started + 1);
         self.wake_all(cpu);
         self.gather(cpu);
         self.ran.set(Ran {
@@ -379,16 +425,22 @@ impl<'t, L: Logger> Test<'t, L> {
                 .guest_access(Request::write(page << PAGE_SHIFT));
         }
         self.tell(cpu);
-        while !self.started.get() {
-            self.machine.guest_computes();
+        for log in 1..=self.job.before + 1 {
+            while self.started.get() < log {
+                self.machine
+                    .guest_computes_with(&|| self.logger.requested());
+            }
+            let own = own.clone();
+            match self.job.then {
+                Then::Nothing => {}
+                Then::Write => own.for_each(|page| self.access(cpu, page, true)),
+                Then::Read => own.for_each(|page| self.access(cpu, page, false)),
+            }
+            if log > self.job.before {
+                self.machine.leave_guest();
+            }
+            self.tell(cpu);
         }
-        match self.job.then {
-            Then::Nothing => {}
-            Then::Write => own.for_each(|page| self.access(cpu, page, true)),
-            Then::Read => own.for_each(|page| self.access(cpu, page, false)),
-        }
-        self.machine.leave_guest();
-        self.tell(cpu);
     }
 
     /// One access of the guest, as often as it takes.
@@ -398,7 +450,8 @@ impl<'t, L: Logger> Test<'t, L> {
             true => Request::write(at),
             false => Request::read(at),
         };
-        while self.machine.guest_access(request).is_err() {
+        let requested = || self.logger.requested();
+        while self.machine.guest_access_with(request, &requested).is_err() {
             cpu.spend(self.machine.costs().exception);
             let handled = match write {
                 true => self.logger.write_fault(at),
@@ -429,4 +482,40 @@ pub fn linear(jobs: &[Job]) -> Result<Vec<Ran>, Error> {
         ..Ran::default()
     };
     Ok(jobs.iter().map(ran).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Logs started one after the other, in which every page is written, on tables of four levels.
+    fn logs(how: How, vcpus: u16) -> Ran {
+        let profile = Profile::load("x86-12-vcpus").expect("a built-in profile");
+        let job = Job {
+            profile,
+            format: Stage2::Ept,
+            how,
+            bytes: 8 << 20,
+            leaf: Level::PAGE,
+            vcpus,
+            then: Then::Write,
+            before: 2,
+        };
+        run(&job).expect("it runs")
+    }
+
+    #[test]
+    fn a_log_after_others_misses_nothing() {
+        for how in [How::Slow, How::Fast, How::FastScan] {
+            let ran = logs(how, 4);
+            assert_eq!(ran.violation, None, "{how:?}");
+            assert_eq!(ran.faults - ran.retries, 2048, "{how:?}");
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_opened_and_not_marked_is_missed_by_the_next_log() {
+        let missed = logs(How::Unmarked, 4).violation.expect("a page is missed");
+        assert!(missed.contains("and is not in the log"), "{missed}");
+    }
 }

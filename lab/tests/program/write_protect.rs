@@ -164,3 +164,30 @@ fn the_same_arguments_give_the_same_bytes() {
         assert!(line.chars().count() <= 100, "{line}");
     }
 }
+
+/// A table by itself: by the bitmap only what may be written is looked at, on the machine to the nanosecond.
+#[test]
+fn a_table_by_a_bitmap_and_by_looking_at_all() {
+    let report = json(&["--tables", "--rounds", "1"]);
+    let rows = report["rows"].as_array().expect("rows");
+    let of = |key: &str| -> Vec<f64> { rows.iter().map(|row| number(row, key)).collect() };
+    assert_eq!(of("writable"), [1.0, 16.0, 512.0]);
+    // 512 loads of 1 ns and a store of 6 for each that is writable.
+    assert_eq!(of("machine_scan"), [518.0, 608.0, 3584.0]);
+    // A load of the count, of each word up to the last that has a bit, and of each entry, and its store.
+    assert_eq!(of("machine_bitmap"), [9.0, 121.0, 3593.0]);
+    // Its word, and the count.
+    assert_eq!(of("machine_mark"), [14.0; 3]);
+    assert_refused(
+        &["write-protect", "--tables", "513"],
+        "513 is not in 1..=512",
+    );
+    assert_refused(
+        &["write-protect", "--tables", "--how", "fast"],
+        "cannot be used with",
+    );
+    assert_refused(
+        &["write-protect", "--rounds", "2"],
+        "--rounds: only with --on kvm",
+    );
+}
