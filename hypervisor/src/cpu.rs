@@ -26,13 +26,13 @@ use arm_sysregs::el2::registers::{
     Hdfgwtr2El2, HdfgwtrEl2, Hfgitr2El2, HfgitrEl2, Hfgrtr2El2, HfgrtrEl2, Hfgwtr2El2, HfgwtrEl2,
     IccSreEl2, MdcrEl2, SpsrEl2, TpidrEl2, VmpidrEl2, VpidrEl2, VtcrEl2, VttbrEl2,
 };
-use tablewright::arch::arm64::{Ids, tcr_el2, ttbr};
+use tablewright::arch::arm64::{Ids, tcr_el2, ttbr, vtcr_el2};
 use tablewright::{Format, Pa, format};
 
 use crate::machine::{CAPS, OWN, VMID};
 use crate::plant::{Plant, is_planted};
 use crate::report::{Report, report};
-use crate::vm::Stage2;
+use crate::vm::{FORCED, Stage2};
 
 /// The most processors: eight for a guest, and one beside it.
 pub const MOST: usize = tablewright_hypervisor_common::PROCESSORS;
@@ -167,11 +167,6 @@ pub fn has_hcrx() -> bool {
     read_id_aa64mmfr1_el1().bits() >> 40 & 0xf != 0
 }
 
-/// What TCR_EL2.PS and VTCR_EL2.PS say: no more than 48 bits, which is what the formats have.
-fn output_size() -> u64 {
-    (read_id_aa64mmfr0_el1().bits() & 0xf).min(5)
-}
-
 /// Sets up everything that decides what the guest may do, and what comes to EL2. Whatever a register holds after reset is
 /// not known, so all of them are written; those of features are written where the processor has the feature.
 ///
@@ -217,19 +212,16 @@ const HCR: HcrEl2 = HcrEl2::VM // stage 2
     .union(HcrEl2::TSC) // firmware calls come here
     .union(HcrEl2::TID3) // and so do reads of what the processor can do
     .union(HcrEl2::RW) // EL1 is AArch64
+    .union(HcrEl2::from_bits_retain((FORCED as u64) << 46)) // FWB
     .union(HcrEl2::API)
     .union(HcrEl2::APK); // pointer authentication is the guest's own
 
 /// # Safety
 /// 1. As for [`confine`], of the root in `vttbr`.
 unsafe fn confine_by(hcr: HcrEl2, vttbr: u64, share: Share) {
-    let vtcr = VtcrEl2::from_bits_retain(
-        (64 - u64::from(Stage2::INPUT_BITS))
-            | (u64::from(Stage2::root_level().height()) - 1) << 6 // SL0: 1 for a start at level 1
-            | 1 << 8 | 1 << 10 | 3 << 12 // walks cacheable and inner shareable
-            | output_size() << 16
-            | 1 << 31,
-    );
+    let vtcr = vtcr_el2::<Stage2>(&Ids::read(), &CAPS).unwrap_or_else(|why| panic!("{why}"));
+    // VMIDs have 8 bits.
+    let vtcr = VtcrEl2::from_bits_retain(vtcr & !(1 << 19));
     let (features, more) = (read_id_aa64pfr0_el1().bits(), read_id_aa64pfr1_el1().bits());
     let debug = read_id_aa64dfr0_el1().bits();
     // Whether there is something that an identification register tells of in the field at this bit.

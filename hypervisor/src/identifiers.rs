@@ -33,7 +33,7 @@ use crate::cpu;
 use crate::machine::{Machine, Mutex, count, counted};
 use crate::plant::{Plant, is_planted};
 use crate::report::{Report, report};
-use crate::vm::Stage2;
+use crate::vm::{PAGE, Stage2};
 
 /// The most guests.
 pub const GUESTS: usize = 24;
@@ -42,7 +42,10 @@ pub const GUESTS: usize = 24;
 pub const BITS: u32 = 8;
 
 /// Tables that a root is made of.
-const TABLES: usize = 1 << (Stage2::INPUT_BITS - 39);
+const TABLES: usize = {
+    let levels = Stage2::LEVELS as u32 * Stage2::INDEX_BITS + Stage2::PAGE_SHIFT;
+    1 << Stage2::INPUT_BITS.saturating_sub(levels)
+};
 
 static IDENTITIES: [Identity; GUESTS] = [const { Identity::new() }; GUESTS];
 /// The root of each guest; 0 if there is none.
@@ -83,8 +86,8 @@ pub fn set_up(machine: &'static Machine, bits: u32, cpus: usize) -> Result<(), &
     for table in 0..TABLES as u64 {
         // SAFETY: frames that were just taken, mapped one to one.
         unsafe {
-            core::ptr::with_exposed_provenance_mut::<u64>((empty.get() + table * 4096) as usize)
-                .write_bytes(0, 512);
+            core::ptr::with_exposed_provenance_mut::<u64>((empty.get() + table * PAGE) as usize)
+                .write_bytes(0, (PAGE / 8) as usize);
         }
     }
     // Walkers see that nothing is there.

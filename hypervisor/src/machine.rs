@@ -32,7 +32,7 @@ use tablewright::shared::{CacheMaintenance, Epochs, GracePeriod, SharedPlatform,
 use tablewright::shootdown::Identity;
 use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Regime, Tlbi};
 use tablewright::{
-    Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
+    Barrier, Caps, Entry, Format, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
 };
 use tablewright_hypervisor_common::{Event, Host};
 
@@ -49,16 +49,21 @@ pub const VMID: u16 = 1;
 /// The identity of a stage 1 of EL1 that is made to be [checked](crate::check).
 pub const EL1: u16 = 2;
 
-/// What the engine has to know. The flags are left to software: `VTCR_EL2.HA` and `HD` are clear, and those of `TCR_EL2`. A table of
+/// What the engine has to know. The flags are left to software, as `VTCR_EL2.HA` and `HD` say, and those of `TCR_EL2`, if the hypervisor
+/// is not built for hardware that marks what is written. A table of
 /// pages is still named page by page: to forget all of a guest costs it what both of its stages have remembered.
 pub const CAPS: Caps = Caps {
-    hardware_access: false,
-    hardware_dirty: false,
+    hardware_access: MARKS,
+    hardware_dirty: MARKS,
     invalidate_all_above: 512,
     ..Caps::CONSERVATIVE
 };
 
-const PAGE: u64 = 4096;
+/// Whether hardware marks in the leaves what is written.
+pub const MARKS: bool = cfg!(feature = "hardware-dirty");
+
+/// Of the guest's tables; all frames are of this size.
+const PAGE: u64 = crate::vm::PAGE;
 
 /// What is counted; `xtask` looks for it by this name.
 #[unsafe(no_mangle)]
@@ -344,7 +349,10 @@ unsafe impl Platform for Machine {
         }
         let encoder = Encoder {
             regime: regime(flush),
-            page_shift: 12,
+            page_shift: match regime(flush) {
+                Regime::Stage2 => <crate::vm::Stage2 as Format>::PAGE_SHIFT,
+                _ => 12,
+            },
             ranges: Ids::read().has_ranges(),
             wide: false,
         };
@@ -389,10 +397,10 @@ unsafe impl SharedPlatform for Machine {
     }
 
     fn maintenance(&self) -> CacheMaintenance {
-        // The guest starts with its caches off, and reads memory past them. CTR_EL0.DIC: instruction caches look after
+        // The guest starts with its caches off, and reads memory past them, if it is not forced to write-back. CTR_EL0.DIC: instruction caches look after
         // themselves.
         CacheMaintenance {
-            clean: true,
+            clean: !crate::vm::FORCED,
             instructions: read_ctr_el0().bits() >> 29 & 1 == 0,
         }
     }
@@ -428,6 +436,7 @@ unsafe impl Host for Machine {
     type Format = crate::vm::Stage2;
     type Relax = Patience;
     const POISON: u64 = crate::vm::POISON;
+    const MARKS: bool = MARKS;
 
     fn count(what: Event, by: u64) {
         COUNTERS[what as usize].fetch_add(by, Ordering::Relaxed);

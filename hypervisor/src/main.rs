@@ -59,11 +59,13 @@ use aarch64_rt::{InitialPagetable, entry, initial_pagetable};
 use arm_pl011_uart::{Uart, UniqueMmioPointer};
 use buddy_system_allocator::LockedHeap;
 use dtoolkit::fdt::Fdt;
+use tablewright::arch::arm64::Ids;
 use tablewright::guest::{Guest, Slot, SlotCell};
 use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::shared::SharedSpace;
 use tablewright::{
-    AddressSpace, Attrs, Ipa, Mapping, Memory as MemoryType, Pa, Perms, Span, Va, format,
+    AddressSpace, Attrs, Format as _, Ipa, Level, Mapping, Memory as MemoryType, Pa, Perms, Span,
+    Va, format,
 };
 use tablewright_hypervisor_common::memory::{Evictions, Leaves};
 use tablewright_hypervisor_common::snapshot::{self, Begin, Kind, Log, Watched};
@@ -71,15 +73,16 @@ use tablewright_hypervisor_common::snapshot::{self, Begin, Kind, Log, Watched};
 use cpu::Own;
 use guests::Several;
 use identifiers::GUESTS;
-use machine::{Machine, Omit, VMID};
+use machine::{MARKS, Machine, Omit, VMID};
 use power::{Power, State};
 use tree::{Reason, Tree};
-use vm::{CONTROL_SLOT, Memory, Pace, Stage2, Vm};
-
-const PAGE: u64 = 4096;
+use vm::{CONTROL_SLOT, Memory, PAGE, Pace, Stage2, Vm};
 
 /// Where the device tree is by default: at the start of memory.
 const DEVICE_TREE: u64 = 0x4000_0000;
+
+/// Registers of a device.
+const REGISTERS: u64 = 4096;
 
 entry!(main);
 
@@ -164,9 +167,9 @@ struct Rest {
 }
 
 impl Rest {
-    /// So many bytes from the end, beginning with a block.
-    fn take_end(&mut self, size: u64) -> Option<Span<Pa>> {
-        let first = self.end.checked_sub(size)? & !((2 << 20) - 1);
+    /// So many bytes from the end, at a multiple of that.
+    fn take_end(&mut self, size: u64, multiple: u64) -> Option<Span<Pa>> {
+        let first = self.end.checked_sub(size)? & !(multiple - 1);
         if first < self.next {
             return None;
         }
@@ -225,7 +228,7 @@ fn own_map(
         .map_err(|_| "the map of all memory cannot be made")?;
     // What the hypervisor uses of the devices.
     for registers in [
-        tree.uart.get()..tree.uart.get() + PAGE,
+        tree.uart.get()..tree.uart.get() + REGISTERS,
         tree.distributor..tree.distributor + (64 << 10),
         tree.redistributors.clone(),
     ] {
@@ -307,7 +310,7 @@ impl Options {
             let number = || value.parse().map_err(|_| "a number is asked for");
             match name {
                 "mapping" => {
-                    options.leaves = Leaves::named(value).ok_or("mapping is 4k, 2m or mixed")?
+                    options.leaves = Leaves::named(value).ok_or("mapping is 4k, 2m, mixed or 1g")?
                 }
                 "evict" => options.evict.count = number()?,
                 "evict_after" => options.evict.after = number()?,
@@ -322,7 +325,8 @@ impl Options {
                 }
                 "plant" if plant::plant(value) => {}
                 "log" => {
-                    options.log = Some(Kind::named(value).ok_or("log is bitmap, ring or all")?)
+                    options.log =
+                        Some(Kind::named(value).ok_or("log is bitmap, ring, all or hardware")?)
                 }
                 "measure" if value == "start" => options.measure = Some(Measure::Start),
                 "measure" if value == "flush" => options.measure = Some(Measure::Flush),
@@ -368,8 +372,11 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     };
     let copy = match options.snapshot {
         Some(_) => Some(
-            rest.take_end(guest.size())
-                .ok_or("no memory for a copy of the guest")?,
+            rest.take_end(
+                guest.size(),
+                options.leaves.largest::<Machine>().max(2 << 20),
+            )
+            .ok_or("no memory for a copy of the guest")?,
         ),
         None => None,
     };
@@ -383,12 +390,23 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     let (frames, scattered, words): (&[AtomicU32], &[AtomicBool], &[AtomicU64]) = unsafe {
         (
             rest.take(pages),
-            rest.take(pages.div_ceil(512)),
+            rest.take(Memory::blocks(guest)),
             rest.take(2 * logged),
         )
     };
     let tables =
         Span::new(Pa::new(rest.next), rest.end - rest.next).map_err(|_| "no memory for tables")?;
+    if options.leaves == Leaves::Huge && !Stage2::is_leaf_level(Level::new(2)) {
+        return Err("with this granule there are no blocks of a third size");
+    }
+    if MARKS != (options.log == Some(Kind::Hardware)) && options.log.is_some() {
+        return Err(
+            "log=hardware is of a hypervisor that is built with hardware-dirty, and no other is",
+        );
+    }
+    if MARKS && !Ids::read().caps().hardware_dirty {
+        return Err("the processor does not mark what is written");
+    }
     // For pages only there is a table for each 2 MiB, and what is above them; and each processor holds some in reserve.
     if tables.size() < guest.size() / 512 * 9 / 8 + (1 << 20) {
         return Err("the hypervisor's memory is too small for the guest's tables");
@@ -525,9 +543,11 @@ fn boot_several(
     for (number, area) in areas.iter().enumerate() {
         let pages = area.size() / PAGE;
         let (own, blocks, marks);
-        (own, frames) = frames.split_at(pages as usize);
-        (blocks, scattered) = scattered.split_at(pages.div_ceil(512) as usize);
         let memory = Span::new(all.start(), area.size()).map_err(|_| "a guest has no memory")?;
+        (own, frames) = frames.split_at(pages as usize);
+        (blocks, scattered) = scattered
+            .split_at_checked(Memory::blocks(memory) as usize)
+            .ok_or("the guests have more blocks than there are")?;
         let cells = CELLS.get(number).ok_or("too many guests")?;
         let space =
             AddressSpace::<Stage2, _>::new(machine).ok_or("no memory for a guest's root")?;
@@ -538,7 +558,7 @@ fn boot_several(
             SharedSpace::new(space).map_err(|_| "the guest's tables are the hypervisor's")?;
         let slots = Guest::new(space, cells);
         let slot = Slot {
-            page: options.leaves.largest(),
+            page: options.leaves.largest::<Machine>(),
             ..Slot::memory(memory, area.start().get())
         };
         slots
@@ -604,7 +624,7 @@ fn slots(
     leaves: Leaves,
 ) -> Result<(vm::Guest, Slot), Reason> {
     static CELLS: [SlotCell; 32] = [const { SlotCell::new() }; 32];
-    const REGISTERS: Perms = Perms::READ.union(Perms::WRITE);
+    const USED: Perms = Perms::READ.union(Perms::WRITE);
     // Of each redistributor: control registers, and those of its own interrupts.
     const HALF: u64 = 64 << 10;
 
@@ -614,7 +634,7 @@ fn slots(
     let space = SharedSpace::new(space).map_err(|_| "the guest's tables are the hypervisor's")?;
     let slots = Guest::new(space, &CELLS);
     let memory = Slot {
-        page: leaves.largest(),
+        page: leaves.largest::<Machine>(),
         ..Slot::memory(guest, guest.start().get())
     };
     slots
@@ -639,7 +659,7 @@ fn slots(
             .map_err(|_| "a device is no slot")
     };
     for (number, device) in (1..CONTROL_SLOT).zip(&tree.devices) {
-        insert(number, device.clone(), REGISTERS)?;
+        insert(number, device.clone(), USED)?;
     }
     for (number, _) in (0..).zip(&tree.cpus) {
         let first = tree.redistributors.start + u64::from(number) * 2 * HALF;
@@ -647,7 +667,7 @@ fn slots(
         insert(
             CONTROL_SLOT + cpu::MOST as u16 + number,
             first + HALF..first + 2 * HALF,
-            REGISTERS,
+            USED,
         )?;
     }
     Ok((slots, memory))

@@ -4,13 +4,13 @@
 use core::arch::asm;
 
 use tablewright::guest::{Access, Fault, Slot};
-use tablewright::{Ipa, Span};
+use tablewright::{Format as _, Ipa, Span};
 use tablewright_hypervisor_common::memory::take_away;
 
-use crate::vm::Vm;
+use crate::vm::{PAGE, Stage2, Vm};
 
-const PAGE: u64 = 4096;
-const BLOCK: u64 = 2 << 20;
+/// What a table of pages maps.
+const BLOCK: u64 = PAGE << Stage2::INDEX_BITS;
 
 /// What was executed since the last mark is that of this one.
 fn mark<const NUMBER: u16>() {
@@ -29,7 +29,7 @@ pub fn flushes(vm: &'static Vm, memory: Slot) -> Result<(), &'static str> {
     let mut take = |at: u64, size: u64| {
         let span =
             Span::new(Ipa::new(first + at), size).map_err(|_| "the guest's memory is too small")?;
-        take_away(vm.guest.zap(span), &mut gather);
+        take_away(vm.guest.zap(span), &mut gather, |_| ());
         Ok(())
     };
     mark::<1>();

@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0};
-use tablewright::format::Stage2K4;
+use tablewright::format;
 use tablewright::guest::{Backing, Cause, Declined, Fault};
 use tablewright::{Ipa, Pa};
 use tablewright_hypervisor_common::memory::settle;
@@ -17,8 +17,19 @@ use crate::counters::Count;
 use crate::cpu;
 use crate::machine::{Machine, Mutex, count, counted};
 
-/// 1 TiB of guest addresses, pages of 4 KiB.
-pub type Stage2 = Stage2K4<40, false>;
+/// Whether the guest's memory is write-back whatever the guest says (`HCR_EL2.FWB`).
+pub const FORCED: bool = cfg!(feature = "forced-write-back");
+
+/// The granule of the guest's tables.
+const PAGE_SHIFT: u32 = match (cfg!(feature = "granule-16k"), cfg!(feature = "granule-64k")) {
+    (false, false) => 12,
+    (true, false) => 14,
+    (false, true) => 16,
+    (true, true) => panic!("there is one granule"),
+};
+
+/// 1 TiB of guest addresses.
+pub type Stage2 = format::Stage2<PAGE_SHIFT, 40, false, FORCED>;
 
 /// The guest, as the engine knows it.
 pub type Guest = common::Guest<Machine>;
@@ -29,7 +40,8 @@ pub type Gather = common::Gather<Machine>;
 /// Which frame is behind each page of it.
 pub type Memory = common::memory::Memory<Machine>;
 
-const PAGE: u64 = 4096;
+/// A page of the guest's tables.
+pub const PAGE: u64 = 1 << PAGE_SHIFT;
 
 /// The number of the slot of memory; devices have others.
 pub const MEMORY_SLOT: u16 = 0;

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::counters::{Count, NAMES};
 use crate::debian::Release;
-use crate::fetch::{Choice, Files};
+use crate::fetch::{Choice, Files, Granule, Variant};
 use crate::qemu::{self, Begin, Boot, End, Ran};
 use crate::{
     About as _, Arch, Error, Leaves, Log, Result, fetch, hyperv, load, name_of, out, say, several,
@@ -28,6 +28,12 @@ pub struct BootArgs {
     /// Another QEMU than the one that is installed: a program, or `debian-13`, which is fetched
     #[arg(long, value_name = "PROGRAM")]
     pub qemu: Option<PathBuf>,
+    /// The granule of stage 2 [default: 4k]
+    #[arg(long, value_enum, value_name = "SIZE")]
+    pub granule: Option<Granule>,
+    /// The guest's memory is write-back whatever the guest says
+    #[arg(long)]
+    pub forced_write_back: bool,
     /// An initial file system of your own, instead of that of the load
     #[arg(long, value_name = "FILE", conflicts_with = "shell")]
     pub initrd: Option<PathBuf>,
@@ -85,6 +91,11 @@ impl BootArgs {
             kernel: self.kernel.as_deref(),
             release: self.debian.unwrap_or_default(),
             emulator: self.qemu.as_deref(),
+            variant: Variant {
+                granule: self.granule.unwrap_or_default(),
+                forced: self.forced_write_back,
+                marks: self.log == Some(Log::Hardware),
+            },
         }
     }
 }
@@ -138,6 +149,12 @@ pub fn run(args: &BootArgs) -> Result<()> {
     }
     if args.vmid_bits.is_some() || args.hyperv.seconds.is_some() {
         let why = "--vmid-bits is of several guests, and --seconds, too: --guests or --small";
+        return Err(Error::Other(why.into()));
+    }
+    if args.mapping == Some(Leaves::Huge)
+        && (args.granule.is_some_and(|it| it != Granule::K4) || args.memory < 1024)
+    {
+        let why = "--mapping 1g is of --granule 4k, and of guests of 1G or more";
         return Err(Error::Other(why.into()));
     }
     if args.evict_rate.is_some() && args.evict == 0 {
@@ -250,11 +267,15 @@ fn summary(boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Vec<(&'static str, Str
     let mut lines = vec![(
         "guest",
         format!(
-            "{}, {} CPUs, {} MiB in leaves of {}; {:.1} s",
+            "{}, {} CPUs, {} MiB in leaves of {}{}; {:.1} s",
             load::kernel(&ran.console).unwrap_or("a kernel"),
             boot.cpus,
             boot.memory,
             name_of(&boot.leaves),
+            match boot.files.variant.granule {
+                Granule::K4 => String::new(),
+                other => format!(", granule {}", name_of(&other)),
+            },
             ran.took.as_secs_f64()
         ),
     )];
@@ -335,7 +356,7 @@ mod tests {
     use super::{BootArgs, summary};
     use crate::counters::{Count, NAMES};
     use crate::emulator::Emulator;
-    use crate::fetch::Files;
+    use crate::fetch::{Files, Variant};
     use crate::qemu::{Boot, End, Ran};
 
     #[derive(Parser)]
@@ -359,6 +380,7 @@ mod tests {
             kernel: PathBuf::new(),
             initrd: PathBuf::new(),
             emulator: Emulator::Installed,
+            variant: Variant::default(),
         };
         let boot = Boot {
             cpus: 2,

@@ -8,6 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use clap::ValueEnum;
+
 use crate::debian::{AMD64, ARM64, ARM64_13, Release, all_from_package, from_package};
 use crate::emulator::Emulator;
 use crate::example::Kernel;
@@ -40,6 +42,57 @@ pub struct Files {
     pub initrd: PathBuf,
     /// What emulates the machine.
     pub emulator: Emulator,
+    /// What the hypervisor was built for.
+    pub variant: Variant,
+}
+
+/// The granule of stage 2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Granule {
+    /// Pages of 4 KiB, blocks of 2 MiB and 1 GiB
+    #[default]
+    #[value(name = "4k")]
+    K4,
+    /// Pages of 16 KiB, blocks of 32 MiB
+    #[value(name = "16k")]
+    K16,
+    /// Pages of 64 KiB, blocks of 512 MiB
+    #[value(name = "64k")]
+    K64,
+}
+
+/// What a hypervisor for arm64 is built for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Variant {
+    /// The granule of stage 2.
+    pub granule: Granule,
+    /// The guest's memory is write-back whatever the guest says.
+    pub forced: bool,
+    /// Hardware marks what is written.
+    pub marks: bool,
+}
+
+impl Variant {
+    /// How large blocks are, in MiB.
+    pub fn block(self) -> u64 {
+        match self.granule {
+            Granule::K4 => 2,
+            Granule::K16 => 32,
+            Granule::K64 => 512,
+        }
+    }
+
+    /// What the build is told.
+    fn features(self) -> Vec<&'static str> {
+        let granule = match self.granule {
+            Granule::K4 => None,
+            Granule::K16 => Some("granule-16k"),
+            Granule::K64 => Some("granule-64k"),
+        };
+        let forced = self.forced.then_some("forced-write-back");
+        let marks = self.marks.then_some("hardware-dirty");
+        granule.into_iter().chain(forced).chain(marks).collect()
+    }
 }
 
 /// The root of the repository.
@@ -138,6 +191,8 @@ pub struct Choice<'a> {
     pub release: Release,
     /// The emulator, instead of the one that is installed.
     pub emulator: Option<&'a Path>,
+    /// What the hypervisor is built for.
+    pub variant: Variant,
 }
 
 /// Everything that a boot needs.
@@ -154,12 +209,12 @@ pub fn everything(choice: Choice<'_>) -> Result<Files> {
         &load::script("ttyAMA0", 0, Bell::Memory),
         &[],
     )?;
-    let hypervisor = hypervisor("tablewright-hypervisor")?;
     Ok(Files {
-        hypervisor,
+        hypervisor: variant(choice.variant)?,
         kernel,
         initrd,
         emulator,
+        variant: choice.variant,
     })
 }
 
@@ -229,6 +284,7 @@ pub fn everything_x86(kernel: Option<&Path>) -> Result<Files> {
         kernel,
         initrd,
         emulator: Emulator::Installed,
+        variant: Variant::default(),
     })
 }
 
@@ -314,6 +370,25 @@ pub fn plugin(emulator: &Emulator) -> Result<PathBuf> {
 /// It cannot be built, or the target cannot be had.
 pub fn hypervisor(program: &str) -> Result<PathBuf> {
     build("hypervisor", TARGET, program)
+}
+
+/// Builds the hypervisor for something. Each has a file of its own, so that one is not in the place of another that is running.
+///
+/// # Errors
+/// It cannot be built, or the target cannot be had.
+pub fn variant(variant: Variant) -> Result<PathBuf> {
+    const PROGRAM: &str = "tablewright-hypervisor";
+    let features = variant.features();
+    if features.is_empty() {
+        return hypervisor(PROGRAM);
+    }
+    let target = target().join("hypervisor");
+    let directory = root().join("hypervisor");
+    let built = build_with(cargo(), &directory, &target, TARGET, PROGRAM, &features)?;
+    let name = format!("{PROGRAM}-{}", features.join("-"));
+    let named = built.with_file_name(name);
+    fs::copy(&built, &named).about(named.display())?;
+    Ok(named)
 }
 
 /// Builds one of the example kernels.
@@ -409,11 +484,22 @@ fn build(directory: &str, triple: &str, program: &str) -> Result<PathBuf> {
 }
 
 fn build_by(
+    cargo: Command,
+    directory: &Path,
+    target: &Path,
+    triple: &str,
+    program: &str,
+) -> Result<PathBuf> {
+    build_with(cargo, directory, target, triple, program, &[])
+}
+
+fn build_with(
     mut cargo: Command,
     directory: &Path,
     target: &Path,
     triple: &str,
     program: &str,
+    features: &[&str],
 ) -> Result<PathBuf> {
     standard_library(triple)?;
     cargo
@@ -429,7 +515,12 @@ fn build_by(
         "--bin",
         program,
     ]);
-    let status = out::slowly(&format!("building {program}"), || cargo.status());
+    let mut what = format!("building {program}");
+    if !features.is_empty() {
+        cargo.args(["--features", &features.join(",")]);
+        what += &format!(" for {}", features.join(", "));
+    }
+    let status = out::slowly(&what, || cargo.status());
     match status.about("cargo")?.success() {
         true => Ok(target.join(triple).join("release").join(program)),
         false => Err(Error::Failed(format!("{program} cannot be built"))),

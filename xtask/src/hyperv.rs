@@ -302,6 +302,10 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         ("--evict-rate", args.evict_rate.is_some()),
         ("--initrd", args.initrd.is_some()),
         ("--debian", args.debian.is_some()),
+        ("--granule", args.granule.is_some()),
+        ("--forced-write-back", args.forced_write_back),
+        ("--mapping 1g", args.mapping == Some(Leaves::Huge)),
+        ("--log hardware", args.log == Some(Log::Hardware)),
         ("--qemu", args.qemu.is_some()),
     ];
     if let Some((name, _)) = others.into_iter().find(|(_, is_given)| *is_given) {

@@ -170,6 +170,9 @@ pub enum Leaves {
     Blocks,
     /// In turn 2 MiB by a block and 2 MiB by pages
     Mixed,
+    /// Blocks of 1 GiB
+    #[value(name = "1g")]
+    Huge,
 }
 
 /// How writes are logged.
@@ -181,6 +184,8 @@ pub enum Log {
     Ring,
     /// In a bitmap; all memory is protected in one step
     All,
+    /// In a bitmap; hardware marks in the leaf what was written
+    Hardware,
 }
 
 /// The name of a value, as it is said on a command line.

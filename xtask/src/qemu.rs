@@ -112,12 +112,17 @@ impl<'a> Boot<'a> {
 
     /// The hypervisor's memory, in MiB: its tables take a 512th of the guest's memory; a copy of the guest as much as the guest.
     fn own_memory(&self) -> u64 {
-        let copy = if self.snapshot.is_some() {
-            self.memory
-        } else {
-            0
+        // The guest begins with a leaf, and so does its copy.
+        let leaf = match self.leaves {
+            Leaves::Pages => 2,
+            Leaves::Huge => 1024,
+            Leaves::Blocks | Leaves::Mixed => self.files.variant.block(),
         };
-        (self.memory / 128).max(64) + copy
+        let copy = match self.snapshot {
+            Some(_) => self.memory.next_multiple_of(leaf),
+            None => 0,
+        };
+        (self.memory / 128).max(64).next_multiple_of(leaf) + copy
     }
 
     /// All memory of the machine, in MiB.

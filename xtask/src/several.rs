@@ -347,12 +347,16 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         ),
         (args.snapshot, "--snapshot is of one guest"),
         (
-            args.log == Some(Log::Ring),
-            "--log ring is of one guest: several have bitmap and all",
+            matches!(args.log, Some(Log::Ring | Log::Hardware)),
+            "--log ring and hardware are of one guest: several have bitmap and all",
         ),
         (
             args.evict_rate.is_some() && args.evict == 0,
             "--evict-rate is of --evict",
+        ),
+        (
+            args.granule.is_some() || args.mapping == Some(Leaves::Huge),
+            "--granule and --mapping 1g are of one guest",
         ),
         (args.cpus > 8, "there are 1 to 8 processors"),
     ];
@@ -430,7 +434,7 @@ mod tests {
     use super::{Several, VCPUS, boot_of, check, hash_of, summary};
     use crate::counters::{Count, NAMES};
     use crate::emulator::Emulator;
-    use crate::fetch::Files;
+    use crate::fetch::{Files, Variant};
     use crate::qemu::{End, Ran};
 
     fn several() -> Several {
@@ -489,6 +493,7 @@ mod tests {
             kernel: PathBuf::new(),
             initrd: PathBuf::new(),
             emulator: Emulator::Installed,
+            variant: Variant::default(),
         };
         let few = several();
         let many = Several {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Args;
 
 use crate::counters::{Count, NAMES};
-use crate::fetch::{Choice, Files};
+use crate::fetch::{Choice, Files, Granule, Variant};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::{
     Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load,
@@ -51,6 +51,10 @@ struct Test {
     omit: Option<(&'static str, Count)>,
     /// Part of the short matrix.
     short: bool,
+    /// What the hypervisor is built for, without marks.
+    variant: Variant,
+    /// In MiB.
+    memory: u64,
 }
 
 impl Test {
@@ -67,6 +71,35 @@ impl Test {
             hostile: false,
             omit: None,
             short: false,
+            variant: Variant {
+                granule: Granule::K4,
+                forced: false,
+                marks: false,
+            },
+            memory: 256,
+        }
+    }
+
+    const fn on(mut self, granule: Granule) -> Self {
+        self.variant.granule = granule;
+        self
+    }
+
+    const fn forced(mut self) -> Self {
+        self.variant.forced = true;
+        self
+    }
+
+    const fn memory(mut self, memory: u64) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// What the hypervisor is built for.
+    fn variant(&self) -> Variant {
+        Variant {
+            marks: self.log == Some(Log::Hardware),
+            ..self.variant
         }
     }
 
@@ -113,6 +146,12 @@ impl Test {
     fn name(&self) -> String {
         let cpu = self.cpu.split(',').next().unwrap_or_default();
         let mut name = format!("{cpu}-{}cpu-{}", self.cpus, name_of(&self.leaves));
+        if self.variant.granule != Granule::K4 {
+            name += &format!("-granule{}", name_of(&self.variant.granule));
+        }
+        if self.variant.forced {
+            name += "-forced";
+        }
         if self.evict != 0 {
             name += &format!("-evict{}", self.evict);
         }
@@ -203,6 +242,43 @@ const TESTS: &[Test] = &[
         .tables()
         .omit("tables", Count::Spoiled)
         .short(),
+    Test::new(CPU_MAX, 2, Leaves::Mixed)
+        .on(Granule::K16)
+        .evict(5_000)
+        .log(Log::Bitmap),
+    Test::new(CPU_MAX, 2, Leaves::Blocks)
+        .on(Granule::K16)
+        .snapshot(Log::All),
+    Test::new(CPU_MAX, 2, Leaves::Pages)
+        .on(Granule::K64)
+        .forced()
+        .evict(1_000)
+        .log(Log::All),
+    Test::new(CPU_MAX, 2, Leaves::Mixed)
+        .on(Granule::K64)
+        .forced()
+        .memory(1024)
+        .snapshot(Log::Ring),
+    Test::new(CPU_MAX, 2, Leaves::Huge)
+        .memory(1024)
+        .evict(1_000),
+    Test::new(CPU_MAX, 2, Leaves::Huge)
+        .memory(1024)
+        .snapshot(Log::All),
+    Test::new(CPU_MAX, 2, Leaves::Pages)
+        .forced()
+        .log(Log::Hardware),
+    Test::new(CPU_MAX, 2, Leaves::Mixed)
+        .forced()
+        .evict(5_000)
+        .snapshot(Log::Hardware),
+    Test::new(CPU_MAX, 2, Leaves::Mixed)
+        .on(Granule::K16)
+        .forced()
+        .snapshot(Log::Hardware),
+    Test::new(CPU_MAX, 2, Leaves::Pages)
+        .snapshot(Log::Hardware)
+        .omit("permissions", Count::Different),
 ];
 
 /// Tests that are programs of their own, and whether they are in the short set.
@@ -377,8 +453,17 @@ pub fn run(args: &TestArgs) -> Result<()> {
     }
     let tests = TESTS.iter().filter(|test| chosen(&test.name(), test.short));
     for test in tests.flat_map(|test| std::iter::repeat_n(test, args.repeat.into())) {
+        let variant = Files {
+            hypervisor: fetch::variant(test.variant())?,
+            variant: test.variant(),
+            ..match test.hostile {
+                true => hostile.clone(),
+                false => files.clone(),
+            }
+        };
         let boot = |evict_after| Boot {
-            files: if test.hostile { &hostile } else { &files },
+            files: &variant,
+            memory: test.memory,
             cpu: test.cpu,
             cpus: test.cpus,
             leaves: test.leaves,

@@ -19,11 +19,6 @@ pub use counters::Event;
 /// Processors are numbered below this.
 pub const PROCESSORS: usize = 9;
 
-/// The size of a page.
-pub const PAGE: u64 = 4096;
-/// What a table of pages maps.
-pub const BLOCK: u64 = 2 << 20;
-
 /// The machine that a hypervisor runs on, as the engine sees it, and a little more.
 ///
 /// # Safety
@@ -34,6 +29,14 @@ pub unsafe trait Host: SharedPlatform + Sync + 'static {
     type Format: Format<Input = Ipa>;
     /// How it waits for other processors.
     type Relax: RelaxStrategy;
+    /// The size of a page: of a leaf of the lowest level.
+    const PAGE: u64 = 1 << <Self::Format as Format>::PAGE_SHIFT;
+    /// What a table of pages maps.
+    const BLOCK: u64 = Self::PAGE << <Self::Format as Format>::INDEX_BITS;
+    /// What a table of blocks maps.
+    const HUGE: u64 = Self::BLOCK << <Self::Format as Format>::INDEX_BITS;
+    /// Whether hardware marks in the leaves what is written, and logs go by that.
+    const MARKS: bool = false;
     /// What a frame holds that was taken away: executed it is seen, and as an address it is nowhere.
     const POISON: u64;
 

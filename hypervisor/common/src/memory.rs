@@ -21,20 +21,23 @@ use core::ops::ControlFlow;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use tablewright::flush::{Held, Leaf};
 use tablewright::guest::{Backing, Pass, Zap};
 use tablewright::{Ipa, Pa, Span};
 
-use crate::{BLOCK, Event, Gather, Guest, Host, Mutex, PAGE, relax};
+use crate::{Event, Gather, Guest, Host, Mutex, relax};
 
 /// How large leaves are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaves {
-    /// Pages of 4 KiB.
+    /// Pages of 4 KiB, or of the granule.
     Pages,
-    /// Blocks of 2 MiB, as long as their frames are in a row.
+    /// Blocks of 2 MiB, or what a table of pages maps, as long as their frames are in a row.
     Blocks,
-    /// In turn: 2 MiB by one block, 2 MiB by pages.
+    /// In turn: one block, and as much by pages.
     Mixed,
+    /// Blocks of 1 GiB, as long as their frames are in a row.
+    Huge,
 }
 
 impl Leaves {
@@ -44,15 +47,17 @@ impl Leaves {
             "4k" => Some(Self::Pages),
             "2m" => Some(Self::Blocks),
             "mixed" => Some(Self::Mixed),
+            "1g" => Some(Self::Huge),
             _ => None,
         }
     }
 
     /// The largest.
-    pub fn largest(self) -> u64 {
+    pub fn largest<H: Host>(self) -> u64 {
         match self {
-            Self::Pages => PAGE,
-            Self::Blocks | Self::Mixed => BLOCK,
+            Self::Pages => H::PAGE,
+            Self::Blocks | Self::Mixed => H::BLOCK,
+            Self::Huge => H::HUGE,
         }
     }
 }
@@ -127,7 +132,7 @@ impl<H: Host> Memory<H> {
         scattered: &'static [AtomicBool],
         machine: &H,
     ) -> Self {
-        let first = guest.start().get() / PAGE;
+        let first = guest.start().get() / H::PAGE;
         for (index, page) in pages.iter().enumerate() {
             page.store((first + index as u64) as u32, Ordering::Relaxed);
         }
@@ -142,7 +147,7 @@ impl<H: Host> Memory<H> {
             };
             // SAFETY: just taken: it has no other owner.
             unsafe { poison::<H>(frame.get()) };
-            spare.push((frame.get() / PAGE) as u32);
+            spare.push((frame.get() / H::PAGE) as u32);
         }
         Self {
             guest,
@@ -157,8 +162,18 @@ impl<H: Host> Memory<H> {
         }
     }
 
+    /// The place of its block: the first may begin in front of the memory.
+    fn block(&self, at: Ipa) -> usize {
+        (at.get() / H::BLOCK - self.guest.start().get() / H::BLOCK) as usize
+    }
+
+    /// How many blocks this memory has a part of.
+    pub fn blocks(guest: Span<Ipa>) -> u64 {
+        guest.last().get() / H::BLOCK - guest.start().get() / H::BLOCK + 1
+    }
+
     fn index(&self, at: Ipa) -> Option<usize> {
-        Some((at.get().checked_sub(self.guest.start().get())? / PAGE) as usize)
+        Some((at.get().checked_sub(self.guest.start().get())? / H::PAGE) as usize)
     }
 
     /// The page behind an address; `None` while it is on the move.
@@ -168,23 +183,36 @@ impl<H: Host> Memory<H> {
         if page & MOVING != 0 {
             return None;
         }
-        let block = at.get() / BLOCK;
+        let block = at.get() / H::BLOCK;
         let large = match self.leaves {
             Leaves::Pages => false,
-            Leaves::Blocks => true,
+            Leaves::Blocks | Leaves::Huge => true,
             Leaves::Mixed => block.is_multiple_of(2),
         };
-        let scattered = self
-            .scattered
-            .get(index / (BLOCK / PAGE) as usize)?
-            .load(Ordering::Acquire);
-        let size = if large && !scattered { BLOCK } else { PAGE };
-        Some(Backing::new(Pa::new(u64::from(page & !AWAY) * PAGE), size))
+        let scattered = |block: &AtomicBool| block.load(Ordering::Acquire);
+        let size = match large && !scattered(self.scattered.get(self.block(at))?) {
+            true if self.leaves == Leaves::Huge => {
+                let first = self.block(Ipa::new(
+                    (at.get() & !(H::HUGE - 1)).max(self.guest.start().get()),
+                ));
+                let blocks = self.scattered.iter().skip(first);
+                match blocks.take((H::HUGE / H::BLOCK) as usize).any(scattered) {
+                    true => H::BLOCK,
+                    false => H::HUGE,
+                }
+            }
+            true => H::BLOCK,
+            false => H::PAGE,
+        };
+        Some(Backing::new(
+            Pa::new(u64::from(page & !AWAY) * H::PAGE),
+            size,
+        ))
     }
 
     /// Puts other frames behind all pages: those of `area`, in a row.
     pub fn move_to(&self, area: Span<Pa>) {
-        let first = area.start().get() / PAGE;
+        let first = area.start().get() / H::PAGE;
         for (number, page) in (first..).zip(self.pages) {
             page.store(number as u32, Ordering::Relaxed);
         }
@@ -203,7 +231,7 @@ impl<H: Host> Memory<H> {
         let number = |page: &AtomicU32| page.load(Ordering::Acquire) & !(MOVING | AWAY);
         self.pages
             .iter()
-            .map(move |page| u64::from(number(page)) * PAGE)
+            .map(move |page| u64::from(number(page)) * H::PAGE)
     }
 
     /// The guest has this page again.
@@ -235,7 +263,7 @@ impl<H: Host> Memory<H> {
         // Steps of a prime number come by every page; most are not mapped.
         for _ in 0..32 {
             let index = self.hand.fetch_add(7919, Ordering::Relaxed) as usize % self.pages.len();
-            let at = Ipa::new(self.guest.start().get() + index as u64 * PAGE);
+            let at = Ipa::new(self.guest.start().get() + index as u64 * H::PAGE);
             if guest.space().query(at).is_some() && self.evict(guest, at, index, gather, &moved) {
                 H::count(Event::Evicted, 1);
                 return;
@@ -254,7 +282,11 @@ impl<H: Host> Memory<H> {
         moved: impl Fn(u64),
     ) -> bool {
         let page = &self.pages[index];
-        let size = if self.evictions.tables { BLOCK } else { PAGE };
+        let size = if self.evictions.tables {
+            H::BLOCK
+        } else {
+            H::PAGE
+        };
         let Ok(span) = Span::new(Ipa::new(at.get() & !(size - 1)), size) else {
             return false;
         };
@@ -270,18 +302,23 @@ impl<H: Host> Memory<H> {
             self.spare.lock().push(spare);
             return false;
         }
-        self.scattered[index / (BLOCK / PAGE) as usize].store(true, Ordering::Release);
-        take_away(guest.zap(span), gather);
-        let (from, to) = (u64::from(now) * PAGE, u64::from(spare) * PAGE);
+        self.scattered[self.block(at)].store(true, Ordering::Release);
+        // What hardware has marked of its neighbours is in no log yet.
+        take_away(guest.zap(span), gather, |leaf| {
+            if H::MARKS {
+                self.written(leaf, &moved);
+            }
+        });
+        let (from, to) = (u64::from(now) * H::PAGE, u64::from(spare) * H::PAGE);
         // The guest may have written past the caches.
-        guest.space().platform().clean(Pa::new(from), PAGE);
+        guest.space().platform().clean(Pa::new(from), H::PAGE);
         // SAFETY: two frames, mapped here one to one; no processor reaches the first any more, and none the second yet.
         unsafe {
             H::count(Event::Spoiled, u64::from(!is_poisoned::<H>(to)));
             ptr::copy_nonoverlapping(
                 ptr::with_exposed_provenance::<u64>(from as usize),
                 ptr::with_exposed_provenance_mut(to as usize),
-                (PAGE / 8) as usize,
+                (H::PAGE / 8) as usize,
             );
             poison::<H>(from);
         }
@@ -289,6 +326,22 @@ impl<H: Host> Memory<H> {
         moved(index as u64);
         self.spare.lock().push(now);
         true
+    }
+
+    /// Tells of each page of a leaf that hardware has marked as written.
+    pub fn written(&self, leaf: &Leaf<H::Format>, each: impl Fn(u64)) {
+        if !leaf.attrs().dirty {
+            return;
+        }
+        let first = leaf.input().get();
+        for at in (first..first + leaf.size()).step_by(H::PAGE as usize) {
+            if let Some(index) = self
+                .index(Ipa::new(at))
+                .filter(|index| *index < self.pages.len())
+            {
+                each(index as u64);
+            }
+        }
     }
 
     /// Whether the guest's memory holds this address.
@@ -303,7 +356,7 @@ impl<H: Host> Memory<H> {
 /// 1. It is a frame, mapped at its address, and what it holds is not needed.
 pub unsafe fn poison<H: Host>(frame: u64) {
     let words = ptr::with_exposed_provenance_mut::<u64>(frame as usize);
-    for word in 0..(PAGE / 8) as usize {
+    for word in 0..(H::PAGE / 8) as usize {
         // SAFETY: inside of the frame (1.).
         unsafe { words.add(word).write(H::POISON) };
     }
@@ -316,18 +369,24 @@ pub unsafe fn poison<H: Host>(frame: u64) {
 unsafe fn is_poisoned<H: Host>(frame: u64) -> bool {
     let words = ptr::with_exposed_provenance::<u64>(frame as usize);
     // SAFETY: inside of the frame (1.). Volatile, because it may be written all the same.
-    (0..(PAGE / 8) as usize).all(|word| unsafe { words.add(word).read_volatile() } == H::POISON)
+    (0..(H::PAGE / 8) as usize).all(|word| unsafe { words.add(word).read_volatile() } == H::POISON)
 }
 
-/// Takes away what is mapped, for good.
+/// Takes away what is mapped, for good. `seen` is shown each leaf.
 pub fn take_away<H: Host>(
     mut zap: Zap<'static, 'static, H::Format, &'static H>,
     gather: &mut Gather<H>,
+    seen: impl Fn(&Leaf<H::Format>),
 ) {
     loop {
-        match zap.unmap(gather, |_| ControlFlow::Continue(())) {
+        let each = |leaf: Held<Leaf<H::Format>>| {
+            // SAFETY: it is looked at, and its frame is no other's before the flush is complete.
+            seen(&unsafe { leaf.assume_complete() });
+            ControlFlow::Continue(())
+        };
+        match zap.unmap(gather, each) {
             Ok(Pass::Waiting) => relax::<H>(),
-            Ok(Pass::Went) => settle(gather),
+            Ok(Pass::Went) => settle_seen(gather, &seen),
             Ok(Pass::Over) => return,
             Err(error) => panic!("the guest's memory cannot be unmapped: {error}"),
         }
@@ -337,9 +396,16 @@ pub fn take_away<H: Host>(
 /// Completes what was gathered and frees what was cut off. Until no walk holds that it waits: walks take microseconds, and
 /// none waits for anything.
 pub fn settle<H: Host>(gather: &mut Gather<H>) {
-    let mut done = gather.finish(|_| ());
+    settle_seen(gather, |_| ());
+}
+
+/// The same; `seen` is shown each leaf of the tables that were cut off.
+fn settle_seen<H: Host>(gather: &mut Gather<H>, seen: impl Fn(&Leaf<H::Format>)) {
+    let mut done = gather.finish(|leaf| seen(&leaf));
     while let Err(cut) = done {
         relax::<H>();
-        done = cut.try_complete().map(|completed| completed.finish(|_| ()));
+        done = cut
+            .try_complete()
+            .map(|completed| completed.finish(|leaf| seen(&leaf)));
     }
 }

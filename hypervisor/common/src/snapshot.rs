@@ -35,7 +35,7 @@ use tablewright::shared::SharedPlatform as _;
 use tablewright::{Change, Format as _, Ipa, Pa, Span};
 
 use crate::memory::{Memory, poison, settle, take_away};
-use crate::{BLOCK, Event, Gather, Guest, Host, PAGE, PROCESSORS, relax};
+use crate::{Event, Gather, Guest, Host, PROCESSORS, relax};
 
 /// Blocks that come back together when a log ends: tables that are freed together.
 const TOGETHER: usize = 64;
@@ -52,6 +52,8 @@ pub enum Kind {
     Ring,
     /// A bitmap; all tables are put to sleep in one step.
     All,
+    /// A bitmap, into which is taken what hardware has marked in the leaves.
+    Hardware,
 }
 
 impl Kind {
@@ -61,6 +63,7 @@ impl Kind {
             "bitmap" => Some(Self::Bitmap),
             "ring" => Some(Self::Ring),
             "all" => Some(Self::All),
+            "hardware" => Some(Self::Hardware),
             _ => None,
         }
     }
@@ -245,7 +248,7 @@ impl<H: Host> Driver<H> {
             gather: guest.gather(),
             log,
             plain,
-            pages: plain.guest.size() / PAGE,
+            pages: plain.guest.size() / H::PAGE,
         }
     }
 
@@ -266,7 +269,10 @@ impl<H: Host> Driver<H> {
     }
 
     fn logged(&self) -> Slot {
-        self.plain.with_log(SlotLog::ByFault)
+        self.plain.with_log(match self.log.kind {
+            Kind::Hardware => SlotLog::ByHardware,
+            _ => SlotLog::ByFault,
+        })
     }
 
     /// Starts the log, harvests it so often, after so many milliseconds each time, and ends it.
@@ -288,6 +294,8 @@ impl<H: Host> Driver<H> {
                 drop(zap);
                 self.protect_all();
             }
+            // What was written before counts as written since.
+            Kind::Hardware => drop(zap),
             Kind::Bitmap | Kind::Ring => {
                 let change = Change::new().write_protect();
                 loop {
@@ -361,10 +369,10 @@ impl<H: Host> Driver<H> {
         while guest.protect_no_more().is_err() {
             relax::<H>();
         }
-        let blocks = self.plain.guest.size() / BLOCK;
+        let blocks = self.plain.guest.size() / H::BLOCK;
         for first in (0..blocks).step_by(TOGETHER) {
             for block in (first..blocks).take(TOGETHER) {
-                let at = Ipa::new(self.plain.guest.start().get() + block * BLOCK);
+                let at = Ipa::new(self.plain.guest.start().get() + block * H::BLOCK);
                 // Made up: there was no fault. Where nothing is mapped, nothing comes back.
                 if let (Ok(request), Some(page)) = (
                     guest.request(&Fault::new(at, Access::Read)),
@@ -411,7 +419,7 @@ pub fn start_one<H: Host>(
 ) {
     let mut driver = Driver::new(watched);
     for page in 0..driver.pages {
-        let at = Ipa::new(driver.plain.guest.start().get() + page * PAGE);
+        let at = Ipa::new(driver.plain.guest.start().get() + page * H::PAGE);
         fault(&Fault::new(at, Access::Write));
     }
     H::count(Event::Roots, driver.roots());
@@ -430,18 +438,18 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
         plain,
     } = watched;
     let mut driver = Driver::new(watched);
-    let copy_of = |page: u64| area.start().get() + page * PAGE;
+    let copy_of = |page: u64| area.start().get() + page * H::PAGE;
     let frame_of = |page: u64| {
-        let at = Ipa::new(plain.guest.start().get() + page * PAGE);
-        retried::<H, _>(|| memory.look_up(at)).frame.get() & !(PAGE - 1)
+        let at = Ipa::new(plain.guest.start().get() + page * H::PAGE);
+        retried::<H, _>(|| memory.look_up(at)).frame.get() & !(H::PAGE - 1)
     };
     let copy = |page: u64| {
         let from = frame_of(page);
         // The guest may have written past the caches.
-        guest.space().platform().clean(Pa::new(from), PAGE);
+        guest.space().platform().clean(Pa::new(from), H::PAGE);
         // SAFETY: two frames that are mapped one to one. The guest may write the first meanwhile: then the page is marked,
         // and copied again.
-        unsafe { copy_page(from, copy_of(page)) };
+        unsafe { copy_page::<H>(from, copy_of(page)) };
         H::count(Event::Copied, 1);
     };
     let copy_to_do = || {
@@ -486,7 +494,13 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     }
 
     gate.close::<H>();
-    driver.protect_all();
+    match log.kind {
+        // Hardware would take what sleeps for writable. It has marked the leaves that are taken away.
+        Kind::Hardware => take_away(guest.zap(plain.guest), &mut driver.gather, |leaf| {
+            memory.written(leaf, |page| log.mark(page));
+        }),
+        _ => driver.protect_all(),
+    }
     // No processor writes anything of the guest from here on.
     let stopped = H::now();
     driver.harvest();
@@ -494,7 +508,7 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     copy_to_do();
     for page in 0..driver.pages {
         // SAFETY: two frames that are mapped one to one; they are not written now.
-        let is_equal = unsafe { is_equal(frame_of(page), copy_of(page)) };
+        let is_equal = unsafe { is_equal::<H>(frame_of(page), copy_of(page)) };
         H::count(Event::Compared, 1);
         H::count(Event::Different, u64::from(!is_equal));
     }
@@ -504,7 +518,7 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     while guest.protect_no_more().is_err() {
         relax::<H>();
     }
-    take_away(zap, &mut driver.gather);
+    take_away(zap, &mut driver.gather, |_| ());
     for page in 0..driver.pages {
         // SAFETY: nothing maps the guest's frames any more.
         unsafe { poison::<H>(frame_of(page)) };
@@ -517,12 +531,12 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
 
 /// # Safety
 /// 1. Both are frames, mapped at their addresses, and different.
-unsafe fn copy_page(from: u64, to: u64) {
+unsafe fn copy_page<H: Host>(from: u64, to: u64) {
     let (from, to) = (
         ptr::with_exposed_provenance::<u64>(from as usize),
         ptr::with_exposed_provenance_mut::<u64>(to as usize),
     );
-    for word in 0..(PAGE / 8) as usize {
+    for word in 0..(H::PAGE / 8) as usize {
         // SAFETY: inside of the frames (1.). Volatile, because the guest may write the first at the same time.
         unsafe { to.add(word).write_volatile(from.add(word).read_volatile()) };
     }
@@ -530,10 +544,11 @@ unsafe fn copy_page(from: u64, to: u64) {
 
 /// # Safety
 /// 1. Both are frames, mapped at their addresses, and not written.
-unsafe fn is_equal(one: u64, other: u64) -> bool {
+unsafe fn is_equal<H: Host>(one: u64, other: u64) -> bool {
+    let words = (H::PAGE / 8) as usize;
     // SAFETY: passed on (1.).
     let [one, other] = [one, other].map(|frame| unsafe {
-        &*ptr::with_exposed_provenance::<[u64; (PAGE / 8) as usize]>(frame as usize)
+        core::slice::from_raw_parts(ptr::with_exposed_provenance::<u64>(frame as usize), words)
     });
     // By words: the comparison of slices goes by bytes here.
     one.iter()

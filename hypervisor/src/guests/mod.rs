@@ -28,12 +28,12 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0};
 use spin::once::Once;
 use tablewright::{Ipa, Pa, Span};
-use tablewright_hypervisor_common::PAGE;
 
 use crate::counters::Count;
 use crate::machine::{Mutex, count};
 use crate::report::{Report, report};
 use crate::tree::{Reason, Tree};
+use crate::vm::PAGE;
 use crate::world;
 use gic::Distributor;
 use vcpu::{State, Vcpu};

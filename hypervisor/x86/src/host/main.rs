@@ -243,7 +243,7 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     let guest = Guest::new(space, &CELLS);
     let addresses = Span::new(Ipa::new(0), memory.size()).map_err(|_| NO_MEMORY)?;
     let slot = MemorySlot {
-        page: options.leaves.largest(),
+        page: options.leaves.largest::<Machine>(),
         ..MemorySlot::memory(addresses, memory.start().get())
     };
     guest
@@ -255,7 +255,7 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     let (numbers, scattered) = unsafe {
         (
             take::<AtomicU32>(machine, pages).ok_or(NO_MEMORY)?,
-            take::<AtomicBool>(machine, pages.div_ceil(512)).ok_or(NO_MEMORY)?,
+            take::<AtomicBool>(machine, Memory::blocks(addresses)).ok_or(NO_MEMORY)?,
         )
     };
     let evictions = Evictions {
