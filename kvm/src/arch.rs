@@ -7,7 +7,33 @@ mod this;
 #[path = "arch/x86_64.rs"]
 mod this;
 
-pub use this::{CODE, Format, address_bits, data, frequency, prepare, set_up};
+pub use this::{CODE, Format, address_bits, data, frequency, has_nested, prepare, set_up};
+
+/// What a vCPU is told of its guest, in the guest's addresses.
+pub struct Place {
+    /// Its tables.
+    pub root: u64,
+    /// The loop.
+    pub code: u64,
+    /// What it shares with the host.
+    pub block: u64,
+    /// Where it stores to leave.
+    pub exit: u64,
+}
+
+/// A guest of the guest. Its page and the page after it are mapped, and this vCPU's alone.
+#[cfg_attr(
+    target_arch = "aarch64",
+    expect(dead_code, reason = "none is made there")
+)]
+pub struct Inner {
+    /// Its control block, a page, as the host has it.
+    pub block: std::ptr::NonNull<u8>,
+    /// As the guest has it.
+    pub at: u64,
+    /// The tables that its addresses go through besides.
+    pub root: u64,
+}
 
 unsafe extern "C" {
     static tablewright_guest_begin: u8;

@@ -169,6 +169,8 @@ pub struct Abilities {
     pub all_set: bool,
     /// The most entries of a ring of dirty pages; none if there are no rings.
     pub ring: u32,
+    /// A guest may have a guest, of the kind that can be made here.
+    pub nested: bool,
 }
 
 /// Opens KVM.
@@ -228,6 +230,7 @@ pub fn abilities(kvm: &Kvm) -> Abilities {
         manual: manual & 1 != 0,
         all_set: manual & 2 != 0,
         ring: u32::try_from(ring).unwrap_or(0) / crate::ring::ENTRY,
+        nested: arch::has_nested(kvm),
     }
 }
 

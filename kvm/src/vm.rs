@@ -12,7 +12,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Kvm, VmFd};
 
-use crate::arch;
+use crate::arch::{self, Inner, Place};
 use crate::clock::{Took, timed};
 use crate::error::Error;
 use crate::guest::{BLOCK_BYTES, Block, Orders, written};
@@ -35,6 +35,8 @@ const PAGE: u64 = 4096;
 /// Where the guest's code is, and where its blocks are.
 const CODE: u64 = 0x1000;
 const BLOCKS: u64 = 0x10_000;
+/// Of a guest of the guest: its control block, and where the processor keeps the guest's state meanwhile.
+const INNER_BYTES: u64 = 2 * PAGE;
 /// A ring has to have room for what a vCPU may write before it can be stopped.
 const LEAST_RING: u32 = 1024;
 
@@ -57,6 +59,8 @@ pub struct Setup {
     pub protect: Protect,
     /// Written pages are in rings of so many entries and not in a bitmap.
     pub ring: Option<u32>,
+    /// The loop runs in a guest of the guest, whose memory is the guest's.
+    pub nested: bool,
     /// CPUs for the vCPUs, in their order, and one for the calling thread if there is one more.
     pub cpus: Vec<usize>,
 }
@@ -121,6 +125,11 @@ impl Setup {
                 what: "manual protection of a dirty log (Linux 5.1; all set from the start, 5.7): give -g",
             });
         }
+        if setup.nested && !can.nested {
+            return Err(Error::Lacks {
+                what: "guests of guests as they are made here (AMD with nested paging, and kvm_amd's nested on)",
+            });
+        }
         let free = available();
         // A pool of huge pages is not free memory.
         let is_pool = matches!(setup.backing.0, Backing::Hugetlb { .. });
@@ -162,8 +171,20 @@ impl Vm {
         };
         // The guest's own: code, a block for each vCPU, tables, and the page by which it leaves, which has no memory.
         let tables_at = BLOCKS + u64::from(setup.vcpus) * BLOCK_BYTES;
-        let tables = (setup.bytes >> 30) + (tables_at >> 21) + 16;
-        let own_bytes = (tables_at + tables * PAGE).next_multiple_of(2 << 20);
+        // Where blocks of 2 MiB do not lie so in the guest, it has pages.
+        let of_pages = match first.is_multiple_of(2 << 20) {
+            true => 0,
+            false => (setup.bytes >> 21) + 2,
+        };
+        let tables = (setup.bytes >> 30) + (tables_at >> 21) + of_pages + 16;
+        // Of a guest of the guest two pages for each vCPU, and its tables, one more for what the guest does not map itself.
+        let inner_bytes = match setup.nested {
+            true => u64::from(setup.vcpus) * INNER_BYTES + (tables + 1) * PAGE,
+            false => 0,
+        };
+        let own_bytes = (tables_at + tables * PAGE + inner_bytes).next_multiple_of(2 << 20);
+        let inner_at = own_bytes - inner_bytes;
+        let inner_tables_at = inner_at + u64::from(setup.vcpus) * INNER_BYTES;
         let exit = own_bytes;
         if end.is_none_or(|end| end > top) || first < own_bytes + PAGE {
             return Err(address);
@@ -204,8 +225,31 @@ impl Vm {
             },
         ];
         // SAFETY: `tables::build`: 1. the guest's own memory is as large, and no other thread knows of it yet.
-        let root = unsafe { tables::build(own.first(), tables_at, own_bytes, &areas) };
-        let root = root.ok_or(address)?;
+        let root = unsafe { tables::build(own.first(), tables_at, inner_at, &areas) };
+        let Some(root) = root else {
+            return Err(address);
+        };
+        // What is the guest's is its guest's as well, at the same address; its tables have to be read, and marked.
+        let [code, _, exit_page, logged] = areas;
+        let below = Area {
+            first: 0,
+            bytes: code.first,
+            attrs: arch::data(),
+        };
+        let rest = Area {
+            first: code.first + PAGE,
+            bytes: own_bytes - code.first - PAGE,
+            attrs: arch::data(),
+        };
+        let inner_root = setup.nested.then(|| {
+            let areas = [below, code, rest, exit_page, logged];
+            // SAFETY: `tables::build`: 1. as before.
+            unsafe { tables::build(own.first(), inner_tables_at, own_bytes, &areas) }
+        });
+        let inner_root = match inner_root {
+            Some(None) => return Err(address),
+            root => root.flatten(),
+        };
 
         let vm = Arc::new(kvm.create_vm().map_err(Error::of("KVM_CREATE_VM"))?);
         arch::prepare(&vm)?;
@@ -242,7 +286,22 @@ impl Vm {
         let mut vcpus = Vec::new();
         for (id, fd) in (0..).zip(fds) {
             let block = BLOCKS + u64::from(id) * BLOCK_BYTES;
-            arch::set_up(kvm, &vm, &fd, root, CODE, block, exit)?;
+            let place = Place {
+                root,
+                code: CODE,
+                block,
+                exit,
+            };
+            let inner = inner_root.map(|root| {
+                let at = inner_at + u64::from(id) * INNER_BYTES;
+                Inner {
+                    // SAFETY: the two pages lie in the guest's own memory, and are this vCPU's.
+                    block: unsafe { own.first().byte_add(at as usize) },
+                    at,
+                    root,
+                }
+            });
+            arch::set_up(kvm, &vm, &fd, &place, inner.as_ref())?;
             stats.extend(Stats::of(&fd));
             // SAFETY: the blocks lie in the guest's own memory, one after the other.
             let at: NonNull<Block> = unsafe { own.first().byte_add(block as usize) }.cast();
@@ -572,10 +631,11 @@ mod tests {
         manual: true,
         all_set: true,
         ring: 65536,
+        nested: true,
     };
 
-    fn check(protect: Protect, ring: Option<u32>, can: Abilities) -> Result<(), String> {
-        let setup = Setup {
+    fn setup(protect: Protect, ring: Option<u32>) -> Setup {
+        Setup {
             device: PathBuf::new(),
             vcpus: 1,
             backing: (Backing::Anonymous, "anonymous"),
@@ -584,9 +644,13 @@ mod tests {
             slots: 1,
             protect,
             ring,
+            nested: false,
             cpus: Vec::new(),
-        };
-        setup.check(&can).map_err(|error| {
+        }
+    }
+
+    fn check(protect: Protect, ring: Option<u32>, can: Abilities) -> Result<(), String> {
+        setup(protect, ring).check(&can).map_err(|error| {
             assert!(error.is_refusal(), "{error}");
             error.to_string()
         })
@@ -626,5 +690,23 @@ mod tests {
         };
         assert_eq!(check(Protect::Manual, None, between), Ok(()));
         assert!(check(Protect::ManualAllSet, None, between).is_err());
+    }
+
+    #[test]
+    fn a_kernel_without_guests_of_guests_refuses_them_alone() {
+        let old = Abilities {
+            nested: false,
+            ..ABLE
+        };
+        let setup = |nested| Setup {
+            nested,
+            ..setup(Protect::Auto, None)
+        };
+        let why = setup(true).check(&old).unwrap_err();
+        assert!(
+            why.is_refusal() && why.to_string().contains("guests of guests"),
+            "{why}"
+        );
+        assert!(setup(true).check(&ABLE).is_ok() && setup(false).check(&old).is_ok());
     }
 }

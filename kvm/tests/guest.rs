@@ -31,6 +31,7 @@ fn setup(vcpus: u32, bytes: u64) -> Setup {
         slots: 1,
         protect: Protect::Manual,
         ring: None,
+        nested: false,
         cpus: Vec::new(),
     }
 }
@@ -41,19 +42,23 @@ fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
         return;
     }
     let can = host::abilities(&host::open(Path::new("/dev/kvm")).unwrap());
-    let mut kinds = vec![(Protect::Auto, None)];
+    let mut kinds = vec![(Protect::Auto, None, false)];
     if can.manual {
-        kinds.push((Protect::Manual, None));
+        kinds.push((Protect::Manual, None, false));
     }
     if can.ring > 0 {
         // Smaller than what is written, so that it fills.
-        kinds.push((Protect::Auto, Some(2048)));
+        kinds.push((Protect::Auto, Some(2048), false));
     }
-    for (protect, ring) in kinds {
+    if can.nested {
+        kinds.push((Protect::Auto, None, true));
+    }
+    for (protect, ring, nested) in kinds {
         for (backing, slots) in [(Backing::Anonymous, 1), (Backing::Thp, 2)] {
             let mut vm = Vm::new(&Setup {
                 protect,
                 ring,
+                nested,
                 slots,
                 backing: (backing, "test"),
                 ..setup(2, 64 << 20)
@@ -94,12 +99,13 @@ fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
                         vm.clear(&mut got).unwrap();
                     }
                 }
-                // Where leaves are split, what is only read may be mapped for a write, and is logged then.
+                // Where leaves are split, or tables are of two stages at once, what is only read may be mapped for a write, and is
+                // logged then.
                 let mut most = expected.clone();
-                if random && backing == Backing::Thp {
+                if random && (nested || backing == Backing::Thp) {
                     vm.mark_accessed(orders, &done, &mut most);
                 }
-                let what = format!("{protect:?} {ring:?} {backing:?} {random}");
+                let what = format!("{protect:?} {ring:?} {nested} {backing:?} {random}");
                 let mut missing = expected.clone();
                 missing.remove(&got);
                 assert_eq!(missing.count(), 0, "{what}");
@@ -218,4 +224,29 @@ fn what_cannot_be_had_is_refused_in_one_line() {
         assert!(error.is_refusal(), "{line}");
         assert!(!matches!(error, Error::Call { .. }));
     }
+}
+
+#[test]
+fn a_user_without_the_right_is_told_so() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = std::env::temp_dir().join(format!("tablewright-closed-{}", std::process::id()));
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
+    let opened = std::thread::scope(|scope| {
+        let open = || {
+            // Root may all: this thread alone is another user, which the system call, unlike the library's function, can do.
+            // SAFETY: `setresuid`: plain numbers; the thread ends with this.
+            unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
+            host::open(&path).map(|_| ())
+        };
+        scope.spawn(open).join().unwrap()
+    });
+    std::fs::remove_file(&path).unwrap();
+    let error = opened.expect_err("refused");
+    assert!(matches!(error, Error::Permission { .. }), "{error}");
+    let line = error.to_string();
+    assert!(
+        error.is_refusal() && line.contains("no permission") && !line.contains('\n'),
+        "{line}"
+    );
 }

@@ -23,6 +23,7 @@ fn a_planted_stall_is_seen() {
         slots: 1,
         protect: Protect::Manual,
         ring: None,
+        nested: false,
         cpus: Vec::new(),
     };
     let mut vm = Vm::new(&setup).unwrap();

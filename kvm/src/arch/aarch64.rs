@@ -9,6 +9,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use tablewright::Attrs;
 use tablewright::arch::arm64::Translation;
 
+use super::{Inner, Place};
 use crate::error::Error;
 use crate::guest::{INCREMENT, MULTIPLIER};
 
@@ -149,16 +150,25 @@ const fn system(op0: u64, op1: u64, crn: u64, crm: u64, op2: u64) -> u64 {
         | op2
 }
 
+/// Guests of guests are not made here.
+pub fn has_nested(_: &Kvm) -> bool {
+    false
+}
+
 /// Has a vCPU begin at `code`, with these tables and this block.
 pub fn set_up(
     _: &Kvm,
     vm: &VmFd,
     vcpu: &VcpuFd,
-    root: u64,
-    code: u64,
-    block: u64,
-    exit: u64,
+    place: &Place,
+    _: Option<&Inner>,
 ) -> Result<(), Error> {
+    let &Place {
+        root,
+        code,
+        block,
+        exit,
+    } = place;
     let mut kind = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut kind)
         .map_err(Error::of("KVM_ARM_PREFERRED_TARGET"))?;

@@ -2,10 +2,11 @@
 
 use std::arch::global_asm;
 
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use tablewright::Attrs;
 
+use super::{Inner, Place};
 use crate::error::Error;
 use crate::guest::{INCREMENT, MULTIPLIER};
 
@@ -111,6 +112,11 @@ global_asm!(
     "mov [rbx + 80], r13",
     "mov [rsp], r8",
     "jmp 10b",
+    ".globl tablewright_guest_outer",
+    ".hidden tablewright_guest_outer",
+    "tablewright_guest_outer:",
+    "vmrun rax", // The loop runs in there, and leaves for the host: what is intercepted of it is nothing.
+    "ud2",
     "tablewright_guest_end:",
     ".popsection",
     multiplier = const MULTIPLIER,
@@ -130,20 +136,85 @@ pub fn address_bits(kvm: &Kvm) -> u32 {
     bits.unwrap_or(36).min(46)
 }
 
+/// Whether a guest may run guests of its own, as this file makes them: by AMD's instructions, with nested paging.
+pub fn has_nested(kvm: &Kvm) -> bool {
+    let Ok(cpuid) = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES) else {
+        return false;
+    };
+    let leaf = |function| {
+        let mut leaves = cpuid.as_slice().iter();
+        leaves.find(|leaf| leaf.function == function)
+    };
+    // CPUID Fn8000_0001_ECX[SVM], and Fn8000_000A_EDX[NP]: AMD's manual, volume 2, 15.4 and 15.25.2.
+    leaf(0x8000_0001).is_some_and(|leaf| leaf.ecx & 1 << 2 != 0)
+        && leaf(0x8000_000a).is_some_and(|leaf| leaf.edx & 1 != 0)
+}
+
+/// Fills the control block of a guest of the guest: the loop at ring 3, in tables of two stages, with no intercept but the one that has to be.
+/// Places are those of AMD's manual, volume 2, appendix B.
+///
+/// # Safety
+/// 1. The page is mapped, and no one else's.
+unsafe fn control(inner: &Inner, root: u64, code: u64, exit: u64) {
+    // SAFETY: 1. what is written lies within the page; places are multiples of the sizes.
+    let long = |at: usize, value: u64| unsafe { inner.block.byte_add(at).cast().write(value) };
+    // SAFETY: the same.
+    let short = |at: usize, value: u16| unsafe { inner.block.byte_add(at).cast().write(value) };
+    short(0x010, 1); // VMRUN itself
+    long(0x058, 1); // its address space
+    long(0x090, 1); // nested paging
+    long(0x0b0, inner.root);
+    // Selector, attributes, limit, base. Ring 3: 64-bit code, and data that may be written.
+    for (at, selector, attributes) in [
+        (0x400, 0x2b, 0xcf3),
+        (0x410, 0x33, 0xafb),
+        (0x420, 0x2b, 0xcf3),
+        (0x430, 0x2b, 0xcf3),
+    ] {
+        short(at, selector);
+        short(at + 2, attributes);
+        long(at + 8, 0);
+        // SAFETY: the same.
+        unsafe { inner.block.byte_add(at + 4).cast().write(u32::MAX) };
+    }
+    // SAFETY: the same.
+    unsafe { inner.block.byte_add(0x4cb).cast().write(3_u8) };
+    long(0x4d0, EFER | SVME);
+    long(0x548, CR4);
+    long(0x550, root);
+    long(0x558, CR0);
+    long(0x560, 0x400);
+    long(0x568, 0xffff_0ff0);
+    long(0x570, 2);
+    long(0x578, code);
+    long(0x5d8, exit);
+    // Types of memory as a processor has them after reset.
+    long(0x668, 0x0007_0406_0007_0406);
+}
+
+/// Paging, write protection, and what a processor has set.
+const CR0: u64 = 0x8005_0033;
+/// Physical-address extension.
+const CR4: u64 = 0x20;
+/// Long mode with no-execute.
+const EFER: u64 = 0xd01;
+/// And VMRUN.
+const SVME: u64 = 1 << 12;
+/// Where a processor keeps its own state while a guest runs.
+const VM_HSAVE_PA: u32 = 0xc001_0117;
+
 /// What a VM needs before it has vCPUs.
 pub fn prepare(_: &VmFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Has a vCPU begin at `code`, with these tables and this block.
+/// Has a vCPU begin at `code`, with these tables and this block; or in a guest of its own.
 pub fn set_up(
     kvm: &Kvm,
     _: &VmFd,
     vcpu: &VcpuFd,
-    root: u64,
-    code: u64,
-    block: u64,
-    exit: u64,
+    place: &Place,
+    inner: Option<&Inner>,
 ) -> Result<(), Error> {
     let cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -151,38 +222,71 @@ pub fn set_up(
     vcpu.set_cpuid2(&cpuid)
         .map_err(Error::of("KVM_SET_CPUID2"))?;
     let mut special = vcpu.get_sregs().map_err(Error::of("KVM_GET_SREGS"))?;
+    // VMRUN is ring 0's.
+    let ring = if inner.is_some() { 0 } else { 3 };
     let segment = |selector, type_, l| kvm_segment {
         base: 0,
         limit: u32::MAX,
-        selector,
+        selector: selector | u16::from(ring),
         type_,
         present: 1,
-        dpl: 3,
+        dpl: ring,
         db: u8::from(l == 0),
         s: 1,
         l,
         g: 1,
         ..kvm_segment::default()
     };
-    special.cs = segment(0x33, 0xb, 1);
-    let data = segment(0x2b, 0x3, 0);
+    special.cs = segment(0x30, 0xb, 1);
+    let data = segment(0x28, 0x3, 0);
     (special.ds, special.es, special.ss) = (data, data, data);
     (special.fs, special.gs) = (data, data);
-    special.cr3 = root;
-    // Paging, write protection, and what a processor has set; physical-address extension; long mode with no-execute.
-    special.cr0 = 0x8005_0033;
-    special.cr4 = 0x20;
-    special.efer = 0xd01;
-    vcpu.set_sregs(&special)
-        .map_err(Error::of("KVM_SET_SREGS"))?;
-    let registers = kvm_regs {
-        rip: code,
+    special.cr3 = place.root;
+    (special.cr0, special.cr4, special.efer) = (CR0, CR4, EFER);
+    let mut registers = kvm_regs {
+        rip: place.code,
         rflags: 2,
-        rbx: block,
-        rsp: exit,
+        rbx: place.block,
+        rsp: place.exit,
         ..kvm_regs::default()
     };
+    if let Some(inner) = inner {
+        // SAFETY: `control`: 1. promised with `inner`.
+        unsafe { control(inner, place.root, place.code, place.exit) };
+        special.efer |= SVME;
+        registers.rax = inner.at;
+        registers.rip = place.code + outer();
+        let saved = kvm_msr_entry {
+            index: VM_HSAVE_PA,
+            data: inner.at + 4096,
+            ..kvm_msr_entry::default()
+        };
+        let saved = Msrs::from_entries(&[saved]).map_err(|_| Error::Call {
+            call: "KVM_SET_MSRS",
+            error: std::io::ErrorKind::InvalidInput.into(),
+        })?;
+        vcpu.set_sregs(&special)
+            .map_err(Error::of("KVM_SET_SREGS"))?;
+        let set = vcpu.set_msrs(&saved).map_err(Error::of("KVM_SET_MSRS"))?;
+        if set != 1 {
+            return Err(Error::Lacks {
+                what: "register of AMD's for guests of guests",
+            });
+        }
+    } else {
+        vcpu.set_sregs(&special)
+            .map_err(Error::of("KVM_SET_SREGS"))?;
+    }
     vcpu.set_regs(&registers).map_err(Error::of("KVM_SET_REGS"))
+}
+
+/// Where in the code that of ring 0 begins.
+fn outer() -> u64 {
+    unsafe extern "C" {
+        static tablewright_guest_outer: u8;
+    }
+    let from = super::code().as_ptr().addr();
+    ((&raw const tablewright_guest_outer).addr() - from) as u64
 }
 
 /// Ticks of the guest's counter in a second.

@@ -50,6 +50,9 @@ pub struct Parameters {
     pub manual_protect: bool,
     pub all_set: bool,
     pub overlap: bool,
+    /// Older runs were none.
+    #[serde(default)]
+    pub nested: bool,
     pub run_in_all_calls: bool,
     pub ring: Option<u32>,
 }
@@ -119,9 +122,15 @@ impl Parameters {
     /// The machine has no such run.
     pub fn job(&self, profile: &Profile) -> Result<Job, Error> {
         let usage = |text: &str| Error::Usage(format!("{}: {text}", self.name()));
-        if self.ring.is_some() || self.all_set || self.overlap || self.run_in_all_calls {
+        let others = [
+            self.all_set,
+            self.overlap,
+            self.nested,
+            self.run_in_all_calls,
+        ];
+        if self.ring.is_some() || others.contains(&true) {
             return Err(usage(
-                "the machine's dirty-log has no --ring, --all-set, -o and --stalls",
+                "the machine's dirty-log has no --ring, --all-set, -o, -n and --stalls",
             ));
         }
         let backing: Backing = self.source.parse().map_err(|why: String| usage(&why))?;

@@ -1,6 +1,7 @@
 //! The three experiments on KVM, and their answers.
 
 use std::path::Path;
+use std::time::Instant;
 
 use serde::Serialize;
 use tablewright_kvm::host::{Host, Paging, abilities, open};
@@ -23,6 +24,11 @@ use crate::stats;
 pub fn host() -> Result<HostKind, Error> {
     open(Path::new("/dev/kvm"))?;
     Ok(kind(&Host::read()))
+}
+
+/// What is known of this computer, whether or not it runs guests.
+pub fn computer() -> Option<HostKind> {
+    Some(kind(&Host::read()))
 }
 
 /// Whether reading a log may leave it as it is.
@@ -71,6 +77,7 @@ struct Parameters {
     write_percent: u8,
     random_access: bool,
     overlap: bool,
+    nested: bool,
     manual_protect: bool,
     all_set: bool,
     ring: Option<u32>,
@@ -92,6 +99,7 @@ fn parameters(asked: &Asked, host: HostKind) -> Parameters {
         write_percent: asked.write_percent,
         random_access: asked.random,
         overlap: asked.options.overlap,
+        nested: asked.options.nested,
         manual_protect: asked.manual,
         all_set: asked.options.all_set,
         ring: asked.options.ring,
@@ -100,6 +108,9 @@ fn parameters(asked: &Asked, host: HostKind) -> Parameters {
         rounds: asked.options.rounds(),
     }
 }
+
+/// Fewer rounds have no median, however long they take.
+const FEWEST: usize = 2;
 
 /// Rounds of something.
 fn rounds(
@@ -110,6 +121,10 @@ fn rounds(
     let mut progress = Progress::new(u64::from(count));
     let mut all = Vec::new();
     for round in 1..=count {
+        let is_late = asked.until.is_some_and(|until| Instant::now() >= until);
+        if is_late && all.len() >= FEWEST {
+            break;
+        }
         progress.step(&format!("round {round}"));
         all.push(once(asked)?);
     }
@@ -152,8 +167,13 @@ fn head(parameters: &Parameters) -> String {
     };
     let wrapped = report::wrapped(&parameters.host.line, 78, "  ");
     format!(
-        "{wrapped}\n{}, {} of {} in all, {log}, {}\n\n",
+        "{wrapped}\n{}{}, {} of {} in all, {log}, {}\n\n",
         report::counted(u64::from(parameters.vcpus), "vCPU", "vCPUs"),
+        if parameters.nested {
+            " of a guest's guest"
+        } else {
+            ""
+        },
         human(parameters.bytes),
         parameters.source,
         report::counted(u64::from(parameters.rounds), "round", "rounds"),
@@ -282,6 +302,7 @@ fn as_measured(parameters: &Parameters, phases: &[PhaseRow]) -> Measured {
             manual_protect: parameters.manual_protect,
             all_set: parameters.all_set,
             overlap: parameters.overlap,
+            nested: parameters.nested,
             run_in_all_calls: parameters.run_in_all_calls,
             ring: parameters.ring,
         },

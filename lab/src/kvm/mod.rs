@@ -17,6 +17,8 @@ mod nowhere;
 pub mod sequence;
 pub mod summary;
 
+use std::time::Instant;
+
 use clap::{Args, ValueEnum};
 
 use crate::error::Error;
@@ -27,14 +29,14 @@ use crate::page_table_test::input::Backing;
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]
 pub use here::{
-    dirty_log, free, has_manual, host, measure, measured, page_table_test, write_protect,
+    computer, dirty_log, free, has_manual, host, measure, measured, page_table_test, write_protect,
 };
 #[cfg(not(all(
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")
 )))]
 pub use nowhere::{
-    dirty_log, free, has_manual, host, measure, measured, page_table_test, write_protect,
+    computer, dirty_log, free, has_manual, host, measure, measured, page_table_test, write_protect,
 };
 
 pub use summary::{HostKind, PhaseRow};
@@ -70,6 +72,9 @@ pub struct Options {
     /// Each vCPU accesses all of the memory
     #[arg(short = 'o', long)]
     pub overlap: bool,
+    /// The vCPUs run as guests of the guest, with nested paging of AMD's: KVM keeps tables for two stages at once
+    #[arg(short = 'n', long)]
+    pub nested: bool,
     /// The CPUs for the vCPUs, one after the other, and one for the thread that asks KVM
     #[arg(short = 'c', long, value_name = "CPUS", value_delimiter = ',')]
     pub cpus: Vec<usize>,
@@ -88,6 +93,7 @@ impl Options {
             (self.stalls, "--stalls"),
             (self.predict.is_some(), "--predict"),
             (self.overlap, "-o"),
+            (self.nested, "-n"),
             (!self.cpus.is_empty(), "-c"),
         ];
         match options.iter().find(|(given, _)| *given) {
@@ -131,6 +137,8 @@ pub struct Asked {
     pub seed: u64,
     /// The vCPUs go on while the log is disabled.
     pub running: bool,
+    /// After this there are no more rounds than are needed.
+    pub until: Option<Instant>,
     pub options: Options,
 }
 
@@ -150,6 +158,7 @@ impl Asked {
             random: false,
             seed: 1,
             running: false,
+            until: None,
             options,
         }
     }

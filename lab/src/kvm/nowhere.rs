@@ -44,6 +44,11 @@ pub fn host() -> Result<HostKind, Error> {
     Err(none())
 }
 
+/// Nothing.
+pub fn computer() -> Option<HostKind> {
+    None
+}
+
 /// Refuses.
 pub fn has_manual() -> Result<bool, Error> {
     Err(none())

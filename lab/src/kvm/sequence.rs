@@ -58,6 +58,7 @@ fn setup(asked: &Asked) -> Result<Setup, Error> {
             (None, true, true) => Protect::ManualAllSet,
         },
         ring: asked.options.ring,
+        nested: asked.options.nested,
         cpus: asked.options.cpus.clone(),
     };
     setup.check(&abilities(&open(&setup.device)?))?;
@@ -148,7 +149,7 @@ impl<'a> Run<'a> {
 
     /// Whether leaves may be split: what was not there is then mapped for a write as well, and logged, if it is read.
     fn splits(&self) -> bool {
-        self.asked.backing.source.bytes() > PAGE
+        self.asked.options.nested || self.asked.backing.source.bytes() > PAGE
     }
 
     /// All vCPUs do something, and are waited for. With it, what emptying full rings took.
