@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub enum Patience {
     /// So long in all, where nothing else is done.
     InAll(Duration),
-    /// So long for each line.
+    /// The same for each line.
     ForEachLine(Duration),
 }
 
@@ -55,24 +55,27 @@ pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)
             }
         });
     }
-    let started = Instant::now();
+    let mut started = Instant::now();
+    let mut before = Duration::ZERO;
     let mut lines = Vec::new();
     let ended = loop {
-        let wait = match patience {
-            Patience::InAll(limit) if is_late(limit, started.elapsed(), had(child.id())) => {
-                break false;
-            }
-            Patience::InAll(_) => LOOK,
-            Patience::ForEachLine(limit) => limit,
-        };
-        match (said.recv_timeout(wait), patience) {
-            (Ok(text), _) => {
+        let has = had(child.id());
+        let since = has.map(|has| has.saturating_sub(before));
+        let (Patience::InAll(limit) | Patience::ForEachLine(limit)) = patience;
+        if is_late(limit, started.elapsed(), since) {
+            break false;
+        }
+        match said.recv_timeout(LOOK.min(limit)) {
+            Ok(text) => {
                 line(&text);
                 lines.push(text);
+                if let Patience::ForEachLine(_) = patience {
+                    started = Instant::now();
+                    before = has.unwrap_or_default();
+                }
             }
-            (Err(RecvTimeoutError::Disconnected), _) => break true,
-            (Err(RecvTimeoutError::Timeout), Patience::InAll(_)) => {}
-            (Err(RecvTimeoutError::Timeout), Patience::ForEachLine(_)) => break false,
+            Err(RecvTimeoutError::Disconnected) => break true,
+            Err(RecvTimeoutError::Timeout) => {}
         }
     };
     if !ended {
@@ -136,7 +139,7 @@ mod tests {
         let said = shell(chatty, Patience::InAll(Duration::from_millis(100)));
         assert!(!said.ended && said.status.is_none() && !said.lines.is_empty());
         let silent = "for i in 1 2 3 4 5; do echo on; sleep 0.2; done; exec sleep 60";
-        let said = shell(silent, Patience::ForEachLine(Duration::from_secs(2)));
+        let said = shell(silent, Patience::ForEachLine(Duration::from_millis(300)));
         assert_eq!((said.lines.len(), said.ended), (5, false));
     }
 

@@ -437,11 +437,8 @@ fn standard_library(triple: &str) -> Result<()> {
     Ok(())
 }
 
-/// Builds the lab's program without optimisation, so that it needs nothing but a kernel of this kind of processor.
-///
-/// # Errors
-/// It cannot be built, or the target cannot be had.
-pub fn static_lab(architecture: &str) -> Result<PathBuf> {
+/// Cargo for programs without libraries, that run on any Linux: with the target's name.
+fn static_cargo(architecture: &str, words: &[&str]) -> Result<(Command, String)> {
     let triple = format!("{architecture}-unknown-linux-musl");
     standard_library(&triple)?;
     let linker = format!(
@@ -454,14 +451,61 @@ pub fn static_lab(architecture: &str) -> Result<PathBuf> {
         .env("CARGO_TARGET_DIR", target())
         .env(linker, "rust-lld")
         .env_remove("RUSTFLAGS");
-    cargo.args(["build", "--quiet", "--package", "tablewright-lab"]);
-    cargo.args(["--bin", "tablewright", "--target", &triple]);
-    for setting in ["profile.dev.debug=false", "profile.dev.strip=true"] {
-        cargo.args(["--config", setting]);
+    cargo.args(words).args(["--quiet", "--target", &triple]);
+    for profile in ["dev", "test"] {
+        for setting in ["debug=false", "strip=true"] {
+            cargo.args(["--config", &format!("profile.{profile}.{setting}")]);
+        }
     }
+    Ok((cargo, triple))
+}
+
+/// Builds the lab's program without optimisation, so that it needs nothing but a kernel of this kind of processor.
+///
+/// # Errors
+/// It cannot be built, or the target cannot be had.
+pub fn static_lab(architecture: &str) -> Result<PathBuf> {
+    let words = [
+        "build",
+        "--package",
+        "tablewright-lab",
+        "--bin",
+        "tablewright",
+    ];
+    let (mut cargo, triple) = static_cargo(architecture, &words)?;
     match cargo.status().about("cargo")?.success() {
         true => Ok(target().join(triple).join("debug").join("tablewright")),
         false => Err(Error::Failed(format!("no tablewright for {triple}"))),
+    }
+}
+
+/// Builds the tests of guests on KVM so that they run on any Linux: names and files.
+///
+/// # Errors
+/// They cannot be built.
+pub fn static_tests(architecture: &str) -> Result<Vec<(String, PathBuf)>> {
+    let words = [
+        "test",
+        "--package",
+        "tablewright-kvm",
+        "--test",
+        "*",
+        "--no-run",
+        "--message-format",
+        "json-render-diagnostics",
+    ];
+    let (mut cargo, triple) = static_cargo(architecture, &words)?;
+    let built = cargo.stderr(Stdio::inherit()).output().about("cargo")?;
+    let messages = String::from_utf8_lossy(&built.stdout);
+    let programs = messages.lines().filter_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let file = message["executable"].as_str()?;
+        Some((message["target"]["name"].as_str()?.to_owned(), file.into()))
+    });
+    let programs: Vec<_> = programs.collect();
+    match built.status.success() && !programs.is_empty() {
+        true => Ok(programs),
+        false => Err(Error::Failed(format!("no tests of guests for {triple}"))),
     }
 }
 

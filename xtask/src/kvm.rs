@@ -20,7 +20,7 @@ use crate::{About as _, Error, Result, initramfs, name_of, say};
 
 #[derive(Args)]
 pub struct KvmArgs {
-    /// A few runs instead of all
+    /// A few runs instead of all, and no tests
     #[arg(long)]
     short: bool,
     /// The computers to emulate [default: all]
@@ -37,13 +37,14 @@ enum Computer {
     Arm64,
 }
 
-/// The most for which one of them may say nothing: a run takes it a few seconds, a boot ten.
-const SILENCE: Duration = Duration::from_secs(90);
+/// The most for which one of them may say nothing, where nothing else is done: a run takes it a few seconds, a boot ten.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// What a computer may lack: what a run that needs it is recognised by, and what it is told.
 type Lack = (&'static str, &'static str);
 const RINGS: Lack = ("--ring", "no ring of dirty pages");
 const POOL: Lack = ("hugetlb", "huge pages");
+const NESTED: Lack = (" -n ", "guests of guests");
 
 /// One run of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,10 +75,26 @@ fn matrix() -> Vec<Run> {
         run("page-table-test", both);
     }
     // Not all pages, and in no order: the host has to draw what the guest draws.
-    runs.push(Run {
-        words: "dirty-log -w 60 -a -b 16M -v 2".into(),
-        short: true,
-    });
+    for (words, short) in [
+        ("dirty-log -w 60 -a -b 16M -v 2", true),
+        ("dirty-log -w 60 -a -g -x 2 -i 4 -b 16M -v 2", false),
+        ("dirty-log -w 60 -a --ring 1024 -b 16M -v 2", false),
+        ("dirty-log -w 60 -a -b 16M -v 2 -s anonymous_thp", false),
+    ] {
+        let words = words.into();
+        runs.push(Run { words, short });
+    }
+    // Guests of guests: KVM then has tables of its own for what are two stages to the guest.
+    for (words, short) in [
+        ("dirty-log -n -b 16M -v 2", true),
+        ("dirty-log -n -g -b 16M -v 2 -s anonymous_thp", false),
+        ("dirty-log -n --ring 1024 -b 16M -v 1", false),
+        ("write-protect -n -b 16M -v 1", false),
+        ("page-table-test -n -b 16M -v 2", false),
+    ] {
+        let words = words.into();
+        runs.push(Run { words, short });
+    }
     for pool in ["anonymous_hugetlb", "shared_hugetlb"] {
         runs.push(Run {
             words: format!("dirty-log -b 16M -v 2 -s {pool}"),
@@ -156,7 +173,8 @@ fn judge(run: &Run, outcome: &Outcome, lacks: &[Lack]) -> std::result::Result<St
         }
     };
     // Software paging maps what is read for writing as well, where it splits a huge page, and logs it.
-    let may_have_more = is_software && run.words.contains("thp") && !run.words.contains("dirty");
+    let reads = !run.words.contains("dirty") || run.words.contains("-w ");
+    let may_have_more = is_software && run.words.contains("thp") && reads;
     let (mut all, mut more) = (0, 0);
     for phase in phases {
         let (Some(harvested), Some(written)) = (phase.harvested, phase.written) else {
@@ -193,8 +211,8 @@ fn difference(this: &Outcome, other: &Outcome) -> Option<String> {
     }
 }
 
-/// What the emulated computer's first program does: each run, and what it said.
-fn script(modules: &[&str], runs: &[Run]) -> String {
+/// What the emulated computer's first program does: each command, and what it said.
+fn script(modules: &[&str], commands: impl Iterator<Item = String>) -> String {
     let mut script = String::from(
         "#!/bin/busybox sh\n/bin/busybox mkdir -p /dev /proc /sys /tmp\n/bin/busybox --install -s /bin\nexport PATH=/bin\n\
          mount -t devtmpfs dev /dev\nmount -t proc proc /proc\nmount -t sysfs sys /sys\nmount -t tmpfs tmp /tmp\n\
@@ -204,11 +222,10 @@ fn script(modules: &[&str], runs: &[Run]) -> String {
         // In a string: there is no error.
         let _ = writeln!(script, "insmod /bin/{module}");
     }
-    for (number, run) in runs.iter().enumerate() {
+    for (number, command) in commands.enumerate() {
         let _ = writeln!(
             script,
-            "tablewright {} --on kvm --rounds 1 --json > /tmp/said 2>&1\necho \"{BEGIN}{number} $?\"\ncat /tmp/said\necho \"{END}\"",
-            run.words
+            "{command} > /tmp/said 2>&1\necho \"{BEGIN}{number} $?\"\ncat /tmp/said\necho \"{END}\""
         );
     }
     script + "poweroff -f\n"
@@ -246,11 +263,11 @@ impl Computer {
         }
     }
 
-    /// KVM of Debian's kernel, 6.1, has rings on x86-64 alone.
+    /// KVM of Debian's kernel, 6.1, has rings on x86-64 alone, and so guests of guests.
     fn lacks(self) -> &'static [Lack] {
         match self {
             Self::Amd => &[],
-            Self::Arm64 => &[RINGS],
+            Self::Arm64 => &[RINGS, NESTED],
         }
     }
 
@@ -263,8 +280,13 @@ impl Computer {
         .err()
     }
 
-    /// Builds what it runs, boots it, and has what it came to.
-    fn run(self, program: &Path, runs: &[Run]) -> Result<Vec<Outcome>> {
+    /// Boots it with these programs, and has what each command said.
+    fn boot(
+        self,
+        programs: &[(&str, &Path)],
+        commands: &[String],
+        pace: Pace,
+    ) -> Result<Vec<(Option<i32>, String)>> {
         let (kernel, busybox, modules, console) = match self {
             Self::Amd => {
                 let (kernel, busybox, modules) = fetch::host_amd64()?;
@@ -278,14 +300,15 @@ impl Computer {
         let scratch = fetch::scratch()?;
         let initrd = scratch.join(format!("initrd-kvm-{}", name_of(&self)));
         let files: Vec<PathBuf> = modules.iter().map(|name| scratch.join(name)).collect();
-        let mut others = vec![("tablewright", program)];
+        let mut others = programs.to_vec();
         others.extend(
             modules
                 .iter()
                 .copied()
                 .zip(files.iter().map(PathBuf::as_path)),
         );
-        initramfs::make(&initrd, &busybox, &script(&modules, runs), &others)?;
+        let script = script(&modules, commands.iter().cloned());
+        initramfs::make(&initrd, &busybox, &script, &others)?;
         let mut qemu = match self {
             Self::Amd => Command::new(QEMU_X86),
             Self::Arm64 => Command::new(QEMU),
@@ -297,7 +320,11 @@ impl Computer {
                 qemu.args(["-cpu", "cortex-a76"])
             }
         };
-        qemu.args(["-accel", "tcg", "-smp", "2", "-m", "1G", "-nodefaults"])
+        match pace {
+            Pace::OfTheHost => qemu.args(["-smp", "2"]),
+            Pace::OfInstructions => qemu.args(["-smp", "1", "-icount", "shift=1,sleep=off"]),
+        };
+        qemu.args(["-accel", "tcg", "-m", "1G", "-nodefaults"])
             .args(["-display", "none", "-serial", "stdio", "-no-reboot"])
             .arg("-kernel")
             .arg(&kernel)
@@ -305,13 +332,13 @@ impl Computer {
             .arg(&initrd)
             .args(["-append", &format!("console={console} quiet panic=-1")]);
         let mut console = converse(&mut qemu, SILENCE)?;
-        if parse(&console).len() < runs.len() {
-            // Seen once in ten boots, on a busy computer and for no known reason. It is said, and not done again.
-            let at = runs.get(parse(&console).len());
+        if parse(&console).len() < commands.len() {
+            // Seen once in ten boots, when what others kept it waiting counted as silence. It is said, and not done again.
+            let at = commands.get(parse(&console).len());
             say!(
                 "{}: it stood still in {}, and is booted again",
                 name_of(&self),
-                at.map_or("its boot", |run| run.words.as_str())
+                at.map_or("its boot", String::as_str)
             );
             console = converse(&mut qemu, SILENCE)?;
         }
@@ -321,20 +348,67 @@ impl Computer {
             let last: Vec<_> = last.map(|line| format!("\n        | {line}")).collect();
             last.concat()
         };
-        let mut outcomes = Vec::new();
-        for (number, run) in runs.iter().enumerate() {
-            let found = ran.iter().find(|(which, ..)| *which == number);
-            let Some((_, status, said)) = found else {
+        let mut said = Vec::new();
+        for (number, command) in commands.iter().enumerate() {
+            let Some((_, status, text)) = ran.iter().find(|(which, ..)| *which == number) else {
                 return Err(Error::Failed(format!(
-                    "{}: it did not come to {}; its console says last:{}",
+                    "{}: it did not come to {command}; its console says last:{}",
                     name_of(&self),
-                    run.words,
                     shown()
                 )));
             };
-            outcomes.push(outcome(*status, said));
+            said.push((*status, text.clone()));
         }
-        Ok(outcomes)
+        Ok(said)
+    }
+
+    /// The runs of the program on it.
+    fn run(self, program: &Path, runs: &[Run]) -> Result<Vec<Outcome>> {
+        let command = |run: &Run| format!("tablewright {} --on kvm --rounds 1 --json", run.words);
+        let commands: Vec<_> = runs.iter().map(command).collect();
+        let said = self.boot(&[("tablewright", program)], &commands, Pace::OfTheHost)?;
+        let outcomes = said.iter().map(|(status, said)| outcome(*status, said));
+        Ok(outcomes.collect())
+    }
+
+    /// The tests of guests on it, each with the last that it said. They measure what a guest waits, so that the emulated computer's time
+    /// is that of its instructions: what keeps the emulator from a CPU is no stall there.
+    fn tests(self) -> Result<Vec<(String, std::result::Result<String, String>)>> {
+        let tests = fetch::static_tests(self.architecture())?;
+        let programs: Vec<_> = tests
+            .iter()
+            .map(|(name, file)| (name.as_str(), file.as_path()))
+            .collect();
+        let command =
+            |(name, _): &(String, PathBuf)| format!("{name} --test-threads 1 --nocapture");
+        let commands: Vec<_> = tests.iter().map(command).collect();
+        let said = self.boot(&programs, &commands, Pace::OfInstructions)?;
+        let names = tests.iter().map(|(name, _)| name.clone());
+        Ok(names
+            .zip(said.into_iter().map(|(status, said)| tested(status, &said)))
+            .collect())
+    }
+}
+
+/// What the time of an emulated computer goes by.
+#[derive(Clone, Copy)]
+enum Pace {
+    /// That of the computer at hand; two processors run at once.
+    OfTheHost,
+    /// The instructions that it executes.
+    OfInstructions,
+}
+
+/// What a test program came to: how many passed, or all that it said. Tests that were skipped for want of a KVM are none.
+fn tested(status: Option<i32>, said: &str) -> std::result::Result<String, String> {
+    let result = said
+        .lines()
+        .find_map(|line| line.strip_prefix("test result: ok. "));
+    match (status, result) {
+        (Some(0), Some(result)) if !said.contains("skipped:") => {
+            Ok(result.split(';').next().unwrap_or(result).to_owned())
+        }
+        _ => Err(said.trim().replace('\n', "\n        | ")),
     }
 }
 
@@ -399,17 +473,31 @@ pub fn run(args: &KvmArgs) -> Result<()> {
         let program = fetch::static_lab(std::env::consts::ARCH)?;
         let (outcomes, seconds) = timed(|| here(&program, &runs))?;
         // It may be of a time before rings, and its pool is usually empty.
-        let lacks: &[Lack] = &[RINGS, POOL];
+        let lacks: &[Lack] = &[RINGS, POOL, NESTED];
         all.push(("this computer".to_owned(), outcomes, lacks, seconds));
     } else {
         say!("skipped: this computer, because it has no /dev/kvm for this user");
     }
+    let mut tested = Vec::new();
     for (computer, _) in present {
         let program = fetch::static_lab(computer.architecture())?;
         let (outcomes, seconds) = timed(|| computer.run(&program, &runs))?;
         all.push((name_of(&computer), outcomes, computer.lacks(), seconds));
+        if !args.short {
+            tested.push((name_of(&computer), computer.tests()?));
+        }
     }
     let mut failed = 0;
+    let mut tell = |what: &str, verdict: std::result::Result<String, String>| {
+        let (word, said) = match verdict {
+            Ok(said) => ("ok    ", said),
+            Err(why) => {
+                failed += 1;
+                ("FAILED", why)
+            }
+        };
+        say!("{word}  {what:<54} {said}");
+    };
     for (name, outcomes, lacks, seconds) in &all {
         say!("{name}, {seconds:.1} s:");
         for (number, (run, outcome)) in runs.iter().zip(outcomes).enumerate() {
@@ -421,19 +509,20 @@ pub fn run(args: &KvmArgs) -> Result<()> {
                 });
                 differs.map_or(Ok(said), Err)
             });
-            let (word, said) = match verdict {
-                Ok(said) => ("ok    ", said),
-                Err(why) => {
-                    failed += 1;
-                    ("FAILED", why)
-                }
-            };
-            say!("{word}  {:<54} {said}", run.words);
+            tell(&run.words, verdict);
+        }
+    }
+    for (name, tests) in &tested {
+        say!("{name}, tests of guests, its time that of its instructions:");
+        for (test, verdict) in tests {
+            tell(test, verdict.clone());
         }
     }
     match failed {
         0 => Ok(()),
-        failed => Err(Error::Failed(format!("{failed} runs on KVM failed"))),
+        failed => Err(Error::Failed(format!(
+            "{failed} runs or tests on KVM failed"
+        ))),
     }
 }
 
@@ -467,7 +556,7 @@ mod tests {
     #[test]
     fn the_matrix_has_each_way_on_each_kind_of_memory_and_short_ones_of_each_experiment() {
         let runs = matrix();
-        assert_eq!(runs.len(), 23);
+        assert_eq!(runs.len(), 31);
         for experiment in ["dirty-log -b", "dirty-log -g", "--ring", "page-table-test"] {
             let mut short = runs.iter().filter(|run| run.short);
             assert!(
@@ -509,6 +598,17 @@ mod tests {
             let failed = outcome(status, said);
             assert!(judge(&ring, &failed, &[POOL, RINGS]).is_err(), "{failed:?}");
         }
+    }
+
+    #[test]
+    fn a_test_that_was_skipped_or_failed_is_none() {
+        let passed =
+            "\nrunning 1 test\ntest a ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored";
+        assert_eq!(tested(Some(0), passed).as_deref(), Ok("1 passed"));
+        assert!(tested(Some(101), passed).is_err());
+        assert!(tested(Some(0), "").is_err());
+        let skipped = format!("skipped: no /dev/kvm\n{passed}");
+        assert!(tested(Some(0), &skipped).is_err());
     }
 
     #[test]
