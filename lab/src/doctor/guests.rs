@@ -1,5 +1,7 @@
 //! What is measured of guests on the KVM of this computer.
 
+use std::time::{Duration, Instant};
+
 use crate::error::Error;
 use crate::fit::from_run::Measured;
 use crate::kvm::{self, Asked, HostKind, Options, PhaseRow};
@@ -8,7 +10,10 @@ use crate::page_table_test::input::Backing;
 /// Small enough for a minute, large enough to be steady.
 const BYTES: u64 = 128 << 20;
 const SMALL: u64 = 64 << 20;
-const ROUNDS: u32 = 5;
+pub const ROUNDS: u32 = 5;
+/// After so long there are no more rounds of one guest, on a computer on which others run: all of it takes less than a minute and a
+/// half.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What guests showed.
 pub struct Guests {
@@ -24,6 +29,15 @@ pub struct Guests {
     /// Nanoseconds of CPU time for a fault, with one vCPU and with two that fault on the same table.
     pub fault: [f64; 2],
     pub vcpus: u32,
+}
+
+impl Guests {
+    /// How often the guests ran that had the fewest rounds.
+    pub fn rounds(&self) -> usize {
+        let all = [&self.pages, &self.huge, &self.stalls];
+        let rows = all.into_iter().chain(&self.all_set).flatten();
+        rows.map(|row| row.cpu_samples.len()).min().unwrap_or(0)
+    }
 }
 
 /// A phase by its name.
@@ -51,6 +65,7 @@ pub fn measure(mut step: impl FnMut(&str)) -> Result<Guests, Error> {
     let manual = kvm::has_manual()?;
     let asked = |backing, bytes, vcpus| Asked {
         manual,
+        until: Some(Instant::now() + PATIENCE),
         ..Asked::new(backing, bytes, vcpus, options.clone())
     };
     let plain = asked(Backing::ANONYMOUS, BYTES, 1);

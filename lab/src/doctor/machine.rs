@@ -6,7 +6,8 @@ use super::native::Unmap;
 use crate::dirty_log::Case;
 use crate::dirty_log::simulate::{self as logs, How as Disable};
 use crate::error::Error;
-use crate::map_mem::machine::Threads;
+use crate::map_mem::machine::{self as linear, Threads};
+use crate::map_mem::steps::Step;
 use crate::page_table_test::input::{Backing, Mode};
 use crate::tlb_flush::How as Tell;
 use crate::tlb_flush::simulate::{self as flushes};
@@ -26,6 +27,43 @@ pub const MOST: u16 = 16;
 
 fn nanoseconds(time: Time) -> f64 {
     time.as_ps() as f64 / 1e3
+}
+
+/// Another system's, for what only a kernel can measure: to wait until an invalidation is complete.
+pub const KERNELS: &str = "ampere-altra-vm-64g";
+
+/// The linear map at boot in pages, as it was before the published changes and with all of them: a machine on which entries are written and
+/// published as fast as here.
+pub fn linear(size: Size, entry: f64, published: f64) -> Result<[f64; 2], Error> {
+    let mut profile = Profile::load(KERNELS)?;
+    profile.costs.entry = Time::ps((entry * 1e3) as u64);
+    profile.costs.publish = Time::ps(((published - entry).max(0.0) * 1e3) as u64);
+    // Each table is as the one before.
+    let some = size
+        .bytes
+        .clamp(64 << 20, 1 << 30)
+        .next_multiple_of(2 << 20);
+    let plan = linear::plan_of(&profile, some)?;
+    let steps = Step::published();
+    let ends = [steps.first(), steps.last()].into_iter().flatten();
+    let jobs: Vec<_> = ends
+        .map(|&step| linear::Job {
+            profile: profile.clone(),
+            step,
+            plan: plan.clone(),
+        })
+        .collect();
+    let ran = linear::software(Threads::default())(&jobs)?;
+    let mut times = ran
+        .iter()
+        .map(|ran| nanoseconds(ran.time) * size.bytes as f64 / some as f64);
+    let mut next = || times.next().unwrap_or_default();
+    Ok([next(), next()])
+}
+
+/// To wait until an invalidation is complete, on that system.
+pub fn completion() -> Result<f64, Error> {
+    Ok(nanoseconds(Profile::load(KERNELS)?.costs.complete))
 }
 
 /// What an unmap of a page takes, with an interrupt for each vCPU, with one hypercall, and by the engine.

@@ -17,6 +17,8 @@ const MAPPED: u64 = 8 << 30;
 /// How often one page is unmapped, and how long it is tried on a computer on which others run.
 const UNMAPS: usize = 4_000;
 const PATIENCE: Duration = Duration::from_secs(3);
+/// And until there are enough, where others have the CPUs nearly always.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
 /// What takes longer is not a flush: another program had the CPU. Nanoseconds.
 const NO_FLUSH: f64 = 1e6;
 /// Fewer samples say nothing.
@@ -28,6 +30,38 @@ pub fn linear_map() -> Result<f64, Error> {
     let (source, map) = map_mem::input::read(None, Size::of(MAPPED), format)?;
     let built = map_mem::build(&format!("{} of {source}", human(MAPPED)), &map, format)?;
     Ok(built.nanoseconds / built.entries.max(1) as f64)
+}
+
+/// So many entries are published one by one.
+const PUBLISHED: usize = 1 << 16;
+
+/// Nanoseconds to write an entry and have it published before the next one is written.
+pub fn published_entry() -> f64 {
+    let mut table = vec![0_u64; 512];
+    let mut samples = Samples::default();
+    for _ in 0..11 {
+        let begin = Instant::now();
+        for at in 0..PUBLISHED {
+            let entry = &mut table[at % 512];
+            // SAFETY: the entry is borrowed, and any number is a value of it.
+            unsafe { ptr::from_mut(entry).write_volatile(at as u64) };
+            barrier();
+        }
+        samples.push(begin.elapsed().as_nanos() as f64 / PUBLISHED as f64);
+    }
+    samples.median()
+}
+
+/// What makes stores visible to a table walker, which programs may execute as well.
+fn barrier() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier changes nothing.
+    unsafe {
+        std::arch::asm!("dsb ishst", "isb", options(nostack, preserves_flags));
+    }
+    // A walker of x86-64 sees stores in order: this is a store that waits for those before it, as one of arm64 does.
+    #[cfg(not(target_arch = "aarch64"))]
+    std::sync::atomic::fence(Ordering::SeqCst);
 }
 
 /// Nanoseconds to unmap a page that was touched.
@@ -79,7 +113,11 @@ pub fn unmap() -> Result<Unmap, Error> {
 fn once(holds: impl Fn() -> bool) -> Result<Option<f64>, Error> {
     let mut samples = Samples::default();
     let started = Instant::now();
-    while samples.len() < UNMAPS && started.elapsed() < PATIENCE {
+    while match samples.len() {
+        ..FEWEST => started.elapsed() < LAST_PATIENCE,
+        FEWEST..UNMAPS => started.elapsed() < PATIENCE,
+        _ => false,
+    } {
         // SAFETY: `mmap`: a new mapping, wherever the kernel likes it.
         let page = unsafe {
             libc::mmap(

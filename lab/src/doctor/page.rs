@@ -19,10 +19,13 @@ const COLUMNS: [&str; 5] = [
 pub fn of(report: &Report<Parameters, Row>) -> String {
     let parameters = &report.parameters;
     let host = parameters.host.as_ref().map(|host| host.line.as_str());
-    let host = host.or(parameters.no_guests.as_deref()).unwrap_or_default();
+    let host = match (host, &parameters.no_guests) {
+        (host, Some(why)) => format!("{} No guest could be run: {why}", host.unwrap_or_default()),
+        (host, None) => host.unwrap_or_default().to_owned(),
+    };
     let mut body = format!(
         "<p>{}</p>\n<p>Extrapolated to a guest of {} with {} vCPUs.</p>\n",
-        escaped(host),
+        escaped(&host),
         human(parameters.guest_bytes),
         parameters.vcpus,
     );

@@ -10,7 +10,7 @@ use super::{Arguments, page};
 use crate::error::Error;
 use crate::file::Target;
 use crate::fit::from_run::{self, Compared, Measured};
-use crate::kvm::HostKind;
+use crate::kvm::{self, HostKind};
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::size::human;
@@ -56,7 +56,12 @@ struct Answer<'a> {
 
 /// What was measured, and the machine that was made of it.
 struct Known {
+    /// What is known of the computer, whether or not it runs guests.
+    host: Option<HostKind>,
+    /// Of the engine, for a page.
     linear: f64,
+    /// Of an entry that is published before the next one.
+    published: f64,
     unmap: Unmap,
     guests: Result<Guests, Error>,
     fitted: Option<from_run::Found>,
@@ -70,6 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let mut progress = Progress::new(9);
     progress.step("the linear map");
     let linear = native::linear_map()?;
+    let published = native::published_entry();
     progress.step("unmapping");
     let unmap = native::unmap()?;
     let guests = guests::measure(|what| progress.step(what));
@@ -81,7 +87,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         Err(_) => None,
     };
     let known = Known {
+        host: kvm::computer(),
         linear,
+        published,
         unmap,
         guests,
         fitted,
@@ -95,14 +103,21 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     drop(progress);
     let mut warnings: Vec<String> = stats::build_warning().into_iter().collect();
     if let Ok(guests) = &known.guests {
-        warnings.extend(crate::kvm::summary::warnings(&guests.pages, &guests.host));
+        warnings.extend(kvm::summary::warnings(&guests.pages, &guests.host));
+        if guests.rounds() < guests::ROUNDS as usize {
+            warnings.push(format!(
+                "the computer is so busy that there were {} rounds of a guest, and not {}",
+                guests.rounds(),
+                guests::ROUNDS
+            ));
+        }
     }
     let report = Report {
         experiment: "doctor",
         parameters: Parameters {
             guest_bytes: size.bytes,
             vcpus: size.vcpus,
-            host: known.guests.as_ref().ok().map(|guests| guests.host.clone()),
+            host: known.host.clone(),
             no_guests: known.guests.as_ref().err().map(ToString::to_string),
         },
         rows,
@@ -125,7 +140,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 }
 
 fn rows(known: &Known, size: Size) -> Result<Vec<Row>, Error> {
-    let mut rows = vec![linear_row(known, size), flush_row(known, size)?];
+    let mut rows = vec![linear_row(known, size)?, flush_row(known, size)?];
     if let (Ok(guests), Some(fitted)) = (&known.guests, &known.fitted) {
         let [before, published, ours] = machine::stop(&fitted.profile, size)?;
         rows.push(fault_row(guests, size, ours.populate));
@@ -146,21 +161,47 @@ fn pages(size: Size) -> f64 {
     size.bytes as f64 / PAGE
 }
 
-fn linear_row(known: &Known, size: Size) -> Row {
-    Row {
+/// Which of these changes the kernel here has, each with the version from which on there is one.
+fn which(host: Option<&HostKind>, changes: &[(&str, (u32, u32))]) -> String {
+    let Some(host) = host else {
+        return "whether this kernel has it is not known".to_owned();
+    };
+    let (major, minor) = host.version;
+    let lacks: Vec<&str> = changes
+        .iter()
+        .filter(|(_, since)| host.version < *since)
+        .map(|(name, _)| *name)
+        .collect();
+    match (changes, lacks.as_slice()) {
+        (_, []) => format!(
+            "Linux {major}.{minor} here has {}",
+            if changes.len() > 1 { "all" } else { "it" }
+        ),
+        ([_], _) => format!("Linux {major}.{minor} here does not"),
+        (_, lacks) => format!("Linux {major}.{minor} here lacks {}", lacks.join(", ")),
+    }
+}
+
+fn linear_row(known: &Known, size: Size) -> Result<Row, Error> {
+    let [before, after] = machine::linear(size, known.linear, known.published)?;
+    Ok(Row {
         problem: "linear map at boot",
-        here: None,
-        for_each: "page",
-        there: None,
-        with_change: None,
+        here: Some(known.published),
+        for_each: "entry",
+        there: Some(before),
+        with_change: Some(after),
         tablewright: Some(known.linear * pages(size)),
         note: format!(
-            "The engine's own map of 8 GiB in pages, built and checked here: {} a page, multiplied. What a kernel does is not measured: it \
-             is over at boot. Published on arm64, 64 GiB: 2191 ms before and 61 ms after (Linux 6.10 has three of the four \
-             changes).",
-            report::time(known.linear)
+            "Here: an entry written, and a barrier. A kernel's map is over at boot and cannot be measured: it is the machine, in pages, with              what an entry and a barrier take here, and {} to wait for an invalidation, as in {}, because only a kernel can tell that; before              the published changes, and with all four (arm64: Linux 6.10 has three of them; {}). Tablewright: its own map of 8 GiB in pages,              built and checked here, {} a page, multiplied. Published, 64 GiB: 2191 ms before and 61 ms after.",
+            report::time(machine::completion()?),
+            machine::KERNELS,
+            match cfg!(target_arch = "aarch64") {
+                true => which(known.host.as_ref(), &[("them", (6, 10))]),
+                false => "x86-64 never had what they change".to_owned(),
+            },
+            report::time(known.linear),
         ),
-    }
+    })
 }
 
 fn flush_row(known: &Known, size: Size) -> Result<Row, Error> {
@@ -169,10 +210,18 @@ fn flush_row(known: &Known, size: Size) -> Result<Row, Error> {
         Some(remote) => format!(
             "munmap of a page: {} alone, {} while one other thread runs. For {} vCPUs: the machine with these two costs, all \
              vCPUs unmapping at once, one interrupt for each other vCPU; the change is one hypercall for all (Hyper-V: Linux \
-             4.14; KVM's own way: 4.16; INVLPGB: 6.15).",
+             4.14; KVM's own way: 4.16; INVLPGB: 6.15; {}).",
             report::time(known.unmap.alone),
             report::time(remote),
             size.vcpus,
+            which(
+                known.host.as_ref(),
+                &[
+                    ("Hyper-V's", (4, 14)),
+                    ("KVM's", (4, 16)),
+                    ("INVLPGB", (6, 15)),
+                ],
+            ),
         ),
         None => {
             "No other thread ran beside this one: there is one CPU, or others had it.".to_owned()
@@ -202,12 +251,13 @@ fn fault_row(guests: &Guests, size: Size, ours: f64) -> Row {
         note: format!(
             "Populating: CPU time of a fault with all that the host does. A logged write takes {} with one vCPU and {} with {} at once \
              (x {:.2}); all {} are taken to wait no more than these do, which flatters. The change is huge pages, measured here. \
-             Tablewright: the machine as this computer, huge pages. The published change of 2021 is arm64's (Linux 5.14).",
+             Tablewright: the machine as this computer, huge pages. The published change of 2021 is arm64's (Linux 5.14; {}).",
             report::time(guests.fault[0]),
             report::time(guests.fault[1]),
             guests.vcpus,
             scaling,
             size.vcpus,
+            which(Some(&guests.host), &[("it", (5, 14))]),
         ),
     }
 }
@@ -283,6 +333,8 @@ fn stop_rows(
     let stalled = phase(&guests.stalls, "disable");
     let longest = stalled.and_then(|row| row.stall_longest);
     let call = stalled.map_or(0.0, |row| row.wall);
+    // A call that was kept from its CPU does not take longer in a larger guest for that.
+    let ran = stalled.map_or(0.0, |row| row.cpu);
     let p999 = stalled.and_then(|row| row.stall_p999).unwrap_or(0.0);
     let stop = Row {
         problem: "dirty log stops",
@@ -307,20 +359,21 @@ fn stop_rows(
         here: longest,
         for_each: "64 MiB",
         there: longest.map(|longest| match longest > call / 2.0 {
-            // What is longer than the call is not of it.
-            true => longest.min(call) * size.bytes as f64 / (64 << 20) as f64,
+            // What is longer than the call ran is not of it.
+            true => longest.min(ran) * size.bytes as f64 / (64 << 20) as f64,
             false => longest,
         }),
         with_change: Some(published.stall),
         tablewright: Some(ours.stall),
         note: format!(
-            "What a vCPU waits by its own counter while the log of 64 MiB is disabled, the longest of all rounds; the call takes {}, \
-             and 99.9 % of accesses take at most {}. {} A busy computer adds its own stalls to it.",
+            "What a vCPU waits by its own counter while the log of 64 MiB is disabled, the longest of all rounds; the call takes {} \
+             ({} of CPU time), and 99.9 % of accesses take at most {}. {} A busy computer adds its own stalls to it.",
             report::time(call),
+            report::time(ran),
             report::time(p999),
             match longest.is_some_and(|longest| longest > call / 2.0) {
                 true =>
-                    "A stall as long as the call grows with the memory: as much of it as the call took is multiplied.",
+                    "A stall as long as the call grows with the memory: as much of it as the call ran is multiplied.",
                 false => "It is short beside the call: not multiplied.",
             }
         ),
@@ -330,14 +383,12 @@ fn stop_rows(
 
 fn text(report: &Report<Parameters, Row>, known: &Known) -> String {
     let parameters = &report.parameters;
-    let mut text = match (&parameters.host, &parameters.no_guests) {
-        (Some(host), _) => report::wrapped(&host.line, 78, "  "),
-        (None, Some(why)) => format!(
-            "{}\nNo guest could be run, so two problems are left.",
-            report::wrapped(why, 78, "  ")
-        ),
-        (None, None) => String::new(),
-    };
+    let line = parameters.host.as_ref().map(|host| host.line.as_str());
+    let mut text = report::wrapped(line.unwrap_or_default(), 78, "  ");
+    if let Some(why) = &parameters.no_guests {
+        let why = format!("No guest could be run, so that two problems are left: {why}");
+        text += &format!("\n{}", report::wrapped(&why, 78, "  "));
+    }
     let there = format!(
         "{},\n{}",
         human(parameters.guest_bytes),
@@ -394,4 +445,70 @@ fn costs(profile: &Profile) -> String {
         cell("an entry, read", costs.load),
     ];
     report::table(["", "cost"], 1, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_said_to_have_what_came_before_it() {
+        let mut host = kvm::computer().expect("Linux");
+        let two = [("one", (4, 14)), ("two", (6, 15))];
+        let mut said = |version, changes: &[_]| {
+            host.version = version;
+            which(Some(&host), changes)
+        };
+        assert_eq!(said((6, 15), &two), "Linux 6.15 here has all");
+        assert_eq!(said((6, 1), &two), "Linux 6.1 here lacks two");
+        assert_eq!(said((3, 2), &two), "Linux 3.2 here lacks one, two");
+        assert_eq!(said((5, 14), &[("it", (5, 14))]), "Linux 5.14 here has it");
+        assert_eq!(
+            said((5, 13), &[("it", (5, 14))]),
+            "Linux 5.13 here does not"
+        );
+        assert!(which(None, &two).contains("not known"));
+    }
+
+    #[test]
+    fn the_answer_fits_a_terminal() {
+        let row = |problem| Row {
+            problem,
+            here: Some(999e6),
+            for_each: "64 MiB",
+            there: Some(9.99e12),
+            with_change: Some(999e6),
+            tablewright: Some(999e3),
+            note: "what is measured, and what that is multiplied by ".repeat(9),
+        };
+        let known = Known {
+            host: None,
+            linear: 1.0,
+            published: 1.0,
+            unmap: Unmap {
+                alone: 1.0,
+                remote: None,
+            },
+            guests: Err(Error::Usage("none".to_owned())),
+            fitted: None,
+        };
+        let report = Report {
+            experiment: "doctor",
+            parameters: Parameters {
+                guest_bytes: 1000 << 40,
+                vcpus: 500,
+                host: kvm::computer(),
+                no_guests: Some("no reason, ".repeat(20)),
+            },
+            rows: vec![
+                row("each page's first write"),
+                row("longest stall meanwhile"),
+            ],
+            warnings: Vec::new(),
+        };
+        let text = text(&report, &known);
+        let longest = text.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(80), "{text}");
+        assert!(text.contains("2 longest stall meanwhile"), "{text}");
+    }
 }
