@@ -11,8 +11,9 @@ use arm_sysregs::el1::accessors::{
 };
 use arm_sysregs::el1::registers::{ElrEl1, EsrEl1, FarEl1, SpsrEl1};
 use arm_sysregs::el2::accessors::{read_esr_el2, read_far_el2, read_hpfar_el2};
+use arm_sysregs::el2::registers::EsrEl2;
 use tablewright::Ipa;
-use tablewright::guest::Fault;
+use tablewright::guest::Abort;
 use tablewright_hypervisor_common::snapshot;
 
 use crate::counters::Count;
@@ -31,14 +32,40 @@ struct Handlers;
 aarch64_rt::exception_handlers!(Handlers);
 
 /// Exception classes, DDI 0487 D24.2.39.
-mod class {
-    pub const WAIT: u64 = 0x01;
-    pub const HVC: u64 = 0x16;
-    pub const SMC: u64 = 0x17;
-    pub const REGISTER: u64 = 0x18;
-    pub const INSTRUCTION_ABORT: u64 = 0x20;
-    pub const DATA_ABORT: u64 = 0x24;
+pub mod class {
+    pub const WAIT: u8 = 0x01;
+    pub const HVC: u8 = 0x16;
+    pub const SMC: u8 = 0x17;
+    pub const REGISTER: u8 = 0x18;
+    pub const INSTRUCTION_ABORT: u8 = 0x20;
+    pub const DATA_ABORT: u8 = 0x24;
     pub const UNKNOWN: u64 = 0;
+}
+
+/// An access of one register to one place, as the ISS of a data abort describes it (DDI 0487 D24.2.39).
+pub struct Transfer {
+    /// The binary logarithm of its bytes.
+    pub size: u32,
+    pub register: u64,
+    pub is_write: bool,
+}
+
+impl Transfer {
+    /// `None` for what is no data abort, or no access of this kind.
+    pub fn new(esr: EsrEl2) -> Option<Self> {
+        let iss = esr.iss();
+        let is_described = esr.ec() == class::DATA_ABORT && iss >> 24 & 1 != 0;
+        is_described.then_some(Self {
+            size: iss >> 22 & 3,
+            register: u64::from(iss >> 16 & 0x1f),
+            is_write: iss >> 6 & 1 != 0,
+        })
+    }
+
+    /// The same of a word.
+    fn of_word(esr: EsrEl2) -> Option<Self> {
+        Self::new(esr).filter(|transfer| transfer.size == 2)
+    }
 }
 
 /// The registers that the startup code's handler does not save: x19 to x28.
@@ -100,14 +127,14 @@ impl ExceptionHandlers for Handlers {
 }
 
 extern "C" fn exit(mut state: RegisterStateRef<'_>, saved: &mut Saved) {
-    let esr = read_esr_el2().bits();
+    let esr = read_esr_el2();
     // SAFETY: what is changed is where the guest goes on, and what it finds in its registers.
     let state = unsafe { state.get_mut() };
     if guests::are_several() {
         let then = of_several(state, saved, esr);
         return schedule::go_on(state, saved, then);
     }
-    match esr >> 26 & 0x3f {
+    match esr.ec() {
         class::INSTRUCTION_ABORT | class::DATA_ABORT => abort(state, saved, esr),
         class::SMC => {
             // The preferred return address is that of the call.
@@ -115,7 +142,7 @@ extern "C" fn exit(mut state: RegisterStateRef<'_>, saved: &mut Saved) {
             state.registers[0] = firmware::call(&state.registers);
         }
         // It executes a frame that was taken away.
-        class::HVC if esr & 0xffff == POISONED => count(Count::Spoiled, 1),
+        class::HVC if u64::from(esr.iss() & 0xffff) == POISONED => count(Count::Spoiled, 1),
         class::HVC => state.registers[0] = firmware::NOT_SUPPORTED,
         class::REGISTER if identify(state, saved, esr) => step(state),
         // A register or an instruction of a feature that is not let through.
@@ -135,8 +162,8 @@ extern "C" fn interrupted(mut state: RegisterStateRef<'_>, saved: &mut Saved) {
 }
 
 /// What brings one of several guests here, and what becomes of its vCPU.
-fn of_several(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> Then {
-    match esr >> 26 & 0x3f {
+fn of_several(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2) -> Then {
+    match esr.ec() {
         class::INSTRUCTION_ABORT | class::DATA_ABORT => abort(state, saved, esr),
         class::SMC => {
             step(state);
@@ -147,12 +174,12 @@ fn of_several(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> Then {
         class::WAIT => {
             step(state);
             // ISS: WFI and not WFE, without a time.
-            return match esr & 3 {
+            return match esr.iss() & 3 {
                 0 => Then::Wait,
                 _ => Then::Yield,
             };
         }
-        class::HVC if esr & 0xffff == POISONED => count(Count::Spoiled, 1),
+        class::HVC if u64::from(esr.iss() & 0xffff) == POISONED => count(Count::Spoiled, 1),
         class::HVC => state.registers[0] = firmware::NOT_SUPPORTED,
         class::REGISTER if identify(state, saved, esr) => step(state),
         class::REGISTER if devices::register(state, saved, esr) => {}
@@ -169,8 +196,8 @@ pub fn step(state: &mut RegisterState) {
 }
 
 /// Answers a read of an identification register. Whether it was one.
-fn identify(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> bool {
-    let field = |first: u32, bits: u32| esr >> first & ((1 << bits) - 1);
+fn identify(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2) -> bool {
+    let field = |first: u32, bits: u32| u64::from(esr.iss()) >> first & ((1 << bits) - 1);
     // ISS of a trapped register (D24.2.40): op0, op1, CRn, and that it is read.
     let (crm, op2) = (field(1, 4), field(17, 3));
     if (field(20, 2), field(14, 3), field(10, 4), field(0, 1)) != (3, 0, 0, 1)
@@ -185,20 +212,19 @@ fn identify(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> bool {
 
 // ---- Aborts ----
 
-fn abort(state: &mut RegisterState, saved: &mut Saved, esr: u64) {
+fn abort(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2) {
     let far = read_far_el2().bits();
-    let (status, in_walk) = (esr & 0x3f, esr >> 7 & 1 != 0);
-    // For a permission fault outside of a walk HPFAR_EL2 says nothing (D24.2.61): the address is asked for.
-    let is_permission = (0b00_1100..=0b00_1111).contains(&status);
-    let hpfar = match is_permission && !in_walk {
-        true => match translate(far) {
+    let abort = Abort::new(esr.bits());
+    let in_walk = abort.is_some_and(|abort| abort.in_walk);
+    let hpfar = match abort.is_none_or(|abort| abort.is_page_known()) {
+        true => read_hpfar_el2().bits(),
+        false => match translate(far) {
             Some(at) => at >> 8,
             // Stage 1 is not what it was any more: the guest tries again.
             None => return,
         },
-        false => read_hpfar_el2().bits(),
     };
-    let next = match Fault::arm64(esr, hpfar, far) {
+    let next = match abort.map(|abort| abort.fault(hpfar, far)) {
         Some(fault)
             if !in_walk
                 && guests::are_several()
@@ -217,39 +243,33 @@ fn abort(state: &mut RegisterState, saved: &mut Saved, esr: u64) {
     if next != Next::Resume {
         count(Count::Injected, 1);
         // A synchronous external abort: there is nothing at this address. In a walk, at its level.
+        let bits = esr.bits();
         let status = if in_walk {
-            0b01_0100 | esr & 3
+            0b01_0100 | bits & 3
         } else {
             0b01_0000
         };
-        let kind = esr
-            & (1 << 6 | 1 << 8)
-            & if esr >> 26 & 0x3f == class::DATA_ABORT {
-                !0
-            } else {
-                0
-            };
+        let kind = match esr.ec() {
+            class::DATA_ABORT => bits & (1 << 6 | 1 << 8),
+            _ => 0,
+        };
         raise(
             state,
-            esr & (0x3f << 26 | 1 << 25) | kind | status,
+            bits & (0x3f << 26 | 1 << 25) | kind | status,
             Some(far),
         );
     }
 }
 
 /// An access of the guest's to the [bell](BELL): of a word, or there is nothing.
-fn bell(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> Next {
-    // ISS of a data abort (D24.2.39): valid, a word.
-    let (valid, size, is_write) = (esr >> 24 & 1 != 0, esr >> 22 & 3, esr >> 6 & 1 != 0);
-    if esr >> 26 & 0x3f != class::DATA_ABORT || !valid || size != 2 {
-        return Next::Inject;
-    }
-    match is_write {
-        true => snapshot::ring(),
-        false => set(
+fn bell(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2) -> Next {
+    match Transfer::of_word(esr) {
+        None => return Next::Inject,
+        Some(Transfer { is_write: true, .. }) => snapshot::ring(),
+        Some(Transfer { register, .. }) => set(
             state,
             saved,
-            esr >> 16 & 0x1f,
+            register,
             snapshot::is_over::<Machine>().into(),
         ),
     }
@@ -282,13 +302,11 @@ pub fn set(state: &mut RegisterState, saved: &mut Saved, register: u64, value: u
 
 /// A write to a control register of a redistributor, by the guest. Those that say where in memory it keeps its tables are
 /// ignored, and so is the bit that makes it use them (GICv3 specification, IHI 0069, 12.11).
-fn emulate(state: &mut RegisterState, saved: &Saved, esr: u64, at: Ipa) -> Next {
+fn emulate(state: &mut RegisterState, saved: &Saved, esr: EsrEl2, at: Ipa) -> Next {
     const ENABLE_LPIS: u32 = 1;
-    // ISS of a data abort (D24.2.39): valid, a word, of this register.
-    let (valid, size, register) = (esr >> 24 & 1 != 0, esr >> 22 & 3, esr >> 16 & 0x1f);
-    if !valid || size != 2 {
+    let Some(Transfer { register, .. }) = Transfer::of_word(esr) else {
         return Next::Inject;
-    }
+    };
     let value = get(state, saved, register) as u32;
     count(Count::Emulated, 1);
     let value = match at.get() & 0xffff {

@@ -32,7 +32,7 @@ use tablewright::shared::{CacheMaintenance, Epochs, GracePeriod, SharedPlatform,
 use tablewright::shootdown::Identity;
 use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Regime, Tlbi};
 use tablewright::{
-    Barrier, Caps, Entry, Format, Invalidation, Level, Pa, Platform, Span, Stale, TableLink, What,
+    Barrier, Caps, Entry, Format, Invalidation, Level, Pa, Platform, Span, TableLink, What,
 };
 use tablewright_hypervisor_common::{Event, Host};
 
@@ -225,7 +225,7 @@ impl Machine {
 }
 
 /// Of all that was combined with stage 1.
-const COMBINED: Tlbi = Tlbi {
+pub const COMBINED: Tlbi = Tlbi {
     op: Op::Vmalle1,
     operand: 0,
 };
@@ -245,6 +245,19 @@ fn regime(flush: &Invalidation<'_>) -> Regime {
         OWN => Regime::El2,
         VMID => Regime::Stage2,
         _ => Regime::El1,
+    }
+}
+
+/// Writes the instructions of a flush, for this machine.
+fn encoder(flush: &Invalidation<'_>) -> Encoder {
+    Encoder {
+        regime: regime(flush),
+        page_shift: match regime(flush) {
+            Regime::Stage2 => <crate::vm::Stage2 as Format>::PAGE_SHIFT,
+            _ => 12,
+        },
+        ranges: Ids::read().has_ranges(),
+        wide: false,
     }
 }
 
@@ -347,15 +360,7 @@ unsafe impl Platform for Machine {
             What::Everything => count(Count::Flushes, 1),
             What::Ranges(ranges) => count(Count::Ranges, ranges.len() as u64),
         }
-        let encoder = Encoder {
-            regime: regime(flush),
-            page_shift: match regime(flush) {
-                Regime::Stage2 => <crate::vm::Stage2 as Format>::PAGE_SHIFT,
-                _ => 12,
-            },
-            ranges: Ids::read().has_ranges(),
-            wide: false,
-        };
+        let encoder = encoder(flush);
         identifiers::under(flush, || match is_any_planted() {
             true => tell_wrong(&encoder, flush),
             false => encoder.encode(flush, |one| tell(one, Domain::Inner)),
@@ -420,12 +425,9 @@ unsafe impl SharedPlatform for Machine {
     }
 
     fn invalidate_here(&self, flush: &Invalidation<'_>) {
-        identifiers::under(flush, || match flush.what {
-            What::Ranges(&[Stale { first, last, .. }]) if last - first < PAGE => {
-                report(Report::Operand, first >> 12);
-                instruct!("tlbi ipas2e1, {}", "dsb nsh", "tlbi vmalle1"; first >> 12);
-            }
-            _ => instruct!("tlbi vmalls12e1"),
+        let encoder = encoder(flush);
+        identifiers::under(flush, || {
+            encoder.encode(flush, |one| tell(one, Domain::Local));
         });
         instruct!("dsb nsh", "isb");
     }

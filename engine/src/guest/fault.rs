@@ -77,45 +77,9 @@ impl Fault {
     /// An exception taken to EL2, from `ESR_EL2`, `HPFAR_EL2` and `FAR_EL2`. `None` for what is no abort from a lower
     /// exception level, or one that has nothing to do with translation.
     ///
-    /// DDI 0487 D24.2.39 (`ESR_EL2`, instruction and data aborts), D24.2.61 (`HPFAR_EL2`). The offset in the page is that
-    /// of the virtual address, which for a fault in a walk of stage 1 says nothing: then it is 0. Such a walk reads a
-    /// descriptor; if it may not do that, although it can, it wanted to set a flag.
-    ///
-    /// `HPFAR_EL2` need not hold the address after a permission fault that is not of such a walk. Where the processor does
-    /// not promise it, the caller translates `FAR_EL2` first (`AT S1E1R`), and gives the page of `PAR_EL1` in that form.
+    /// Where [`Abort::is_page_known`] says no, `hpfar` is the page that the caller has found, in the form of the register.
     pub fn arm64(esr: u64, hpfar: u64, far: u64) -> Option<Self> {
-        const INSTRUCTION_ABORT: u64 = 0x20;
-        const DATA_ABORT: u64 = 0x24;
-        let class = esr >> 26 & 0x3f;
-        if class != INSTRUCTION_ABORT && class != DATA_ABORT {
-            return None;
-        }
-        // Levels of the architecture count down to 3, where pages are.
-        let (cause, level) = match esr & 0x3f {
-            0b10_1011 => (Cause::Translation, -1),
-            status @ 0b00_0100..=0b00_0111 => (Cause::Translation, status as i8 & 3),
-            status @ 0b00_1000..=0b00_1011 => (Cause::AccessFlag, status as i8 & 3),
-            status @ 0b00_1100..=0b00_1111 => (Cause::Permission, status as i8 & 3),
-            _ => return None,
-        };
-        let (in_walk, writes, maintains) =
-            (esr >> 7 & 1 != 0, esr >> 6 & 1 != 0, esr >> 8 & 1 != 0);
-        let access = match () {
-            () if in_walk && cause == Cause::Permission => Access::Write,
-            () if in_walk => Access::Read,
-            () if class == INSTRUCTION_ABORT => Access::Execute,
-            // Cache maintenance says that it writes, and asks for no more than a read.
-            () if writes && !maintains => Access::Write,
-            () => Access::Read,
-        };
-        let page = (hpfar & 0x0000_0fff_ffff_fff0) << 8;
-        let offset = if in_walk { 0 } else { far & 0xfff };
-        Some(Self {
-            at: Ipa::new(page | offset),
-            access,
-            cause,
-            level: Some(Level::new((3 - level) as u8)),
-        })
+        Some(Abort::new(esr)?.fault(hpfar, far))
     }
 
     /// An EPT violation, from its exit qualification and the guest-physical address (SDM vol. 3C, table 29-7).
@@ -163,5 +127,84 @@ impl Fault {
             },
             level: None,
         })
+    }
+}
+
+/// An abort of arm64 from a lower exception level that has to do with translation: what `ESR_EL2` says of it (DDI 0487 D24.2.39,
+/// instruction and data aborts).
+///
+/// ```
+/// use tablewright::guest::{Abort, Access, Cause};
+/// // A data abort, a write, permission fault at level 3: where, HPFAR_EL2 need not say.
+/// let abort = Abort::new(0x24 << 26 | 1 << 6 | 0b001111).unwrap();
+/// assert_eq!((abort.access, abort.cause), (Access::Write, Cause::Permission));
+/// assert!(!abort.in_walk && !abort.is_page_known());
+/// assert_eq!(Abort::new(0x16 << 26), None); // HVC
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abort {
+    /// What the guest wanted. A walk of its stage 1 reads a descriptor; if it may not do that, although it can, it wanted to set a
+    /// flag.
+    pub access: Access,
+    /// Why it could not.
+    pub cause: Cause,
+    /// Where the walk of stage 2 ended.
+    pub level: Level,
+    /// It was a walk of the guest's stage 1.
+    pub in_walk: bool,
+}
+
+impl Abort {
+    /// From `ESR_EL2`. `None` for what is no abort from a lower exception level, or one that has nothing to do with translation.
+    pub fn new(esr: u64) -> Option<Self> {
+        const INSTRUCTION_ABORT: u64 = 0x20;
+        const DATA_ABORT: u64 = 0x24;
+        let class = esr >> 26 & 0x3f;
+        if class != INSTRUCTION_ABORT && class != DATA_ABORT {
+            return None;
+        }
+        // Levels of the architecture count down to 3, where pages are.
+        let (cause, level) = match esr & 0x3f {
+            0b10_1011 => (Cause::Translation, -1),
+            status @ 0b00_0100..=0b00_0111 => (Cause::Translation, status as i8 & 3),
+            status @ 0b00_1000..=0b00_1011 => (Cause::AccessFlag, status as i8 & 3),
+            status @ 0b00_1100..=0b00_1111 => (Cause::Permission, status as i8 & 3),
+            _ => return None,
+        };
+        let (in_walk, writes, maintains) =
+            (esr >> 7 & 1 != 0, esr >> 6 & 1 != 0, esr >> 8 & 1 != 0);
+        let access = match () {
+            () if in_walk && cause == Cause::Permission => Access::Write,
+            () if in_walk => Access::Read,
+            () if class == INSTRUCTION_ABORT => Access::Execute,
+            // Cache maintenance says that it writes, and asks for no more than a read.
+            () if writes && !maintains => Access::Write,
+            () => Access::Read,
+        };
+        Some(Self {
+            access,
+            cause,
+            level: Level::new((3 - level) as u8),
+            in_walk,
+        })
+    }
+
+    /// Whether `HPFAR_EL2` holds the page: on every processor but after a permission fault that is not of such a walk. Then the
+    /// caller translates `FAR_EL2` first (`AT S1E1R`), and takes the page from `PAR_EL1`, in the form of `HPFAR_EL2`.
+    pub fn is_page_known(&self) -> bool {
+        self.in_walk || self.cause != Cause::Permission
+    }
+
+    /// The fault, from `HPFAR_EL2` and `FAR_EL2` (DDI 0487 D24.2.61). The offset in the page is that of the virtual address, which for a
+    /// fault in a walk of stage 1 says nothing: then it is 0.
+    pub const fn fault(self, hpfar: u64, far: u64) -> Fault {
+        let page = (hpfar & 0x0000_0fff_ffff_fff0) << 8;
+        let offset = if self.in_walk { 0 } else { far & 0xfff };
+        Fault {
+            at: Ipa::new(page | offset),
+            access: self.access,
+            cause: self.cause,
+            level: Some(self.level),
+        }
     }
 }

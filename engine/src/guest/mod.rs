@@ -45,7 +45,7 @@ mod log;
 mod slots;
 mod zap;
 
-pub use fault::{Access, Cause, Fault};
+pub use fault::{Abort, Access, Cause, Fault};
 pub use log::{Harvest, HarvestError};
 pub use slots::{Log, Slot, SlotCell, SlotError};
 pub use zap::{Pass, Zap};

@@ -3,12 +3,13 @@
 
 use aarch64_rt::RegisterState;
 use arm_psci::{ErrorCode, Function};
+use arm_sysregs::el2::registers::EsrEl2;
 
 use super::schedule::{self, Then};
 use super::vcpu::State;
 use super::{crowd, gic};
 use crate::counters::Count;
-use crate::exits::{BELL, Saved, get, set, step};
+use crate::exits::{BELL, Saved, Transfer, get, set, step};
 use crate::firmware::{self, error};
 use crate::machine::count;
 use crate::world;
@@ -68,18 +69,19 @@ fn uart(offset: u64) -> u64 {
 }
 
 /// An access of a guest's to what is not memory. Whether there is something: the guest goes on behind it then.
-pub fn access(state: &mut RegisterState, saved: &mut Saved, esr: u64, at: u64) -> bool {
+pub fn access(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2, at: u64) -> bool {
     let Some(vcpu) = schedule::current() else {
         return false;
     };
     let (crowd, guest) = (crowd(), vcpu.guest);
-    // ISS of a data abort (D24.2.39): valid, so many bytes, of this register.
-    let (valid, size, register) = (esr >> 24 & 1 != 0, esr >> 22 & 3, esr >> 16 & 0x1f);
-    if esr >> 26 & 0x3f != 0x24 || !valid {
+    let Some(transfer) = Transfer::new(esr) else {
         return false;
-    }
+    };
+    let Transfer { size, register, .. } = transfer;
     let mask = u64::MAX >> (64 - (8 << size));
-    let write = (esr >> 6 & 1 != 0).then(|| get(state, saved, register) & mask);
+    let write = transfer
+        .is_write
+        .then(|| get(state, saved, register) & mask);
     let offset = |from: u64, size: u64| at.checked_sub(from).filter(|&offset| offset < size);
     let found = if let Some(offset) = offset(UART, 4096) {
         if let (0, Some(byte)) = (offset, write) {
@@ -105,8 +107,8 @@ pub fn access(state: &mut RegisterState, saved: &mut Saved, esr: u64, at: u64) -
 }
 
 /// A trapped system register. Whether there is something.
-pub fn register(state: &mut RegisterState, saved: &mut Saved, esr: u64) -> bool {
-    let field = |first: u32, bits: u32| esr >> first & ((1 << bits) - 1);
+pub fn register(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2) -> bool {
+    let field = |first: u32, bits: u32| u64::from(esr.iss()) >> first & ((1 << bits) - 1);
     let (op0, op1, crn, crm, op2) = (
         field(20, 2),
         field(14, 3),

@@ -15,6 +15,8 @@ use aarch64_rt::RegisterState;
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntvct_el0};
 use arm_sysregs::el2::accessors::{write_elr_el2, write_spsr_el2};
 use arm_sysregs::el2::registers::{ElrEl2, SpsrEl2};
+use tablewright::arch::arm64::{Domain, execute};
+use tablewright::shootdown::arm64::Instruction;
 
 use super::vcpu::{NOWHERE, State, Vcpu};
 use super::{Crowd, crowd, gic};
@@ -22,7 +24,7 @@ use crate::counters::Count;
 use crate::cpu;
 use crate::exits::Saved;
 use crate::identifiers;
-use crate::machine::count;
+use crate::machine::{COMBINED, count};
 
 /// The vCPU that each processor runs; [`NOWHERE`] for none.
 static CURRENT: [AtomicUsize; cpu::MOST] = [const { AtomicUsize::new(NOWHERE) }; cpu::MOST];
@@ -106,15 +108,11 @@ fn load(crowd: &'static Crowd) -> &'static Vcpu {
     identifiers::enter(vcpu.guest);
     let before = BEFORE[here].swap(number, Ordering::Relaxed);
     if before != number {
-        // SAFETY: what stage 1 has remembered is found again.
-        unsafe {
-            asm!(
-                "tlbi vmalle1",
-                "dsb nsh",
-                "isb",
-                options(nostack, preserves_flags)
-            )
-        };
+        // What stage 1 of another vCPU has left.
+        execute(Instruction::Tlbi(COMBINED), Domain::Local);
+        execute(Instruction::Dsb, Domain::Local);
+        // SAFETY: what was fetched ahead is fetched again.
+        unsafe { asm!("isb", options(nostack, preserves_flags)) };
     }
     gic::set_slice(slice());
     vcpu
