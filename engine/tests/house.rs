@@ -224,6 +224,7 @@ fn no_file_is_too_long() {
         "machine",
         "machine/workloads",
         "kvm",
+        "recorder",
         "lab",
         "hypervisor",
         "hypervisor/common",

@@ -11,7 +11,7 @@ use crate::format::FormatError;
 use crate::iomem::IomemError;
 use crate::plan::PlanError;
 use crate::published::TableError;
-use crate::record::recording::RecordingError;
+use tablewright_recorder::recording::RecordingError;
 
 /// Why the program gives no result.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::recording::{Run, join};
+use crate::recording::{Run, join};
 
 /// Pages of a block.
 const BLOCK: u64 = 512;

@@ -5,12 +5,12 @@
 
 use std::io;
 
-use super::layout::Mapping;
-use super::process::{Process, ProcessError};
-use super::recording::Run;
-use super::scan::{self, Scan};
-use super::soft_dirty::{self, SoftDirty};
-use super::tracee::TraceError;
+use crate::layout::Mapping;
+use crate::process::{Process, ProcessError};
+use crate::recording::Run;
+use crate::scan::{self, Scan};
+use crate::soft_dirty::{self, SoftDirty};
+use crate::tracee::TraceError;
 
 /// The methods, the best one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,13 +6,14 @@
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::fd::RawFd;
+use std::process::Child;
 
 use libc::pid_t;
 use procfs::ProcError;
 
-use super::layout::Mapping;
-use super::recording::Run;
-use super::sys::{Pidfd, page_size};
+use crate::layout::Mapping;
+use crate::recording::Run;
+use crate::sys::{Pidfd, page_size};
 
 /// A process and its address space.
 pub struct Process {
@@ -80,6 +81,22 @@ impl From<io::Error> for ProcessError {
 }
 
 impl Process {
+    /// That of a command which was just started: it takes a while until it has its memory.
+    ///
+    /// # Errors
+    /// As [`open`](Process::open); it may have ended.
+    pub fn of_command(command: &mut Child) -> Result<Self, ProcessError> {
+        loop {
+            match Self::open(command.id().cast_signed()) {
+                Err(ProcessError::NoMemory | ProcessError::None) => match command.try_wait() {
+                    Ok(None) => std::thread::yield_now(),
+                    _ => return Err(ProcessError::NoMemory),
+                },
+                result => return result,
+            }
+        }
+    }
+
     /// The process that has this number now, if it can be recorded.
     pub fn open(pid: pid_t) -> Result<Self, ProcessError> {
         let pidfd = Pidfd::open(pid).map_err(|error| match error.raw_os_error() {

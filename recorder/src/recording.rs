@@ -31,12 +31,8 @@
 //! intervals. It reserves no memory on the word of the file, so a damaged one costs as much as it is long.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use serde::Serialize;
-
-use crate::error::Error;
-use crate::file;
 
 const MAGIC: &[u8; 8] = b"TWRECORD";
 const VERSION: u8 = 1;
@@ -215,7 +211,7 @@ impl Writer {
     }
 
     /// Bytes so far.
-    pub fn len(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.bytes.len() as u64
     }
 
@@ -285,35 +281,61 @@ pub struct RecordingError {
 
 /// What is wrong with a recording.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Problem {
+    /// It is another file.
     #[error("not a recording: it does not begin with 'TWRECORD'")]
     Foreign,
+    /// Its version, which is not known.
     #[error("version {0} of the format; this program knows {VERSION}")]
     Version(u8),
+    /// It ends in the middle of this.
     #[error("the file ends in the middle of {0}: it was cut off")]
     Truncated(&'static str),
+    /// This does not fit a number.
     #[error("{0} of more than 64 bits")]
     TooLarge(&'static str),
+    /// This is not UTF-8.
     #[error("{0} that is not UTF-8")]
     NotText(&'static str),
+    /// No pages are of so many bytes.
     #[error("a page size of {0} bytes")]
     PageSize(u64),
+    /// No record is of this kind.
     #[error("a record of an unknown kind, {0:#04x}")]
     Kind(u8),
+    /// A part of so many pages, which overlaps another or is too large.
     #[error("a part of the address space of {0} pages that overlaps another or is too large")]
     Region(u64),
+    /// A run that is empty, or touches the one before.
     #[error("a run that is empty, or touches the one before")]
     Run,
+    /// A run ends behind the pages that were handed out.
     #[error("a run up to page {end}, where there are {pages} pages")]
-    Beyond { end: u64, pages: u64 },
+    Beyond {
+        /// Where it ends.
+        end: u64,
+        /// How many there are.
+        pages: u64,
+    },
+    /// What was there comes after an interval.
     #[error("pages that were there at the start, after the start")]
     Late,
+    /// The times come to more than a number holds.
     #[error("intervals that last longer than 64 bits of nanoseconds")]
     Time,
+    /// The totals are not those of so many intervals before.
     #[error("the totals are not those of the {0} intervals before")]
     Totals(u64),
+    /// The bytes are not those that were written.
     #[error("the checksum is {found:#010x} and should be {expected:#010x}: the file was changed")]
-    Checksum { expected: u32, found: u32 },
+    Checksum {
+        /// What the file says.
+        expected: u32,
+        /// What it is.
+        found: u32,
+    },
+    /// So many bytes follow the end.
     #[error("{0} bytes behind the end of the recording")]
     Trailing(usize),
 }
@@ -332,15 +354,6 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Reads a file.
-    pub fn open(path: &Path) -> Result<Self, Error> {
-        let bytes = file::read_up_to(path, LONGEST, "recording")?;
-        Self::parse(bytes).map_err(|error| Error::Recording {
-            path: path.to_owned(),
-            error,
-        })
-    }
-
     /// Reads what is in a file.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, RecordingError> {
         let mut cursor = Cursor {
@@ -717,7 +730,7 @@ mod tests {
 
     #[test]
     fn records_that_make_no_sense_say_where() {
-        let start = Writer::new(&header()).len() as usize;
+        let start = Writer::new(&header()).size() as usize;
         let finish = |writer: Writer| refused(&writer.finish(&Summary::default()));
 
         let mut writer = Writer::new(&header());

@@ -19,12 +19,12 @@ use std::io;
 
 use std::time::{Duration, Instant};
 
-use super::layout::{Mapping, mapping_of};
-use super::method::{Harvest, WatchError};
-use super::process::Process;
-use super::recording::{Run, join, pages};
-use super::sys::{self, Filter, Found, Trial, Userfault};
-use super::tracee::{TraceError, Tracee, gate};
+use crate::layout::{Mapping, mapping_of};
+use crate::method::{Harvest, WatchError};
+use crate::process::Process;
+use crate::recording::{Run, join, pages};
+use crate::sys::{self, Filter, Found, Trial, Userfault};
+use crate::tracee::{TraceError, Tracee, gate};
 
 /// What this cannot see.
 pub const BLIND: [&str; 5] = [
@@ -122,7 +122,7 @@ impl Scan {
         let status = process
             .files()
             .status()
-            .map_err(super::process::ProcessError::from)?;
+            .map_err(crate::process::ProcessError::from)?;
         let filtered = status.seccomp.unwrap_or(0) != 0;
         let mut tracee = match Tracee::stop(thread, filtered) {
             Err(TraceError::Kernel { .. }) if filtered => {

@@ -1,23 +1,13 @@
 //! A recording from its first page to its file.
 
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-
-use super::layout::Layout;
-use super::method::{Harvest, Method, WatchError, Watcher};
-use super::process::{Process, ProcessError};
-use super::recording::{Cost, Header, LONGEST, Recording, Summary, Writer};
-use super::sys::page_size;
-use super::{Arguments, Choice, show};
-use crate::error::Error;
-use crate::file::Target;
-use crate::progress::Progress;
-use crate::report::{counted, time};
-use crate::size::human;
+use crate::layout::Layout;
+use crate::method::{Harvest, Method, WatchError, Watcher};
+use crate::process::{Process, ProcessError};
+use crate::recording::{Cost, Header, LONGEST, Summary, Writer};
+use crate::sys::page_size;
 
 /// What changes seldom is looked up no more often.
 const LOOK: Duration = Duration::from_secs(1);
@@ -26,107 +16,30 @@ const SLICE: Duration = Duration::from_millis(200);
 /// An address space that is gone belongs to a process that ends, or that is another program in a moment.
 const CHANGE: Duration = Duration::from_secs(5);
 
-/// Records as asked, writes the file, and says what is in it.
-pub fn record(arguments: &Arguments) -> Result<(), Error> {
-    let target = Target::new("--output", &arguments.output)?;
-    let methods = working(arguments.method)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(Error::Signal)?;
-    }
-    let mut command = match arguments.pid {
-        None => Some(start(arguments)?),
-        Some(_) => None,
-    };
-    let result = record_into(arguments, &methods, &stop, command.as_mut(), target);
-    match (result, command) {
-        (Err(error), Some(mut command)) => {
-            // It was started to be recorded.
-            let _ = command.kill();
-            let _ = command.wait();
-            Err(error)
-        }
-        (Ok(Outcome::Complete), Some(mut command)) => {
-            // The recording may be over and the command is not: what started both waits for both.
-            while !stop.load(Ordering::Relaxed) && matches!(command.try_wait(), Ok(None)) {
-                std::thread::sleep(Duration::from_millis(20));
+/// How long, and how finely, is recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Between harvests.
+    pub interval: Duration,
+    /// For how long at most.
+    pub duration: Option<Duration>,
+    /// How many intervals at most.
+    pub intervals: Option<u64>,
+}
+
+impl Options {
+    /// How many intervals there will be, if that is known and the process lives that long.
+    pub fn expected(&self) -> Option<u64> {
+        match self.duration {
+            Some(duration) => {
+                let intervals = duration
+                    .as_nanos()
+                    .div_ceil(self.interval.as_nanos().max(1));
+                u64::try_from(intervals).ok()
             }
-            Ok(())
-        }
-        (result, _) => result.map(drop),
-    }
-}
-
-fn record_into(
-    arguments: &Arguments,
-    methods: &[(Method, u64)],
-    stop: &AtomicBool,
-    command: Option<&mut Child>,
-    target: Target,
-) -> Result<Outcome, Error> {
-    let pid = match (arguments.pid, &command) {
-        (Some(pid), _) => pid,
-        (None, Some(command)) => command.id().cast_signed(),
-        (None, None) => return Ok(Outcome::Complete),
-    };
-    let name = match arguments.command.first() {
-        Some(command) => command.display().to_string(),
-        None => format!("process {pid}"),
-    };
-    let refused = |problem: String| Error::Process {
-        process: name.clone(),
-        problem,
-    };
-    let process = match command {
-        Some(command) => opened(command),
-        None => Process::open(pid),
-    };
-    let process = process.map_err(|error| refused(error.to_string()))?;
-    let mut session = Session::begin(arguments, methods, process).map_err(refused)?;
-    let outcome = session.run(arguments, stop);
-    let recorded = session.finish();
-    target.fill(&recorded)?;
-    let recording = Recording::parse(recorded).map_err(|error| Error::Recording {
-        path: arguments.output.clone(),
-        error,
-    })?;
-    show::print(&arguments.output, &recording, false, arguments.json)?;
-    Ok(outcome)
-}
-
-/// The methods that may be used and work here, with what a fault costs with each.
-fn working(choice: Choice) -> Result<Vec<(Method, u64)>, Error> {
-    let wanted = match choice {
-        Choice::Auto => &Method::ALL[..],
-        Choice::Scan => &[Method::Scan],
-        Choice::SoftDirty => &[Method::SoftDirty],
-    };
-    let mut working = Vec::new();
-    let mut reasons = Vec::new();
-    for &method in wanted {
-        match method.probe() {
-            Ok(fault_ns) => working.push((method, fault_ns)),
-            Err(reason) => reasons.push(format!("{}: {reason}", method.name())),
+            None => self.intervals,
         }
     }
-    if working.is_empty() {
-        return Err(Error::Unrecordable(reasons.join("; ")));
-    }
-    Ok(working)
-}
-
-fn start(arguments: &Arguments) -> Result<Child, Error> {
-    let mut words = arguments.command.iter();
-    let program = words.next().cloned().unwrap_or_default();
-    let mut command = Command::new(&program);
-    command.args(words);
-    if arguments.json {
-        command.stdout(Stdio::from(std::io::stderr()));
-    }
-    command.spawn().map_err(|error| Error::Process {
-        process: program.display().to_string(),
-        problem: format!("cannot be started: {error}"),
-    })
 }
 
 /// A method that has begun to watch a process.
@@ -186,19 +99,6 @@ fn watch(methods: &[(Method, u64)], process: &mut Process) -> Result<Watched, St
     }
 }
 
-/// A command that was just started: it takes a moment until it has its memory.
-fn opened(command: &mut Child) -> Result<Process, ProcessError> {
-    loop {
-        match Process::open(command.id().cast_signed()) {
-            Err(ProcessError::NoMemory | ProcessError::None) => match command.try_wait() {
-                Ok(None) => std::thread::yield_now(),
-                _ => return Err(ProcessError::NoMemory),
-            },
-            result => return result,
-        }
-    }
-}
-
 /// How a recording ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -232,7 +132,7 @@ pub struct Session {
 impl Session {
     /// Begins with the first of the methods that works on this process.
     pub fn begin(
-        arguments: &Arguments,
+        options: &Options,
         methods: &[(Method, u64)],
         mut process: Process,
     ) -> Result<Self, String> {
@@ -259,7 +159,7 @@ impl Session {
             start_ns: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_nanos() as u64),
-            interval_ns: arguments.interval * 1_000_000,
+            interval_ns: options.interval.as_nanos() as u64,
         };
         let mut session = Self {
             writer: Writer::new(&header),
@@ -286,22 +186,14 @@ impl Session {
         Ok(session)
     }
 
-    /// Records until something ends it, which the summary names.
-    pub fn run(&mut self, arguments: &Arguments, stop: &AtomicBool) -> Outcome {
-        let interval = Duration::from_millis(arguments.interval);
+    /// Records until something ends it, which the summary names, and says when an interval is over. Between them `stop` is looked
+    /// at.
+    pub fn run(&mut self, options: &Options, stop: &AtomicBool, mut each: impl FnMut()) -> Outcome {
+        let interval = options.interval;
         let origin = self.last;
-        let end = arguments
+        let end = options
             .duration
             .and_then(|duration| origin.checked_add(duration));
-        let mut progress = match (arguments.pid, arguments.duration, arguments.intervals) {
-            // A command writes to the same terminal.
-            (None, ..) => None,
-            (_, Some(duration), _) => {
-                Some(duration.as_nanos().div_ceil(interval.as_nanos()) as u64)
-            }
-            (.., intervals) => intervals,
-        }
-        .map(Progress::new);
         let mut due = origin;
         for number in 1u64.. {
             // At regular times; but a harvest that takes long does not make the next interval short.
@@ -317,18 +209,16 @@ impl Session {
                     false => Outcome::Complete,
                 };
             }
-            if let Some(progress) = &mut progress {
-                progress.step("recording");
-            }
-            let enough = self.writer.len() > LONGEST / 4 * 3;
+            each();
+            let enough = self.writer.size() > LONGEST / 4 * 3;
             let reason = if stop.load(Ordering::Relaxed) {
                 "by a signal to the recorder".to_owned()
-            } else if arguments.intervals.is_some_and(|most| number >= most) {
+            } else if options.intervals.is_some_and(|most| number >= most) {
                 "after the intervals asked for".to_owned()
             } else if end.is_some_and(|end| self.last >= end) {
                 "after the time asked for".to_owned()
             } else if enough {
-                format!("because a recording is at most {} long", human(LONGEST))
+                format!("because a recording is at most {} long", mebibytes(LONGEST))
             } else {
                 continue;
             };
@@ -405,14 +295,14 @@ impl Session {
             }
             Err(refused) => refused,
         };
-        let lost = time(self.last.elapsed().as_nanos() as f64);
+        let lost = self.last.elapsed();
         if !self.process.ended(0) {
             return Err(format!(
                 "the process became another program, which cannot be recorded: {refused}"
             ));
         }
         self.summary.warnings.push(format!(
-            "what the process wrote in its last {lost} at most is not in the recording"
+            "what the process wrote in its last {lost:.1?} at most is not in the recording"
         ));
         Err("the process ended".to_owned())
     }
@@ -463,7 +353,7 @@ impl Session {
         if self.unwatched > 0 {
             warnings.push(format!(
                 "{} could not be watched",
-                human(self.unwatched.saturating_mul(page_size()))
+                mebibytes(self.unwatched.saturating_mul(page_size()))
             ));
         }
         let Cost {
@@ -474,10 +364,18 @@ impl Session {
         if after < before {
             warnings.push(format!(
                 "{} of huge pages at the start, {} at the end: a write to a watched one splits it",
-                human(before),
-                human(after)
+                mebibytes(before),
+                mebibytes(after)
             ));
         }
         self.writer.finish(&self.summary)
     }
+}
+
+fn counted(number: u64, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

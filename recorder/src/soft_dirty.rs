@@ -10,11 +10,11 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::method::{Harvest, WatchError};
-use super::process::Process;
-use super::recording::{Run, join, pages};
-use super::sys::{self, Trial};
-use super::tracee::{TraceError, Tracee};
+use crate::method::{Harvest, WatchError};
+use crate::process::Process;
+use crate::recording::{Run, join, pages};
+use crate::sys::{self, Trial};
+use crate::tracee::{TraceError, Tracee};
 
 /// What this cannot see.
 pub const BLIND: [&str; 4] = [

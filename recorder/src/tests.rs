@@ -9,15 +9,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::Parser;
-
-use super::Arguments;
-use super::layout::mapping_of;
-use super::method::{Method, WatchError, Watcher};
-use super::process::{Process, ProcessError};
-use super::recording::{Recording, Run};
-use super::session::Session;
-use super::sys::page_size;
+use crate::layout::mapping_of;
+use crate::method::{Method, WatchError, Watcher};
+use crate::process::{Process, ProcessError};
+use crate::recording::{Recording, Run};
+use crate::session::Options;
+use crate::session::Session;
+use crate::sys::page_size;
 
 /// Marks the lines that are answers: the test harness prints there too.
 const MARK: &str = "=> ";
@@ -370,7 +368,7 @@ impl Subject {
         let mut harness = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "record::tests::subject",
+                "tests::subject",
                 "--ignored",
                 "--nocapture",
                 "--test-threads=1",
@@ -431,7 +429,10 @@ impl Subject {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        super::sys::send(self.pid, libc::SIGKILL);
+        // 0 would be all of this group.
+        if self.pid > 0 {
+            crate::sys::send(self.pid, libc::SIGKILL);
+        }
         let _ = self.harness.wait();
     }
 }
@@ -700,13 +701,13 @@ fn a_stopped_process_stays_stopped() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
-        super::sys::send(subject.pid(), libc::SIGSTOP);
+        crate::sys::send(subject.pid(), libc::SIGSTOP);
         wait_for(&subject, 'T');
         let mut process = Process::open(subject.pid()).unwrap();
         let (mut watcher, _) = Watcher::attach(method, &mut process).unwrap();
         watcher.harvest(&mut process).unwrap();
         wait_for(&subject, 'T');
-        super::sys::send(subject.pid(), libc::SIGCONT);
+        crate::sys::send(subject.pid(), libc::SIGCONT);
         subject.tell("write 0 1");
     });
 }
@@ -743,30 +744,27 @@ fn memory_that_others_may_write_to_is_told_of() {
     );
 }
 
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    arguments: Arguments,
-}
-
 #[test]
 fn a_recording_has_every_page_of_a_known_pattern() {
     with_each(|method| {
         let mut subject = Subject::start();
         subject.tell("map 16384");
         subject.tell("write 0 2");
-        let line = ["record", "--pid", "1", "--interval", "20"];
-        let arguments = Line::parse_from(line).arguments;
+        let options = Options {
+            interval: Duration::from_millis(20),
+            duration: None,
+            intervals: None,
+        };
         let stop = AtomicBool::new(false);
         let mut bytes = Vec::new();
         std::thread::scope(|scope| {
             let process = Process::open(subject.pid()).unwrap();
             let (begun, wait) = std::sync::mpsc::channel();
-            let (arguments, stop) = (&arguments, &stop);
+            let (options, stop) = (&options, &stop);
             let recorder = scope.spawn(move || {
-                let mut session = Session::begin(arguments, &[(method, 0)], process).unwrap();
+                let mut session = Session::begin(options, &[(method, 0)], process).unwrap();
                 begun.send(()).unwrap();
-                session.run(arguments, stop);
+                session.run(options, stop, || ());
                 session.finish()
             });
             wait.recv().unwrap();

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, pid_t};
 
-use super::sys::{self, Go, Registers, Stop};
+use crate::sys::{self, Go, Registers, Stop};
 
 /// A thread stops at once unless it waits for a device.
 const PATIENCE: Duration = Duration::from_secs(5);

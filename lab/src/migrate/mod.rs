@@ -20,11 +20,11 @@ use crate::file::Target;
 use crate::machine::named::Named;
 use crate::map_mem::machine::Threads;
 use crate::needs::{self, Experiment};
-use crate::record::recording::{Interval, Recording};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
 use measured::Rates;
 use simulate::{BLOCK, Job, PAGE, PERIOD, Ran, SLICE};
+use tablewright_recorder::recording::Interval;
 use writes::{Model, Writes};
 
 /// What `migrate` can be asked.
@@ -345,7 +345,7 @@ fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
 
 /// A recording that can be a guest: its pages and its intervals.
 fn recorded(path: &Path) -> Result<(u64, Arc<[Interval]>), Error> {
-    let recording = Recording::open(path)?;
+    let recording = crate::record::open(path)?;
     let unfit = |why: &str| Err(Error::Usage(format!("{}: {why}", path.display())));
     if recording.header().page_size != PAGE {
         return unfit("migrate has pages of 4 KiB, and this recording has others");

@@ -10,7 +10,7 @@ use serde::Serialize;
 use tablewright_machine::Time;
 
 use crate::random::Random;
-use crate::record::recording::{Interval, Run};
+use tablewright_recorder::recording::{Interval, Run};
 
 /// How a modelled guest writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]

@@ -1,34 +1,19 @@
 //! `record`: which pages a program writes, interval by interval, for simulations of its migration.
 
 #[cfg(target_os = "linux")]
-mod layout;
-#[cfg(target_os = "linux")]
-mod method;
-#[cfg(target_os = "linux")]
-mod process;
-pub mod recording;
-#[cfg(target_os = "linux")]
-mod scan;
-#[cfg(target_os = "linux")]
-mod session;
+mod begin;
 mod show;
-#[cfg(target_os = "linux")]
-mod soft_dirty;
-#[cfg(target_os = "linux")]
-mod sys;
-#[cfg(all(test, target_os = "linux"))]
-mod tests;
-#[cfg(target_os = "linux")]
-mod tracee;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use tablewright_recorder::recording::{LONGEST, Recording};
+
 use crate::error::Error;
-use recording::Recording;
+use crate::file;
 
 /// What `record` can be asked.
 #[derive(Args, Debug)]
@@ -97,7 +82,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// Records, or shows a recording.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if let Some(path) = &arguments.show {
-        return show::print(path, &Recording::open(path)?, true, arguments.json);
+        return show::print(path, &open(path)?, true, arguments.json);
     }
     if arguments.command.is_empty() && arguments.pid.is_none() {
         return Err(Error::Usage(
@@ -107,8 +92,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     record(arguments)
 }
 
+/// Reads a recording.
+pub fn open(path: &Path) -> Result<Recording, Error> {
+    let bytes = file::read_up_to(path, LONGEST, "recording")?;
+    Recording::parse(bytes).map_err(|error| Error::Recording {
+        path: path.to_owned(),
+        error,
+    })
+}
+
 #[cfg(target_os = "linux")]
-use session::record;
+use begin::record;
 
 #[cfg(not(target_os = "linux"))]
 fn record(_: &Arguments) -> Result<(), Error> {

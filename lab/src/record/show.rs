@@ -4,7 +4,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::recording::{Header, Interval, Recording, Region, Run, Summary, join, pages};
+use tablewright_recorder::recording::{
+    Header, Interval, Recording, Region, Run, Summary, join, pages,
+};
+
 use crate::error::Error;
 use crate::report::{self, Report, count, counted, figure, time};
 use crate::size::human;
