@@ -13,6 +13,7 @@ mod file;
 mod first;
 mod fit;
 mod format;
+mod harness;
 mod host;
 mod iomem;
 mod judge;

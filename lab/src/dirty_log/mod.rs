@@ -15,9 +15,10 @@ use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::file::Target;
+use crate::harness::{self, Threads};
 use crate::kvm::{self, On};
 use crate::machine::named::Named;
-use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
+use crate::map_mem::machine::{error_percent, no_violation, percent};
 use crate::needs::{self, Experiment};
 use crate::page_table_test;
 use crate::page_table_test::input::{Backing, Guest, Mode, PAGE, Region, Source};
@@ -176,7 +177,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     )?;
     let plot = arguments.plot.as_deref();
     let plot = plot.map(|path| Target::new("--plot", path)).transpose()?;
-    let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    let report = test(
+        arguments,
+        &profile,
+        &harness::software::<simulate::Job>(arguments.threads),
+    )?;
     needs::warn(left_out.as_ref());
     report.print(arguments.json, text)?;
     match plot {

@@ -26,7 +26,7 @@ use super::baseline::{Baseline, Order};
 use super::engine::Engine;
 use super::world::World;
 use crate::error::Error;
-use crate::map_mem::machine::Threads;
+use crate::harness::{self, Simulated};
 use crate::page_table_test::input::{PAGE, Region, Source};
 use crate::random::Random;
 use crate::write_protect::leaf_bytes;
@@ -128,16 +128,18 @@ pub struct Ran {
 }
 
 /// Makes runs, and gives what each showed, in their order.
-pub type Run<'r> = &'r dyn Fn(&[Job]) -> Result<Vec<Ran>, Error>;
+pub type Run<'r> = harness::Run<'r, Job>;
 
-/// The software machine.
-pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
-    move |jobs| {
-        threads.each(
-            jobs,
-            |_: &mut (), job| run(job),
-            |job| job.how.name().to_owned(),
-        )
+impl Simulated for Job {
+    type Ran = Ran;
+    type Kept = ();
+
+    fn run(&self, (): &mut ()) -> Result<Ran, Error> {
+        run(self)
+    }
+
+    fn name(&self) -> String {
+        self.how.name().to_owned()
     }
 }
 

@@ -6,7 +6,8 @@ use super::native::Unmap;
 use crate::dirty_log::Case;
 use crate::dirty_log::simulate::{self as logs, How as Disable};
 use crate::error::Error;
-use crate::map_mem::machine::{self as linear, Threads};
+use crate::harness::{self, Threads};
+use crate::map_mem::machine as linear;
 use crate::map_mem::steps::Step;
 use crate::page_table_test::input::{Backing, Mode};
 use crate::tlb_flush::How as Tell;
@@ -53,7 +54,7 @@ pub fn linear(size: Size, entry: f64, published: f64) -> Result<[f64; 2], Error>
             plan: plan.clone(),
         })
         .collect();
-    let ran = linear::software(Threads::default())(&jobs)?;
+    let ran = harness::software::<linear::Job>(Threads::default())(&jobs)?;
     let mut times = ran
         .iter()
         .map(|ran| nanoseconds(ran.time) * size.bytes as f64 / some as f64);
@@ -93,7 +94,7 @@ pub fn unmap(size: Size, unmap: Unmap) -> Result<Option<[f64; 3]>, Error> {
     };
     let jobs = [Tell::Interrupt, Tell::Space, Tell::Tablewright].map(job);
     let cycles = jobs[0].cycles() as f64;
-    let ran = flushes::software(Threads::default())(&jobs)?;
+    let ran = harness::software::<flushes::Job>(Threads::default())(&jobs)?;
     let mut times = ran.iter().map(|ran| nanoseconds(ran.time) / cycles);
     let mut next = || times.next().unwrap_or_default();
     Ok(Some([next(), next(), next()]))
@@ -112,7 +113,7 @@ pub fn start(profile: &Profile, size: Size) -> Result<f64, Error> {
         then: Then::Nothing,
         before: 0,
     };
-    let ran = starts::software(Threads::default())(&[job])?;
+    let ran = harness::software::<starts::Job>(Threads::default())(&[job])?;
     Ok(ran.first().map_or(0.0, |ran| nanoseconds(ran.start)))
 }
 

@@ -19,8 +19,9 @@ use tablewright_machine::{Cost, Profile, Provenance, RowSelector, Source, Time};
 
 use crate::error::Error;
 use crate::file::Target;
+use crate::harness::{self, Threads};
 use crate::machine::named::Named;
-use crate::map_mem::machine::{self, Job, Run, Threads, error_percent, percent};
+use crate::map_mem::machine::{self, Job, Run, error_percent, percent};
 use crate::map_mem::steps::Step;
 use crate::needs::Experiment;
 use crate::plan::Plan;
@@ -143,7 +144,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         .as_deref()
         .map(|path| Target::new("--output", path))
         .transpose()?;
-    let (report, fitted) = fit(arguments, profile, &machine::software(arguments.threads))?;
+    let (report, fitted) = fit(
+        arguments,
+        profile,
+        &harness::software::<machine::Job>(arguments.threads),
+    )?;
     if arguments.json {
         report::print_json(&report)?;
     } else {

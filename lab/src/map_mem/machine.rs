@@ -1,10 +1,5 @@
 //! `map-mem` on the software machine: virtual time, beside what was published for the same step.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-
-use clap::Args;
 use serde::Serialize;
 use tablewright_linear::Techniques;
 use tablewright_machine::{Granule as MachineGranule, Profile, Regime, Time};
@@ -13,9 +8,9 @@ use super::boot::Boots;
 use super::steps::{Step, techniques_of};
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
+use crate::harness::{self, Simulated};
 use crate::iomem::{Extent, MemoryMap};
 use crate::plan::{Leaves, Plan};
-use crate::progress::Progress;
 use crate::published::{self, TableError};
 use crate::report;
 
@@ -50,69 +45,18 @@ pub struct Job {
 }
 
 /// Makes runs, and gives what each showed, in their order.
-pub type Run<'r> = &'r dyn Fn(&[Job]) -> Result<Vec<Ran>, Error>;
+pub type Run<'r> = harness::Run<'r, Job>;
 
-/// How many threads of this computer make runs.
-#[derive(Args, Clone, Copy, Debug, Default)]
-pub struct Threads {
-    /// How many runs of the machine to make at a time; the figures do not depend on it [default: as many as this
-    /// computer has CPUs, at most 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub threads: Option<u16>,
-}
+impl Simulated for Job {
+    type Ran = Ran;
+    type Kept = Boots;
 
-impl Threads {
-    fn count(self) -> usize {
-        // Each run of a large machine needs memory for its tables.
-        let usual = || thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4));
-        self.threads.map_or_else(usual, usize::from)
+    fn run(&self, boots: &mut Boots) -> Result<Ran, Error> {
+        boots.run(&self.profile, self.step, &self.plan)
     }
-}
 
-impl Threads {
-    /// Does each job, on as many threads, with a state of the thread's own, and gives what each came to, in their order; of
-    /// several that failed, the first. `name` is shown meanwhile.
-    pub fn each<J: Sync, S: Default, T: Send>(
-        self,
-        jobs: &[J],
-        work: impl Fn(&mut S, &J) -> Result<T, Error> + Sync,
-        name: impl Fn(&J) -> String + Sync,
-    ) -> Result<Vec<T>, Error> {
-        let next = AtomicUsize::new(0);
-        let progress = Mutex::new(Progress::ticking(jobs.len() as u64));
-        let work = || {
-            let mut state = S::default();
-            let mut done = Vec::new();
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                let Some(job) = jobs.get(number) else {
-                    return done;
-                };
-                done.push((number, work(&mut state, job)));
-                if let Ok(mut progress) = progress.lock() {
-                    progress.step(&name(job));
-                }
-            }
-        };
-        let mut all: Vec<_> = thread::scope(|scope| {
-            let threads = self.count().min(jobs.len());
-            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            let results = workers.into_iter().map(|worker| worker.join());
-            results.flat_map(Result::unwrap_or_default).collect()
-        });
-        all.sort_by_key(|(number, _)| *number);
-        all.into_iter().map(|(_, done)| done).collect()
-    }
-}
-
-/// The software machine. Runs share nothing, so that what they show depends neither on the threads nor on their order.
-pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
-    move |jobs| {
-        threads.each(
-            jobs,
-            |boots: &mut Boots, job| boots.run(&job.profile, job.step, &job.plan),
-            |job| format!("{}: {}", job.profile.name, job.step.name),
-        )
+    fn name(&self) -> String {
+        format!("{}: {}", self.profile.name, self.step.name)
     }
 }
 
@@ -388,6 +332,7 @@ fn linear_run(
 mod tests {
     use super::super::steps::Choice;
     use super::*;
+    use crate::harness::{Threads, software};
 
     fn rows(name: &str, bytes: u64) -> Vec<Row> {
         let profile = Profile::load(name).unwrap();

@@ -17,13 +17,13 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
+use crate::harness::{self, Threads};
 use crate::iomem::MemoryMap;
 use crate::machine::named::Named;
 use crate::plan::{Contents, Leaves, Plan};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
 use crate::stats::{self, Samples};
-use machine::Threads;
 use measure::Outcome;
 use steps::{Choice, Order};
 
@@ -128,7 +128,10 @@ struct Row {
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
     match arguments.on {
         On::Native => run_native(arguments),
-        On::Machine => simulate::run(arguments, &machine::software(arguments.threads)),
+        On::Machine => simulate::run(
+            arguments,
+            &harness::software::<machine::Job>(arguments.threads),
+        ),
     }
 }
 

@@ -17,8 +17,8 @@ use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::file::Target;
+use crate::harness::{self, Threads};
 use crate::machine::named::Named;
-use crate::map_mem::machine::Threads;
 use crate::needs::{self, Experiment};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -299,7 +299,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             ..job.clone()
         })
         .collect();
-    let ran = simulate::software(arguments.threads)(&jobs)?;
+    let ran = harness::software::<simulate::Job>(arguments.threads)(&jobs)?;
     let mut warnings = Vec::from_iter(left_out);
     for (kind, ran) in kinds.iter().zip(&ran) {
         if !ran.converged {

@@ -18,9 +18,10 @@ use serde::Serialize;
 use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
+use crate::harness::{self, Threads};
 use crate::kvm;
 use crate::machine::named::Named;
-use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::map_mem::machine::{error_percent, percent};
 use crate::needs::{self, Experiment};
 use crate::report::{self, Report};
 use crate::size::{Size, human};
@@ -177,7 +178,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         arguments.machine.as_deref().unwrap_or(MACHINE),
         Experiment::PageTableTest,
     )?;
-    let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    let report = test(
+        arguments,
+        &profile,
+        &harness::software::<simulate::Job>(arguments.threads),
+    )?;
     needs::warn(left_out.as_ref());
     report.print(arguments.json, text)
 }

@@ -17,7 +17,7 @@ use super::handler::Handler;
 use super::input::{PAGE, Region, Source};
 use super::watch::{Seen, Watch};
 use crate::error::Error;
-use crate::map_mem::machine::Threads;
+use crate::harness::{self, Simulated};
 
 /// How faults are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,16 +75,18 @@ pub struct Ran {
 }
 
 /// Makes runs, and gives what each showed, in their order.
-pub type Run<'r> = &'r dyn Fn(&[Job]) -> Result<Vec<Ran>, Error>;
+pub type Run<'r> = harness::Run<'r, Job>;
 
-/// The software machine. Runs share nothing, so that what they show depends neither on the threads nor on their order.
-pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
-    move |jobs| {
-        threads.each(
-            jobs,
-            |_: &mut (), job| run(job),
-            |job| format!("{}: {:?}", job.profile.name, job.source),
-        )
+impl Simulated for Job {
+    type Ran = Ran;
+    type Kept = ();
+
+    fn run(&self, (): &mut ()) -> Result<Ran, Error> {
+        run(self)
+    }
+
+    fn name(&self) -> String {
+        format!("{}: {:?}", self.profile.name, self.source)
     }
 }
 

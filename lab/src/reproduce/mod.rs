@@ -20,7 +20,8 @@ use serde::Serialize;
 use crate::dirty_log::simulate as disabling;
 use crate::error::Error;
 use crate::file::Target;
-use crate::map_mem::machine::{self, Threads, percent};
+use crate::harness::{self, Threads};
+use crate::map_mem::machine::{self, percent};
 use crate::migrate::simulate as migrations;
 use crate::page_table_test::simulate;
 use crate::published;
@@ -113,12 +114,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let report = reproduce(
         &arguments.only,
         Runs {
-            map_mem: &machine::software(arguments.threads),
-            page_table_test: &simulate::software(arguments.threads),
-            dirty_log: &disabling::software(arguments.threads),
-            write_protect: &starts::software(arguments.threads),
-            migrate: &migrations::software(arguments.threads),
-            tlb_flush: &flushes::software(arguments.threads),
+            map_mem: &harness::software::<machine::Job>(arguments.threads),
+            page_table_test: &harness::software::<simulate::Job>(arguments.threads),
+            dirty_log: &harness::software::<disabling::Job>(arguments.threads),
+            write_protect: &harness::software::<starts::Job>(arguments.threads),
+            migrate: &harness::software::<migrations::Job>(arguments.threads),
+            tlb_flush: &harness::software::<flushes::Job>(arguments.threads),
         },
     )?;
     report.print(arguments.json, text)?;
@@ -165,18 +166,18 @@ pub fn problems() -> Result<Vec<Problem>, Error> {
     let found = [
         (
             "a kernel maps 64 GiB at boot",
-            map_mem::rows(boot, &machine::software(threads))?,
+            map_mem::rows(boot, &harness::software::<machine::Job>(threads))?,
         ),
         (
             "80 vCPUs fault on 1 GiB",
-            page_table_test::rows(faults, &simulate::software(threads))?,
+            page_table_test::rows(faults, &harness::software::<simulate::Job>(threads))?,
         ),
         (
             "a dirty log of 3 GiB starts",
             write_protect::rows(
                 starts,
-                &starts::software(threads),
-                &migrations::software(threads),
+                &harness::software::<starts::Job>(threads),
+                &harness::software::<migrations::Job>(threads),
             )?,
         ),
     ];

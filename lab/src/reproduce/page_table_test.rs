@@ -165,8 +165,7 @@ fn note(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map_mem::machine::Threads;
-    use crate::page_table_test::simulate::software;
+    use crate::harness::{Threads, software};
 
     /// The published improvements within 15 %, but for what the profile says that it cannot explain.
     #[test]

@@ -14,9 +14,10 @@ use serde::Serialize;
 use tablewright_machine::{Kind, MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
+use crate::harness::{self, Threads};
 use crate::kvm;
 use crate::machine::named::Named;
-use crate::map_mem::machine::{Threads, error_percent, percent};
+use crate::map_mem::machine::{error_percent, percent};
 use crate::needs::{self, Experiment};
 use crate::page_table_test::On;
 use crate::published;
@@ -150,7 +151,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         arguments.machine.as_deref().unwrap_or(MACHINE),
         Experiment::TlbFlush,
     )?;
-    let software = simulate::software(arguments.threads);
+    let software = harness::software::<simulate::Job>(arguments.threads);
     if let Some(path) = &arguments.from {
         let report = from::compare(path, &profile, &software)?;
         needs::warn(left_out.as_ref());

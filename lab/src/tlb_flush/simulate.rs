@@ -18,7 +18,7 @@ use super::host::{Guest, Host, Memory, Tally};
 use super::messenger::{self, How};
 use super::tables::{Tables, Tell};
 use crate::error::Error;
-use crate::map_mem::machine::Threads;
+use crate::harness::{self, Simulated};
 use crate::random::Random;
 
 /// What of the fixed work of a cycle mapping takes, and the first touch, in percent; unmapping has the rest. Assumed.
@@ -59,16 +59,18 @@ pub struct Ran {
 }
 
 /// Makes runs, and gives what each showed, in their order.
-pub type Run<'r> = &'r dyn Fn(&[Job]) -> Result<Vec<Ran>, Error>;
+pub type Run<'r> = harness::Run<'r, Job>;
 
-/// The software machine.
-pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
-    move |jobs| {
-        threads.each(
-            jobs,
-            |_: &mut (), job| run(job),
-            |job| format!("{} on {} CPUs", job.how.name(), job.physical),
-        )
+impl Simulated for Job {
+    type Ran = Ran;
+    type Kept = ();
+
+    fn run(&self, (): &mut ()) -> Result<Ran, Error> {
+        run(self)
+    }
+
+    fn name(&self) -> String {
+        format!("{} on {} CPUs", self.how.name(), self.physical)
     }
 }
 

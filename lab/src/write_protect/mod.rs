@@ -12,9 +12,10 @@ use tablewright::Level;
 use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
+use crate::harness::{self, Threads};
 use crate::kvm::{self, On};
 use crate::machine::named::Named;
-use crate::map_mem::machine::{Threads, error_percent, no_violation, percent};
+use crate::map_mem::machine::{error_percent, no_violation, percent};
 use crate::needs::{self, Experiment};
 use crate::page_table_test::input::Backing;
 use crate::published;
@@ -216,7 +217,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             arguments.json,
         );
     }
-    let report = test(arguments, &profile, &simulate::software(arguments.threads))?;
+    let report = test(
+        arguments,
+        &profile,
+        &harness::software::<simulate::Job>(arguments.threads),
+    )?;
     needs::warn(left_out.as_ref());
     report.print(arguments.json, text)
 }

@@ -19,7 +19,7 @@ use tablewright_machine::{
 use super::baseline::{Baseline, SIDES_IN_PAGE};
 use super::engine::Engine;
 use crate::error::Error;
-use crate::map_mem::machine::Threads;
+use crate::harness::{self, Simulated};
 
 /// All formats have pages of 4 KiB.
 pub const PAGE_SHIFT: u32 = 12;
@@ -146,16 +146,18 @@ pub struct Ran {
 }
 
 /// Makes runs, and gives what each showed, in their order.
-pub type Run<'r> = &'r dyn Fn(&[Job]) -> Result<Vec<Ran>, Error>;
+pub type Run<'r> = harness::Run<'r, Job>;
 
-/// The software machine.
-pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
-    move |jobs| {
-        threads.each(
-            jobs,
-            |_: &mut (), job| run(job),
-            |job| format!("{} {}", job.how.name(), crate::size::human(job.bytes)),
-        )
+impl Simulated for Job {
+    type Ran = Ran;
+    type Kept = ();
+
+    fn run(&self, (): &mut ()) -> Result<Ran, Error> {
+        run(self)
+    }
+
+    fn name(&self) -> String {
+        format!("{} {}", self.how.name(), crate::size::human(self.bytes))
     }
 }
 

@@ -36,7 +36,7 @@ use tablewright_machine::{
 use super::Logging;
 use super::writes::Writes;
 use crate::error::Error;
-use crate::map_mem::machine::Threads;
+use crate::harness::{self, Simulated};
 use image::Image;
 
 /// A page of the guest.
@@ -177,16 +177,18 @@ pub struct Ran {
 }
 
 /// Makes runs, and gives what each showed, in their order.
-pub type Run<'r> = &'r dyn Fn(&[Job]) -> Result<Vec<Ran>, Error>;
+pub type Run<'r> = harness::Run<'r, Job>;
 
-/// The software machine. Runs share nothing, so that what they show depends neither on the threads nor on their order.
-pub fn software(threads: Threads) -> impl Fn(&[Job]) -> Result<Vec<Ran>, Error> {
-    move |jobs| {
-        threads.each(
-            jobs,
-            |_: &mut (), job| run(job),
-            |job| format!("migrate, {}", job.logging.name()),
-        )
+impl Simulated for Job {
+    type Ran = Ran;
+    type Kept = ();
+
+    fn run(&self, (): &mut ()) -> Result<Ran, Error> {
+        run(self)
+    }
+
+    fn name(&self) -> String {
+        format!("migrate, {}", self.logging.name())
     }
 }
 
