@@ -333,7 +333,7 @@ pub fn cargo() -> Command {
 const TOO_NEW: u32 = 9;
 
 /// The number before the first point of a version.
-fn major(version: &str) -> Option<u32> {
+pub fn major(version: &str) -> Option<u32> {
     version.split_once('.')?.0.parse().ok()
 }
 

@@ -12,6 +12,7 @@
 //! | `cargo xtask example` | boots an example kernel, of `examples/`, and shows what it says |
 //! | `cargo xtask matrix` | boots the kernels of two releases of Debian on two versions of QEMU |
 //! | `cargo xtask processes` | runs a kernel whose processes fork, and counts its barriers and invalidations; `--json` |
+//! | `cargo xtask smmu` | has a device go by a guest's tables, through a system MMU |
 //! | `cargo xtask tlb-flush` | has a guest of x86-64 flush other processors' TLBs, by interrupts and by hypercalls, and counts |
 //! | `cargo xtask test-guest` | for a machine: a matrix of boots, each of which has to come out right |
 
@@ -48,6 +49,7 @@ mod qemu;
 #[path = "../../hypervisor/src/reports.rs"]
 mod reports;
 mod several;
+mod smmu;
 mod test_guest;
 mod x86;
 #[path = "../../hypervisor/x86/src/host/counters.rs"]
@@ -134,6 +136,8 @@ enum Command {
     },
     /// Boot the kernels of Debian 12 and 13 on the QEMU that is installed and on Debian 13's
     Matrix,
+    /// Have a device go by a guest's tables, through a system MMU, and show that it is told what to forget
+    Smmu,
     /// Boot an example kernel, and show what it says
     Example {
         /// Which
@@ -232,6 +236,7 @@ fn main() -> ExitCode {
             };
             fetch::everything(choice).and_then(|files| bare::run(&files, |line| say!("{line}")))
         }
+        Command::Smmu => smmu::run(|line| say!("{line}")),
         Command::Matrix => matrix::run(|line| say!("{line}")),
         Command::Linear => linear::run(|line| say!("{line}")),
         Command::Check(args) => check::run(&args),

@@ -10,7 +10,7 @@ use crate::fetch::{Choice, Files, Granule, Variant};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::{
     Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load,
-    log_start, matrix, name_of, out, say, several, x86,
+    log_start, matrix, name_of, out, say, several, smmu, x86,
 };
 
 #[derive(Args)]
@@ -282,7 +282,7 @@ const TESTS: &[Test] = &[
 ];
 
 /// Tests that are programs of their own, and whether they are in the short set.
-const NAMED: [(&str, bool); 8] = [
+const NAMED: [(&str, bool); 9] = [
     (bare::NAME, true),
     (linear::NAME, true),
     (flushes::NAME, true),
@@ -291,6 +291,7 @@ const NAMED: [(&str, bool); 8] = [
     (several::NAME, true),
     (several::LINUX, false),
     (matrix::NAME, false),
+    (smmu::NAME, false),
 ];
 
 /// Rounds of the load.
@@ -430,6 +431,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         &|| several::test(&files, 0, 10),
         &|| several::test(&files, 2, 6),
         &|| matrix::run(|_| ()),
+        &|| smmu::run(|_| ()),
     ];
     let named = NAMED.into_iter().zip(named);
     for ((name, _), run) in named.filter(|((name, short), _)| chosen(name, *short)) {
