@@ -257,7 +257,8 @@ impl Change {
     pub fn apply_on(&self, attrs: Attrs, rule: Rule, caps: &Caps) -> Attrs {
         let new = self.apply(attrs);
         let gives = self.has(HAS_PERMS) && new.perms.intersects(Perms::ANY_WRITE);
-        let marks = rule == Rule::Arm && !caps.hardware_dirty && self.get_flag(DIRTY).is_none();
+        let marks =
+            rule.writes_when_dirty() && !caps.hardware_dirty && self.get_flag(DIRTY).is_none();
         Attrs {
             dirty: new.dirty || gives && marks,
             ..new

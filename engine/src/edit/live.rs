@@ -14,7 +14,6 @@ use core::ops::{ControlFlow, Range};
 
 use super::Change;
 use crate::addr::{Address, Level};
-use crate::bbm::Rule;
 use crate::edit::space::{AddressSpace, Conditions, EditError};
 use crate::flush::{Flush, Ranges};
 use crate::format::{Format, Kind, Perms};
@@ -94,7 +93,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             caps,
         } = self.conditions();
         let in_runs = self.runs && caps.bbm < 1;
-        F::RULE == Rule::Arm
+        F::RULE.breaks()
             && live
             && !may_break
             && (change.changes_type() || change.turns_global() || in_runs)

@@ -6,7 +6,7 @@
 
 use super::map::{Template, check_memory};
 use crate::addr::{Level, Pa};
-use crate::bbm::{Rule, Transition};
+use crate::bbm::Transition;
 use crate::edit::EditError;
 use crate::edit::Gather;
 use crate::flush::{Held, Leaf, Ranges};
@@ -72,8 +72,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                         true => conditions.replacement::<F>(entry, new),
                         false => Transition::Store,
                     };
-                    // A page is broken on arm64 only.
-                    let breaks = F::RULE == Rule::Arm && how == Transition::Break;
+                    let breaks = F::RULE.breaks() && how == Transition::Break;
                     if breaks && !conditions.may_break {
                         return Err(EditError::NeedsBreak(page));
                     }
@@ -109,7 +108,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 Err(_) => return Err(EditError::NotMapped(page)),
             }
             // What it is to be split for will need a break.
-            if F::RULE == Rule::Arm && conditions.live && !conditions.may_break {
+            if F::RULE.breaks() && conditions.live && !conditions.may_break {
                 return Err(EditError::NeedsBreak(page));
             }
             self.space.cleave(slice)?;

@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 use core::ops::ControlFlow;
 
 use crate::addr::{Address, Level, Pa, Span};
-use crate::bbm::{Contents, Rule, State, Transition, transition};
+use crate::bbm::{Contents, State, Transition, transition};
 use crate::edit::Recent;
 use crate::flush::{Leaf, Ranges, Target, reclaim_all};
 use crate::format::{Format, Inexpressible, Kind, Perms};
@@ -208,9 +208,9 @@ impl Conditions {
             return self.replacement_of_same::<F>(old, new);
         }
         // What is mapped changes: that decides it whatever the attributes are.
-        let how = match F::RULE {
-            Rule::Arm => Transition::Break,
-            Rule::X86 => Transition::Invalidate,
+        let how = match F::RULE.breaks() {
+            true => Transition::Break,
+            false => Transition::Invalidate,
         };
         debug_assert_eq!(
             how,

@@ -72,7 +72,7 @@ use core::fmt;
 use crate::addr::{Address, Level, Pa};
 use crate::platform::Caps;
 
-/// The architecture whose rules hold.
+/// The architecture whose rules hold. Algorithms ask for what follows from them.
 ///
 /// ```
 /// use tablewright::{Format, bbm::Rule, format::{Arm64K4, X86_64}};
@@ -84,6 +84,35 @@ pub enum Rule {
     Arm,
     /// x86.
     X86,
+}
+
+impl Rule {
+    /// Whether a leaf in use may have to be invalid, and forgotten, before another takes its place (DDI 0487 D8.16).
+    #[inline(always)]
+    pub(crate) const fn breaks(self) -> bool {
+        matches!(self, Self::Arm)
+    }
+
+    /// Whether an invalidation that names a level spares leaves of others (DDI 0487 D8.17, TTL); otherwise it has whatever
+    /// translates its addresses forgotten.
+    #[inline(always)]
+    pub(crate) const fn spares_other_levels(self) -> bool {
+        matches!(self, Self::Arm)
+    }
+
+    /// Whether hardware ignores all of an invalid entry, so that it can say whose it is (DDI 0487 D8.3). On x86 an address in it may be
+    /// read through.
+    #[inline(always)]
+    pub(crate) const fn tags_invalid_entries(self) -> bool {
+        matches!(self, Self::Arm)
+    }
+
+    /// Whether a leaf can be written only while it is marked as written, by software where hardware does not do it (DDI 0487
+    /// D8.4.6).
+    #[inline(always)]
+    pub(crate) const fn writes_when_dirty(self) -> bool {
+        matches!(self, Self::Arm)
+    }
 }
 
 bitflags::bitflags! {
@@ -529,14 +558,13 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         leaf & Self::PRESENT == 0
     }
 
-    /// A frozen entry that tells by 44 bits of `tag` whose it is, where the rule is that of arm64: hardware ignores all of an
-    /// invalid entry there. On x86, where an address in it may be read through, and where none has to be told, there is one
-    /// kind.
+    /// A frozen entry that tells by 44 bits of `tag` whose it is, where hardware ignores all of an invalid entry. Elsewhere, where
+    /// none has to be told, there is one kind.
     #[inline(always)]
     fn frozen(tag: u64) -> u64 {
-        match Self::RULE {
-            Rule::Arm => Self::FROZEN | (tag & ((1 << 44) - 1)) << 12,
-            Rule::X86 => Self::FROZEN,
+        match Self::RULE.tags_invalid_entries() {
+            true => Self::FROZEN | (tag & ((1 << 44) - 1)) << 12,
+            false => Self::FROZEN,
         }
     }
 

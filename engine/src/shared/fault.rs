@@ -1,7 +1,7 @@
 //! One leaf at a time: what a fault asks for.
 
 use crate::addr::{Address, Level, Pa};
-use crate::bbm::{Contents, Rule, State, Transition, transition};
+use crate::bbm::{Contents, State, Transition, transition};
 use crate::edit::EditError;
 use crate::flush::{Fate, Leaf, Ranges};
 use crate::format::{Attrs, Format, Kind, Perms};
@@ -393,15 +393,14 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             ranges.run::<F, P>(&space.platform, space.target(true));
         };
         let done = if in_place {
-            if recovers || F::RULE == Rule::X86 {
+            let now = F::RULE.spares_other_levels() && !recovers;
+            if !now {
                 self.count.begin();
             }
-            found
-                .replace(found.entry, bits)
-                .inspect(|()| match F::RULE {
-                    Rule::Arm if !recovers => forget_now(space),
-                    _ => self.flush.ranges.add(leaf.slice(), None, true),
-                })
+            found.replace(found.entry, bits).inspect(|()| match now {
+                true => forget_now(space),
+                false => self.flush.ranges.add(leaf.slice(), None, true),
+            })
         } else {
             space.claim_and(found, found.entry, F::FROZEN, bits, |space| {
                 forget_now(space);

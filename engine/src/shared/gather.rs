@@ -213,7 +213,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     #[inline]
     pub(super) fn mark(&mut self) -> u64 {
         let serial = self.serial();
-        if F::RULE == crate::bbm::Rule::Arm {
+        if F::RULE.tags_invalid_entries() {
             // Of the space's own numbers, so that a tree does not say what others there are. The highest bit of the tag: no
             // claim of another kind has it.
             self.mark = F::frozen(serial.wrapping_sub(self.space.base) | 1 << 43);

@@ -3,7 +3,7 @@
 use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Address, Level, Pa, Span};
-use crate::bbm::{Contents, Rule, State, Transition, transition};
+use crate::bbm::{Contents, State, Transition, transition};
 use crate::edit::EditError;
 use crate::edit::{Change, Frames};
 use crate::flush::{Fate, Flush, Held, Leaf, Progress, Ranges};
@@ -252,20 +252,21 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             let unsettled = self.is_unsettled(slice, 1);
             let level = (!unsettled).then_some(at);
             ranges.add(slice, level, unsettled);
-            let breaks = how == Transition::Break || unsettled && F::RULE == Rule::Arm;
+            let breaks = how == Transition::Break || unsettled && F::RULE.breaks();
             let swapped = if breaks {
                 space.claim_and(&found, entry, F::frozen(KEPT), link, |space| {
                     ranges.run::<F, P>(&space.platform, space.target(true));
                 })
             } else {
-                if F::RULE == Rule::X86 {
+                if !F::RULE.spares_other_levels() {
                     self.count.begin();
                 }
-                found.replace(entry, link).inspect(|()| match F::RULE {
+                let now = F::RULE.spares_other_levels();
+                found.replace(entry, link).inspect(|()| match now {
                     // An invalidation of a part, at whatever level, has the old leaf forgotten there.
-                    Rule::X86 => self.flush.ranges.add(slice, level, unsettled),
+                    false => self.flush.ranges.add(slice, level, unsettled),
                     // It names the level of the part, and the old leaf has another.
-                    Rule::Arm => {
+                    true => {
                         ranges.run::<F, P>(&space.platform, space.target(true));
                     }
                 })
@@ -345,7 +346,7 @@ const KEPT: u64 = 1;
 /// Whether an entry is such a claim.
 #[inline(always)]
 fn is_kept<F: Format>(entry: u64) -> bool {
-    F::RULE == Rule::Arm && entry == F::frozen(KEPT)
+    F::RULE.tags_invalid_entries() && entry == F::frozen(KEPT)
 }
 
 /// What a [`protect`](Gather::protect) has come across.

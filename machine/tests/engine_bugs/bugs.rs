@@ -113,7 +113,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a split that needs no break is forgotten later",
         file: RANGE,
-        find: "Rule::Arm => {\n                        «ranges.run::<F, P>(&space.platform, space.target(true));»",
+        find: "true => {\n                        «ranges.run::<F, P>(&space.platform, space.target(true));»",
         with: "self.flush.ranges.add(slice, Some(at), false);",
         rules: &["freed early", "program", "break-before-make", "stale use"],
     },

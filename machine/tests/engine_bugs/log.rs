@@ -87,15 +87,15 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a block that takes the place of a table has it forgotten later",
         file: FAULT,
-        find: "Rule::Arm if !recovers => «forget_now(space)»,",
+        find: "true => «forget_now(space)»,",
         with: "self.flush.ranges.add(leaf.slice(), None, true)",
         rules: &["break-before-make", "freed early", "stale use", "program"],
     },
     Bug {
         name: "a recovery does not count as an edit",
         file: FAULT,
-        find: "if «recovers || F::RULE == Rule::X86» {\n                self.count.begin();",
-        with: "F::RULE == Rule::X86",
+        find: "if «!now» {\n                self.count.begin();",
+        with: "!F::RULE.spares_other_levels()",
         rules: &["break-before-make", "freed early", "stale use", "program"],
     },
     // Rings.
