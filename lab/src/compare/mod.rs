@@ -165,6 +165,7 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_dead: Option<f64>,
     spread: f64,
+    #[serde(rename = "samples_ns")]
     samples: Samples,
 }
 

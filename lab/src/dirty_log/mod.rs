@@ -141,13 +141,20 @@ struct Parameters {
 struct Row {
     how: &'static str,
     /// Seconds of virtual time.
+    #[serde(rename = "populate_s")]
     populate: f64,
+    #[serde(rename = "enable_s")]
     enable: f64,
+    #[serde(rename = "dirty_s")]
     dirty: Vec<f64>,
+    #[serde(rename = "get_s")]
     get: Vec<f64>,
+    #[serde(rename = "clear_s")]
     clear: Vec<f64>,
+    #[serde(rename = "disable_s")]
     disable: f64,
     /// What was published for disabling, and how much more the machine takes.
+    #[serde(rename = "published_s")]
     published: Option<f64>,
     error_percent: Option<f64>,
     /// The machine was fitted on this figure.

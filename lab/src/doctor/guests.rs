@@ -8,9 +8,20 @@ use crate::kvm::{self, Asked, HostKind, Options, PhaseRow};
 use crate::page_table_test::input::Backing;
 
 /// Small enough for a minute, large enough to be steady.
-const BYTES: u64 = 128 << 20;
-const SMALL: u64 = 64 << 20;
-pub const ROUNDS: u32 = 5;
+const BYTES: u64 = SMALL * 2;
+/// With assertions, figures say nothing: a few seconds then.
+pub const SMALL: u64 = if cfg!(debug_assertions) {
+    8 << 20
+} else {
+    64 << 20
+};
+/// The same in words.
+pub const SMALL_SIZE: &str = if cfg!(debug_assertions) {
+    "8 MiB"
+} else {
+    "64 MiB"
+};
+pub const ROUNDS: u32 = if cfg!(debug_assertions) { 2 } else { 5 };
 /// After so long there are no more rounds of one guest, on a computer on which others run: all of it takes less than a minute and a
 /// half.
 const PATIENCE: Duration = Duration::from_secs(5);

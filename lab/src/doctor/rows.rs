@@ -33,11 +33,15 @@ pub struct Parameters {
 pub struct Row {
     pub problem: &'static str,
     /// What was measured here, and for what.
+    #[serde(rename = "here_ns")]
     pub here: Option<f64>,
     pub for_each: &'static str,
     /// At the size that was named: extrapolated.
+    #[serde(rename = "there_ns")]
     pub there: Option<f64>,
+    #[serde(rename = "with_change_ns")]
     pub with_change: Option<f64>,
+    #[serde(rename = "tablewright_ns")]
     pub tablewright: Option<f64>,
     /// How each figure comes about, which kernel has the change, and whether this one does.
     pub note: String,
@@ -192,13 +196,14 @@ fn linear_row(known: &Known, size: Size) -> Result<Row, Error> {
         with_change: Some(after),
         tablewright: Some(known.linear * pages(size)),
         note: format!(
-            "Here: an entry written, and a barrier. A kernel's map is over at boot and cannot be measured: it is the machine, in pages, with              what an entry and a barrier take here, and {} to wait for an invalidation, as in {}, because only a kernel can tell that; before              the published changes, and with all four (arm64: Linux 6.10 has three of them; {}). Tablewright: its own map of 8 GiB in pages,              built and checked here, {} a page, multiplied. Published, 64 GiB: 2191 ms before and 61 ms after.",
+            "Here: an entry written, and a barrier. A kernel's map is over at boot and cannot be measured: it is the machine, in pages, with              what an entry and a barrier take here, and {} to wait for an invalidation, as in {}, because only a kernel can tell that; before              the published changes, and with all four (arm64: Linux 6.10 has three of them; {}). Tablewright: its own map of {} in pages,              built and checked here, {} a page, multiplied. Published, 64 GiB: 2191 ms before and 61 ms after.",
             report::time(machine::completion()?),
             machine::KERNELS,
             match cfg!(target_arch = "aarch64") {
                 true => which(known.host.as_ref(), &[("them", (6, 10))]),
                 false => "x86-64 never had what they change".to_owned(),
             },
+            human(native::MAPPED),
             report::time(known.linear),
         ),
     })
@@ -357,17 +362,18 @@ fn stop_rows(
     let stall = Row {
         problem: "longest stall meanwhile",
         here: longest,
-        for_each: "64 MiB",
+        for_each: guests::SMALL_SIZE,
         there: longest.map(|longest| match longest > call / 2.0 {
             // What is longer than the call ran is not of it.
-            true => longest.min(ran) * size.bytes as f64 / (64 << 20) as f64,
+            true => longest.min(ran) * size.bytes as f64 / guests::SMALL as f64,
             false => longest,
         }),
         with_change: Some(published.stall),
         tablewright: Some(ours.stall),
         note: format!(
-            "What a vCPU waits by its own counter while the log of 64 MiB is disabled, the longest of all rounds; the call takes {} \
+            "What a vCPU waits by its own counter while the log of {} is disabled, the longest of all rounds; the call takes {} \
              ({} of CPU time), and 99.9 % of accesses take at most {}. {} A busy computer adds its own stalls to it.",
+            guests::SMALL_SIZE,
             report::time(call),
             report::time(ran),
             report::time(p999),

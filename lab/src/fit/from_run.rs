@@ -74,6 +74,7 @@ pub struct MeasuredRow {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MeasuredPhase {
     pub phase: String,
+    #[serde(rename = "cpu_ns")]
     pub cpu: f64,
     pub threads: u32,
     /// Zero where it was not written down.
@@ -204,7 +205,9 @@ pub struct Compared {
     pub run: String,
     pub phase: String,
     /// Nanoseconds of CPU time of one thread.
+    #[serde(rename = "predicted_ns")]
     pub predicted: f64,
+    #[serde(rename = "measured_ns")]
     pub measured: f64,
     pub error_percent: f64,
     pub fitted: bool,

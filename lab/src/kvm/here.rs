@@ -184,11 +184,17 @@ fn head(parameters: &Parameters) -> String {
 #[derive(Serialize)]
 struct LogRow {
     how: &'static str,
+    #[serde(rename = "populate_s")]
     populate: f64,
+    #[serde(rename = "enable_s")]
     enable: f64,
+    #[serde(rename = "dirty_s")]
     dirty: Vec<f64>,
+    #[serde(rename = "get_s")]
     get: Vec<f64>,
+    #[serde(rename = "clear_s")]
     clear: Vec<f64>,
+    #[serde(rename = "disable_s")]
     disable: f64,
     stall_longest_us: Option<f64>,
     stall_p999_us: Option<f64>,
@@ -334,9 +340,13 @@ struct StartRow {
     how: &'static str,
     bytes: u64,
     leaf_bytes: u64,
+    #[serde(rename = "start_ns")]
     start: f64,
+    #[serde(rename = "start_cpu_ns")]
     start_cpu: f64,
+    #[serde(rename = "write_ns")]
     write: Option<f64>,
+    #[serde(rename = "read_ns")]
     read: Option<f64>,
     faults_of_writes: Option<i64>,
     faults_of_reads: Option<i64>,
@@ -444,8 +454,11 @@ pub fn write_protect(
 #[derive(Serialize)]
 struct FaultRow {
     how: &'static str,
+    #[serde(rename = "create_s")]
     create: f64,
+    #[serde(rename = "update_s")]
     update: f64,
+    #[serde(rename = "rebuild_s")]
     rebuild: f64,
     faults: i64,
     phases: Vec<PhaseRow>,

@@ -54,18 +54,25 @@ pub struct PhaseRow {
     pub phase: String,
     pub pages: u64,
     /// Nanoseconds, medians.
+    #[serde(rename = "wall_ns")]
     pub wall: f64,
+    #[serde(rename = "cpu_ns")]
     pub cpu: f64,
     /// CPU time for a page.
+    #[serde(rename = "cpu_ns_per_page")]
     pub cpu_a_page: f64,
     /// Of all rounds.
+    #[serde(rename = "cpu_samples_ns")]
     pub cpu_samples: Vec<f64>,
     /// Distance of the tenth and the ninetieth percentile, as a part of the median.
     pub cpu_spread: f64,
     pub threads: u32,
     /// What the guest waited, where it ran: the longest of all rounds, and medians; nanoseconds.
+    #[serde(rename = "stall_longest_ns")]
     pub stall_longest: Option<f64>,
+    #[serde(rename = "stall_p999_ns")]
     pub stall_p999: Option<f64>,
+    #[serde(rename = "stall_total_ns")]
     pub stall_total: Option<f64>,
     /// What KVM counted: medians.
     pub counts: BTreeMap<String, i64>,

@@ -120,7 +120,9 @@ struct Row {
     ratio_to_bare: f64,
     gb_per_second: f64,
     bare_gb_per_second: f64,
+    #[serde(rename = "samples_ns")]
     samples: Samples,
+    #[serde(rename = "bare_samples_ns")]
     bare_samples: Samples,
 }
 

@@ -185,14 +185,18 @@ struct Parameters {
     memory_bytes: u64,
     used_bytes: u64,
     vcpus: u16,
+    #[serde(rename = "page_bytes")]
     page_size: u64,
+    #[serde(rename = "bandwidth_bytes_per_second")]
     bandwidth: u64,
     downtime_limit_ms: u64,
     timeout_s: u64,
     chunk_bytes: u64,
+    #[serde(rename = "ring_entries")]
     ring_size: u32,
     writes: String,
     set_bytes: Option<u64>,
+    #[serde(rename = "rate_pages_per_second")]
     rate: Option<u64>,
     work_ns: u64,
     /// What the profile and the work are from.
@@ -202,16 +206,19 @@ struct Parameters {
     seed: u64,
 }
 
-/// A migration, with the names and units of QEMU's `query-migrate` where it has them.
+/// A migration, with the figures of QEMU's `query-migrate` where it has them, and the unit of each behind its name.
 #[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
 struct Row {
     logging: Logging,
     converged: bool,
     /// Milliseconds, all four.
+    #[serde(rename = "total_time_ms")]
     total_time: f64,
+    #[serde(rename = "downtime_ms")]
     downtime: f64,
+    #[serde(rename = "expected_downtime_ms")]
     expected_downtime: f64,
+    #[serde(rename = "setup_time_ms")]
     setup_time: f64,
     /// Percent.
     cpu_throttle_percentage: u64,
@@ -222,27 +229,33 @@ struct Row {
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
 struct Ram {
     /// Bytes, all three.
+    #[serde(rename = "transferred_bytes")]
     transferred: u64,
+    #[serde(rename = "remaining_bytes")]
     remaining: u64,
+    #[serde(rename = "total_bytes")]
     total: u64,
     /// Pages.
+    #[serde(rename = "duplicate_pages")]
     duplicate: u64,
+    #[serde(rename = "normal_pages")]
     normal: u64,
     normal_bytes: u64,
     /// Pages in a second.
+    #[serde(rename = "dirty_pages_per_second")]
     dirty_pages_rate: u64,
     pages_per_second: u64,
     dirty_sync_count: u64,
     /// Megabits in a second.
+    #[serde(rename = "megabits_per_second")]
     mbps: f64,
+    #[serde(rename = "page_bytes")]
     page_size: u64,
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
 struct GuestRow {
     /// Pages written, and in each second that the guest was not stopped.
     writes: u64,
@@ -254,7 +267,6 @@ struct GuestRow {
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
 struct Host {
     invalidations: u64,
     waits_for_completion: u64,
@@ -262,7 +274,6 @@ struct Host {
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
 struct RoundRow {
     at_ms: f64,
     dirty_pages: u64,

@@ -140,10 +140,14 @@ struct Parameters {
 struct Row {
     how: &'static str,
     /// Seconds of virtual time.
+    #[serde(rename = "create_s")]
     create: f64,
+    #[serde(rename = "update_s")]
     update: f64,
+    #[serde(rename = "rebuild_s")]
     rebuild: f64,
     /// What was published for them, and how much more the machine takes.
+    #[serde(rename = "published_s")]
     published: [Option<f64>; 3],
     error_percent: [Option<f64>; 3],
     fitted: [bool; 3],
@@ -216,8 +220,11 @@ fn run_kvm(arguments: &Arguments) -> Result<(), Error> {
 struct NativeRow {
     how: &'static str,
     /// Seconds.
+    #[serde(rename = "create_s")]
     create: f64,
+    #[serde(rename = "update_s")]
     update: f64,
+    #[serde(rename = "rebuild_s")]
     rebuild: f64,
     faults: u64,
     tables: u64,

@@ -102,9 +102,12 @@ struct Parameters {
 #[derive(Serialize)]
 struct Row {
     how: &'static str,
+    #[serde(rename = "time_ns")]
     time: f64,
     /// Of one map, touch and unmap.
+    #[serde(rename = "cycle_ns")]
     cycle: f64,
+    #[serde(rename = "cpu_time_ns")]
     cpu_time: f64,
     interrupts: u64,
     hypercalls: u64,
@@ -113,9 +116,12 @@ struct Row {
     wake_ups: u64,
     /// vCPUs that were left to forget when they are entered next.
     told_later: u64,
+    #[serde(rename = "waiting_ns")]
     waiting: f64,
+    #[serde(rename = "longest_wait_ns")]
     longest_wait: f64,
     /// What was published for a cycle, and how much more it takes here.
+    #[serde(rename = "published_cycle_ns")]
     published_cycle: Option<f64>,
     error_percent: Option<f64>,
     fitted: bool,

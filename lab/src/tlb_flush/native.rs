@@ -11,7 +11,7 @@ use memmap2::MmapOptions;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::report;
+use crate::report::{self, Report};
 
 const PAGE: u64 = 4096;
 
@@ -26,16 +26,21 @@ pub struct Program {
     pub json: bool,
 }
 
-/// In seconds, as `time` prints them.
+#[derive(Serialize)]
+struct Parameters {
+    on: &'static str,
+    tasks: u16,
+    cycles: u64,
+    pages: u64,
+}
+
+/// As `time` prints them, and what one map, touch and unmap takes.
 #[derive(Serialize)]
 struct Took {
-    experiment: &'static str,
-    cycles: u64,
-    real: f64,
-    user: f64,
-    sys: f64,
-    /// Nanoseconds.
-    cycle: f64,
+    real_s: f64,
+    user_s: f64,
+    sys_s: f64,
+    cycle_ns: f64,
 }
 
 /// A file that is there for the time of the run.
@@ -88,27 +93,38 @@ pub fn run(program: &Program) -> Result<(), Error> {
         result.map_err(refused)?;
     }
     let cycles = u64::from(program.threads) * u64::from(program.rounds) * u64::from(program.chunks);
-    let took = Took {
+    let report = Report {
         experiment: "tlb-flush",
-        cycles,
-        real: real.as_secs_f64(),
-        user: (after.0 - before.0).as_secs_f64(),
-        sys: (after.1 - before.1).as_secs_f64(),
-        cycle: real.as_nanos() as f64 / cycles as f64,
+        parameters: Parameters {
+            on: "native",
+            tasks: program.threads,
+            cycles,
+            pages: program.pages,
+        },
+        rows: vec![Took {
+            real_s: real.as_secs_f64(),
+            user_s: (after.0 - before.0).as_secs_f64(),
+            sys_s: (after.1 - before.1).as_secs_f64(),
+            cycle_ns: real.as_nanos() as f64 / cycles as f64,
+        }],
+        warnings: Vec::new(),
     };
-    if program.json {
-        return report::print_json(&took);
-    }
-    report::print(&format!(
-        "{} of map, touch and unmap of {} by {} on this computer\n\nreal {:.3} s, user {:.3} s, sys {:.3} s; a cycle {}\n",
-        report::counted(took.cycles, "cycle", "cycles"),
-        report::counted(program.pages, "page", "pages"),
-        report::counted(program.threads.into(), "thread", "threads"),
-        took.real,
-        took.user,
-        took.sys,
-        report::time(took.cycle),
-    ))
+    report.print(program.json, |report| {
+        let [took] = &report.rows[..] else {
+            return String::new();
+        };
+        format!(
+            "{} of map, touch and unmap of {} by {} on this computer\n\n\
+             real {:.3} s, user {:.3} s, sys {:.3} s; a cycle {}\n",
+            report::counted(cycles, "cycle", "cycles"),
+            report::counted(program.pages, "page", "pages"),
+            report::counted(program.threads.into(), "thread", "threads"),
+            took.real_s,
+            took.user_s,
+            took.sys_s,
+            report::time(took.cycle_ns),
+        )
+    })
 }
 
 fn refused(path: &Path, error: std::io::Error) -> Error {

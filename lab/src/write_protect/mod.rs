@@ -138,10 +138,14 @@ struct Row {
     bytes: u64,
     leaf_bytes: u64,
     /// Nanoseconds of virtual time.
+    #[serde(rename = "start_ns")]
     start: f64,
+    #[serde(rename = "write_ns")]
     write: Option<f64>,
+    #[serde(rename = "read_ns")]
     read: Option<f64>,
     /// What was published for the start and for the writes, and how much more the machine takes.
+    #[serde(rename = "published_ns")]
     published: [Option<f64>; 2],
     error_percent: [Option<f64>; 2],
     /// The machine was fitted on these figures.

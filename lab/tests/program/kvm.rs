@@ -54,7 +54,7 @@ fn the_log_has_what_the_guest_wrote_by_each_way() {
             }
             let dirty = phase(&report, "dirty 2");
             assert_eq!(dirty["pages"], 8192);
-            assert!(dirty["stall_longest"].as_f64() > Some(0.0));
+            assert!(dirty["stall_longest_ns"].as_f64() > Some(0.0));
             // Each page that was logged faults, whatever else does; but what is written during a call, for its stalls to be seen,
             // does not fault again in the pass after it.
             let at_rest = way != ["--stalls"];
@@ -245,18 +245,18 @@ fn doctor_has_a_row_for_each_problem_and_runs_to_fit_to() {
     assert_eq!(rows.len(), 7);
     for row in rows {
         let note = row["note"].as_str().expect("a note");
-        let is_there = row["tablewright"].is_f64() || row["there"].is_f64();
+        let is_there = row["tablewright_ns"].is_f64() || row["there_ns"].is_f64();
         assert!(is_there || note.starts_with("No other thread"), "{row}");
     }
     // The map as it was is slower than the changed one, and that than the engine's.
-    let linear = ["there", "with_change", "tablewright"].map(|it| rows[0][it].as_f64());
+    let linear = ["there_ns", "with_change_ns", "tablewright_ns"].map(|it| rows[0][it].as_f64());
     assert!(linear[0] > linear[1] && linear[1] > linear[2], "{linear:?}");
     assert!(report["parameters"]["host"]["kernel"].is_string());
     // What was measured in a few hundred pages is what it is multiplied from.
     let start = &rows[3];
     let pages = (1 << 30) as f64 / 4096.0;
-    let there = start["here"].as_f64().expect("measured") * pages;
-    assert!((there / start["there"].as_f64().expect("extrapolated") - 1.0).abs() < 1e-9);
+    let there = start["here_ns"].as_f64().expect("measured") * pages;
+    assert!((there / start["there_ns"].as_f64().expect("extrapolated") - 1.0).abs() < 1e-9);
     let file = Scratch::new("doctor.json", &output.stdout);
     let fit = tablewright(&["fit", "--from", file.path(), "--json"]);
     assert!(fit.status.success(), "{}", stderr(&fit));

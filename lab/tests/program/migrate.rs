@@ -143,38 +143,43 @@ fn a_recording_is_a_guest() {
     assert!(output.status.success(), "{}", stderr(&output));
     let report: Value = serde_json::from_str(stdout(&output)).expect("JSON");
     for row in report["rows"].as_array().expect("rows") {
-        let (writes, rate) = (&row["guest"]["writes"], &row["guest"]["writes-per-second"]);
+        let (writes, rate) = (&row["guest"]["writes"], &row["guest"]["writes_per_second"]);
         // 15 pages in 20 ms, for the 250 ms that 8 MiB take.
         let rate = rate.as_u64().expect("a rate");
         assert!((700..800).contains(&rate), "{writes} {rate}");
-        let sent = row["ram"]["normal"].as_u64().expect("pages");
+        let sent = row["ram"]["normal_pages"].as_u64().expect("pages");
         assert!((2048..2048 + 100).contains(&sent), "{sent}");
     }
 }
 
 #[test]
-fn the_names_and_units_are_those_of_qemu() {
+fn the_figures_are_those_of_qemu() {
     let report = json(&["--writes", "fixed", "--rate", "20000", "--set", "2M"]);
     let rows = report["rows"].as_array().expect("rows");
     let names: Vec<_> = rows.iter().map(|row| row["logging"].as_str()).collect();
     let kinds = ["manual", "all-set", "protect-all", "ring"];
     assert_eq!(names, kinds.map(Some));
     for row in rows {
-        for name in ["total-time", "downtime", "expected-downtime", "setup-time"] {
+        for name in [
+            "total_time_ms",
+            "downtime_ms",
+            "expected_downtime_ms",
+            "setup_time_ms",
+        ] {
             assert!(row[name].as_f64().expect(name) >= 0.0);
         }
         let ram = &row["ram"];
         let number = |name: &str| ram[name].as_f64().expect("a number");
-        assert_eq!(number("total"), f64::from(8 << 20));
-        assert_eq!(number("remaining"), 0.0);
+        assert_eq!(number("total_bytes"), f64::from(8 << 20));
+        assert_eq!(number("remaining_bytes"), 0.0);
         assert_eq!(
-            number("normal-bytes"),
-            number("normal") * number("page-size")
+            number("normal_bytes"),
+            number("normal_pages") * number("page_bytes")
         );
-        assert!(number("mbps") < 256.0 * 1.048_576 * 8.0);
-        assert!((10_000.0..=20_100.0).contains(&number("dirty-pages-rate")));
-        assert!(number("dirty-sync-count") >= 2.0);
-        assert_eq!(row["cpu-throttle-percentage"], 0);
+        assert!(number("megabits_per_second") < 256.0 * 1.048_576 * 8.0);
+        assert!((10_000.0..=20_100.0).contains(&number("dirty_pages_per_second")));
+        assert!(number("dirty_sync_count") >= 2.0);
+        assert_eq!(row["cpu_throttle_percentage"], 0);
     }
 }
 
@@ -208,7 +213,7 @@ fn run_on_kvm(source: &str, phases: &[(&str, f64)]) -> String {
     let phases: Vec<_> = phases
         .iter()
         .map(|(phase, ns)| {
-            serde_json::json!({"phase": phase, "pages": pages, "cpu": ns * f64::from(pages), "threads": 1})
+            serde_json::json!({"phase": phase, "pages": pages, "cpu_ns": ns * f64::from(pages), "threads": 1})
         })
         .collect();
     serde_json::json!({
@@ -255,7 +260,7 @@ fn a_migration_on_the_computer_at_hand_has_its_rates() {
     // What a fault keeps the guest is what was measured.
     let guest = &report["rows"][0]["guest"];
     let number = |name: &str| guest[name].as_f64().expect("a number");
-    let fault = number("stall-total-ms") * 1e6 / number("faults");
+    let fault = number("stall_total_ms") * 1e6 / number("faults");
     assert!((fault / (2400.0 - 32.2) - 1.0).abs() < 0.1, "{fault} ns");
     // What is said counts.
     let own = from(&[&both, &["--logging", "manual", "--work", "500"]]);

@@ -84,9 +84,9 @@ fn bad_input_is_one_line() {
 /// Without a word about the guest the ways differ.
 #[test]
 fn plain_shows_what_it_is_about() {
-    let create = |how| number(row(&json(&["--how", how]), how), "create");
-    let [before, after, engine] = ["before", "cmo-in-handler", "tablewright"].map(create);
-    assert!(before > 3.0 * after && after > 3.0 * engine);
+    let create = |how| number(row(&json(&["--how", how]), how), "create_s");
+    let [before, engine] = ["before", "tablewright"].map(create);
+    assert!(before > 9.0 * engine);
 }
 
 /// The published change that leaves the cleaning out shows a guest what was not cleaned, if not every page was mapped
@@ -149,7 +149,7 @@ fn time_for_each_page_does_not_depend_on_how_much_memory_there_is() {
     let rebuild = |bytes: &str| {
         let report = json(&["-b", bytes, "-v", "80", "--how", "cmo-in-handler"]);
         let row = row(&report, "cmo-in-handler");
-        (number(row, "create"), number(row, "update"))
+        (number(row, "create_s"), number(row, "update_s"))
     };
     let (small, large) = (rebuild("4M"), rebuild("16M"));
     for (small, large) in [(small.0, large.0), (small.1, large.1)] {
@@ -165,7 +165,7 @@ fn time_for_each_page_does_not_depend_on_how_much_memory_there_is() {
         "--scale",
         "4",
     ]);
-    let scaled = number(row(&scaled, "cmo-in-handler"), "update");
+    let scaled = number(row(&scaled, "cmo-in-handler"), "update_s");
     assert!((scaled - small.1 * 4.0).abs() < 1e-9);
 }
 
@@ -181,7 +181,7 @@ fn the_engine_is_not_slower_than_any_change_that_keeps_the_cleaning() {
         ("shmem", "2M", "16"),
     ] {
         let report = json(&["-s", backing, "-b", bytes, "-v", vcpus]);
-        for phase in ["create", "update", "rebuild"] {
+        for phase in ["create_s", "update_s", "rebuild_s"] {
             let ours = number(row(&report, "tablewright"), phase);
             for how in [
                 "before",
@@ -235,7 +235,7 @@ fn threads_of_this_computer_run_it() {
     ]);
     let row = row(&report, "tablewright");
     assert!(
-        ["create", "update", "rebuild"]
+        ["create_s", "update_s", "rebuild_s"]
             .iter()
             .all(|phase| number(row, phase) > 0.0)
     );

@@ -81,7 +81,7 @@ fn the_start_does_not_depend_on_how_much_memory_there_is() {
             "1G,64G,16T",
         ]);
         let rows = rows(&report, "tablewright");
-        let start = |row: usize| number(rows[row], "start");
+        let start = |row: usize| number(rows[row], "start_ns");
         let written = |row: usize| number(rows[row], "entries_written_by_start");
         assert_eq!(start(0), start(1), "one entry of the root each");
         assert_eq!((written(0), written(2)), (1.0, 32.0));
@@ -117,9 +117,9 @@ fn every_page_is_written_by_one_fault_and_logged() {
         let slow = rows(&report, "slow")[0];
         let ours = rows(&report, "tablewright")[0];
         assert_eq!(number(slow, "entries_written_by_start"), pages);
-        assert!(number(ours, "start") * 10.0 < number(slow, "start"));
+        assert!(number(ours, "start_ns") * 10.0 < number(slow, "start_ns"));
         // First writes within 3 % of a log that was started the slow way.
-        let ratio = number(ours, "write") / number(slow, "write");
+        let ratio = number(ours, "write_ns") / number(slow, "write_ns");
         assert!(ratio < 1.03, "{format}: {ratio}");
     }
 }
@@ -135,7 +135,7 @@ fn the_published_case() {
         assert!(error.abs() < 0.1, "{slow}");
     }
     let report = json(&["--how", "tablewright", "--sizes", "3G"]);
-    let start = number(rows(&report, "tablewright")[0], "start");
+    let start = number(rows(&report, "tablewright")[0], "start_ns");
     assert!(start <= 137_654.0, "{start}");
     // Interrupts alone, at what they cost in another table.
     assert!(start >= 12.0 * 1_527.0, "{start}");
@@ -150,7 +150,7 @@ fn the_published_case_after_the_change() {
     assert_eq!(fast["fitted"], false);
     let error = fast["error_percent"][1].as_f64().expect("an error");
     assert!(error.abs() < 5.0, "first writes after the change: {error}");
-    assert!(number(ours, "write") <= number(slow, "write") * 1.03);
+    assert!(number(ours, "write_ns") <= number(slow, "write_ns") * 1.03);
 }
 
 #[test]

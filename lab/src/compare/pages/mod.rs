@@ -73,6 +73,7 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_best_other_and_exchanges: Option<f64>,
     spread: f64,
+    #[serde(rename = "samples_ns")]
     samples: Samples,
 }
 

@@ -1,0 +1,115 @@
+//! Keys of JSON: one style in all experiments, and the unit of each figure in its key.
+
+use crate::common::{Scratch, stderr, stdout, tablewright};
+use serde_json::Value;
+
+/// What has no unit, or has it beside it.
+const BARE: [&str; 2] = ["spread", "scale"];
+/// The units, as a key ends with them.
+const UNITS: [&str; 7] = [
+    "_ns",
+    "_us",
+    "_ms",
+    "_s",
+    "_percent",
+    "_per_second",
+    "_bytes",
+];
+
+fn has_unit(key: &str) -> bool {
+    UNITS
+        .iter()
+        .any(|unit| key.ends_with(unit) || key == &unit[1..])
+        || key.starts_with("ns_per_")
+        || key.contains("_ns_per_")
+        || key.starts_with("ratio_to_")
+        || BARE.contains(&key)
+}
+
+/// What is wrong with the keys in a value that stands behind `key`.
+fn wrong(key: &str, value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(object) => {
+            for (key, value) in object {
+                let is_word = |part: &str| {
+                    !part.is_empty()
+                        && part
+                            .chars()
+                            .all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit())
+                };
+                if !key.split('_').all(is_word) {
+                    found.push(format!("{key}: not words with underscores between them"));
+                }
+                // Figures of a published table are in the unit that stands beside them.
+                if !object.contains_key("unit") || value.is_object() {
+                    wrong(key, value, found);
+                }
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| wrong(key, value, found)),
+        Value::Number(number) if number.is_f64() && !has_unit(key) => {
+            found.push(format!("{key}: {number} of what?"));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn keys_are_words_and_name_the_unit() {
+    let mut found = Vec::new();
+    wrong(
+        "",
+        &serde_json::json!({"a-b": 1, "time": 1.5, "time_ns": [1.5], "count": 1}),
+        &mut found,
+    );
+    assert_eq!(found.len(), 2, "{found:?}");
+
+    let recording = Scratch::new("keys.twr", "");
+    let record = ["record", "-o", recording.path(), "sleep", "0.1"];
+    for line in [
+        &["map-mem", "--ram", "64M", "--rounds", "2"][..],
+        &[
+            "map-mem",
+            "--on",
+            "machine",
+            "--machine",
+            "neutral",
+            "--ram",
+            "64M",
+        ],
+        &["page-table-test", "-v", "2", "-b", "2M"],
+        &["page-table-test", "--on", "native", "-v", "1", "-b", "2M"],
+        &["write-protect", "-b", "1M", "-v", "2"],
+        &["write-protect", "--sizes", "1G"],
+        &["tlb-flush", "-r", "1", "-c", "1"],
+        &[
+            "tlb-flush",
+            "--on",
+            "native",
+            "-r",
+            "1",
+            "-t",
+            "2",
+            "-p",
+            "16",
+        ],
+        &["dirty-log", "-v", "2", "-b", "4M"],
+        &["compare", "--size", "2M", "--rounds", "2"],
+        &["compare", "--pages", "1", "--rounds", "2"],
+        &["migrate", "--memory", "2M", "--set", "1M"],
+        &["litmus", "--only", "CoWTf.inv+po"],
+        &["fit", "--machine", "apple-m2-vm-16g"],
+        &["reproduce", "--only", "tlb-flush"],
+        #[cfg(target_os = "linux")]
+        &record,
+    ] {
+        let line = [&line[..1], &["--json"], &line[1..]].concat();
+        let output = tablewright(&line);
+        assert!(output.status.success(), "{line:?}: {}", stderr(&output));
+        let report: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+        assert_eq!(report["experiment"], line[0]);
+        let mut found = Vec::new();
+        wrong("", &report, &mut found);
+        assert!(found.is_empty(), "{line:?}: {found:#?}");
+    }
+}
