@@ -209,21 +209,35 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
         let frame = Pa::new(1 << F::shift(level));
         each_attrs(&[0, 1, 2, 4, 7, 8], |attrs| {
             let encoded = F::encode(&attrs, level);
-            assert_eq!(
-                encoded.is_err(),
-                refused::<F>(&attrs),
-                "{}: {attrs:?}",
-                F::NAME
-            );
+            let name = F::NAME;
+            match (&encoded, refused::<F>(&attrs)) {
+                (Ok(bits), true) => {
+                    panic!("{name} at {level:?} has to refuse {attrs:?}, and encodes it: {bits:#x}")
+                }
+                (Err(why), false) => {
+                    panic!("{name} at {level:?} has to encode {attrs:?}, and refuses it: {why}")
+                }
+                _ => {}
+            }
             let Ok(bits) = encoded else { return };
             held += 1;
-            assert!(seen.insert(bits), "two combinations have one descriptor");
             let leaf = F::with_address(bits, frame);
-            assert_eq!(F::kind(leaf, level), Kind::Leaf);
-            assert_eq!(F::is_parked(leaf), attrs.perms.is_empty());
-            assert_eq!(F::decode(leaf, level), attrs, "{}: {leaf:#x}", F::NAME);
-            assert_eq!(F::address(leaf, level), frame);
-            assert_eq!(bits & F::CONTIGUOUS, 0);
+            let what = || format!("{name} at {level:?}: {leaf:#x} of {attrs:?}");
+            assert!(
+                seen.insert(bits),
+                "{}: another combination has it, too",
+                what()
+            );
+            assert_eq!(F::kind(leaf, level), Kind::Leaf, "{}", what());
+            assert_eq!(
+                F::is_parked(leaf),
+                attrs.perms.is_empty(),
+                "is parked: {}",
+                what()
+            );
+            assert_eq!(F::decode(leaf, level), attrs, "decoded again: {}", what());
+            assert_eq!(F::address(leaf, level), frame, "{}", what());
+            assert_eq!(bits & F::CONTIGUOUS, 0, "the contiguous bit: {}", what());
             if attrs.perms.is_empty() {
                 check_parked::<F>(leaf, frame, level);
                 return;
@@ -231,11 +245,14 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
             assert_eq!(
                 bits & F::address_mask(level),
                 0,
-                "attributes in the address"
+                "attributes in the address: {}",
+                what()
             );
-            let found = walk::<F>(leaf, level).unwrap_or_else(|fault| panic!("{fault}"));
-            assert_eq!(words::<F>(&found), attrs, "{}: {leaf:#x}", F::NAME);
-            assert_eq!((found.pa, found.size), (frame.get(), 1 << F::shift(level)));
+            let found =
+                walk::<F>(leaf, level).unwrap_or_else(|fault| panic!("{}: {fault}", what()));
+            assert_eq!(words::<F>(&found), attrs, "by the walker: {}", what());
+            let at = (frame.get(), 1 << F::shift(level));
+            assert_eq!((found.pa, found.size), at, "by the walker: {}", what());
         });
         assert!(held > 200, "{}: {held}", F::NAME);
     }
@@ -272,8 +289,9 @@ fn native_bits_stand_where_they_are_given<F: Decoded>() {
                 native,
                 ..data::<F>()
             };
-            assert_eq!(F::encode(&attrs, level), Ok(base | native));
-            assert_eq!(F::decode(base | native, level), attrs);
+            let what = || format!("{} at {level:?}: native {native:#x}", F::NAME);
+            assert_eq!(F::encode(&attrs, level), Ok(base | native), "{}", what());
+            assert_eq!(F::decode(base | native, level), attrs, "{}", what());
         }
         for bit in bits.iter().filter(|&bit| F::NATIVE & bit == 0) {
             let attrs = Attrs {
@@ -294,7 +312,12 @@ fn native_bits_stand_where_they_are_given<F: Decoded>() {
 fn no_leaf_is_encoded_where_the_walker_knows_none<F: Decoded>() {
     for level in levels::<F>() {
         let encoded = F::encode(&data::<F>(), level);
-        assert_eq!(encoded.is_ok(), F::is_leaf_level(level));
+        assert_eq!(
+            encoded.is_ok(),
+            F::is_leaf_level(level),
+            "{} at {level:?} has leaves, and encodes one: {encoded:x?}",
+            F::NAME
+        );
         // What a leaf would look like there: arm64 a block, or a page; x86 PS, or a page.
         let leaf = match (is_arm::<F>(), level == Level::PAGE) {
             (true, true) => 0x703,
@@ -315,16 +338,27 @@ fn no_leaf_is_encoded_where_the_walker_knows_none<F: Decoded>() {
             Err(Fault::Reserved(_)) => false,
             Err(fault) => panic!("{fault}"),
         };
-        assert_eq!(known, F::is_leaf_level(level), "{} at {level:?}", F::NAME);
+        assert_eq!(
+            known,
+            F::is_leaf_level(level),
+            "the walker knows a leaf, and {} has one at {level:?}: {leaf:#x}",
+            F::NAME
+        );
     }
     // The other end of the contract: nothing above the root.
     assert!(!F::is_leaf_level(F::root_level().up()));
 }
 
 fn the_shape_is_that_of_the_walker<F: Decoded>() {
-    assert_eq!(F::PAGE_SHIFT, F::REGIME.page_shift());
-    assert_eq!(F::INPUT_BITS, F::REGIME.input_bits());
-    assert_eq!(number::<F>(F::root_level()), F::REGIME.start_level());
+    let name = F::NAME;
+    assert_eq!(F::PAGE_SHIFT, F::REGIME.page_shift(), "{name}: PAGE_SHIFT");
+    assert_eq!(F::INPUT_BITS, F::REGIME.input_bits(), "{name}: INPUT_BITS");
+    let root = number::<F>(F::root_level());
+    assert_eq!(
+        root,
+        F::REGIME.start_level(),
+        "{name}: the level of the root"
+    );
     for level in levels::<F>() {
         let number = number::<F>(level);
         assert_eq!(
@@ -333,7 +367,8 @@ fn the_shape_is_that_of_the_walker<F: Decoded>() {
             "{}",
             F::NAME
         );
-        assert_eq!(1u64 << F::shift(level), F::REGIME.entry_size(number));
+        let size = 1u64 << F::shift(level);
+        assert_eq!(size, F::REGIME.entry_size(number), "{name} at {level:?}");
         let run = F::REGIME.run_entries(number);
         assert_eq!(
             1usize << F::contiguous(level),
@@ -375,7 +410,12 @@ fn an_address_goes_to_the_entry_that_the_walker_reads<F: Decoded>() {
         };
         let fault = walker::translate(F::REGIME, u64::from(F::LEVELS) << 20, input, &mut read);
         let known = fault != Err(Fault::NonCanonical);
-        assert_eq!(F::is_canonical(input), known, "{}: {input:#x}", F::NAME);
+        assert_eq!(
+            F::is_canonical(input),
+            known,
+            "{} takes {input:#x} for an input address, and the walker does",
+            F::NAME
+        );
         if known {
             canonical += 1;
             assert_eq!(path.len(), usize::from(F::LEVELS));
@@ -520,8 +560,9 @@ fn descriptors_of_consecutive_frames_differ_by_the_size_of_one<F: Decoded>() {
             assert_eq!(
                 step == size,
                 bit < F::LINEAR_BITS.min(64),
-                "{}: bit {bit}",
-                F::NAME
+                "{} at {level:?}: the step from the frame {here:#x} to {next:#x} is {step:#x}, and LINEAR_BITS is {}",
+                F::NAME,
+                F::LINEAR_BITS
             );
         }
     }

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fmt::{Debug, Display};
 use std::ops::ControlFlow;
 
 use tablewright::hosted::Hosted;
@@ -484,8 +485,49 @@ fn of_x86(number: u64) -> Memory {
     }
 }
 
-/// Every table reachable from a root, with its entries: whether an edit that failed left a trace.
-pub fn snapshot<F: Decoded>(platform: &Hosted, root: Pa) -> Vec<(u64, Vec<u64>)> {
+/// Fails where the two differ, and says the first place where they do: the lists may be as long as a table.
+#[track_caller]
+pub fn assert_same<T: PartialEq + Debug>(found: &[T], expected: &[T], what: impl Display) {
+    if found == expected {
+        return;
+    }
+    let pairs = found.iter().zip(expected);
+    let alike = pairs.take_while(|(a, b)| a == b).count();
+    let from_there =
+        |all: &[T]| format!("{:x?}", all.iter().skip(alike).take(2).collect::<Vec<_>>());
+    panic!(
+        "{what}: {} and not {} in number; after {alike} that are as expected\n   found: {}\nexpected: {}",
+        found.len(),
+        expected.len(),
+        from_there(found),
+        from_there(expected),
+    );
+}
+
+/// Every table reachable from a root, with its entries.
+#[derive(PartialEq, Eq)]
+pub struct Snapshot(Vec<(u64, Vec<u64>)>);
+
+impl Snapshot {
+    /// Fails where an edit that failed has left a trace.
+    #[track_caller]
+    pub fn assert_untouched(&self, after: &Self) {
+        if self != after {
+            let entries = |of: &Self| -> Vec<_> {
+                let entries = of.0.iter().flat_map(|(table, bits)| {
+                    let numbered = bits.iter().enumerate();
+                    numbered.map(|(index, &entry)| (*table, index, entry))
+                });
+                entries.collect()
+            };
+            let what = "tables that were to stay as they were: (table, index, entry)";
+            assert_same(&entries(after), &entries(self), what);
+        }
+    }
+}
+
+/// Takes a picture of every table that is reachable from a root.
+pub fn snapshot<F: Decoded>(platform: &Hosted, root: Pa) -> Snapshot {
     let mut tables = Vec::new();
     let mut read = |table: u64, index: usize| platform.read(Pa::new(table), index).unwrap();
     walker::tables(F::REGIME, root.get(), &mut read, |table| {
@@ -505,5 +547,5 @@ pub fn snapshot<F: Decoded>(platform: &Hosted, root: Pa) -> Vec<(u64, Vec<u64>)>
         })
         .collect();
     assert_eq!(snapshot.len(), count, "a table is reachable twice");
-    snapshot.into_iter().collect()
+    Snapshot(snapshot.into_iter().collect())
 }

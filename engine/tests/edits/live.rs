@@ -86,7 +86,7 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
                     refused_at <= named.get() && named <= at.last(),
                     "{what}: {named}"
                 );
-                assert_eq!(before, snapshot::<F>(&platform, gather.root()), "{what}");
+                before.assert_untouched(&snapshot::<F>(&platform, gather.root()));
                 assert!(gather.is_clean());
                 gather.finish(|_| panic!("a refused edit cuts nothing off"));
                 let now = platform.counts();

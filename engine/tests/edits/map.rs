@@ -309,7 +309,7 @@ fn a_change_of_attributes_that_the_format_cannot_hold_is_refused() {
             protect(&mut space, span(0, M2), change),
             Err(EditError::Inexpressible(_))
         ));
-        assert_eq!(before, snapshot::<X86>(&platform, space.root()));
+        before.assert_untouched(&snapshot::<X86>(&platform, space.root()));
     }
 }
 

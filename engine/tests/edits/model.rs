@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use crate::common::{
-    Decoded, Mapped, Model, Stretches, is_el2, is_guest, judge_with_parked, snapshot,
+    Decoded, Mapped, Model, Stretches, assert_same, is_el2, is_guest, judge_with_parked, snapshot,
 };
 use proptest::prelude::*;
 use tablewright::hosted::Hosted;
@@ -287,8 +287,7 @@ impl<'h, F: Decoded> World<'h, F> {
                     tables,
                     "a failed edit leaked tables"
                 );
-                let after = snapshot::<F>(self.platform, gather.root());
-                assert_eq!(before, after, "a failed edit left a trace");
+                before.assert_untouched(&snapshot::<F>(self.platform, gather.root()));
                 assert!(
                     gather.is_clean(),
                     "a failed edit left something to invalidate"
@@ -330,7 +329,7 @@ impl<'h, F: Decoded> World<'h, F> {
     /// run or a block in place may say accessed or dirty of more than it knows, and never of less.
     fn compare(&self, found: &Stretches, expected: &Stretches, what: &str) {
         if self.space.liveness() == Liveness::Dead || !self.platform.caps().hardware_access {
-            assert_eq!(found, expected, "{}: {what} and the model differ", F::NAME);
+            assert_same(&found.0, &expected.0, format!("{}: {what}", F::NAME));
             return;
         }
         let plain = |stretches: &Stretches| {
@@ -345,11 +344,10 @@ impl<'h, F: Decoded> World<'h, F> {
             }
             plain
         };
-        assert_eq!(
-            plain(found),
-            plain(expected),
-            "{}: {what} and the model differ",
-            F::NAME
+        assert_same(
+            &plain(found).0,
+            &plain(expected).0,
+            format!("{}: {what}", F::NAME),
         );
         let mut rest = expected.0.iter().peekable();
         for &(first, mapped) in &found.0 {
@@ -649,7 +647,11 @@ fn run<F: Decoded>(ops: &[Op], caps: Caps, links: bool) {
             })
             .is_ok()
     );
-    assert_eq!(gone.sorted(), model.stretches().sorted());
+    assert_same(
+        &gone.sorted().0,
+        &model.stretches().sorted().0,
+        format!("{}: what was given back", F::NAME),
+    );
     let counts = platform.counts();
     assert_eq!((counts.tables, counts.bad_frees), (0, 0));
 }
