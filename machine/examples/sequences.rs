@@ -1,8 +1,8 @@
 //! Random sequences of calls of every safe function of the engine, by the million: none may go wrong.
 //!
 //! ```text
-//! cargo run --release -p tablewright-machine --example sequences -- [COUNT] [--seed S] [--threads T] [--bug NAME]
-//! cargo run --release -p tablewright-machine --example sequences -- --seed S [--only N,N,..] [--trace FILE] [--bug NAME]
+//! cargo run --release --features tablewright-workloads/every-format --example sequences -- [COUNT] [--seed S] [--threads T] [--bug NAME]
+//! cargo run --release --features tablewright-workloads/every-format --example sequences -- --seed S [--only N,N,..] [--trace FILE] [--bug NAME]
 //! ```
 //!
 //! Each seed is a sequence of 5 to 40 operations on two CPUs (see `workloads/src/sequences/`). With a count, `--seed` is where it starts.

@@ -32,8 +32,6 @@
 
 mod cost;
 mod file;
-#[cfg(test)]
-mod tests;
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -201,6 +201,12 @@ impl Replay {
         }
     }
 
+    /// The number of the change up to which this CPU has seen that no walk is left of which `of` announces; nothing for CPUs that
+    /// there are not.
+    pub fn passed(&self, cpu: usize, of: usize) -> Option<u64> {
+        self.passed.get(cpu)?.get(of).copied()
+    }
+
     fn find(&mut self, rule: Rule, cpu: usize, what: String) {
         if self.findings.len() < MOST {
             self.findings.push(Finding {
@@ -792,6 +798,3 @@ fn range(operand: u64) -> Option<Named> {
     let pages = (num + 1) << (5 * scale + 1);
     Some(((first, first + (pages << 12) - 1), depth))
 }
-
-#[cfg(test)]
-mod tests;

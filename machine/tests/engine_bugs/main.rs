@@ -225,8 +225,8 @@ fn build(workspace: &Path) -> Result<PathBuf, String> {
         .args([
             "build",
             "--release",
-            "-p",
-            "tablewright-machine",
+            "--features",
+            "tablewright-workloads/every-format",
             "--example",
             "seeds",
             "--example",

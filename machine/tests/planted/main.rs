@@ -29,8 +29,9 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (HintOfAnotherLevel, Edits, &[Invalidation]),
     (HintWhereThereIsNone, Edits, &[Invalidation]),
     (TablesForgotten, Edits, &[Invalidation]),
-    (RangeTooShort, Edits, &[FreedEarly]),
-    (OnlyFirstPage, Edits, &[FreedEarly]),
+    // Of a run that is broken, the break is not complete.
+    (RangeTooShort, Edits, &[FreedEarly, BreakBeforeMake]),
+    (OnlyFirstPage, Edits, &[FreedEarly, BreakBeforeMake]),
     (AnotherIdentifier, Edits, &[Invalidation]),
     (FlushHoldsOne, Edits, &[FreedEarly]),
     (BreakLevelTooHigh, Edits, &[BreakBeforeMake]),

@@ -160,44 +160,49 @@ impl Dice {
     }
 }
 
-/// The formats that are tried.
+/// The formats that are tried. Without the feature `every-format` those with others of the same kind stand for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     K4,
+    #[cfg(feature = "every-format")]
     K4Wide,
     K16,
+    #[cfg(feature = "every-format")]
     K64,
     X4,
+    #[cfg(feature = "every-format")]
     X5,
 }
 
 /// Evaluates `$body` with `$format` bound to the format of `$kind`; it is compiled for each.
 macro_rules! with_format {
     ($kind:expr, $format:ident => $body:expr) => {{
-        use tablewright::format::{Arm64K4, Arm64K4Wide, Arm64K16, Arm64K64, X86_64};
         match $kind {
             Kind::K4 => {
-                type $format = Arm64K4;
+                type $format = tablewright::format::Arm64K4;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::K4Wide => {
-                type $format = Arm64K4Wide;
+                type $format = tablewright::format::Arm64K4Wide;
                 $body
             }
             Kind::K16 => {
-                type $format = Arm64K16;
+                type $format = tablewright::format::Arm64K16;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::K64 => {
-                type $format = Arm64K64;
+                type $format = tablewright::format::Arm64K64;
                 $body
             }
             Kind::X4 => {
-                type $format = X86_64<4>;
+                type $format = tablewright::format::X86_64<4>;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::X5 => {
-                type $format = X86_64<5>;
+                type $format = tablewright::format::X86_64<5>;
                 $body
             }
         }
@@ -213,12 +218,15 @@ impl Kind {
     fn of(dice: &Dice) -> Self {
         // Tables of 64 KiB take the host ten times as long.
         match dice.below(16) {
-            0..=4 => Self::K4,
+            #[cfg(feature = "every-format")]
             5..=6 => Self::K4Wide,
-            7..=9 => Self::K16,
+            #[cfg(feature = "every-format")]
             10 => Self::K64,
-            11..=14 => Self::X4,
-            _ => Self::X5,
+            #[cfg(feature = "every-format")]
+            15.. => Self::X5,
+            0..=6 => Self::K4,
+            7..=10 => Self::K16,
+            _ => Self::X4,
         }
     }
 
@@ -226,16 +234,19 @@ impl Kind {
         let arm = |granule, wide| Regime::Arm64Stage1 { granule, wide };
         match self {
             Self::K4 => arm(Granule::K4, false),
+            #[cfg(feature = "every-format")]
             Self::K4Wide => arm(Granule::K4, true),
             Self::K16 => arm(Granule::K16, false),
+            #[cfg(feature = "every-format")]
             Self::K64 => arm(Granule::K64, false),
             Self::X4 => Regime::X86_64 { levels: 4 },
+            #[cfg(feature = "every-format")]
             Self::X5 => Regime::X86_64 { levels: 5 },
         }
     }
 
     fn is_x86(self) -> bool {
-        matches!(self, Self::X4 | Self::X5)
+        matches!(self.regime(), Regime::X86_64 { .. })
     }
 
     /// Hardware with or without each of the options that there are.

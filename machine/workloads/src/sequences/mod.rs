@@ -31,16 +31,16 @@ pub use platform::Bug;
 use platform::Control;
 use world::{Dice, World};
 
-/// The formats, and the machine that has the tables of each.
+/// The formats, and the machine that has the tables of each. Without the feature `every-format` another stands for one that has one.
 macro_rules! formats {
-    ($($name:ident $weight:literal $input:ident $format:ty = $regime:expr;)*) => {
+    ($($name:ident $weight:literal $input:ident $format:ty = $regime:expr $(, or $other:ident)?;)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         enum Tables {
             $($name,)*
         }
 
         impl Tables {
-            const ALL: &'static [(Self, u64)] = &[$((Self::$name, $weight),)*];
+            const ALL: &'static [(Self, u64)] = &[$((formats!(@drawn $name $($other)?), $weight),)*];
 
             fn regime(self) -> Regime {
                 match self {
@@ -57,11 +57,25 @@ macro_rules! formats {
 
             fn run(self, machine: &Machine, control: &Control, sequence: &Sequence) -> Result<Outcome, RunError> {
                 match self {
-                    $(Self::$name => formats!(@run $input $format, machine, control, sequence),)*
+                    $(Self::$name => formats!(@built [$($other)?] $input $format, machine, control, sequence),)*
                 }
             }
         }
     };
+    (@drawn $name:ident) => { Self::$name };
+    (@drawn $name:ident $other:ident) => {
+        if cfg!(feature = "every-format") { Self::$name } else { Self::$other }
+    };
+    (@built [] $input:ident $format:ty, $machine:ident, $control:ident, $sequence:ident) => {
+        formats!(@run $input $format, $machine, $control, $sequence)
+    };
+    (@built [$other:ident] $input:ident $format:ty, $machine:ident, $control:ident, $sequence:ident) => {{
+        #[cfg(feature = "every-format")]
+        let ran = formats!(@run $input $format, $machine, $control, $sequence);
+        #[cfg(not(feature = "every-format"))]
+        let ran = Self::$other.run($machine, $control, $sequence);
+        ran
+    }};
     (@is Va) => { true };
     (@is Both) => { true };
     (@is Ipa) => { false };
@@ -92,22 +106,22 @@ const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back:
 // Large tables take the host of the simulation many times as long.
 formats! {
     K4 40 Va tablewright::format::Arm64K4 = stage1(Granule::K4, false);
-    K4Wide 12 Va tablewright::format::Arm64K4Wide = stage1(Granule::K4, true);
+    K4Wide 12 Va tablewright::format::Arm64K4Wide = stage1(Granule::K4, true), or K4;
     K16 8 Va tablewright::format::Arm64K16 = stage1(Granule::K16, false);
-    K16Wide 3 Va tablewright::format::Arm64K16Wide = stage1(Granule::K16, true);
-    K64 1 Va tablewright::format::Arm64K64 = stage1(Granule::K64, false);
-    K64Wide 1 Va tablewright::format::Arm64K64Wide = stage1(Granule::K64, true);
+    K16Wide 3 Va tablewright::format::Arm64K16Wide = stage1(Granule::K16, true), or K16;
+    K64 1 Va tablewright::format::Arm64K64 = stage1(Granule::K64, false), or K16;
+    K64Wide 1 Va tablewright::format::Arm64K64Wide = stage1(Granule::K64, true), or K16;
     X4 32 Both tablewright::format::X86_64<4> = Regime::X86_64 { levels: 4 };
-    X5 12 Both tablewright::format::X86_64<5> = Regime::X86_64 { levels: 5 };
+    X5 12 Both tablewright::format::X86_64<5> = Regime::X86_64 { levels: 5 }, or X4;
     G4 32 Ipa tablewright::format::Stage2K4<40, false> = stage2(Granule::K4, 40, false, false);
-    G4Forced 14 Ipa tablewright::format::Stage2K4<43, true> = stage2(Granule::K4, 43, false, true);
-    G4Wide 8 Ipa tablewright::format::Stage2K4Wide<52, false> = stage2(Granule::K4, 52, true, false);
+    G4Forced 14 Ipa tablewright::format::Stage2K4<43, true> = stage2(Granule::K4, 43, false, true), or G4;
+    G4Wide 8 Ipa tablewright::format::Stage2K4Wide<52, false> = stage2(Granule::K4, 52, true, false), or G4;
     G16 6 Ipa tablewright::format::Stage2K16<40, true> = stage2(Granule::K16, 40, false, true);
-    G64 1 Ipa tablewright::format::Stage2K64<44, false> = stage2(Granule::K64, 44, false, false);
+    G64 1 Ipa tablewright::format::Stage2K64<44, false> = stage2(Granule::K64, 44, false, false), or G16;
     Ept4 24 Ipa tablewright::format::Ept<4> = Regime::Ept { levels: 4, mode_based: false };
-    Ept5 8 Ipa tablewright::format::Ept<5, true> = Regime::Ept { levels: 5, mode_based: true };
+    Ept5 8 Ipa tablewright::format::Ept<5, true> = Regime::Ept { levels: 5, mode_based: true }, or Ept4;
     Npt4 16 Ipa tablewright::format::Npt<4> = Regime::Npt { levels: 4 };
-    Npt5 8 Ipa tablewright::format::Npt<5> = Regime::Npt { levels: 5 };
+    Npt5 8 Ipa tablewright::format::Npt<5> = Regime::Npt { levels: 5 }, or Npt4;
 }
 
 /// One of some things that have weights.

@@ -32,73 +32,86 @@ use super::later::Later;
 use super::{Dice, destroy, memory, small};
 use host::{Block, CODE, FAR, FIXED, Host, Now, PAGES, Page, SMALL};
 
-/// The formats of stage 2.
+/// The formats of stage 2. Without the feature `every-format` those with fewer levels and no options stand for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     K4,
     /// Sixteen first tables.
+    #[cfg(feature = "every-format")]
     K4Forced,
     /// Four levels.
+    #[cfg(feature = "every-format")]
     K4Deep,
     /// Sixteen first tables.
     K16,
+    #[cfg(feature = "every-format")]
     K16Forced,
     /// Four first tables.
+    #[cfg(feature = "every-format")]
     K64,
+    #[cfg(feature = "every-format")]
     K64Forced,
     Ept4,
+    #[cfg(feature = "every-format")]
     Ept5,
     Npt4,
+    #[cfg(feature = "every-format")]
     Npt5,
 }
 
 /// Evaluates `$body` with `$format` bound to the format of `$kind`; it is compiled for each.
 macro_rules! with_stage2 {
     ($kind:expr, $format:ident => $body:expr) => {{
-        use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16, Stage2K64};
         match $kind {
             Kind::K4 => {
-                type $format = Stage2K4<40, false>;
+                type $format = tablewright::format::Stage2K4<40, false>;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::K4Forced => {
-                type $format = Stage2K4<43, true>;
+                type $format = tablewright::format::Stage2K4<43, true>;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::K4Deep => {
-                type $format = Stage2K4<48, false>;
+                type $format = tablewright::format::Stage2K4<48, false>;
                 $body
             }
             Kind::K16 => {
-                type $format = Stage2K16<40, false>;
+                type $format = tablewright::format::Stage2K16<40, false>;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::K16Forced => {
-                type $format = Stage2K16<48, true>;
+                type $format = tablewright::format::Stage2K16<48, true>;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::K64 => {
-                type $format = Stage2K64<44, false>;
+                type $format = tablewright::format::Stage2K64<44, false>;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::K64Forced => {
-                type $format = Stage2K64<42, true>;
+                type $format = tablewright::format::Stage2K64<42, true>;
                 $body
             }
             Kind::Ept4 => {
-                type $format = Ept<4>;
+                type $format = tablewright::format::Ept<4>;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::Ept5 => {
-                type $format = Ept<5>;
+                type $format = tablewright::format::Ept<5>;
                 $body
             }
             Kind::Npt4 => {
-                type $format = Npt<4>;
+                type $format = tablewright::format::Npt<4>;
                 $body
             }
+            #[cfg(feature = "every-format")]
             Kind::Npt5 => {
-                type $format = Npt<5>;
+                type $format = tablewright::format::Npt<5>;
                 $body
             }
         }
@@ -117,17 +130,24 @@ impl Kind {
     fn of(dice: &Dice) -> Self {
         // Large tables take the host of the simulation several times as long.
         match dice.below(24) {
-            0..=4 => Self::K4,
+            #[cfg(feature = "every-format")]
             5..=6 => Self::K4Forced,
+            #[cfg(feature = "every-format")]
             7..=8 => Self::K4Deep,
-            9..=11 => Self::K16,
+            #[cfg(feature = "every-format")]
             12 => Self::K16Forced,
+            #[cfg(feature = "every-format")]
             13 => Self::K64,
+            #[cfg(feature = "every-format")]
             14 => Self::K64Forced,
-            15..=18 => Self::Ept4,
+            #[cfg(feature = "every-format")]
             19 => Self::Ept5,
-            20..=22 => Self::Npt4,
-            _ => Self::Npt5,
+            #[cfg(feature = "every-format")]
+            23.. => Self::Npt5,
+            0..=8 => Self::K4,
+            9..=14 => Self::K16,
+            15..=19 => Self::Ept4,
+            _ => Self::Npt4,
         }
     }
 
@@ -144,15 +164,22 @@ impl Kind {
         };
         match self {
             Self::K4 => arm(Granule::K4, 40, false),
+            #[cfg(feature = "every-format")]
             Self::K4Forced => arm(Granule::K4, 43, true),
+            #[cfg(feature = "every-format")]
             Self::K4Deep => arm(Granule::K4, 48, false),
             Self::K16 => arm(Granule::K16, 40, false),
+            #[cfg(feature = "every-format")]
             Self::K16Forced => arm(Granule::K16, 48, true),
+            #[cfg(feature = "every-format")]
             Self::K64 => arm(Granule::K64, 44, false),
+            #[cfg(feature = "every-format")]
             Self::K64Forced => arm(Granule::K64, 42, true),
             Self::Ept4 => ept(4),
+            #[cfg(feature = "every-format")]
             Self::Ept5 => ept(5),
             Self::Npt4 => Regime::Npt { levels: 4 },
+            #[cfg(feature = "every-format")]
             Self::Npt5 => Regime::Npt { levels: 5 },
         }
     }

@@ -1,7 +1,7 @@
 //! Files that are read, refused, and written again.
 
-use super::*;
 use proptest::prelude::*;
+use tablewright_machine::*;
 
 const LEAST: &str = r#"
 name = "least"
@@ -240,9 +240,10 @@ proptest! {
     }
 
     #[test]
-    fn every_cost_comes_back_exactly(ps in 0..=MAX_COST.as_ps(), which in 0..Cost::all().count()) {
+    fn every_cost_comes_back_exactly(ps in 0..=Time::s(1).as_ps(), which in 0..Cost::all().count()) {
         let mut profile = with("").unwrap();
-        Cost(which).set(&mut profile.costs, Time::ps(ps));
+        let cost = Cost::all().nth(which).unwrap();
+        cost.set(&mut profile.costs, Time::ps(ps));
         let again = Profile::parse(&profile.to_toml(), "f").unwrap();
         prop_assert_eq!(again.costs, profile.costs);
     }

@@ -1,9 +1,7 @@
 //! Small runs, written by hand: each is right, and wrong with one step of it left out, in another place, or for another.
 
-use super::{Finding, Made, Replay};
-use crate::architecture::{Architecture, Granule, Regime};
-use crate::memory::Memory;
-use crate::rules::Rule;
+use tablewright_machine::replay::{Finding, Made, Replay};
+use tablewright_machine::{Architecture, Granule, Memory, Regime, Rule};
 
 /// Where tables are: two for the root, one below it, one of pages.
 const FIRST: u64 = 0x4800_0000;
@@ -412,7 +410,7 @@ fn a_walk_that_began_after_the_cut_is_not_waited_for() {
     replay.looked(0, 0, 0);
     let late = |replay: &mut Replay| {
         replay.looked(0, 1, 7);
-        replay.passed[0][1]
+        replay.passed(0, 1)
     };
     let before = late(&mut replay);
     replay.announced(1, 0);
