@@ -21,7 +21,7 @@ th:first-child, td:first-child, .text { text-align: left; }
 tr.noted td { border-bottom: none; }
 td.note { font-size: 13px; text-align: left; padding-bottom: 0.6rem; opacity: 0.8; }
 figure { margin: 1.5rem 0; }
-figcaption { font-size: 14px; opacity: 0.8; }
+figcaption, p.about { font-size: 14px; opacity: 0.8; }
 figure p { margin: 0.6rem 0 0.1rem; font-size: 14px; }
 .bar { display: grid; grid-template-columns: 9rem 1fr 5.5rem; gap: 0.5rem; font-size: 13px; line-height: 1.35; align-items: center; }
 .bar b { font-weight: normal; font-variant-numeric: tabular-nums; }

@@ -74,21 +74,87 @@ pub fn table<const N: usize>(header: [&str; N], words: usize, rows: Vec<[String;
     table_of(header.map(str::to_owned).into(), words, rows)
 }
 
-/// The same with as many columns as the header has.
+/// The same with as many columns as the header has. Where it is wider than the terminal it is several tables, one below the other.
 pub fn table_of(header: Vec<String>, words: usize, rows: Vec<Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.load_style(STYLE);
-    table.set_header(header);
-    for row in rows {
-        table.add_row(row);
-    }
-    for (number, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 1));
-        if number >= words {
-            column.set_cell_alignment(CellAlignment::Right);
+    let whole = Whole {
+        header,
+        words,
+        rows,
+    };
+    whole.within(width())
+}
+
+/// Columns of the terminal that is written to; of any output, if the user says how many. None: as many as it takes.
+fn width() -> Option<usize> {
+    let said = std::env::var("COLUMNS").ok();
+    let said = said.and_then(|columns| columns.parse().ok());
+    said.filter(|&columns| columns > 0).or_else(|| {
+        let terminal = console::Term::stdout();
+        let (_, columns) = terminal.size_checked().filter(|_| terminal.is_term())?;
+        Some(columns.into())
+    })
+}
+
+/// A table before it is cut to a width.
+struct Whole {
+    header: Vec<String>,
+    /// So many columns of words, which name the row.
+    words: usize,
+    rows: Vec<Vec<String>>,
+}
+
+impl Whole {
+    /// In as many parts as it takes, each with the words and some of the figures; a part with one figure may be wider.
+    fn within(&self, limit: Option<usize>) -> String {
+        let fits = |text: &str| {
+            limit.is_none_or(|limit| text.lines().all(|line| line.chars().count() <= limit))
+        };
+        let all: Vec<usize> = (0..self.header.len()).collect();
+        let whole = self.drawn(&all);
+        if fits(&whole) {
+            return whole;
         }
+        let (words, _) = all.split_at(self.words.min(all.len()));
+        let names = if fits(&self.drawn(words)) {
+            words.len()
+        } else {
+            1
+        };
+        let (names, figures) = all.split_at(names.clamp(1, all.len()));
+        let mut parts = Vec::new();
+        let mut columns = names.to_vec();
+        for &figure in figures {
+            columns.push(figure);
+            if columns.len() > names.len() + 1 && !fits(&self.drawn(&columns)) {
+                columns.pop();
+                parts.push(self.drawn(&columns));
+                columns.truncate(names.len());
+                columns.push(figure);
+            }
+        }
+        parts.push(self.drawn(&columns));
+        parts.join("\n")
     }
-    table.trim_fmt() + "\n"
+
+    fn drawn(&self, columns: &[usize]) -> String {
+        let some = |cells: &[String]| -> Vec<String> {
+            let cells = columns.iter().map(|&number| cells.get(number).cloned());
+            cells.map(Option::unwrap_or_default).collect()
+        };
+        let mut table = Table::new();
+        table.load_style(STYLE);
+        table.set_header(some(&self.header));
+        for row in &self.rows {
+            table.add_row(some(row));
+        }
+        for (column, number) in table.column_iter_mut().zip(columns) {
+            column.set_padding((0, 1));
+            if *number >= self.words {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        table.trim_fmt() + "\n"
+    }
 }
 
 /// Words in lines of at most `wide` characters, where they are not longer themselves; each line after the first begins
@@ -169,6 +235,30 @@ mod tests {
         }
         assert_eq!(counted(1, "entry", "entries"), "1 entry");
         assert_eq!(counted(1024, "entry", "entries"), "1,024 entries");
+    }
+
+    #[test]
+    fn a_table_is_cut_between_columns_and_every_part_has_the_words() {
+        let cells = |row: &str| -> Vec<String> {
+            ["name", "second", "third", "fourth"]
+                .map(|cell| format!("{cell} {row}"))
+                .into()
+        };
+        let whole = Whole {
+            header: cells("0"),
+            words: 1,
+            rows: vec![cells("1"), cells("2")],
+        };
+        assert_eq!(whole.within(None).lines().count(), 4);
+        assert_eq!(whole.within(None), whole.within(Some(80)));
+        let one = whole.within(Some(1));
+        assert_eq!(one.matches("name 1").count(), 3, "{one}");
+        let two = whole.within(Some(28));
+        assert_eq!(two.matches("name 1").count(), 2, "{two}");
+        assert!(two.lines().all(|line| line.chars().count() <= 28), "{two}");
+        for cell in cells("1").into_iter().chain(cells("2")) {
+            assert!(two.contains(&cell) && one.contains(&cell), "{cell}");
+        }
     }
 
     #[test]

@@ -72,10 +72,42 @@ fn bars(row: &Row) -> Vec<Bar> {
     };
     [
         bar("extrapolated", row.there, Of::Others),
-        bar("with the change", row.with_change, Of::Others),
+        bar("with the change", row.with_change, Of::Machine),
         bar("tablewright", row.tablewright, Of::Tablewright),
     ]
     .into_iter()
     .flatten()
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_fits_screens() {
+        let row = |problem, here| Row {
+            problem,
+            here,
+            for_each: "page",
+            there: here,
+            with_change: here,
+            tablewright: Some(12_345.0),
+            note: "published elsewhere; ".repeat(40),
+        };
+        let report = Report {
+            experiment: "doctor",
+            parameters: Parameters {
+                guest_bytes: 2 << 40,
+                vcpus: 416,
+                host: None,
+                no_guests: Some("/dev/kvm: no such file".to_owned()),
+            },
+            rows: vec![row("a longer name of a problem", Some(1e9)), row("b", None)],
+            warnings: Vec::new(),
+        };
+        let text = of(&report);
+        assert_eq!(text.matches("<figure").count(), 1);
+        page::tests::fits_screens(&text);
+    }
 }

@@ -7,13 +7,14 @@ use crate::map_mem::machine::percent;
 use crate::page::{self, Bar, Group, Of, Table, escaped};
 use crate::report::Report;
 
+/// Of a table; the second is left out where all rows have the same figure, which the picture above them names.
 const COLUMNS: [&str; 9] = [
     "configuration",
     "figure",
     "published before",
     "published after",
-    "before",
-    "after",
+    "machine before",
+    "machine after",
     "tablewright",
     "error",
     "fitted",
@@ -47,11 +48,23 @@ fn section(page: &mut String, rows: &[Row]) {
                 }));
             }
         }
-        let mut table = Table::new(&COLUMNS);
+        let same = said_of_all(column);
+        if !same.is_empty() {
+            let _ = writeln!(page, "<p class=\"about\">{}</p>", escaped(same));
+        }
+        let has_picture = column.iter().any(|row| row.after.is_some());
+        let is_one_figure = has_picture && column.iter().all(|row| row.metric == column[0].metric);
+        let columns: Vec<&str> = COLUMNS
+            .into_iter()
+            .filter(|&name| name != "figure" || !is_one_figure)
+            .collect();
+        let mut table = Table::new(&columns);
         for row in column {
-            let cells = [
-                row.configuration.clone(),
-                row.metric.clone(),
+            let mut cells = vec![row.configuration.clone()];
+            if !is_one_figure {
+                cells.push(row.metric.clone());
+            }
+            cells.extend([
                 figure(row.published_before, &row.unit),
                 figure(row.published_after, &row.unit),
                 figure(row.before, &row.unit),
@@ -64,12 +77,26 @@ fn section(page: &mut String, rows: &[Row]) {
                     (Some(_), false) => "no",
                 }
                 .to_owned(),
-            ];
-            table.row(&cells, &row.note);
+            ]);
+            let note = row.note.strip_prefix(same).unwrap_or(&row.note);
+            table.row(&cells, note.trim_start_matches("; "));
         }
         page.push_str(&table.finish());
     }
     page.push_str("</section>\n");
+}
+
+/// How all notes of a column begin, up to the first semicolon: where it was run.
+fn said_of_all(column: &[Row]) -> &str {
+    let start = |row: &'_ Row| row.note.split("; ").next().map(str::to_owned);
+    let first = column[0].note.split("; ").next().unwrap_or_default();
+    match column
+        .iter()
+        .all(|row| start(row).as_deref() == Some(first))
+    {
+        true => first,
+        false => "",
+    }
 }
 
 /// Published and measured bars for each row that was measured, and what is to be said of all.
@@ -111,8 +138,8 @@ fn groups(rows: &[Row]) -> (String, Vec<Group>) {
         .filter(|_| one_metric)
     {
         groups.push(Group {
-            name: "tablewright".to_owned(),
-            bars: vec![bar("machine", ours, Of::Tablewright)],
+            name: "all of it".to_owned(),
+            bars: vec![bar("tablewright", ours, Of::Tablewright)],
         });
     }
     // In brackets is what the table says as well.

@@ -241,7 +241,7 @@ fn mapped(arguments: &[&str]) -> serde_json::Value {
     let row = rows[0].clone();
     assert_eq!(row["crate"], "tablewright");
     assert_eq!(row["threads"], 1);
-    for samples in ["samples", "bare_samples"] {
+    for samples in ["samples_ns", "bare_samples_ns"] {
         assert_eq!(row[samples].as_array().map(Vec::len), Some(3));
     }
     let figure = |name: &str| row[name].as_f64().expect("a figure");
@@ -388,7 +388,7 @@ fn a_comparison_as_json_has_every_sample_and_the_right_ratios() {
             assert!(bare["ratio_to_best_other"].is_null());
             for row in of(memory, operation) {
                 assert_eq!(row["threads"], 1);
-                assert_eq!(row["samples"].as_array().map(Vec::len), Some(3));
+                assert_eq!(row["samples_ns"].as_array().map(Vec::len), Some(3));
                 let ns = row["ns_per_entry"].as_f64().expect("a figure");
                 let ratio = row["ratio_to_bare"].as_f64().expect("a ratio");
                 let expected = ns / bare["ns_per_entry"].as_f64().expect("a figure");
@@ -469,7 +469,7 @@ fn a_comparison_by_pages_as_json_has_a_row_for_each_subject_and_the_right_ratios
                     .expect("another crate");
                 for flags in [false, true] {
                     let ours = row("tablewright", flags);
-                    assert_eq!(ours["samples"].as_array().map(Vec::len), Some(2));
+                    assert_eq!(ours["samples_ns"].as_array().map(Vec::len), Some(2));
                     let near = |ratio: &serde_json::Value, expected: f64| {
                         let ratio = ratio.as_f64().expect("a ratio");
                         assert!((ratio - expected).abs() < 1e-9 * expected, "{ours}");
@@ -572,6 +572,34 @@ fn tables_for_people_fit_a_terminal() {
         let (_, tables) = stdout(&output).split_once("\n\n").expect("a table");
         for line in tables.lines() {
             assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+}
+
+/// A narrow terminal: what does not fit beside the names comes below.
+#[test]
+fn no_table_is_wider_than_the_columns_that_there_are() {
+    for arguments in [
+        "dirty-log -v 2 -b 2M -i 1",
+        "migrate --memory 1M --set 1M --logging manual",
+        "page-table-test -v 1 -b 2M",
+        "compare --pages 1 --rounds 1",
+        "tlb-flush -r 1 -c 1",
+        "write-protect -b 1M -v 2",
+    ] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_tablewright"))
+            .args(arguments.split(' '))
+            .env("COLUMNS", "60")
+            .output()
+            .expect("the program runs");
+        assert!(output.status.success(), "{}", stderr(&output));
+        let mut is_table = false;
+        for (line, next) in stdout(&output).lines().zip(stdout(&output).lines().skip(1)) {
+            // From the line below a header on, up to the next paragraph.
+            is_table = line.starts_with('─') || is_table && !line.is_empty();
+            let is_header = next.starts_with('─');
+            let is_wide = line.chars().count() > 60;
+            assert!(!is_wide || !is_table && !is_header, "{arguments}: {line}");
         }
     }
 }

@@ -286,7 +286,7 @@ fn tables_of_the_machine_fit_a_terminal() {
 fn a_memory_map_and_a_profile_that_a_fit_finds_again() {
     let map = Scratch::new(
         "iomem",
-        "40000000-7fffffff : System RAM\n  40210000-417fffff : Kernel code\n80100000-8fffffff : System RAM\n",
+        "40000000-47ffffff : System RAM\n  40210000-417fffff : Kernel code\n80100000-81ffffff : System RAM\n",
     );
     let profile = Scratch::new("fitted.toml", "");
     let report = fitted_again("apple-m2-vm-16g", &["-o", profile.path()]);
