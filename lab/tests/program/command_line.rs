@@ -599,7 +599,9 @@ fn no_table_is_wider_than_the_columns_that_there_are() {
             is_table = line.starts_with('─') || is_table && !line.is_empty();
             let is_header = next.starts_with('─');
             let is_wide = line.chars().count() > 60;
-            assert!(!is_wide || !is_table && !is_header, "{arguments}: {line}");
+            // A star of the table is explained below it, in words that a terminal may break.
+            let is_words = line.starts_with("* ") || !is_table && !is_header;
+            assert!(!is_wide || is_words, "{arguments}: {line}");
         }
     }
 }
