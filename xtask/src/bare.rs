@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::console::{Patience, listen};
 use crate::fetch::{self, Files};
 use crate::qemu::{self, Boot, CPU_MAX, file};
-use crate::{Error, LIMIT, Result};
+use crate::{Error, LIMIT, Result, out};
 
 /// The name of the test.
 pub const NAME: &str = "bare";
@@ -104,8 +104,16 @@ pub fn run(files: &Files, mut line: impl FnMut(&str)) -> Result<()> {
         let read = |console: Vec<String>, how| {
             groups(&console).map_err(|why| Error::Failed(format!("{model}, {how}: {why}")))
         };
-        let alone = read(alone(&files, cpu)?, "alone")?;
-        let under = read(under(&files, cpu)?, "under the hypervisor")?;
+        let alone = read(
+            out::clocked(&format!("{model}, alone"), || alone(&files, cpu))?,
+            "alone",
+        )?;
+        let under = read(
+            out::clocked(&format!("{model}, under the hypervisor"), || {
+                under(&files, cpu)
+            })?,
+            "under the hypervisor",
+        )?;
         for (name, group) in &alone {
             let nothing = Group::default();
             let other = under.get(name).unwrap_or(&nothing);

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use crate::console::{Patience, listen};
 use crate::fetch::QEMU;
 use crate::qemu::CPU_MAX;
-use crate::{Error, LIMIT, Result};
+use crate::{Error, LIMIT, Result, out};
 
 /// How often each instruction was executed, by its name.
 pub type Counts = BTreeMap<String, u64>;
@@ -34,7 +34,9 @@ pub fn boot(kernel: &Path, plugin: &str, machine: &[&str]) -> Result<Ran> {
         .arg(kernel)
         .args(["-plugin", plugin, "-d", "plugin"])
         .stderr(Stdio::piped());
-    let said = listen(&mut command, Patience::InAll(LIMIT), |_| ())?;
+    let said = out::clocked("counting", || {
+        listen(&mut command, Patience::InAll(LIMIT), |_| ())
+    })?;
     Ok(Ran {
         console: said.lines.join("\n"),
         log: said.log,

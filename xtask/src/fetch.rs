@@ -391,6 +391,37 @@ pub fn variant(variant: Variant) -> Result<PathBuf> {
     Ok(named)
 }
 
+/// Builds all programs for the bare machine, of both architectures, so that no processor is idle while one is linked.
+///
+/// # Errors
+/// One cannot be built, or a target cannot be had.
+pub fn all_programs() -> Result<()> {
+    for (directory, triple) in [("hypervisor", TARGET), ("hypervisor/x86", TARGET_X86)] {
+        standard_library(triple)?;
+        let mut cargo = cargo();
+        cargo
+            .current_dir(root().join(directory))
+            .env("CARGO_TARGET_DIR", target().join("hypervisor"))
+            .env_remove("RUSTFLAGS");
+        cargo.args([
+            "build",
+            "--quiet",
+            "--release",
+            "--target",
+            triple,
+            "--bins",
+        ]);
+        let what = format!("building all programs for {triple}");
+        let status = out::slowly(&what, || cargo.status());
+        if !status.about("cargo")?.success() {
+            return Err(Error::Failed(format!(
+                "a program for {triple} cannot be built"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Builds one of the example kernels.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use crate::hyperv::{self, Boot, Flush, Plant, Program, counted};
 use crate::qemu::{End, Ran};
 use crate::test_guest::tried_in_vain;
 use crate::x86_counters::{Count, NAMES};
-use crate::{Arch, Error, Leaves, Log, Result, fetch, log_start, name_of, say};
+use crate::{Arch, Error, Leaves, Log, Result, fetch, log_start, name_of, out, say};
 
 struct Test {
     cpus: u8,
@@ -250,7 +250,7 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool, repeat: u16) -> Result<(u32, u32
         (log_start::NAME_X86, &log_start),
     ];
     for (name, run) in named.into_iter().filter(|(name, _)| chosen(name, true)) {
-        match run() {
+        match out::clocked(name, run) {
             Ok(()) => {
                 passed += 1;
                 say!("ok      {name}");
@@ -291,7 +291,7 @@ pub fn run(chosen: impl Fn(&str, bool) -> bool, repeat: u16) -> Result<(u32, u32
         let mut attempts = if test.plant.is_some() { ATTEMPTS } else { 1 };
         let mut is_again = false;
         let (ran, verdict) = loop {
-            let ran = hyperv::run(&boot, |_| (), |_| ())?;
+            let ran = out::clocked(&test.name(), || hyperv::run(&boot, |_| (), |_| ()))?;
             let verdict = test.judge(&boot, &ran);
             attempts -= 1;
             // Seen once in fifty boots, on a busy computer and for no known reason: a triple fault before the program has begun. It is

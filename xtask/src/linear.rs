@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::counted::{self, Counts, counts};
 use crate::emulator::Emulator;
 use crate::fetch::{self, QEMU};
-use crate::{About as _, Error, Result};
+use crate::{About as _, Error, Result, out};
 
 /// The name of the test.
 pub const NAME: &str = "linear-map";
@@ -123,7 +123,8 @@ fn simulated() -> Result<Vec<(String, Counts)>> {
             "--iomem",
         ])
         .arg(&memory);
-    let said: Value = serde_json::from_str(&fetch::output(&mut program)?)
+    let said = out::clocked("simulating", || fetch::output(&mut program));
+    let said: Value = serde_json::from_str(&said?)
         .map_err(|error| Error::Failed(format!("tablewright says: {error}")))?;
     let row = |row: &Value| {
         let step = row["step"].as_str()?;

@@ -11,7 +11,7 @@ use crate::counters::Count;
 use crate::fetch::{self, Files};
 use crate::hyperv;
 use crate::qemu::{self, Boot, End};
-use crate::{Arch, Error, Leaves, Log, Result, say};
+use crate::{Arch, Error, Leaves, Log, Result, out, say};
 
 /// The name of the test.
 pub const NAME: &str = "log-start";
@@ -46,7 +46,7 @@ fn measure(files: &Files, memory: u64, log: Log) -> Result<Start> {
         more: &clock,
         ..Boot::of(files)
     };
-    let ran = qemu::run(&boot, |_| (), |_| ())?;
+    let ran = out::clocked("counting", || qemu::run(&boot, |_| (), |_| ()))?;
     match (ran.end, ran.count(Count::Starting)) {
         (End::PoweredOff, instructions) if instructions != 0 => Ok(Start {
             pages: ran.count(Count::Installed),
@@ -71,7 +71,7 @@ fn measure_x86(files: &Files, memory: u64, log: Log) -> Result<Start> {
         more: &clock,
         ..hyperv::Boot::of(files)
     };
-    let ran = hyperv::run(&boot, |_| (), |_| ())?;
+    let ran = out::clocked("counting", || hyperv::run(&boot, |_| (), |_| ()))?;
     match (ran.end, ran.event(Event::Starting)) {
         (End::PoweredOff, instructions) if instructions != 0 => Ok(Start {
             pages: ran.event(Event::Installed),

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::hyperv::{self, Boot, Flush, Program, said, value};
 use crate::qemu::Ran;
 use crate::x86_counters::{Count, NAMES};
-use crate::{Error, Result, fetch, name_of, say};
+use crate::{Error, Result, fetch, name_of, out, say};
 
 /// vCPUs, and processors that they share.
 const CASES: &[(u8, u8)] = &[(4, 1), (2, 2), (4, 2), (8, 2), (4, 4)];
@@ -117,7 +117,7 @@ pub fn run(json: bool, rounds: u32) -> Result<()> {
                 more: if processors == 1 { &counted } else { &[] },
                 ..Boot::of(&files)
             };
-            let ran = hyperv::run(&boot, |_| (), |_| ())?;
+            let ran = out::clocked("measuring", || hyperv::run(&boot, |_| (), |_| ()))?;
             hyperv::judge(&boot, Program::Measure, rounds, &ran).map_err(Error::Failed)?;
             let row = Row::new(&boot, &ran)?;
             match json {

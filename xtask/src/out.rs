@@ -67,8 +67,14 @@ pub fn slowly<T>(what: &str, run: impl FnOnce() -> T) -> T {
     clocked(what, run)
 }
 
-/// Runs something with a clock, where there is a terminal.
+/// Whether there is a clock.
+static CLOCK: AtomicBool = AtomicBool::new(false);
+
+/// Runs something with a clock, where there is a terminal, and no clock yet.
 pub fn clocked<T>(what: &str, run: impl FnOnce() -> T) -> T {
+    if CLOCK.swap(true, Ordering::Relaxed) {
+        return run();
+    }
     let bar = ProgressBar::new_spinner();
     if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
         bar.set_style(style);
@@ -77,5 +83,6 @@ pub fn clocked<T>(what: &str, run: impl FnOnce() -> T) -> T {
     bar.enable_steady_tick(Duration::from_millis(200));
     let done = run();
     bar.finish_and_clear();
+    CLOCK.store(false, Ordering::Relaxed);
     done
 }

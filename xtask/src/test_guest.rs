@@ -413,6 +413,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
             "no test has such a name; --list says which there are".into(),
         ));
     }
+    if args.name.is_none() {
+        fetch::all_programs()?;
+    }
     let files = fetch::everything(Choice {
         emulator: args.qemu.as_deref(),
         ..Choice::default()

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::console::{Patience, listen};
 use crate::fetch::{self, QEMU_X86};
-use crate::{LIMIT, Result, say};
+use crate::{LIMIT, Result, out, say};
 
 /// One run of the program.
 struct Test {
@@ -83,7 +83,9 @@ impl Test {
             .arg("-kernel")
             .arg(program)
             .args(["-append", &options]);
-        let said = listen(&mut command, Patience::InAll(LIMIT), |_| ())?;
+        let said = out::clocked(&self.name(), || {
+            listen(&mut command, Patience::InAll(LIMIT), |_| ())
+        })?;
         let status = said.status;
         let (name, seconds) = (self.name(), started.elapsed().as_secs_f64());
         let right = match self.omit {
