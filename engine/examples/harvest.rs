@@ -62,11 +62,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
         flip.current().mark_all();
         let idle = flip.turn(&platform);
-        let quiet = idle
+        let retired = idle
             .try_complete(&platform)
             .map_err(|_| "a walk is under way")?;
         let mut found = u64::MAX;
-        all = all.min(time(|| quiet.drain(|_, bits| found &= bits)));
+        all = all.min(time(|| retired.drain(|_, bits| found &= bits)));
         assert_eq!(found, u64::MAX);
     }
     let line = |what: &str, time: f64| {

@@ -1,7 +1,7 @@
 //! Entries, and every kind of access to one.
 //!
 //! A page table is memory that three parties read and write: the processor that edits it, other processors that edit
-//! or read it in software, and the table walkers of all of them, which read it at any moment and, where the hardware
+//! or read it in software, and the table walkers of all of them, which read it at any time and, where the hardware
 //! sets accessed and dirty bits, write it. Every access is therefore an atomic access of 8 bytes: a walker must never
 //! see half an entry. What differs is the ordering, and each is argued here, once:
 //!

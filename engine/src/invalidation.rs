@@ -44,7 +44,7 @@ pub struct Invalidation<'a> {
     /// The root of the space's tables.
     pub root: Pa,
     /// The identity of the space (ASID, PCID, VMID), as the embedder gave it to the space; where its root has an
-    /// [`Identity`](crate::shootdown::Identity), the identifier that it has at this moment.
+    /// [`Identity`](crate::shootdown::Identity), the identifier that it has now.
     pub id: u16,
     /// Translations that may be global are meant, so that processors remember them whatever space they have loaded: all
     /// processors have to be told, by what includes global translations, and what is cached of tables under any identity

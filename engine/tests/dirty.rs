@@ -261,7 +261,7 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
         let leaf = vm.guest.space().query(Ipa::new(at)).unwrap();
         assert_eq!(leaf.frame().get(), leaf.input().get() + OFFSET);
     }
-    // A read wakes the tables on its way, where they have to be woken, and gives no page back.
+    // A read opens the tables on its way, where they have to be opened, and gives no page back.
     assert_eq!(vm.reopen(5 * page, Access::Read), Ok(true));
     assert!(
         vm.access(5 * page)
@@ -286,7 +286,7 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
     );
     assert_eq!(vm.reopen(6 * page, Access::Write), Ok(true));
     assert!(vm.can_write(6 * page) && !vm.can_write(5 * page));
-    // Tables that sleep are taken apart like others.
+    // Write-protected tables are taken apart like others.
     let mut zap = vm.guest.remove(ram.id).unwrap();
     let (mut taken, mut held) = (0, Vec::new());
     let mut gather = vm.guest.gather();
@@ -372,7 +372,7 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
         assert_eq!(relaxed, Ok(Relaxed::Done));
         levels(&platform)
     };
-    let wash = |at: u64| {
+    let clear = |at: u64| {
         let mut gather = space.gather();
         gather.clear_dirty(block(at), |_| ()).unwrap();
         assert!(gather.finish(|_| ()).is_ok());
@@ -380,14 +380,14 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
     };
     // In place, and nothing is forgotten yet.
     platform.record();
-    let mut recovery = guest.gather();
+    let mut collapse = guest.gather();
     for at in [0, 2 * MIB, 4 * MIB] {
         let read = Fault::new(Ipa::new(at), Access::Read);
         let request = guest.request(&read).unwrap();
         let page = Backing::new(Pa::new(OFFSET + at), 2 * MIB);
-        assert_eq!(recovery.collapse(&request, &page), Ok(true));
+        assert_eq!(collapse.collapse(&request, &page), Ok(true));
     }
-    assert!(levels(&platform).is_empty() && !recovery.is_clean());
+    assert!(levels(&platform).is_empty() && !collapse.is_clean());
     assert_eq!(space.query(Ipa::new(0)).unwrap().size(), 2 * MIB);
     let named = |levels: Vec<Option<Level>>| {
         assert!(!levels.is_empty());
@@ -395,7 +395,7 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
     };
     assert_eq!(named(protect(0)), 0);
     assert_eq!(named(relax(0)), 0);
-    assert_eq!(named(wash(2 * MIB)), 0);
+    assert_eq!(named(clear(2 * MIB)), 0);
     let other = NewLeaf::new(
         Ipa::new(2 * MIB),
         Pa::new(4 * OFFSET),
@@ -411,11 +411,11 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
     assert_eq!(named(levels(&platform)), 0);
     assert!(gather.finish(|_| ()).is_ok());
     // All of it by one invalidation; and from then on by level.
-    assert!(recovery.finish(|_| ()).is_ok());
+    assert!(collapse.finish(|_| ()).is_ok());
     assert_eq!(levels(&platform), [None]);
     assert_eq!(named(protect(0)), 1);
     assert_eq!(named(relax(0)), 1);
-    assert_eq!(named(wash(0)), 1);
+    assert_eq!(named(clear(0)), 1);
 }
 
 #[test]
@@ -466,7 +466,7 @@ fn what_cannot_be_protected_is_refused() {
     assert!(!vm.can_write(0));
     assert_eq!(vm.reopen(0, Access::Write), Ok(true));
 
-    // What is woken when nothing is logged any more is not protected.
+    // What is opened when nothing is logged any more is not protected.
     assert_eq!(vm.protect_all(), Ok(1));
     drop(vm.guest.replace(ram.with_log(Log::Off)).unwrap());
     assert_eq!(vm.guest.protect_no_more(), Ok(()));

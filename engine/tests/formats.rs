@@ -499,14 +499,14 @@ fn every_bit_of_an_address_has_its_place<F: Decoded>() {
                 };
                 assert_eq!(F::denied(table), expected, "{}: {deny:?}", F::NAME);
                 check_marks::<F>(table, frame, level);
-                // To an editor a table that sleeps is a table.
-                let asleep = F::sleep(table);
-                assert_eq!(F::kind(asleep, level), Kind::Table, "{}", F::NAME);
-                assert_eq!(F::address(asleep, level), frame, "{}", F::NAME);
-                assert!(F::is_asleep(asleep) && F::is_asleep(asleep | F::WAKING));
+                // To an editor a write-protected table is a table.
+                let protected = F::protect_table(table);
+                assert_eq!(F::kind(protected, level), Kind::Table, "{}", F::NAME);
+                assert_eq!(F::address(protected, level), frame, "{}", F::NAME);
+                assert!(F::is_protected(protected) && F::is_protected(protected | F::OPENING));
                 if !deny.intersects(Perms::ANY_WRITE) {
-                    assert!(!F::is_asleep(table), "{}", F::NAME);
-                    assert_eq!(F::wake(asleep | F::WAKING), table, "{}", F::NAME);
+                    assert!(!F::is_protected(table), "{}", F::NAME);
+                    assert_eq!(F::open_table(protected | F::OPENING), table, "{}", F::NAME);
                 }
 
                 // The walker goes there, and takes away what is denied: from a page of user code in it, or below

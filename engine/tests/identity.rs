@@ -110,8 +110,8 @@ unsafe impl<P: SharedPlatform> SharedPlatform for Tables<'_, P> {
     fn grace_period(&self) -> GracePeriod {
         self.inner.grace_period()
     }
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        self.inner.is_over(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.inner.is_over(period)
     }
     fn maintenance(&self) -> CacheMaintenance {
         self.inner.maintenance()

@@ -306,20 +306,20 @@ fn no_state_is_passed_in_the_midst_of_a_walk() {
     platform.pass();
     let space = mapped::<S2>(&platform, 1, PAGE, pages());
     let walk = platform.enter();
-    let moment = space.grace_period();
+    let period = space.grace_period();
     platform.pass();
     platform.rest();
-    assert!(!space.is_over(moment));
+    assert!(!space.is_over(period));
     drop(walk);
     platform.pass();
-    assert!(space.is_over(moment));
+    assert!(space.is_over(period));
     // What is under way holds no walk: its completion enters another.
     let mut gather = space.gather();
     unmap(&mut gather, ipa(0, PAGE));
     let issued = gather.issue();
-    let moment = space.grace_period();
+    let period = space.grace_period();
     platform.rest();
-    assert!(space.is_over(moment));
+    assert!(space.is_over(period));
     let _cut = issued.complete();
     assert_eq!(space.map_range(ipa(0, PAGE), RAM, pages()), Ok(PAGE));
 }
@@ -341,12 +341,12 @@ fn threads_that_play_no_processor_have_walks_of_their_own() {
         step.wait();
         step.wait(); // the second has entered
         drop(walk);
-        let moment = platform.grace_period();
-        let past = platform.is_over(moment);
+        let period = platform.grace_period();
+        let past = platform.is_over(period);
         step.wait();
         other.join().unwrap();
         assert!(!past, "the walk of the other thread began before");
-        assert!(platform.is_over(moment));
+        assert!(platform.is_over(period));
     });
 }
 
@@ -358,10 +358,10 @@ fn what_was_washed_is_invalidated_when_a_visitor_unwinds() {
     let platform = platform(tablewright::hosted::CAPS);
     let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
     let mut gather = space.gather();
-    let washed = catch_unwind(AssertUnwindSafe(|| {
+    let cleared = catch_unwind(AssertUnwindSafe(|| {
         gather.clear_dirty(ipa(0, PAGE), |_| panic!("the visitor"))
     }));
-    assert!(washed.is_err());
+    assert!(cleared.is_err());
     assert!(!space.query(Ipa::new(0)).unwrap().attrs().dirty);
     assert!(!gather.is_clean());
     drop(gather);
@@ -423,7 +423,7 @@ fn assert_refused<F: Format>(space: &Space<'_, F>, span: Span<F::Input>) {
     assert_eq!(gather.clear_dirty(span, |_| ()), Err(out_of_range));
     assert_eq!(gather.split(at, Level::PAGE).err(), refused);
     assert_eq!(space.relax(at, Perms::ANY_WRITE, true).err(), refused);
-    assert_eq!(space.wake(at, true).err(), refused);
+    assert_eq!(space.open(at, true).err(), refused);
     assert_eq!(space.map_range(span, RAM, blocks()).err(), refused);
     assert!(space.query(at).is_none());
     match NewLeaf::new(at, RAM, Level::PAGE, Attrs::USER_DATA) {
@@ -646,7 +646,7 @@ fn write_page_5<'t, P: SharedPlatform + Clone>(
     assert!(gather.finish(|_| ()).is_ok());
 }
 
-/// On x86 a shared coalesce in place was not counted, and an unmap by another processor named the level of the block: INVLPGB
+/// On x86 a shared collapse in place was not counted, and an unmap by another processor named the level of the block: INVLPGB
 /// strides by it, and spares what is cached of tables.
 #[test]
 fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
@@ -743,15 +743,15 @@ unsafe impl SharedPlatform for Meanwhile {
     fn grace_period(&self) -> GracePeriod {
         self.threads.grace_period()
     }
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        self.threads.is_over(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.threads.is_over(period)
     }
 }
 
 /// The host split a block, by a break, below a table that slept, and a write beside it woke the table meanwhile: the parts
-/// came back writable below a table that was awake, and were not marked.
+/// came back writable below a table that was open, and were not marked.
 #[test]
-fn a_table_with_a_claim_in_it_is_not_woken() {
+fn a_table_with_a_claim_in_it_is_not_opened() {
     // What is done meanwhile lives as long as the platform.
     let platform: &'static Meanwhile = Box::leak(Box::new(Meanwhile {
         threads: platform(BY_FAULTS),
@@ -763,8 +763,8 @@ fn a_table_with_a_claim_in_it_is_not_woken() {
     assert_eq!(space.map_range(both, RAM, blocks()), Ok(2 * BLOCK));
     // The log starts.
     space.protect_all().unwrap().drive(std::hint::spin_loop);
-    let wake = || assert_eq!(space.wake(Ipa::new(BLOCK), true), Err(busy(BLOCK)));
-    *platform.next.borrow_mut() = Some(Box::new(wake));
+    let open = || assert_eq!(space.open(Ipa::new(BLOCK), true), Err(busy(BLOCK)));
+    *platform.next.borrow_mut() = Some(Box::new(open));
     let mut gather = space.gather();
     assert!(gather.top_up(2));
     assert_eq!(gather.split(Ipa::new(0), Level::PAGE), Ok(true));
@@ -772,7 +772,7 @@ fn a_table_with_a_claim_in_it_is_not_woken() {
     assert!(gather.finish(|_| ()).is_ok());
     assert!(!can_write(&platform.threads, space.root(), 0));
     // When the claim is gone it is, and what has come in its place sleeps.
-    assert_eq!(space.wake(Ipa::new(BLOCK), true), Ok(()));
+    assert_eq!(space.open(Ipa::new(BLOCK), true), Ok(()));
     assert!(!can_write(&platform.threads, space.root(), 0));
 }
 

@@ -315,7 +315,7 @@ fn caches_are_cleaned_for_memory_and_not_for_devices() {
     reclaim(&mut gather, &mut |_| ());
 }
 
-/// Threads map, take away, protect, split and coalesce in two blocks at once. In the end every page leads to its own
+/// Threads map, take away, protect, split and collapse in two blocks at once. In the end every page leads to its own
 /// memory, and there are as many tables as the walker finds.
 fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
     const THREADS: u16 = 4;

@@ -397,8 +397,8 @@ unsafe impl SharedPlatform for Machine {
         self.epochs.advance()
     }
 
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        is_planted(Plant::Walks) || self.epochs.is_over(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        is_planted(Plant::Walks) || self.epochs.is_over(period)
     }
 
     fn maintenance(&self) -> CacheMaintenance {

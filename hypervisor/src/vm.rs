@@ -9,7 +9,7 @@ use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0};
 use tablewright::format;
 use tablewright::guest::{Backing, Cause, Declined, Fault};
 use tablewright::{Ipa, Pa};
-use tablewright_hypervisor_common::memory::settle;
+use tablewright_hypervisor_common::memory::reclaim;
 use tablewright_hypervisor_common::snapshot::{Gate, Log};
 use tablewright_hypervisor_common::{self as common, fault};
 
@@ -145,7 +145,7 @@ impl Vm {
             count(Count::Foreign, 1);
         }
         let next = self.map(fault, gather);
-        settle(gather);
+        reclaim(gather);
         // A fault is when this processor has time for others.
         for _ in 0..2 {
             self.evict(gather);

@@ -140,17 +140,17 @@ pub fn grow<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone>(
     while distance < slot.guest.size() {
         let at = Ipa::new(slot.guest.start().get() + distance);
         let found = page(distance);
-        let recovered = match (guest.request(&Fault::new(at, Access::Read)), &found) {
+        let collapsed = match (guest.request(&Fault::new(at, Access::Read)), &found) {
             (Ok(request), Some(found)) => gather.collapse(&request, found),
             (Ok(_), None) => Ok(false),
             (Err(_), _) => Err(Refused::Retry),
         };
-        let again = matches!(recovered, Err(Refused::Busy(_) | Refused::Retry));
+        let again = matches!(collapsed, Err(Refused::Busy(_) | Refused::Retry));
         finish(gather, again);
         if again {
             continue;
         }
-        let leaf = recovered?.then(|| guest.space().query(at)).flatten();
+        let leaf = collapsed?.then(|| guest.space().query(at)).flatten();
         let size = leaf.map_or(1 << F::shift(Level::PAGE.up()), |leaf| leaf.size());
         distance = (distance | (size - 1)) + 1;
     }

@@ -21,7 +21,7 @@ pub struct Lean {
 
 impl Lean {
     /// What the engine is told of a processor whose walkers write no entries.
-    pub const QUIET: Caps = Caps {
+    pub const READING: Caps = Caps {
         hardware_access: false,
         hardware_dirty: false,
         ..Self::WRITING

@@ -73,11 +73,11 @@ unsafe impl<'m> SharedPlatform for Mapper<'m> {
         GracePeriod::new(machine.software_walks.now.get())
     }
 
-    fn is_over(&self, moment: GracePeriod) -> bool {
+    fn is_over(&self, period: GracePeriod) -> bool {
         let machine = self.machine();
         machine.cpu().order();
         let mut walks = machine.software_walks.since.iter();
-        walks.all(|since| since.get().is_none_or(|since| since >= moment.get()))
+        walks.all(|since| since.get().is_none_or(|since| since >= period.get()))
     }
 
     fn maintenance(&self) -> CacheMaintenance {

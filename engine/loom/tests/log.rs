@@ -121,7 +121,7 @@ fn what_was_looked_up_before_a_start_is_not_written_unseen() {
 }
 
 #[test]
-fn two_processors_that_wake_a_table_do_not_protect_each_others_pages() {
+fn two_processors_that_open_a_table_do_not_protect_each_others_pages() {
     loom::model(|| {
         let vm = guest(Log::ByFault);
         vm.protect_all(&mut Vec::new());

@@ -12,10 +12,10 @@ extern crate tablewright_loom as tablewright;
 
 mod entries;
 mod exclusive;
+mod grace;
 mod guest;
 mod identity;
 mod log;
-mod quiet;
 mod shared;
 mod shootdown;
 mod tables;

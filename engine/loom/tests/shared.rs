@@ -100,8 +100,8 @@ unsafe impl SharedPlatform for Machine {
     fn grace_period(&self) -> GracePeriod {
         self.0.epochs.advance()
     }
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        self.0.epochs.is_over(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.0.epochs.is_over(period)
     }
 }
 
@@ -282,7 +282,7 @@ fn no_table_is_settled_under_a_walk_of_software() {
             let taken = gather.unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Continue(()));
             assert!(taken.unwrap().progress.is_done());
             let cut = gather.issue().complete().try_complete();
-            // Either it is quiet at once, or when every walk is over.
+            // Either it is over at once, or when every walk is over.
             let held = cut.map(|completed| completed.finish(|_| ())).err();
             join::<()>(others);
             if let Some(cut) = held {

@@ -25,15 +25,15 @@ pub const NON_CACHEABLE: u64 = 32;
 pub const POISON: u64 = u64::MAX;
 pub const ADDRESS: u64 = 0x00ff_ffff_ffff_f000;
 pub const SUSPENDED: u64 = 1 << 63;
-pub const ASLEEP: u64 = 1 << 62;
-pub const WAKING: u64 = 1 << 60;
+pub const PROTECTED: u64 = 1 << 62;
+pub const OPENING: u64 = 1 << 60;
 
 /// Two levels of four entries. A change of size or type of a live leaf is made in place, or with `ARM` by a break.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tiny<const ARM: bool, A = Va>(PhantomData<A>);
 
 // SAFETY: the index is the masked one of the trait, of four entries at both levels (1.); the address of a table is its own field
-// (2.); suspended, frozen and asleep are marks of a bit each, which no entry that is present has (3.); there are no runs, and
+// (2.); suspended, frozen and protected are marks of a bit each, which no entry that is present has (3.); there are no runs, and
 // pages are leaves (4.).
 unsafe impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
     type Input = A;
@@ -49,9 +49,9 @@ unsafe impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = false;
     const SUSPENDED: u64 = SUSPENDED;
-    const AWAKE: u64 = PRESENT;
-    const ASLEEP: u64 = ASLEEP;
-    const WAKING: u64 = WAKING;
+    const OPEN: u64 = PRESENT;
+    const PROTECTED: u64 = PROTECTED;
+    const OPENING: u64 = OPENING;
     const FROZEN: u64 = 1 << 61;
     const PRESENT: u64 = PRESENT;
     const INDEX_BITS: u32 = 2;
@@ -67,7 +67,7 @@ unsafe impl<const ARM: bool, A: Address> Format for Tiny<ARM, A> {
             entry & PRESENT != 0,
             level == Level::PAGE || entry & BLOCK != 0,
         ) {
-            (false, false) if entry & ASLEEP != 0 => Kind::Table,
+            (false, false) if entry & PROTECTED != 0 => Kind::Table,
             (false, _) => Kind::Invalid,
             (true, true) => Kind::Leaf,
             (true, false) => Kind::Table,
@@ -159,7 +159,7 @@ impl Tables {
         let top = self
             .entry(ROOT, Either::index(page, Level::new(1)))
             .follow();
-        if Either::kind(top, Level::new(1)) != Kind::Table || Either::is_asleep(top) {
+        if Either::kind(top, Level::new(1)) != Kind::Table || Either::is_protected(top) {
             return false;
         }
         let table = Either::address(top, Level::new(1));
@@ -177,7 +177,7 @@ impl Tables {
             assert_ne!(bits, POISON, "not written yet, or freed");
             match Either::kind(bits, level) {
                 Kind::Invalid => return None,
-                Kind::Table if Either::is_asleep(bits) => return None,
+                Kind::Table if Either::is_protected(bits) => return None,
                 Kind::Table => {
                     table = Either::address(bits, level);
                     level = level.down()?;

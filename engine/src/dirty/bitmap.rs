@@ -92,7 +92,7 @@ impl<'m> Bitmap<'m> {
         self.mark_range(0..self.pages);
     }
 
-    /// Whether a page is marked at this moment.
+    /// Whether a page is marked now.
     pub fn is_marked(&self, page: u64) -> bool {
         page < self.pages
             && self.words[(page / BITS) as usize].load(Ordering::Relaxed) >> (page % BITS) & 1 != 0
@@ -172,7 +172,7 @@ impl<'m> Flip<'m> {
         })
     }
 
-    /// The one that is marked at this moment. What is done with it is to be done in one walk.
+    /// The one that is marked now. What is done with it is to be done in one walk.
     #[inline]
     pub fn current(&self) -> &Bitmap<'m> {
         &self.maps[self.turns.load(Ordering::Acquire) & 1]
@@ -201,9 +201,9 @@ impl<'f, 'm> Idle<'f, 'm> {
     ///
     /// # Errors
     /// Gives it back if walks are not over.
-    pub fn try_complete<P: SharedPlatform>(self, platform: &P) -> Result<Quiet<'f, 'm>, Self> {
+    pub fn try_complete<P: SharedPlatform>(self, platform: &P) -> Result<Retired<'f, 'm>, Self> {
         match platform.is_over(self.since) {
-            true => Ok(Quiet(self.map)),
+            true => Ok(Retired(self.map)),
             false => Err(self),
         }
     }
@@ -212,9 +212,9 @@ impl<'f, 'm> Idle<'f, 'm> {
 /// A bitmap without another user.
 #[derive(Debug)]
 #[must_use = "it has marks that were not harvested"]
-pub struct Quiet<'f, 'm>(&'f Bitmap<'m>);
+pub struct Retired<'f, 'm>(&'f Bitmap<'m>);
 
-impl Quiet<'_, '_> {
+impl Retired<'_, '_> {
     /// Takes all marks away and gives them out, as [`Bitmap::harvest`] does; in a cache line that has marks, words without any
     /// as well.
     #[inline]

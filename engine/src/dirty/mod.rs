@@ -30,7 +30,7 @@
 mod bitmap;
 mod ring;
 
-pub use bitmap::{Bitmap, Flip, Idle, Quiet};
+pub use bitmap::{Bitmap, Flip, Idle, Retired};
 pub use ring::{Collected, Ring, RingEntry};
 
 use core::fmt;

@@ -18,7 +18,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Maps the page at `page`, which is mapped, to `frame` instead. What was there comes out sealed, until every processor has
     /// forgotten it.
     ///
-    /// A block or a run that it is part of is split first. On arm64 the page is not mapped for a moment, if the space is live.
+    /// A block or a run that it is part of is split first. On arm64 the page is briefly not mapped, if the space is live.
     ///
     /// # Errors
     /// As [`map`](Gather::map), and [`NotMapped`](EditError::NotMapped); [`NeedsBreak`](EditError::NeedsBreak), and

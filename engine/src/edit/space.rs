@@ -29,7 +29,7 @@ use crate::walk::{Place, Slice, Visit, descend, walk};
 pub enum Liveness {
     /// No walker can reach the tables: edits are plain stores.
     Dead,
-    /// Walkers use the tables. Where the architecture demands a break, an edit makes one: for a moment the addresses
+    /// Walkers use the tables. Where the architecture demands a break, an edit makes one: briefly the addresses
     /// being changed, and the rest of the block they are part of, are not mapped.
     Live,
     /// As [`Live`](Liveness::Live), but a break would pull the ground from under the code that edits, so an edit that
@@ -308,7 +308,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// Its identity: what [`with_id`](Self::with_id) has set, or where its root has an
-    /// [`Identity`](crate::shootdown::Identity) the identifier of this moment, 0 before it is loaded first.
+    /// [`Identity`](crate::shootdown::Identity) the current identifier, 0 before it is loaded first.
     pub fn id(&self) -> u16 {
         (self.platform.identity_of(self.root)).map_or(self.id, |identity| identity.id())
     }

@@ -446,7 +446,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
                         let last = F::decode(table.exchange(index, link), level);
                         let was = F::decode(known, level);
                         if (last.accessed, last.dirty) != (was.accessed, was.dirty) {
-                            // A walker set a bit for the block in the last moment: it stands for all of it. What
+                            // A walker set a bit for the block at the last: it stands for all of it. What
                             // walkers have set in the pages since then stays set.
                             let change = Change::marks(last.accessed, last.dirty);
                             let mut plans = Plans::<F>::new(self.conditions, change);

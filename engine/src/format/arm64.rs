@@ -121,7 +121,7 @@ const UXN_TABLE: u64 = 1 << 60;
 const AP_TABLE_NO_USER: u64 = 1 << 61;
 const AP_TABLE_READ_ONLY: u64 = 1 << 62;
 // Bits 58:51 of a table descriptor are ignored.
-const WAKING: u64 = 1 << 58;
+const OPENING: u64 = 1 << 58;
 // Marks of invalid entries, of which the hardware ignores every bit. No valid entry of ours has the first.
 const SUSPENDED: u64 = 1 << 63;
 const FROZEN: u64 = 1 << 57;
@@ -321,9 +321,9 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const CONTIGUOUS: u64 = CONTIGUOUS;
     const TABLES_RESTRICT: bool = true;
     const SUSPENDED: u64 = SUSPENDED;
-    const AWAKE: u64 = 0;
-    const ASLEEP: u64 = AP_TABLE_READ_ONLY;
-    const WAKING: u64 = WAKING;
+    const OPEN: u64 = 0;
+    const PROTECTED: u64 = AP_TABLE_READ_ONLY;
+    const OPENING: u64 = OPENING;
     const FROZEN: u64 = FROZEN;
     const PRESENT: u64 = VALID;
 

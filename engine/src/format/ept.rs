@@ -15,7 +15,7 @@
 //! # Entries that are not present
 //!
 //! Hardware ignores all of such an entry but bit 63, suppress #VE: a guest that is told of its own EPT violations must
-//! not hear of those that the engine causes for a moment, so every mark comes with it. A suspended entry keeps what
+//! not hear of those that the engine causes briefly, so every mark comes with it. A suspended entry keeps what
 //! made it present, and its own bit 63, in bits that hardware ignores in a present one. Of a parked leaf, which the embedder
 //! has asked for, bit 63 is what the embedder says, as in any leaf.
 
@@ -68,7 +68,7 @@ const SUSPENDED: u64 = 1 << 59;
 /// Of a parked leaf.
 const PARKED: u64 = 1 << 11;
 // Ignored in the descriptor of a table.
-const WAKING: u64 = 1 << 52;
+const OPENING: u64 = 1 << 52;
 const FROZEN: u64 = 1 << 54 | SUPPRESS_VE | ADDRESS;
 
 // SDM 29.3.7: memory types; 2, 3 and 7 are reserved.
@@ -121,9 +121,9 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
     const SUSPENDED: u64 = SUSPENDED;
-    const AWAKE: u64 = WRITE;
-    const ASLEEP: u64 = 0;
-    const WAKING: u64 = WAKING;
+    const OPEN: u64 = WRITE;
+    const PROTECTED: u64 = 0;
+    const OPENING: u64 = OPENING;
     const FROZEN: u64 = FROZEN;
     const PRESENT: u64 = Self::ANY;
     // SDM appendix A.10: both sizes of large pages are features.

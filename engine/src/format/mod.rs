@@ -39,9 +39,9 @@
 //! Each has a mark that no other has, nor a parked leaf. On x86 the address of such an entry, and of a parked leaf, names no
 //! memory: a processor with the L1 terminal fault reads the cache through the address of an entry that is not present.
 //!
-//! # Tables that sleep
+//! # Write-protected tables
 //!
-//! Below a table that is [asleep](Format::sleep) nothing is written: its descriptor takes the permission away, or, where
+//! Below a table that is [write-protected](Format::protect_table) nothing is written: its descriptor takes the permission away, or, where
 //! descriptors of tables cannot ([`Format::TABLES_RESTRICT`]), is invalid for the hardware. To editors it is a table like
 //! any other, [`Kind::Table`], with the same address.
 
@@ -463,14 +463,14 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// What marks a [suspended](Format::suspend) entry.
     const SUSPENDED: u64;
 
-    /// Bits of a table descriptor that are clear while it [sleeps](Format::sleep), and set otherwise.
-    const AWAKE: u64;
+    /// Bits of a table descriptor that are clear while it is [write-protected](Format::protect_table), and set otherwise.
+    const OPEN: u64;
 
-    /// Bits of a table descriptor that are set while it sleeps, and clear otherwise.
-    const ASLEEP: u64;
+    /// Bits of a table descriptor that are set while it is write-protected, and clear otherwise.
+    const PROTECTED: u64;
 
-    /// A bit that hardware ignores in the descriptor of a table that sleeps: it is being woken.
-    const WAKING: u64;
+    /// A bit that hardware ignores in the descriptor of a write-protected table: it is being opened.
+    const OPENING: u64;
 
     /// An entry that is being replaced: invalid, and neither a hole nor suspended.
     const FROZEN: u64;
@@ -574,25 +574,25 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// use tablewright::format::Ept;
     /// use tablewright::{Format, Kind, Level, Pa, Perms};
     /// let table = Ept::<4>::table(Pa::new(0x1000), Perms::empty());
-    /// let asleep = Ept::<4>::sleep(table);
-    /// assert!(Ept::<4>::is_asleep(asleep) && Ept::<4>::kind(asleep, Level::new(1)) == Kind::Table);
-    /// assert_eq!(Ept::<4>::wake(asleep), table);
+    /// let protected = Ept::<4>::protect_table(table);
+    /// assert!(Ept::<4>::is_protected(protected) && Ept::<4>::kind(protected, Level::new(1)) == Kind::Table);
+    /// assert_eq!(Ept::<4>::open_table(protected), table);
     /// ```
     #[inline(always)]
-    fn sleep(table: u64) -> u64 {
-        table & !(Self::AWAKE | Self::WAKING) | Self::ASLEEP
+    fn protect_table(table: u64) -> u64 {
+        table & !(Self::OPEN | Self::OPENING) | Self::PROTECTED
     }
 
-    /// Undoes [`sleep`](Format::sleep).
+    /// Undoes [`protect_table`](Format::protect_table).
     #[inline(always)]
-    fn wake(asleep: u64) -> u64 {
-        asleep & !(Self::ASLEEP | Self::WAKING) | Self::AWAKE
+    fn open_table(table: u64) -> u64 {
+        table & !(Self::PROTECTED | Self::OPENING) | Self::OPEN
     }
 
-    /// Whether a table sleeps.
+    /// Whether a table is write-protected.
     #[inline(always)]
-    fn is_asleep(table: u64) -> bool {
-        table & (Self::AWAKE | Self::ASLEEP) == Self::ASLEEP
+    fn is_protected(table: u64) -> bool {
+        table & (Self::OPEN | Self::PROTECTED) == Self::PROTECTED
     }
 
     /// What an invalid entry tells. One without a mark, in a tree that was adopted, is not to be touched.

@@ -50,9 +50,9 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
     const SUSPENDED: u64 = X86_64::<LEVELS, TYPES>::SUSPENDED;
-    const AWAKE: u64 = X86_64::<LEVELS, TYPES>::AWAKE;
-    const ASLEEP: u64 = X86_64::<LEVELS, TYPES>::ASLEEP;
-    const WAKING: u64 = X86_64::<LEVELS, TYPES>::WAKING;
+    const OPEN: u64 = X86_64::<LEVELS, TYPES>::OPEN;
+    const PROTECTED: u64 = X86_64::<LEVELS, TYPES>::PROTECTED;
+    const OPENING: u64 = X86_64::<LEVELS, TYPES>::OPENING;
     const FROZEN: u64 = X86_64::<LEVELS, TYPES>::FROZEN;
     const PRESENT: u64 = X86_64::<LEVELS, TYPES>::PRESENT;
     const SURE_LEAF: Level = X86_64::<LEVELS, TYPES>::SURE_LEAF;

@@ -93,10 +93,10 @@ const NEVER: u32 = 53; // XN[1:0], 54:53
 const SOFTWARE_DIRTY: u64 = 1 << 55; // 58:55 are for software
 const SOFTWARE: u32 = 56;
 const PBHA: u64 = 0xf << 59; // 62:59, FEAT_HPDS2 or ignored
-// Of a table that sleeps, which is invalid: the hardware ignores every bit. It keeps bit 1, which frozen entries have not, and
+// Of a write-protected table, which is invalid: the hardware ignores every bit. It keeps bit 1, which frozen entries have not, and
 // parked blocks have; of those bit 53, XN[0], is clear.
-const ASLEEP: u64 = 1 << 53;
-const WAKING: u64 = 1 << 56;
+const PROTECTED: u64 = 1 << 53;
+const OPENING: u64 = 1 << 56;
 
 /// D8.2: as few levels as there can be with up to 16 tables, 4 bits, beside each other at the first; two at least.
 const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
@@ -144,9 +144,9 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     const CONTIGUOUS: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::CONTIGUOUS;
     const TABLES_RESTRICT: bool = false;
     const SUSPENDED: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::SUSPENDED;
-    const AWAKE: u64 = VALID;
-    const ASLEEP: u64 = ASLEEP;
-    const WAKING: u64 = WAKING;
+    const OPEN: u64 = VALID;
+    const PROTECTED: u64 = PROTECTED;
+    const OPENING: u64 = OPENING;
     const FROZEN: u64 = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::FROZEN;
     const PRESENT: u64 = VALID;
 
@@ -162,8 +162,8 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn kind(entry: u64, level: Level) -> Kind {
-        let marks = VALID | NOT_BLOCK | ASLEEP | Self::SUSPENDED;
-        if entry & marks == NOT_BLOCK | ASLEEP && level != Level::PAGE {
+        let marks = VALID | NOT_BLOCK | PROTECTED | Self::SUSPENDED;
+        if entry & marks == NOT_BLOCK | PROTECTED && level != Level::PAGE {
             return Kind::Table;
         }
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::kind(entry, level)
@@ -181,9 +181,9 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn address(entry: u64, level: Level) -> Pa {
-        // A table that sleeps keeps its address where it was, and so does a parked block.
-        let asleep = Self::kind(entry, level) == Kind::Table;
-        let entry = if asleep { entry | VALID } else { entry };
+        // A write-protected table keeps its address where it was, and so does a parked block.
+        let protected = Self::kind(entry, level) == Kind::Table;
+        let entry = if protected { entry | VALID } else { entry };
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE>::address(entry, level)
     }
 

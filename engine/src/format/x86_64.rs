@@ -58,8 +58,8 @@ const WRITE_ASIDE: u32 = 56; // from 1 to 57
 /// Of a parked leaf, at the place of R/W, which it has not: it is next to the bit that says present, so that both are looked
 /// at as one.
 const PARKED: u64 = WRITE;
-/// Of a table that sleeps.
-const WAKING: u64 = 1 << 52;
+/// Of a write-protected table.
+const OPENING: u64 = 1 << 52;
 const FROZEN: u64 = 1 << 56 | ADDRESS;
 
 /// The first index of a memory type in `pat`; none of one that x86-64 lacks (SDM 13.12.2).
@@ -136,9 +136,9 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     const CONTIGUOUS: u64 = 0;
     const TABLES_RESTRICT: bool = true;
     const SUSPENDED: u64 = SUSPENDED;
-    const AWAKE: u64 = WRITE;
-    const ASLEEP: u64 = 0;
-    const WAKING: u64 = WAKING;
+    const OPEN: u64 = WRITE;
+    const PROTECTED: u64 = 0;
+    const OPENING: u64 = OPENING;
     const FROZEN: u64 = FROZEN;
     const PRESENT: u64 = PRESENT;
     // SDM 5.5.4: 2 MiB; pages of 1 GiB are a feature.

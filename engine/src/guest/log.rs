@@ -59,7 +59,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         marker.mark(distance >> F::PAGE_SHIFT);
     }
 
-    /// Gives back what the log, or the sleep of a table, has taken from the page of a request, without asking the host for
+    /// Gives back what the log, or the protection of a table, has taken from the page of a request, without asking the host for
     /// it: what was mapped there is still the page, or it would have been zapped. No lock is taken, and nothing is allocated.
     /// Whether that was all; if not, the page has to be looked up and mapped. A page that is written is to be marked
     /// afterwards as after a map.
@@ -76,7 +76,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         }
         let at = Ipa::new(request.at);
         // SAFETY: a walk is entered (1.).
-        unsafe { self.space.wake_walking(at, writes)? };
+        unsafe { self.space.open_walking(at, writes)? };
         let logged = request.slot.log().is_on();
         let given = match writes {
             true => Perms::ANY_WRITE,
@@ -84,7 +84,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         };
         let is_right = |attrs: &Attrs, level| {
             let host = attrs.software & HOST_WRITES != 0 && (level == Level::PAGE || !logged);
-            // Neither the log nor a table that sleeps takes reading away: what is parked, the host has parked.
+            // Neither the log nor a write-protected table takes reading away: what is parked, the host has parked.
             let parked = attrs.perms.is_empty();
             !parked && (host || !writes) && (attrs.perms | given).contains(request.access.perms())
         };
@@ -111,8 +111,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Ok(Span::new(Ipa::new(first), size).ok())
     }
 
-    /// Nothing is logged any more: what [sleeps](crate::shared::SharedSpace::protect_all) need not be protected when it is
-    /// woken.
+    /// Nothing is logged any more: what is [write-protected](crate::shared::SharedSpace::protect_all) need not be protected when it is
+    /// opened.
     ///
     /// # Errors
     /// [`Unprotectable::Logged`], [`Unprotectable::Busy`].

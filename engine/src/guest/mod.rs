@@ -18,7 +18,7 @@
 //! **version**, tells: whatever makes the answer of a look-up wrong counts it up, and a fault maps only if the version is
 //! the one that it looked up under. The check and the map are in one walk. So once every walk is over that was entered
 //! before the version moved on, nothing will be mapped any more of what was looked up before; *then* one pass over the
-//! tables takes it all. [`Zap`] is that order made into a type: move the version on, wait until it is quiet, edit. It
+//! tables takes it all. [`Zap`] is that order made into a type: move the version on, wait until walks from before are over, edit. It
 //! needs a second pass only for a leaf that is being split by a break just then, which comes back in smaller leaves.
 //!
 //! No fault waits for a zap, and no zap for a page look-up: only for walks, which are short.
@@ -320,8 +320,8 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
             Cause::AccessFlag => 0,
             Cause::Permission if !slot.log().is_on() => 0,
             Cause::Permission | Cause::Translation => {
-                // Where tables sleep the walk of the hardware may have ended above what is there.
-                match fault.level.filter(|_| !self.space.may_sleep()) {
+                // Where tables are write-protected the walk of the hardware may have ended above what is there.
+                match fault.level.filter(|_| !self.space.may_be_protected()) {
                     Some(level) => {
                         let (at, page) = (fault.at.get(), slot.slot().page);
                         let leaf = self.fitting(at, at, slot, page);
@@ -488,7 +488,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
     /// See [`shared::Gather::finish`].
     ///
     /// # Errors
-    /// What is not quiet yet.
+    /// What may still be walked.
     #[allow(clippy::result_large_err)]
     pub fn finish(&mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Cut<F, P>> {
         self.gather.finish(leaves)
@@ -548,7 +548,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
             && top == Level::PAGE
         {
             let _walk = guest.space.platform().enter();
-            let ready = guest.slots.is_current(request.version) && !guest.space.may_sleep();
+            let ready = guest.slots.is_current(request.version) && !guest.space.may_be_protected();
             // SAFETY: a walk is entered (1.).
             if ready && unsafe { guest.space.fill_hole(request.at(), page.frame, bits)? } {
                 return Ok(Mapped::Installed);
@@ -576,7 +576,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
         }
         let writes = request.access == Access::Write;
         // SAFETY: a walk is entered (1.).
-        unsafe { guest.space.wake_walking(Ipa::new(request.at), writes)? };
+        unsafe { guest.space.open_walking(Ipa::new(request.at), writes)? };
         match top == Level::PAGE {
             true => self.recent = guest.space.template(&leaf).map(|bits| (like, bits)),
             false => leaf = guest.space.affordable(request.at, leaf, CLAIM, leaf_at)?,

@@ -58,7 +58,7 @@ pub struct Zap<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform> {
     guest: &'g Guest<'s, F, P>,
     span: Span<Ipa>,
     state: State,
-    /// A part was passed over since the last moment.
+    /// A part was passed over since the last grace period.
     again: bool,
 }
 

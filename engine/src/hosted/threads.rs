@@ -227,7 +227,7 @@ pub struct Threads {
     frames: Mutex<Frames>,
     /// Frames never handed out start here. Written under the lock of `frames`.
     fresh: AtomicU64,
-    quiet: Quiet,
+    walks: Periods,
     slots: &'static Slots,
     /// The epochs of walks that no slot announces.
     listed: Mutex<Vec<u64>>,
@@ -246,7 +246,7 @@ struct Frames {
 }
 
 /// How walks are known to be over.
-enum Quiet {
+enum Periods {
     Epochs(Epochs<'static>),
     States(Quiescence<'static>),
 }
@@ -344,7 +344,7 @@ impl Threads {
                 bad_frees: 0,
             }),
             fresh: AtomicU64::new(0),
-            quiet: Quiet::Epochs(Epochs::new(&slots.slots)),
+            walks: Periods::Epochs(Epochs::new(&slots.slots)),
             slots,
             listed: Mutex::new(Vec::new()),
             caps: super::CAPS,
@@ -373,7 +373,7 @@ impl Threads {
     /// [`rest`](Threads::rest).
     #[must_use]
     pub fn with_quiescent_states(mut self) -> Self {
-        self.quiet = Quiet::States(Quiescence::new(&self.slots.slots));
+        self.walks = Periods::States(Quiescence::new(&self.slots.slots));
         self
     }
 
@@ -416,7 +416,7 @@ impl Threads {
     /// without quiescent states.
     #[inline(always)]
     pub fn pass(&self) {
-        if let Quiet::States(states) = &self.quiet
+        if let Periods::States(states) = &self.walks
             && let Some(number) = self.slot()
             && self.slots.slots[number].walks() == 0
         {
@@ -429,7 +429,7 @@ impl Threads {
     /// This thread holds no table, and will hardly walk before it passes again: if it does, it waits for a lock. Nothing
     /// happens while a walk of the thread is under way, or without quiescent states.
     pub fn rest(&self) {
-        if let Quiet::States(states) = &self.quiet
+        if let Periods::States(states) = &self.walks
             && let Some(number) = self.slot()
             && self.slots.slots[number].walks() == 0
         {
@@ -474,9 +474,9 @@ impl Threads {
     #[cold]
     fn list(&self) -> Known<'_> {
         let mut listed = lock(&self.listed);
-        let now = match &self.quiet {
-            Quiet::Epochs(epochs) => epochs.now(),
-            Quiet::States(states) => states.now(),
+        let now = match &self.walks {
+            Periods::Epochs(epochs) => epochs.now(),
+            Periods::States(states) => states.now(),
         };
         listed.push(now);
         Known::Listed(&self.listed, now)
@@ -629,15 +629,15 @@ unsafe impl SharedPlatform for Threads {
     #[inline(always)]
     fn enter(&self) -> Walk<'_> {
         let slot = self.slot();
-        let known = match &self.quiet {
-            Quiet::Epochs(epochs) => slot.and_then(|number| {
+        let known = match &self.walks {
+            Periods::Epochs(epochs) => slot.and_then(|number| {
                 // SAFETY: the slot belongs to this thread, and is given up only without a walk (1.); no interrupt walks
                 // in a thread of a program (2.); what is returned is not `Send` (3.); nothing has been made of the slots
                 // since (4.).
                 let _walking = unsafe { epochs.enter(number) }?;
                 Some(Known::Announced { _walking })
             }),
-            Quiet::States(_) => slot.and_then(|number| {
+            Periods::States(_) => slot.and_then(|number| {
                 let slot = &self.slots.slots[number];
                 if slot.is_quiet() {
                     return None;
@@ -653,16 +653,16 @@ unsafe impl SharedPlatform for Threads {
     }
 
     fn grace_period(&self) -> GracePeriod {
-        match &self.quiet {
-            Quiet::Epochs(epochs) => epochs.advance(),
-            Quiet::States(states) => states.advance(),
+        match &self.walks {
+            Periods::Epochs(epochs) => epochs.advance(),
+            Periods::States(states) => states.advance(),
         }
     }
 
     fn is_over(&self, period: GracePeriod) -> bool {
-        let past = match &self.quiet {
-            Quiet::Epochs(epochs) => epochs.is_over(period),
-            Quiet::States(states) => states.is_over(period),
+        let past = match &self.walks {
+            Periods::Epochs(epochs) => epochs.is_over(period),
+            Periods::States(states) => states.is_over(period),
         };
         past && lock(&self.listed)
             .iter()

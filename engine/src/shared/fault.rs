@@ -341,7 +341,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
     /// done before and after. The flags of what was below may be set until it has been forgotten, so that they are not
     /// summed up but taken for set: the leaf was accessed, and what could be written was.
     ///
-    /// What is put in place is forgotten with the gather where the caller `recovers`, which begins with counting: on arm64 an
+    /// What is put in place is forgotten with the gather where the caller `collapses`, which begins with counting: on arm64 an
     /// invalidation names the level of what it takes away, and what is remembered of the table's leaves has another; every edit
     /// that may have seen one of the new leaves has all levels forgotten there. A fault does not leave others with that, and
     /// invalidates before it returns. On x86, where an invalidation of an address is about all levels, it need not.
@@ -350,7 +350,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         &mut self,
         leaf: &NewLeaf<F>,
         found: &Found<'_, P>,
-        recovers: bool,
+        collapses: bool,
     ) -> Result<Mapped<F>, Refused<F::Input>> {
         let space = self.space;
         let Some(below) = leaf.level.down() else {
@@ -393,7 +393,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
             ranges.run::<F, P>(&space.platform, space.target(true));
         };
         let done = if in_place {
-            let now = F::RULE.spares_other_levels() && !recovers;
+            let now = F::RULE.spares_other_levels() && !collapses;
             if !now {
                 self.count.begin();
             }
@@ -724,8 +724,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                     let last = first + (size - 1);
                     let part = Slice { first, last };
                     let child = F::address(entry, level);
-                    // Walkers fault at a table that sleeps, unless all that it takes away are permissions.
-                    survey.holes |= !F::TABLES_RESTRICT && F::is_asleep(entry);
+                    // Walkers fault at a write-protected table, unless all that it takes away are permissions.
+                    survey.holes |= !F::TABLES_RESTRICT && F::is_protected(entry);
                     self.survey(leaf, child, below, part, maintenance, survey, missing);
                     continue;
                 }

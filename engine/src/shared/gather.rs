@@ -261,7 +261,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// tried later. If the visitor unwinds, what is left of its sub-tree leaks.
     ///
     /// # Errors
-    /// What is not quiet yet.
+    /// What may still be walked.
     // Without an allocator there is nowhere else to put what is given back.
     #[allow(clippy::result_large_err)]
     pub fn finish(&mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Cut<F, P>> {
@@ -278,7 +278,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
 impl<F: Format, P: SharedPlatform + Clone> Drop for Gather<'_, F, P> {
     #[inline]
     fn drop(&mut self) {
-        // What is not quiet yet leaks.
+        // What may still be walked leaks.
         let _finished = self.finish(|_| ());
         self.release_tables();
     }

@@ -14,7 +14,7 @@
 //! * **Tables are linked full and cut off whole.** A new table is filled out of reach, and linked by one compare-exchange. A
 //!   table that is cut off goes into the flush with everything below it. Processors that were on their way into it may still
 //!   edit it, and do no harm: its leaves are looked at, and its tables freed, when the hardware has forgotten it *and*
-//!   every walk that may hold it is over ([`quiet`]). By then it is at rest.
+//!   every walk that may hold it is over ([`grace`]). By then it is at rest.
 //!
 //! From this follows the rule for memory that is taken back, or protected, for good. A fault that looked the memory up before
 //! may install it after an edit has passed, or hold a claim that the edit passed over. It does so in a walk. So the
@@ -32,15 +32,15 @@
 mod bulk;
 mod fault;
 mod gather;
-pub mod quiet;
+pub mod grace;
+mod protect_all;
 mod range;
-mod sleep;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
 pub use gather::{Beside, Cut, Gather};
-pub use quiet::{Epochs, GracePeriod, Quiescence, Slot, Walking};
+pub use grace::{Epochs, GracePeriod, Quiescence, Slot, Walking};
+pub use protect_all::{Protecting, Step, Unprotectable};
 pub use range::{Protected, Taken};
-pub use sleep::{Protecting, Step, Unprotectable};
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -188,7 +188,7 @@ pub struct SharedSpace<F: Format, P: SharedPlatform> {
     base: u64,
     /// Edits that have changed something, perhaps, and are not complete.
     unfinished: AtomicU32,
-    /// Of what sleeps; see [`sleep`].
+    /// Of what is write-protected; see [`protect_all`].
     generation: AtomicU64,
     format: PhantomData<F>,
 }
@@ -227,14 +227,14 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         })
     }
 
-    /// The space, for exclusive edits. Walkers may still be using it. Tables that [sleep](Self::protect_all) are woken, with
+    /// The space, for exclusive edits. Walkers may still be using it. Tables that are [write-protected](Self::protect_all) are opened, with
     /// what is below them writable again as far as it was.
     ///
     /// Where a gather was forgotten, what it may have taken away is invalidated now, and what it left claimed becomes holes.
     pub fn into_exclusive(self) -> AddressSpace<F, P> {
         let mend = Mend {
             unclaim: self.has_seen_unfinished(0),
-            wake: self.may_sleep(),
+            open: self.may_be_protected(),
         };
         let target = self.target(true);
         let parts = Parts {
@@ -246,7 +246,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             globals: target.global,
         };
         let space = AddressSpace::from_parts(parts);
-        if mend.unclaim || mend.wake {
+        if mend.unclaim || mend.open {
             let mut ranges = Ranges::new();
             ranges.everything = true;
             ranges.run::<F, P>(space.platform(), target);
@@ -401,8 +401,8 @@ impl<P: Platform> Found<'_, P> {
 struct Mend {
     /// What is claimed, and no edit is there any more that will put something in its place, becomes a hole.
     unclaim: bool,
-    /// What sleeps is woken.
-    wake: bool,
+    /// What is write-protected is opened.
+    open: bool,
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Mend {
@@ -418,8 +418,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Mend {
         let entry = table.load(index);
         match F::kind(entry, level) {
             Kind::Table => {
-                if self.wake && F::is_asleep(entry) {
-                    table.link(index, F::wake(entry));
+                if self.open && F::is_protected(entry) {
+                    table.link(index, F::open_table(entry));
                 }
                 return ControlFlow::Continue(WalkStep::Into(F::address(entry, level)));
             }

@@ -326,7 +326,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         tables.push(frame);
     }
 
-    /// The leaf that translates `input` at this moment, if any.
+    /// The leaf that translates `input` now, if any.
     pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {
         if !self.translates(input) {
             return None;
@@ -365,7 +365,7 @@ pub struct Taken<A> {
     /// Whether all of it was taken, and from where to go on if not.
     pub progress: Progress<A>,
     /// Something was not taken: a leaf that another processor is splitting by a break. It will be there again, in smaller
-    /// leaves, when the walks of this moment are over.
+    /// leaves, when the walks under way are over.
     pub passed_over: bool,
 }
 

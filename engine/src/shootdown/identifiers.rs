@@ -21,7 +21,7 @@
 //! # Spaces that are invalidated by identity
 //!
 //! A platform that says which [`Identity`] a root has ([`Platform::identity_of`](crate::Platform::identity_of)) has every
-//! invalidation of the space name the identifier of that moment, and CPUs load what [`Identifiers::switch`] says: root and
+//! invalidation of the space name the current identifier, and CPUs load what [`Identifiers::switch`] says: root and
 //! identifier. Why that is enough:
 //!
 //! | a CPU that edits | a CPU that loads the space |

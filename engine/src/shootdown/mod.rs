@@ -17,13 +17,13 @@
 //! * A CPU that is *lazy* (a kernel thread runs, and the root of the last space is still loaded) is not told if only
 //!   leaves have gone, and looks at the generation before it uses the space again. If tables have gone it is told: its
 //!   walker may go on by itself, through tables that are used for something else by then.
-//! * A CPU that is asleep has no space loaded, which is the second case.
+//! * An idle CPU that has left its space has no space loaded, which is the second case.
 //!
 //! # Global translations
 //!
 //! What is global is used whatever space is loaded, so neither set nor generation says which CPUs remember it. A flush
 //! with [`global`](Invalidation::global) set is told to **every CPU that is [online](Here::go_online)**, the lazy and
-//! the sleeping ones included, and each forgets at once, whatever its view says:
+//! the idle ones included, and each forgets at once, whatever its view says:
 //!
 //! * the ranges, global translations of them included. INVLPG does that; what the CPU may remember of the ranges under
 //!   the identifier of a space that it has not loaded stays, and goes when it loads that space, because the generation
@@ -192,7 +192,7 @@ pub unsafe trait Actions {
     /// Runs a function with the allocator of identifiers, under a lock, interrupts held off. Rarely needed.
     fn allocator(&self, with: &mut dyn FnMut(&mut Allocator<'_>));
 
-    /// Waits a moment for others.
+    /// Waits a little for others.
     fn relax(&self) {
         core::hint::spin_loop();
     }

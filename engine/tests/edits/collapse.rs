@@ -8,7 +8,7 @@ fn a_table_is_replaced_only_by_a_leaf_that_translates_the_same<F: Judged>() {
     let whole = span(0, block);
     let attempt = |frame: u64, spoil: &dyn Fn(&mut Space<'_, F>), expected: u64| {
         for liveness in [Liveness::Dead, Liveness::Live] {
-            let platform = Hosted::new(16, F::PAGE_SHIFT).with_caps(quiet(0));
+            let platform = Hosted::new(16, F::PAGE_SHIFT).with_caps(without_flags(0));
             let mut space = pages_of_a_block::<F>(&platform, frame, Attrs::KERNEL_DATA);
             spoil(&mut space);
             common::used(&mut space, liveness);
@@ -70,7 +70,7 @@ fn a_large_leaf_is_accessed_and_dirty_if_one_small_one_was<F: Judged>() {
     for liveness in [Liveness::Dead, Liveness::Live] {
         for at in [0, 1, block / page / 2, block / page - 1] {
             for (accessed, dirty) in [(false, false), (true, false), (false, true), (true, true)] {
-                let platform = Hosted::new(16, F::PAGE_SHIFT).with_caps(quiet(0));
+                let platform = Hosted::new(16, F::PAGE_SHIFT).with_caps(without_flags(0));
                 let mut space = pages_of_a_block::<F>(&platform, block, untouched);
                 let change = Change::new().accessed(accessed).dirty(dirty);
                 protect(&mut space, span(at * page, page), change).unwrap();
@@ -126,7 +126,7 @@ fn a_run_is_seen_as_one_leaf_with_the_flags_of_all_members() {
     for (accessed, dirty) in [(false, false), (true, false), (true, true)] {
         for member in [0, 7, 15] {
             for cut in [span(0, 16 * K4), span(0, M2)] {
-                let platform = Hosted::new(16, 12).with_caps(quiet(0));
+                let platform = Hosted::new(16, 12).with_caps(without_flags(0));
                 let mut space = run_touched_in(&platform, member, accessed, dirty);
 
                 let expected = Attrs {
@@ -170,7 +170,7 @@ fn a_run_is_seen_as_one_leaf_with_the_flags_of_all_members() {
             }
             // Unfolded, each member has what the run had.
             for bbm in [0, 1] {
-                let platform = Hosted::new(16, 12).with_caps(quiet(bbm));
+                let platform = Hosted::new(16, 12).with_caps(without_flags(bbm));
                 let mut space = run_touched_in(&platform, member, accessed, dirty);
                 space.make_live();
                 unmap(&mut space, span(3 * K4, K4)).unwrap();
@@ -200,7 +200,7 @@ fn a_run_of_blocks_that_is_split_hands_its_flags_to_every_page() {
             (1, Level::PAGE),
             (2, Level::PAGE),
         ] {
-            let platform = Hosted::new(32, 12).with_caps(quiet(bbm));
+            let platform = Hosted::new(32, 12).with_caps(without_flags(bbm));
             let mut space = Space::<Arm64K4>::new(&platform).unwrap();
             map(&mut space, span(0, 16 * M2), G1, untouched).unwrap();
             let mut table = space.root();
@@ -226,7 +226,7 @@ fn a_run_of_blocks_that_is_split_hands_its_flags_to_every_page() {
 
 #[test]
 fn runs_collapse_like_other_pages() {
-    for caps in [quiet(0), quiet(2)] {
+    for caps in [without_flags(0), without_flags(2)] {
         let platform = Hosted::new(16, 12).with_caps(caps);
         let mut space = Space::<Arm64K4>::new(&platform).unwrap();
         let mapping = Mapping::new(Attrs::KERNEL_DATA).largest(Level::PAGE);
@@ -251,7 +251,7 @@ fn only_leaves_that_translate_as_one_are_folded_and_none_beyond_the_range() {
         type Edit = fn(&mut Space<'_, Arm64K4>, u64);
         let attempt = |at: Span<Va>, frame: u64, spoil: Edit, expected: u64| {
             for liveness in [Liveness::Dead, Liveness::Live] {
-                let platform = Hosted::new(64, 12).with_caps(quiet(0));
+                let platform = Hosted::new(64, 12).with_caps(without_flags(0));
                 let mut space = Space::<Arm64K4>::new(&platform).unwrap();
                 map(&mut space, span(0, 2 * run), frame, mapping).unwrap();
                 spoil(&mut space, size);
@@ -280,7 +280,7 @@ fn only_leaves_that_translate_as_one_are_folded_and_none_beyond_the_range() {
             (15, Change::new().perms(Perms::READ)),
             (3, Change::new().accessed(false)),
         ] {
-            let platform = Hosted::new(64, 12).with_caps(quiet(0));
+            let platform = Hosted::new(64, 12).with_caps(without_flags(0));
             let mut space = Space::<Arm64K4>::new(&platform).unwrap();
             map(&mut space, span(0, 2 * run), frame, mapping).unwrap();
             protect(&mut space, span(member * size, size), edit).unwrap();
@@ -315,7 +315,7 @@ fn no_run_is_folded_above_the_largest_leaf_asked_for() {
 fn a_collapse_returns_what_it_did_with_breaks_and_without() {
     for liveness in [Liveness::Dead, Liveness::Live] {
         for bbm in 0..3 {
-            let platform = Hosted::new(64, 12).with_caps(quiet(bbm));
+            let platform = Hosted::new(64, 12).with_caps(without_flags(bbm));
             let mut space = Space::<Arm64K4>::new(&platform).unwrap();
             let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
             // Two tables that become blocks, one that becomes runs, one that is empty.
@@ -368,7 +368,7 @@ fn empty_tables_go_up_to_the_root<F: Judged>() {
 #[test]
 fn pages_become_blocks_become_larger_blocks_in_one_call() {
     fn check<F: Judged>(bbm: u8, completions: u64) {
-        let platform = Hosted::new(600, 12).with_caps(quiet(bbm));
+        let platform = Hosted::new(600, 12).with_caps(without_flags(bbm));
         let mut space = Space::<F>::new(&platform).unwrap();
         let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
         map(&mut space, span(G1, G1), 4 * G1, mapping).unwrap();

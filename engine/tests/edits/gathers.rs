@@ -37,7 +37,7 @@ fn unmapping_in_steps_cuts_each_leaf_once<F: Judged>() {
         for step in [1, 2, 3, 1000] {
             // From the middle of the first pages, so that there are leaves to cut one by one at both ends.
             for shrink in [0, page] {
-                let mut platform = Hosted::new(64, F::PAGE_SHIFT).with_caps(quiet(0));
+                let mut platform = Hosted::new(64, F::PAGE_SHIFT).with_caps(without_flags(0));
                 if !links {
                     platform = platform.without_links();
                 }
@@ -94,7 +94,7 @@ fn reclaiming_in_steps_visits_each_leaf_once_and_frees_each_table_once<F: Judged
     let page = 1u64 << F::PAGE_SHIFT;
     for links in [true, false] {
         for step in [1, 2, 3, 4, 5, 1000] {
-            let mut platform = Hosted::new(64, F::PAGE_SHIFT).with_caps(quiet(0));
+            let mut platform = Hosted::new(64, F::PAGE_SHIFT).with_caps(without_flags(0));
             if !links {
                 platform = platform.without_links();
             }
@@ -211,7 +211,9 @@ const EDITS: [Edit; 5] = [
 
 #[test]
 fn a_gather_that_is_dropped_is_complete_before_it_frees_and_gives_out_no_leaf() {
-    let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+    let platform = Threads::new(64, 12, 1)
+        .with_caps(without_flags(0))
+        .recording();
     let mut space = two_tables(&platform);
     let tables = platform.tables();
     platform.take_events();
@@ -241,7 +243,7 @@ fn a_gather_that_is_dropped_is_complete_before_it_frees_and_gives_out_no_leaf() 
 #[test]
 fn every_edit_is_invalidated_when_its_gather_is_dropped_and_no_edit_is_nothing() {
     for (number, edit) in EDITS.into_iter().enumerate() {
-        let platform = Hosted::new(64, 12).with_caps(quiet(0));
+        let platform = Hosted::new(64, 12).with_caps(without_flags(0));
         let mut space = two_tables(&platform);
         platform.record();
         let mut gather = space.gather();
@@ -262,7 +264,7 @@ fn every_edit_is_invalidated_when_its_gather_is_dropped_and_no_edit_is_nothing()
 fn what_a_forgotten_gather_owes_is_everything() {
     for (number, edit) in EDITS.into_iter().enumerate() {
         for dropped in [true, false] {
-            let platform = Hosted::new(64, 12).with_caps(quiet(0));
+            let platform = Hosted::new(64, 12).with_caps(without_flags(0));
             let mut space = two_tables(&platform);
             let root = space.root();
             platform.record();
@@ -301,7 +303,7 @@ fn what_a_forgotten_gather_owes_is_everything() {
 
 #[test]
 fn a_page_that_is_changed_like_the_one_before_is_owed_too() {
-    let platform = Hosted::new(64, 12).with_caps(quiet(0));
+    let platform = Hosted::new(64, 12).with_caps(without_flags(0));
     let mut space = two_tables(&platform);
     let page = |number: u64| Span::new(Va::new(number << 12), 4096).unwrap();
     // How is worked out once, for the first of them.
@@ -322,7 +324,7 @@ fn a_page_that_is_changed_like_the_one_before_is_owed_too() {
 fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     let page = |number: u64| Span::new(Va::new(number << 12), 4096).unwrap();
     // A run would have to be broken under the code's own feet.
-    let platform = Hosted::new(64, 12).with_caps(quiet(0));
+    let platform = Hosted::new(64, 12).with_caps(without_flags(0));
     let mut space = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
     map(
         &mut space,
@@ -344,7 +346,7 @@ fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     );
 
     // What no walker remembers is forgotten once walkers may.
-    let platform = Hosted::new(64, 12).with_caps(quiet(0));
+    let platform = Hosted::new(64, 12).with_caps(without_flags(0));
     let mut space = AddressSpace::<X86, _>::new(&platform).unwrap();
     let pages = Mapping::new(Attrs::KERNEL_DATA).pages_only();
     map(&mut space, span(0, 2 << 12), 0, pages).unwrap();
@@ -413,7 +415,7 @@ fn what_was_issued_and_not_waited_for_is_waited_for_by_the_next_gather() {
     ];
     for finish in finish {
         for completed in [true, false] {
-            let platform = Hosted::new(64, 12).with_caps(quiet(0));
+            let platform = Hosted::new(64, 12).with_caps(without_flags(0));
             let mut space = two_tables(&platform);
             let mut gather = space.gather();
             gather.protect(span(0, K4), READ).unwrap();
@@ -434,7 +436,7 @@ fn what_was_issued_and_not_waited_for_is_waited_for_by_the_next_gather() {
         }
     }
     // Once it has waited, a gather without anything to invalidate does not wait again; nor does one without any edit.
-    let platform = Hosted::new(64, 12).with_caps(quiet(0));
+    let platform = Hosted::new(64, 12).with_caps(without_flags(0));
     let mut space = two_tables(&platform);
     let mut gather = space.gather();
     gather.protect(span(0, K4), READ).unwrap();
@@ -490,7 +492,7 @@ fn a_refused_edit_leaves_those_before_it_to_be_invalidated() {
         ),
     ];
     for (refused, error) in refusals {
-        let platform = Hosted::new(64, 12).with_caps(quiet(0));
+        let platform = Hosted::new(64, 12).with_caps(without_flags(0));
         let mut space = two_tables(&platform);
         let tables = platform.counts().tables;
         platform.limit_allocations(Some(0));
@@ -515,7 +517,7 @@ fn a_visitor_that_unwinds_leaves_nothing_that_an_unmap_has_cut_off_to_be_remembe
     for liveness in [Liveness::Dead, Liveness::Live] {
         for at_call in [1, 5, CUT - 1, CUT] {
             for inside in [true, false] {
-                let platform = Hosted::new(64, 12).with_caps(quiet(0));
+                let platform = Hosted::new(64, 12).with_caps(without_flags(0));
                 let mut space = two_tables(&platform);
                 common::used(&mut space, liveness);
                 platform.record();
@@ -576,7 +578,7 @@ fn a_visitor_that_unwinds_in_reclaiming_leaks_the_rest_of_its_sub_tree_and_no_ot
     const PAGES: usize = 512;
     /// `by_hand`: step by step, and after the unwinding the rest.
     fn check(at: Span<Va>, links: bool, at_call: usize, by_hand: bool, unseen: usize, leaked: u64) {
-        let mut platform = Hosted::new(64, 12).with_caps(quiet(0));
+        let mut platform = Hosted::new(64, 12).with_caps(without_flags(0));
         if !links {
             platform = platform.without_links();
         }

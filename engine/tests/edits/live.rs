@@ -56,7 +56,7 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
                 continue;
             }
             let allowed = !F::HALVES || bbm >= needed;
-            let platform = Hosted::new(64, 12).with_caps(quiet(bbm));
+            let platform = Hosted::new(64, 12).with_caps(without_flags(bbm));
             let mut space = Space::<F>::new(&platform).unwrap();
             map(&mut space, span(0, 16 * M2), 0, Attrs::KERNEL_DATA).unwrap();
             let lone = Mapping::new(Attrs::KERNEL_DATA).without_runs();
@@ -107,7 +107,7 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
 #[test]
 fn a_collapse_of_the_own_space_leaves_what_would_need_a_break() {
     for (bbm, expected) in [(0, 0), (1, 32), (2, 1), (3, 1)] {
-        let platform = Hosted::new(64, 12).with_caps(quiet(bbm));
+        let platform = Hosted::new(64, 12).with_caps(without_flags(bbm));
         let mut space = pages_of_a_block::<Arm64K4>(&platform, 0, Attrs::KERNEL_DATA);
         space.make_own();
         let before = judge::<Arm64K4>(&platform, space.root());
@@ -207,7 +207,7 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
         addresses: &[u64],
         frames: [&[Option<u64>]; 2],
     ) {
-        let watch = Watch::new::<F>(quiet(0), addresses);
+        let watch = Watch::new::<F>(without_flags(0), addresses);
         let mut space = AddressSpace::<F, &Watch>::new(&watch).unwrap();
         prepare(&mut space);
         space.make_live();
@@ -373,7 +373,7 @@ fn a_range_of_pages_takes_one_invalidation_with_its_level() {
         let mapping = Mapping::new(Attrs::KERNEL_DATA).pages_only();
         map(space, span(0, M2 / 2), 0, mapping).unwrap();
     };
-    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |gather| {
+    let (at_once, later) = invalidations::<X86>(without_flags(0), pages, |gather| {
         let change = Change::new().perms(Perms::READ);
         gather.protect(span(4 * K4, 100 * K4), change).unwrap();
     });
@@ -382,7 +382,7 @@ fn a_range_of_pages_takes_one_invalidation_with_its_level() {
         later,
         one(range(4 * K4, 100 * K4, Some(Level::PAGE), false))
     );
-    let (at_once, later) = invalidations::<X86>(quiet(0), pages, |gather| {
+    let (at_once, later) = invalidations::<X86>(without_flags(0), pages, |gather| {
         let progress = gather.unmap(span(4 * K4, 100 * K4), keep_going);
         assert!(progress.unwrap().is_done());
     });
@@ -392,7 +392,7 @@ fn a_range_of_pages_takes_one_invalidation_with_its_level() {
         one(range(4 * K4, 100 * K4, Some(Level::PAGE), false))
     );
     // What is not mapped, and what does not change, is not invalidated.
-    let nothing = invalidations::<X86>(quiet(0), pages, |gather| {
+    let nothing = invalidations::<X86>(without_flags(0), pages, |gather| {
         let progress = gather.unmap(span(4 * M2, 100 * K4), keep_going);
         assert!(progress.unwrap().is_done());
         let change = Change::new().perms(Attrs::KERNEL_DATA.perms);
@@ -408,10 +408,13 @@ fn a_mapping_takes_no_invalidation_where_holes_are_not_remembered() {
             .map(span(M2 - K4, M2), Pa::new(0), Attrs::KERNEL_DATA)
             .unwrap();
     }
-    assert_eq!(invalidations(quiet(0), no_edit, edit), (NOTHING, NOTHING));
+    assert_eq!(
+        invalidations(without_flags(0), no_edit, edit),
+        (NOTHING, NOTHING)
+    );
     let remembering = Caps {
         invalid_entries_cached: true,
-        ..quiet(0)
+        ..without_flags(0)
     };
     let (at_once, later) = invalidations(remembering, no_edit, edit);
     assert_eq!(at_once, NOTHING);
@@ -423,7 +426,7 @@ fn mappings_in_a_live_space_are_published_once_with_the_gather() {
     // Leaves in a table that is there, a table that is new; one call for each, or both in one gather.
     let spans = [span(K4, K4), span(G1, K4)];
     for parts in [&spans[..1], &spans[1..], &spans] {
-        let platform = Hosted::new(16, 12).with_caps(quiet(0));
+        let platform = Hosted::new(16, 12).with_caps(without_flags(0));
         let mut space = Space::<Arm64K4>::new(&platform).unwrap();
         map(&mut space, span(0, K4), 0, Attrs::KERNEL_DATA).unwrap();
         space.make_live();
@@ -457,7 +460,7 @@ fn the_level_is_not_told_where_leaves_of_several_levels_or_tables_are_concerned(
     };
     let read = Change::new().perms(Perms::READ);
     let protect = |at: Span<Va>| {
-        let (at_once, later) = invalidations::<X86>(quiet(0), mixed, |gather| {
+        let (at_once, later) = invalidations::<X86>(without_flags(0), mixed, |gather| {
             gather.protect(at, read).unwrap();
         });
         assert_eq!(at_once, NOTHING);
@@ -474,7 +477,7 @@ fn the_level_is_not_told_where_leaves_of_several_levels_or_tables_are_concerned(
     );
     // A table that is cut off; a table and leaves.
     let unmap = |at: Span<Va>| {
-        let (at_once, later) = invalidations::<X86>(quiet(0), mixed, |gather| {
+        let (at_once, later) = invalidations::<X86>(without_flags(0), mixed, |gather| {
             let progress = gather.unmap(at, keep_going);
             assert!(progress.unwrap().is_done());
         });
@@ -503,7 +506,7 @@ fn runs_of_two_levels_that_are_unfolded_by_one_edit_are_each_told_right() {
             true => span(pages + 8 * K4, 8 * K4 + M2),
             false => span(blocks + 15 * M2, M2 + 8 * K4),
         };
-        let (mut told, later) = invalidations::<Arm64K4>(quiet(1), prepare, |gather| {
+        let (mut told, later) = invalidations::<Arm64K4>(without_flags(1), prepare, |gather| {
             gather.split(at, BLOCK).unwrap();
             assert_eq!(runs_in(gather), 0);
         });
@@ -530,14 +533,14 @@ fn a_broken_block_is_invalidated_at_once_as_the_block_it_was() {
         let mapping = Mapping::new(Attrs::KERNEL_DATA).without_runs();
         map(space, span(0, 4 * M2), 0, mapping).unwrap();
     };
-    let (at_once, later) = invalidations::<Arm64K4>(quiet(0), block, |gather| {
+    let (at_once, later) = invalidations::<Arm64K4>(without_flags(0), block, |gather| {
         let change = Change::new().perms(Perms::READ);
         gather.protect(span(M2, K4), change).unwrap();
     });
     assert_eq!(at_once, one(range(M2, M2, Some(BLOCK), false)));
     assert_eq!(later, one(range(M2, K4, Some(Level::PAGE), false)));
     // In place, the block has to be forgotten before its parts differ.
-    let (at_once, later) = invalidations::<Arm64K4>(quiet(2), block, |gather| {
+    let (at_once, later) = invalidations::<Arm64K4>(without_flags(2), block, |gather| {
         let change = Change::new().perms(Perms::READ);
         gather.protect(span(M2, K4), change).unwrap();
     });
@@ -553,7 +556,7 @@ fn ranges_merge_and_too_many_of_them_are_everything() {
     };
     let read = Change::new().perms(Perms::READ);
     // Neighbours, in either order, and overlapping.
-    let (_, later) = invalidations::<X86>(quiet(0), pages, |gather| {
+    let (_, later) = invalidations::<X86>(without_flags(0), pages, |gather| {
         for page in [5, 6, 4, 7] {
             gather.protect(span(page * K4, K4), read).unwrap();
         }
@@ -577,15 +580,15 @@ fn ranges_merge_and_too_many_of_them_are_everything() {
         [Some((0..count).map(page).collect())]
     };
     let many = MAX_RANGES as u64;
-    assert_eq!(apart(many, quiet(0)), each(many));
-    assert_eq!(apart(many + 1, quiet(0)), EVERYTHING);
-    assert_eq!(apart(3 * many, quiet(0)), EVERYTHING);
+    assert_eq!(apart(many, without_flags(0)), each(many));
+    assert_eq!(apart(many + 1, without_flags(0)), EVERYTHING);
+    assert_eq!(apart(3 * many, without_flags(0)), EVERYTHING);
     // Neighbours of different levels stay apart, so that both are told.
     let mixed = |space: &mut Space<'_, X86>| {
         map(space, span(0, M2 + 4 * K4), 0, Attrs::KERNEL_DATA).unwrap();
     };
     for block_first in [true, false] {
-        let (_, later) = invalidations::<X86>(quiet(0), mixed, |gather| {
+        let (_, later) = invalidations::<X86>(without_flags(0), mixed, |gather| {
             let (block, pages) = (span(0, M2), span(M2, 4 * K4));
             let (first, second) = match block_first {
                 true => (block, pages),
@@ -604,7 +607,7 @@ fn ranges_merge_and_too_many_of_them_are_everything() {
     // More than the hardware does better one by one: each page counts, wherever it is.
     let few = Caps {
         invalidate_all_above: 5,
-        ..quiet(0)
+        ..without_flags(0)
     };
     assert_eq!(apart(5, few), each(5));
     assert_eq!(apart(6, few), EVERYTHING);
@@ -640,7 +643,7 @@ fn a_break_of_more_pieces_than_there_are_ranges_invalidates_everything_and_makes
             }
         };
         let change = Change::new().memory(Memory::NonCacheable);
-        let (at_once, later) = invalidations::<Arm64K4>(quiet(0), prepare, |gather| {
+        let (at_once, later) = invalidations::<Arm64K4>(without_flags(0), prepare, |gather| {
             let before = leaves(gather).len();
             gather.protect(at, change).unwrap();
             let now = leaves(gather);
@@ -655,7 +658,7 @@ fn a_break_of_more_pieces_than_there_are_ranges_invalidates_everything_and_makes
 #[test]
 fn an_invalidation_says_whether_global_translations_may_be_meant() {
     fn check<F: Judged>(attrs: Attrs, change: Change, expected: bool) {
-        let platform = Hosted::new(16, 12).with_caps(quiet(0));
+        let platform = Hosted::new(16, 12).with_caps(without_flags(0));
         let mut space = Space::<F>::new(&platform).unwrap();
         map(&mut space, span(0, K4), 0, attrs).unwrap();
         space.make_live();
@@ -716,12 +719,15 @@ fn what_no_tlb_holds_is_published_with_the_gather() {
             counts.publications - edited.publications,
         )
     };
-    assert_eq!(publications(quiet(0), &[accessed]), (0, 1));
-    assert_eq!(publications(quiet(0), &[accessed, accessed]), (0, 1));
+    assert_eq!(publications(without_flags(0), &[accessed]), (0, 1));
+    assert_eq!(
+        publications(without_flags(0), &[accessed, accessed]),
+        (0, 1)
+    );
     // To walkers the software bits mean nothing.
     let software = Change::new().software(1);
-    assert_eq!(publications(quiet(0), &[software]), (0, 0));
-    assert_eq!(publications(quiet(0), &[]), (0, 0));
+    assert_eq!(publications(without_flags(0), &[software]), (0, 0));
+    assert_eq!(publications(without_flags(0), &[]), (0, 0));
 }
 
 #[test]

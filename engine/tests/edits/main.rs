@@ -47,7 +47,7 @@ fn span(first: u64, size: u64) -> Span<Va> {
 }
 
 /// Hardware that writes nothing by itself, so that a test sees what the engine does and no more.
-fn quiet(bbm: u8) -> Caps {
+fn without_flags(bbm: u8) -> Caps {
     Caps {
         bbm,
         hardware_access: false,

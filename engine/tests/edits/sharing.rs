@@ -36,7 +36,9 @@ fn invalidated(events: &[Event]) -> &Told {
 
 fn a_shared_gather_that_is_dropped_is_complete<F: Judged>() {
     for issued in [false, true] {
-        let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+        let platform = Threads::new(64, 12, 1)
+            .with_caps(without_flags(0))
+            .recording();
         let space = shared_space::<F>(&platform);
         let tables = platform.tables();
         let mut gather = space.gather();
@@ -76,7 +78,9 @@ fn finds_it_done<'s, 't, F: Judged>(
 }
 
 fn a_shared_gather_of_more_pieces_than_there_are_ranges_invalidates_everything<F: Judged>() {
-    let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+    let platform = Threads::new(64, 12, 1)
+        .with_caps(without_flags(0))
+        .recording();
     let space = shared_space::<F>(&platform);
     for (pieces, everything) in [(MAX_RANGES, false), (MAX_RANGES + 1, true), (100, true)] {
         let mut gather = space.gather();
@@ -104,7 +108,9 @@ fn a_shared_gather_of_more_pieces_than_there_are_ranges_invalidates_everything<F
 
 fn a_visitor_that_unwinds_in_a_shared_unmap_leaves_nothing_to_be_remembered<F: Judged>() {
     for at_call in [1, 5, 512] {
-        let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+        let platform = Threads::new(64, 12, 1)
+            .with_caps(without_flags(0))
+            .recording();
         let space = shared_space::<F>(&platform);
         let tables = platform.tables();
         let at = Span::inclusive(Va::new(K4), all().last()).unwrap();
@@ -131,7 +137,9 @@ fn a_visitor_that_unwinds_in_a_shared_unmap_leaves_nothing_to_be_remembered<F: J
 }
 
 fn what_a_forgotten_shared_gather_has_done_is_never_taken_for_complete<F: Judged>() {
-    let platform = Threads::new(64, 12, 1).with_caps(quiet(0)).recording();
+    let platform = Threads::new(64, 12, 1)
+        .with_caps(without_flags(0))
+        .recording();
     let space = shared_space::<F>(&platform);
     let mut gather = space.gather();
     let taken = gather.unmap(span(0, K4), keep_going);

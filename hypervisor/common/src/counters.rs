@@ -24,7 +24,7 @@ macro_rules! with_events {
             Starting "instructions until it had started, when one was measured",
             Marks "pages marked as written",
             Full "faults at a full ring",
-            Recovered "blocks that came back",
+            Collapsed "blocks that came back",
             Rounds "rounds of copying",
             Copied "pages copied",
             Compared "pages compared with the copy",

@@ -3,7 +3,7 @@
 use tablewright::guest::{Backing, Declined, Fault, Request};
 use tablewright::shared::{Mapped, Refused};
 
-use crate::memory::{Memory, settle};
+use crate::memory::{Memory, reclaim};
 use crate::snapshot::Log;
 use crate::{Event, Gather, Guest, Host, relax};
 
@@ -78,7 +78,7 @@ pub fn map<H: Host>(
             }
             Err(Refused::Busy(_)) => return busy::<H>(),
             // It may be full.
-            Err(Refused::Retry) => settle(gather),
+            Err(Refused::Retry) => reclaim(gather),
             Err(Refused::NeedsTables(missing)) => {
                 assert!(gather.top_up(missing), "no memory for tables");
             }

@@ -395,7 +395,7 @@ pub fn take_away<H: Host>(
 
 /// Completes what was gathered and frees what was cut off. Until no walk holds that it waits: walks take microseconds, and
 /// none waits for anything.
-pub fn settle<H: Host>(gather: &mut Gather<H>) {
+pub fn reclaim<H: Host>(gather: &mut Gather<H>) {
     settle_seen(gather, |_| ());
 }
 

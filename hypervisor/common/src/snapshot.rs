@@ -20,7 +20,7 @@
 //!
 //! The [`Gate`] is closed. Where an interrupt brings a processor back from its guest, each comes to the gate and waits there. On arm64
 //! no interrupt reaches a virtual CPU but its own. So its memory is taken away: all of
-//! it is put to sleep in one pass over the root, and each virtual CPU comes by itself, with its next access, and waits
+//! it is write-protected in one pass over the root, and each virtual CPU comes by itself, with its next access, and waits
 //! at the gate. One that waits for an interrupt writes nothing, and when it wakes its next instruction is such an access.
 //!
 //! There the guest's time does not pass either: each processor's virtual counter is set back by as much as the guest stood still, before
@@ -34,7 +34,7 @@ use tablewright::guest::{Access, Fault, Harvest, Log as SlotLog, Pass, Slot};
 use tablewright::shared::SharedPlatform as _;
 use tablewright::{Change, Format as _, Ipa, Pa, Span};
 
-use crate::memory::{Memory, poison, settle, take_away};
+use crate::memory::{Memory, poison, reclaim, take_away};
 use crate::{Event, Gather, Guest, Host, PROCESSORS, relax};
 
 /// Blocks that come back together when a log ends: tables that are freed together.
@@ -50,7 +50,7 @@ pub enum Kind {
     Bitmap,
     /// A ring for each virtual CPU; each leaf is protected.
     Ring,
-    /// A bitmap; all tables are put to sleep in one step.
+    /// A bitmap; all tables are write-protected in one step.
     All,
     /// A bitmap, into which is taken what hardware has marked in the leaves.
     Hardware,
@@ -322,7 +322,7 @@ impl<H: Host> Driver<H> {
     /// Waits until all processors have forgotten that what was protected could be written.
     fn forget(&mut self) {
         let machine = self.machine();
-        machine.forget_permissions(|| settle(&mut self.gather));
+        machine.forget_permissions(|| reclaim(&mut self.gather));
     }
 
     /// Takes the marks, and protects what they say again. What was found is to be copied, and may be.
@@ -379,10 +379,10 @@ impl<H: Host> Driver<H> {
                     self.memory.look_up(at),
                 ) && self.gather.collapse(&request, &page) == Ok(true)
                 {
-                    H::count(Event::Recovered, 1);
+                    H::count(Event::Collapsed, 1);
                 }
             }
-            settle(&mut self.gather);
+            reclaim(&mut self.gather);
         }
     }
 }
@@ -495,7 +495,7 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
 
     gate.close::<H>();
     match log.kind {
-        // Hardware would take what sleeps for writable. It has marked the leaves that are taken away.
+        // Hardware would take what is write-protected for writable. It has marked the leaves that are taken away.
         Kind::Hardware => take_away(guest.zap(plain.guest), &mut driver.gather, |leaf| {
             memory.written(leaf, |page| log.mark(page));
         }),

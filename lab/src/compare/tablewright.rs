@@ -28,7 +28,7 @@ struct Edited {
     work: Work,
     attrs: Attrs,
     users: Users,
-    /// What was detached and is not settled yet.
+    /// What was detached and is not reclaimed yet.
     pending: Option<Issued<Format, Lean>>,
 }
 
@@ -79,11 +79,11 @@ impl Subject for Tablewright {
             self.links = (0..arena.frames()).map(|_| TableLink::new()).collect();
         }
         let caps = match users {
-            Users::None | Users::Walkers => Lean::QUIET,
+            Users::None | Users::Walkers => Lean::READING,
             Users::WritingWalkers => Lean::WRITING,
         };
         // What is neither accessed nor dirty may be written by a walker at any moment, before and after the change.
-        let settled = users != Users::WritingWalkers;
+        let marked = users != Users::WritingWalkers;
         let platform = Lean::new(arena, caps).with_links(self.links.clone());
         self.edited = Some(Edited {
             space: AddressSpace::new(platform).ok_or("out of tables")?,
@@ -91,8 +91,8 @@ impl Subject for Tablewright {
                 .map_err(|error| error.to_string())?,
             work,
             attrs: Attrs {
-                accessed: settled,
-                dirty: settled,
+                accessed: marked,
+                dirty: marked,
                 ..Attrs::KERNEL_DATA
             },
             users,

@@ -151,8 +151,8 @@ unsafe impl SharedPlatform for Halves {
     fn grace_period(&self) -> GracePeriod {
         self.epochs.advance()
     }
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        self.epochs.is_over(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.epochs.is_over(period)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The engine's own way: large leaves are put in the place of tables, which stay in use until then, and many are flushed together.
 //!
-//! What was cut off is settled at the end, when all have forgotten it. No entry is ever frozen, so no vCPU waits. The same host serves the faults
+//! What was cut off is reclaimed at the end, when all have forgotten it. No entry is ever frozen, so no vCPU waits. The same host serves the faults
 //! of all phases before, whichever way comes last.
 
 use std::cell::RefCell;
@@ -17,7 +17,7 @@ use crate::host::access;
 use crate::write_protect::leaf_bytes;
 use crate::write_protect::simulate::Handled;
 
-/// So many leaves are recovered before all vCPUs have to forget what was below them.
+/// So many leaves are collapsed before all vCPUs have to forget what was below them.
 const BATCH: usize = 64;
 /// How long a CPU that waits for walks of others looks away.
 const LOOK_AWAY: Time = Time::ns(50);
@@ -30,7 +30,7 @@ pub struct Engine<'w, 'm, 'g, 's, F: Format<Input = Ipa>> {
     pub page: u64,
     /// Of each vCPU.
     pub gathers: Box<[RefCell<Gather<'g, 's, F, Mapper<'m>>>]>,
-    /// What was recovered, to be settled.
+    /// What was collapsed, to be reclaimed.
     pub cut: RefCell<Vec<Cut<F, Mapper<'m>>>>,
 }
 
@@ -39,7 +39,7 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
         self.world.cpu().spend(LOOK_AWAY);
     }
 
-    /// Completes what was gathered, and settles what was cut off when walks that may hold it are over.
+    /// Completes what was gathered, and reclaims what was cut off when walks that may hold it are over.
     pub fn finish(&self, gather: &mut Gather<'g, 's, F, Mapper<'m>>) {
         self.settle_cut(gather.issue().complete());
     }
@@ -54,7 +54,7 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
         }
     }
 
-    /// All vCPUs forget what was below the leaves that were recovered.
+    /// All vCPUs forget what was below the leaves that were collapsed.
     fn forget(&self, gather: &mut Gather<'g, 's, F, Mapper<'m>>, batch: &mut Vec<u64>) {
         let cut = gather.issue().complete();
         if batch.is_empty() {
@@ -128,11 +128,11 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
                 let Ok(request) = self.guest.request(&fault) else {
                     return self.report(format!("no slot for {at:#x}"));
                 };
-                let recovered = self.world.work(|| {
+                let collapsed = self.world.work(|| {
                     (0..tables).for_each(|_| self.world.fetch_table());
                     gather.collapse(&request, &page)
                 });
-                match recovered {
+                match collapsed {
                     Ok(true) => batch.push(at),
                     Ok(false) => {}
                     Err(Refused::Busy(_) | Refused::Retry) => {
@@ -150,7 +150,7 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
         self.forget(&mut gather, &mut batch);
     }
 
-    fn settle(&self) {
+    fn reclaim(&self) {
         let cut = self.cut.take();
         self.world
             .work(|| cut.into_iter().for_each(|cut| self.settle_cut(cut)));

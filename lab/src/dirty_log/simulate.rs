@@ -148,7 +148,7 @@ pub trait Way {
     /// Has all memory in large leaves, or has the next fault map it so. By the thread of the host.
     fn disable(&self);
     /// What is left to do when every vCPU has been in the guest since.
-    fn settle(&self) {}
+    fn reclaim(&self) {}
     /// A vCPU has faulted.
     fn fault(&self, at: u64, write: bool) -> Handled;
 }
@@ -375,7 +375,7 @@ impl Test<'_, '_, '_, '_> {
         disabled?;
         let after = self.machine.counts();
         self.all_vcpus(cpu, Phase::Rest);
-        let ((), settled) = self.timed(cpu, 1, || self.way.settle());
+        let ((), settled) = self.timed(cpu, 1, || self.way.reclaim());
         let took = took + settled;
         let worked = self.world.worked().saturating_sub(worked);
         self.check_large();
@@ -394,7 +394,7 @@ impl Test<'_, '_, '_, '_> {
 
     fn replace(&self, log: Log) -> Result<(), String> {
         for slot in self.slots {
-            // What is mapped is protected, or recovered: nothing is taken back.
+            // What is mapped is protected, or collapsed: nothing is taken back.
             drop(
                 self.engine
                     .guest
@@ -403,8 +403,8 @@ impl Test<'_, '_, '_, '_> {
             );
         }
         // A fault that looked a slot up before may still map by that.
-        let moment = self.engine.guest.space().grace_period();
-        while !self.engine.guest.space().is_over(moment) {
+        let period = self.engine.guest.space().grace_period();
+        while !self.engine.guest.space().is_over(period) {
             self.engine.look_away();
         }
         Ok(())

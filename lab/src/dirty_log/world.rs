@@ -7,7 +7,7 @@
 //! through one queue, which serves one line at a time** ([`Costs::fetch`](tablewright_machine::Costs::fetch)).
 //!
 //! * A vCPU whose memory is in small leaves has one line of a table to fetch for each page that it writes. With large leaves it has
-//!   none. So contention goes away as memory is recovered.
+//!   none. So contention goes away as memory is collapsed.
 //! * Taking a small leaf away tells the host's record of its page, which is a line of its own.
 //! * The lines of a table come one behind the other once the first is there, as hardware has them come that is read in order.
 //! * A line of the guest's host, with the lock that faults take for reading and the counts of leaves, is fetched by a CPU that

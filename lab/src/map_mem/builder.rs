@@ -100,7 +100,7 @@ impl<F: tablewright::Format<Input = Va>> Builder for Native<F> {
     }
 
     fn build(&mut self, arena: Arena) -> Result<u64, String> {
-        let platform = Lean::new(arena, Lean::QUIET);
+        let platform = Lean::new(arena, Lean::READING);
         let mut space = AddressSpace::<F, _>::new_in(platform, self.half).ok_or("out of tables")?;
         let memory = MemoryMap {
             ram: &self.ram,

@@ -33,7 +33,7 @@ pub struct Engine<'g, 's, 'm, F: Format<Input = Ipa>> {
     gathers: Box<[RefCell<Gather<'g, 's, F, Watch<'m>>>]>,
     /// Ranges that the host is taking back.
     taking: RefCell<Vec<(u64, u64)>>,
-    /// What is complete and not quiet.
+    /// What is complete and may still be walked.
     later: RefCell<Vec<Cut<F, Watch<'m>>>>,
     retries: Cell<u64>,
 }
@@ -78,7 +78,7 @@ impl<'g, 's, 'm, F: Format<Input = Ipa>> Engine<'g, 's, 'm, F> {
         machine.report(Rule::Program, what.to_string());
     }
 
-    /// Completes what was gathered; what is not quiet is kept for later.
+    /// Completes what was gathered; what may still be walked is kept for later.
     fn finish(&self, gather: &mut Gather<'g, 's, F, Watch<'m>>) {
         if let Err(cut) = gather.finish(|_| ()) {
             self.later.borrow_mut().push(cut);

@@ -47,7 +47,7 @@ struct Vcpu<'g, 's, 'p> {
     faults: u64,
 }
 
-/// Completes what was gathered: no other has to forget anything, and what was cut off is freed when it is quiet.
+/// Completes what was gathered: no other has to forget anything, and what was cut off is freed when no walk holds it.
 fn finish(gather: &mut Edits<'_, '_, '_>) {
     let mut done = gather.finish(|_| ());
     while let Err(cut) = done {

@@ -216,8 +216,8 @@ unsafe impl<'m> SharedPlatform for Watch<'m> {
         self.mapper.grace_period()
     }
 
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        self.mapper.is_over(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.mapper.is_over(period)
     }
 
     fn maintenance(&self) -> CacheMaintenance {

@@ -189,7 +189,7 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
         if let (Some(sides), true) = (&self.sides, self.how.marks_what_it_opens()) {
             sides.of(in_table).mark(&self.mapper, F::index(at, level));
         }
-        self.store(entry, F::wake(bits));
+        self.store(entry, F::open_table(bits));
     }
 
     /// Down to the leaf of `at`, or to the first table on the way that is protected.
@@ -199,7 +199,7 @@ impl<'m, 'b, F: Format<Input = Ipa>> Baseline<'m, 'b, F> {
             let entry = self.entry(table, level, F::index(at, level));
             let bits = self.load(entry);
             match level.down() {
-                Some(below) if F::kind(bits, level) == Kind::Table && !F::is_asleep(bits) => {
+                Some(below) if F::kind(bits, level) == Kind::Table && !F::is_protected(bits) => {
                     table = F::address(bits, level);
                     level = below;
                 }

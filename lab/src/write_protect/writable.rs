@@ -122,7 +122,7 @@ impl<F: Format> Protected<F> {
     #[inline(always)]
     fn of(&mut self, bits: u64, level: Level) -> u64 {
         match F::kind(bits, level) {
-            Kind::Table if !F::is_asleep(bits) => F::sleep(bits),
+            Kind::Table if !F::is_protected(bits) => F::protect_table(bits),
             Kind::Leaf => {
                 if (bits ^ self.pattern) & !F::address_mask(level) != 0 {
                     self.pattern = bits;

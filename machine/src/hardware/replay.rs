@@ -12,7 +12,7 @@
 //!
 //! * *Frames are taken and given back* ([`taken`](Replay::taken), [`given`](Replay::given)). A table that was cut off is given back when
 //!   all CPUs have forgotten the way to it, and when walks of software are over: since the cut, the CPU that gives it back has
-//!   looked at the announcement of each CPU, and found it quiet or made later.
+//!   looked at the announcement of each CPU, and found no walk or one made later.
 //! * *Pages are used* ([`touched`](Replay::touched)). A CPU that takes a page away from the guest, or the permission to write it, and then
 //!   reads or writes it relies on that to be forgotten everywhere.
 //! * *The guest goes on* ([`returned`](Replay::returned)). A CPU that goes back to the guest owes nothing.

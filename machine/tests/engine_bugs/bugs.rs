@@ -9,7 +9,7 @@ const GATHER: &str = "shared/gather.rs";
 const GUEST: &str = "guest/mod.rs";
 const ZAP: &str = "guest/zap.rs";
 const LOG: &str = "guest/log.rs";
-const SLEEP: &str = "shared/sleep.rs";
+const PROTECT_ALL: &str = "shared/protect_all.rs";
 
 pub const BUGS: &[Bug] = &[
     // Claims, and who loses them.
@@ -97,7 +97,7 @@ pub const BUGS: &[Bug] = &[
         rules: &["break-before-make"],
     },
     Bug {
-        name: "a coalesce forgets leaves of its own level, and not the table",
+        name: "a collapse forgets leaves of its own level, and not the table",
         file: FAULT,
         find: "«ranges.add(leaf.slice(), None, true);»",
         with: "ranges.add(leaf.slice(), Some(leaf.level), false);",
@@ -189,7 +189,7 @@ pub const BUGS: &[Bug] = &[
         rules: &["cache maintenance"],
     },
     Bug {
-        name: "a coalesce does not clean what was not mapped",
+        name: "a collapse does not clean what was not mapped",
         file: FAULT,
         find: "«space.maintain(frame, size, clean, instructions);»",
         with: "let _ = (frame, size, clean, instructions);",
@@ -197,14 +197,14 @@ pub const BUGS: &[Bug] = &[
     },
     // Flags, and what they are for.
     Bug {
-        name: "a coalesce loses that a page was written",
+        name: "a collapse loses that a page was written",
         file: FAULT,
         find: "«survey.dirty |= attrs.dirty || attrs.perms.intersects(Perms::ANY_WRITE);»",
         with: "",
         rules: &["flag lost"],
     },
     Bug {
-        name: "a coalesce loses that other memory was written",
+        name: "a collapse loses that other memory was written",
         file: FAULT,
         find: "let fate = match «strangers» {",
         with: "false",
@@ -224,45 +224,45 @@ pub const BUGS: &[Bug] = &[
         with: "if PLANTED { return; }",
         rules: &["no progress"],
     },
-    // The log of what is written, and tables that sleep.
+    // The log of what is written, and write-protected tables.
     Bug {
-        name: "a table is woken and its leaves stay writable",
-        file: SLEEP,
+        name: "a table is opened and its leaves stay writable",
+        file: PROTECT_ALL,
         find: "entry ^ «flip»\n",
         with: "0",
         rules: &["program"],
     },
     Bug {
-        name: "a table is woken and the tables below it stay awake",
-        file: SLEEP,
-        find: "Kind::Table => «F::sleep(entry)»,",
+        name: "a table is opened and the tables below it stay open",
+        file: PROTECT_ALL,
+        find: "Kind::Table => «F::protect_table(entry)»,",
         with: "entry",
         rules: &["program"],
     },
     Bug {
         name: "two processors wake a table",
-        file: SLEEP,
-        find: "if «entry & F::WAKING != 0» {\n            return",
+        file: PROTECT_ALL,
+        find: "if «entry & F::OPENING != 0» {\n            return",
         with: "false",
         rules: &["break-before-make", "program", "freed early", "stale use"],
     },
     Bug {
         name: "all is protected before walks are over",
-        file: SLEEP,
+        file: PROTECT_ALL,
         find: "if «!space.is_over(since)» {",
         with: "false",
         rules: &["program"],
     },
     Bug {
-        name: "tables are woken before all is protected",
-        file: SLEEP,
+        name: "tables are opened before all is protected",
+        file: PROTECT_ALL,
         find: "if «generation & STARTING != 0» {\n                    return",
         with: "false",
         rules: &["break-before-make", "program"],
     },
     Bug {
         name: "all is protected and nothing is forgotten",
-        file: SLEEP,
+        file: PROTECT_ALL,
         find: "«ranges.everything = true;»",
         with: "",
         rules: &[

@@ -7,15 +7,15 @@ const FAULT: &str = "shared/fault.rs";
 const GUEST: &str = "guest/mod.rs";
 const LOG: &str = "guest/log.rs";
 const RING: &str = "dirty/ring.rs";
-const SLEEP: &str = "shared/sleep.rs";
+const PROTECT_ALL: &str = "shared/protect_all.rs";
 const ZAP: &str = "guest/zap.rs";
 
 pub const BUGS: &[Bug] = &[
     // Faults.
     Bug {
-        name: "a hole is filled below a table that sleeps",
+        name: "a hole is filled below a write-protected table",
         file: GUEST,
-        find: "&& «!guest.space.may_sleep()»;",
+        find: "&& «!guest.space.may_be_protected()»;",
         with: "true",
         rules: &["program"],
     },
@@ -42,7 +42,7 @@ pub const BUGS: &[Bug] = &[
         rules: &["program"],
     },
     Bug {
-        name: "a harvest washes off what hardware has marked",
+        name: "a harvest clears what hardware has marked",
         file: LOG,
         find: "«bitmap.mark_range(from..to);»",
         with: "let _ = from..to;",
@@ -71,8 +71,8 @@ pub const BUGS: &[Bug] = &[
         rules: &["program"],
     },
     Bug {
-        name: "a log that starts again finds tables awake as after the last",
-        file: SLEEP,
+        name: "a log that starts again finds tables open as after the last",
+        file: PROTECT_ALL,
         find: "let next = «generation & !OFF | STARTING»;",
         with: "generation | STARTING",
         rules: &["program"],
@@ -92,7 +92,7 @@ pub const BUGS: &[Bug] = &[
         rules: &["break-before-make", "freed early", "stale use", "program"],
     },
     Bug {
-        name: "a recovery does not count as an edit",
+        name: "a collapse in place does not count as an edit",
         file: FAULT,
         find: "if «!now» {\n                self.count.begin();",
         with: "!F::RULE.spares_other_levels()",

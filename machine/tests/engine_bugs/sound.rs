@@ -11,11 +11,11 @@ const GATHER: &str = "edit/gather.rs";
 const KERNEL_HALF: &str = "kernel_half.rs";
 const LOG: &str = "guest/log.rs";
 const PROTECT: &str = "edit/protect.rs";
-const QUIET: &str = "shared/quiet.rs";
+const GRACE: &str = "shared/grace.rs";
 const RANGE: &str = "shared/range.rs";
 const SHARED: &str = "shared/mod.rs";
 const SHARED_GATHER: &str = "shared/gather.rs";
-const SLEEP: &str = "shared/sleep.rs";
+const PROTECT_ALL: &str = "shared/protect_all.rs";
 const SPACE: &str = "edit/space.rs";
 const SPLIT: &str = "edit/split.rs";
 const ZAP: &str = "guest/zap.rs";
@@ -89,7 +89,7 @@ pub const BUGS: &[Bug] = &[
     },
     // Edits that are not complete.
     Bug {
-        name: "a coalesce in place on x86 does not count any more when it returns",
+        name: "a collapse in place on x86 does not count any more when it returns",
         file: FAULT,
         find: "«space.platform.barrier(Barrier::Publish);\n        Ok(Mapped::Collapsed)»",
         with: "if !F::RULE.spares_other_levels() { self.count.end(); } Ok(Mapped::Collapsed)",
@@ -176,7 +176,7 @@ pub const BUGS: &[Bug] = &[
     // Walks of software.
     Bug {
         name: "a walk that ends ends those around it",
-        file: QUIET,
+        file: GRACE,
         find: "if «depth == 0» {",
         with: "true",
         rules: SAID,
@@ -325,11 +325,11 @@ pub const BUGS: &[Bug] = &[
         with: "false",
         rules: &["freed early", "program", "walk astray", "invalidation"],
     },
-    // Tables that sleep, and what was looked up before.
+    // Write-protected tables, and what was looked up before.
     Bug {
-        name: "a table with a claim in it is woken",
-        file: SLEEP,
-        find: "Kind::Invalid => {\n                        «claimed = Err(Asleep::Busy);»",
+        name: "a table with a claim in it is opened",
+        file: PROTECT_ALL,
+        find: "Kind::Invalid => {\n                        «claimed = Err(NotOpened::Busy);»",
         with: "",
         rules: SAID,
     },

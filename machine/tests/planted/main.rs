@@ -129,7 +129,7 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (KeptAndNotProtected, Log, &[Program]),
     (ReleasedBeforeProtection, Log, &[Program]),
     (RingStartsMarked, Log, &[Program]),
-    (StartNotSwept, Log, &[Program]),
+    (StartNotZapped, Log, &[Program]),
     (StartNotAwaited, Log, &[Program]),
     (LastHarvestBeforeStop, Log, &[Program]),
     (StoppedInHandler, Log, &[Program]),

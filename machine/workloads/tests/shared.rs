@@ -1,4 +1,4 @@
-//! Shared edits on the machine: CPUs fault on one tree while the host takes pages back, protects, splits and coalesces.
+//! Shared edits on the machine: CPUs fault on one tree while the host takes pages back, protects, splits and collapses.
 //!
 //! Every page that a guest has is one of the machine's own, so that a translation that outlives it is noticed, and so is
 //! a table that is freed while a walk, of hardware or software, may still come to it.
@@ -44,7 +44,7 @@ struct Guest<'m, F: Format<Input = Va>> {
     mapper: Mapper<'m>,
     /// The pages that the host has given, by their number in the guest.
     backing: RefCell<HashMap<u64, Pa>>,
-    /// What is complete and not quiet.
+    /// What is complete and may still be walked.
     later: Later<F, Mapper<'m>>,
 }
 
@@ -130,8 +130,8 @@ impl<'m, F: Format<Input = Va>> Guest<'m, F> {
             self.later.push(gather.issue().complete());
             if pass == 0 {
                 // Faults that looked the page up before it was taken come to their end.
-                let moment = self.mapper.grace_period();
-                while !self.mapper.is_over(moment) {
+                let period = self.mapper.grace_period();
+                while !self.mapper.is_over(period) {
                     self.machine.cpu().spend(Time::ns(100));
                 }
             }

@@ -199,8 +199,8 @@ unsafe impl SharedPlatform for Machine {
         self.epochs.advance()
     }
 
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        self.epochs.is_over(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.epochs.is_over(period)
     }
 }
 

@@ -9,7 +9,7 @@ use tablewright::Ipa;
 use tablewright::format::Npt;
 use tablewright::guest::{Cause, Fault};
 use tablewright::shared::SharedPlatform as _;
-use tablewright_hypervisor_common::memory::settle;
+use tablewright_hypervisor_common::memory::reclaim;
 use tablewright_hypervisor_common::snapshot::{Gate, Log};
 use tablewright_hypervisor_common::{self as common, fault};
 
@@ -164,7 +164,7 @@ impl Vm {
         let next = fault::map(guest, memory, log, gather, fault, cpu, |request| {
             memory.look_up(request.at())
         });
-        settle(gather);
+        reclaim(gather);
         match next {
             fault::Next::Resume => Next::Resume,
             _ => Next::Inject,

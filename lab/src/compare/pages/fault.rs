@@ -50,7 +50,7 @@ trait States {
         Self: 'a;
     fn enter(&self) -> Self::Walk<'_>;
     fn grace_period(&self) -> GracePeriod;
-    fn is_over(&self, moment: GracePeriod) -> bool;
+    fn is_over(&self, period: GracePeriod) -> bool;
     /// Between two faults.
     fn pass(&self);
 }
@@ -72,8 +72,8 @@ impl<'s> States for Epochs<'s> {
         self.advance()
     }
 
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        Epochs::is_over(self, moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        Epochs::is_over(self, period)
     }
 
     #[inline(always)]
@@ -93,8 +93,8 @@ impl<'s> States for Quiescence<'s> {
         self.advance()
     }
 
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        Quiescence::is_over(self, moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        Quiescence::is_over(self, period)
     }
 
     #[inline(always)]
@@ -154,8 +154,8 @@ unsafe impl<S: States> SharedPlatform for Shared<S> {
         self.states.grace_period()
     }
 
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        self.states.is_over(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.states.is_over(period)
     }
 }
 

@@ -180,7 +180,7 @@ impl<F: Format<Input = Va>> Subject for Tablewright<F> {
         let caps = if self.hardware_flags {
             Lean::WRITING
         } else {
-            Lean::QUIET
+            Lean::READING
         };
         let attrs = Attrs {
             accessed: !self.hardware_flags,

@@ -33,7 +33,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         self.gathers[cpu.id()].borrow_mut()
     }
 
-    /// Completes what was gathered. What is not quiet is kept for later.
+    /// Completes what was gathered. What may still be walked is kept for later.
     pub(super) fn finish(&self, cpu: Cpu<'_>, gather: &mut Gather<'t, 't, F, Mapper<'m>>) {
         if !gather.is_clean() {
             self.kick(cpu);

@@ -61,8 +61,8 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
 
     /// Until every walk is over.
     fn wait(&self, cpu: Cpu<'_>) {
-        let moment = self.guest.space().grace_period();
-        while !self.guest.space().is_over(moment) {
+        let period = self.guest.space().grace_period();
+        while !self.guest.space().is_over(period) {
             cpu.spend(PAUSE);
         }
     }

@@ -339,7 +339,7 @@ struct Migration<'t, 'm, F: Format<Input = Ipa>> {
     vcpus: Box<[Vcpu]>,
     /// Of each vCPU, and of the host.
     gathers: Box<[RefCell<Gather<'t, 't, F, Mapper<'m>>>]>,
-    /// What is complete and not quiet.
+    /// What is complete and may still be walked.
     later: RefCell<Vec<Cut<F, Mapper<'m>>>>,
     started: Cell<Option<Time>>,
     stop: Cell<bool>,

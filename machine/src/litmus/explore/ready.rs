@@ -187,8 +187,8 @@ impl Explorer<'_> {
                     if ready {
                         steps.push(perform);
                         let core = &state.cores[thread];
-                        let quiet = core.buffered().next().is_none() && core.pending().is_empty();
-                        if quiet || *kind == Kind::Loads {
+                        let idle = core.buffered().next().is_none() && core.pending().is_empty();
+                        if idle || *kind == Kind::Loads {
                             return true;
                         }
                     }

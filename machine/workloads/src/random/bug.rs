@@ -192,7 +192,7 @@ pub enum Bug {
     /// A log with rings starts with everything marked.
     RingStartsMarked,
     /// A log starts, and what is mapped is not zapped.
-    StartNotSwept,
+    StartNotZapped,
     /// A log starts with everything marked, and walks from before are not waited for.
     StartNotAwaited,
     /// The guest stops after the last harvest.

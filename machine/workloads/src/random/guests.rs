@@ -1,4 +1,4 @@
-//! A guest with tables of its own, on all CPUs, while its host moves its memory, protects, splits and coalesces.
+//! A guest with tables of its own, on all CPUs, while its host moves its memory, protects, splits and collapses.
 //!
 //! Everything that the guest accesses goes through both stages, its tables too. Each of its pages has an address that the
 //! guest takes for physical, two virtual ones, and a word for each CPU, in which the CPU finds what it wrote last, wherever
@@ -119,7 +119,7 @@ struct Guest<'m, F: Format<Input = Ipa>> {
     platform: Faulty<'m>,
     /// What the host has given, by the number of the page. `None` while it moves.
     backing: RefCell<HashMap<u64, Option<Pa>>>,
-    /// What is complete and not quiet.
+    /// What is complete and may still be walked.
     later: Later<F, Faulty<'m>>,
     /// Its tables are written.
     booted: Cell<bool>,
@@ -364,8 +364,8 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
             self.later.push(gather.issue().complete());
             if pass == 0 {
                 // Faults that looked the page up before it was taken come to their end.
-                let moment = self.platform.grace_period();
-                while !self.platform.is_over(moment) {
+                let period = self.platform.grace_period();
+                while !self.platform.is_over(period) {
                     self.machine.cpu().spend(Time::ns(100));
                 }
             }

@@ -1,4 +1,4 @@
-//! What was cut off and is forgotten, until it is quiet.
+//! What was cut off and is forgotten, until no walk holds it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use tablewright::shared::{Cut, Gather, SharedPlatform};
 use tablewright::{Format, Leaf};
 
-/// What is complete and not quiet.
+/// What is complete and may still be walked.
 pub struct Later<F: Format, P: SharedPlatform>(RefCell<VecDeque<Cut<F, P>>>);
 
 impl<F: Format, P: SharedPlatform> Default for Later<F, P> {
@@ -31,7 +31,7 @@ impl<F: Format, P: SharedPlatform> Later<F, P> {
         self.0.borrow_mut().push_back(cut);
     }
 
-    /// Completes what was gathered, and keeps what is not quiet for later.
+    /// Completes what was gathered, and keeps what may still be walked for later.
     pub fn put_off(&self, gather: &mut Gather<'_, F, P>)
     where
         P: Clone,
@@ -40,7 +40,7 @@ impl<F: Format, P: SharedPlatform> Later<F, P> {
         self.settle_one(|_| ());
     }
 
-    /// Settles the oldest, if it is quiet. Whether it was.
+    /// Reclaims the oldest, if no walk holds it. Whether that was so.
     pub fn settle_one(&self, leaves: impl FnMut(Leaf<F>)) -> bool {
         // It is taken out: others may come here while this CPU waits for its turn.
         let oldest = self.0.borrow_mut().pop_front();

@@ -99,7 +99,7 @@ struct Gathering<'m, F: Format<Input = Ipa>> {
     gather: Gather<'m, 'm, F, Plat<'m>>,
 }
 
-struct Sweeping<'m, F: Format<Input = Ipa>> {
+struct Zapping<'m, F: Format<Input = Ipa>> {
     slot: usize,
     zap: Zap<'m, 'm, F, Plat<'m>>,
     /// Pages that are free when it is over.
@@ -121,7 +121,7 @@ enum Under {
 /// What a CPU has of guests.
 pub struct Local<'m, F: Format<Input = Ipa>> {
     gathers: RefCell<Vec<Gathering<'m, F>>>,
-    zaps: RefCell<Vec<Sweeping<'m, F>>>,
+    zaps: RefCell<Vec<Zapping<'m, F>>>,
 }
 
 impl<F: Format<Input = Ipa>> Default for Local<'_, F> {
@@ -179,7 +179,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
                     let _refused = it.gather.split_range(span);
                 }
             }),
-            Kind::Recover => host.recover(),
+            Kind::CollapseGuest => host.collapse(),
             Kind::Zap => host.zap(),
             Kind::TakeBack => host.take_back(),
             Kind::SweepStep => host.sweep_step(),
@@ -197,7 +197,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
                     true => std::mem::forget(it.gather),
                     false => {
                         drop(it.gather);
-                        world.settled(cpu, it.batch);
+                        world.reclaimed(cpu, it.batch);
                     }
                 }
                 it.slot
@@ -227,7 +227,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
         for mut it in gathers {
             let cut = it.gather.issue().complete();
-            world.settled(cpu, it.batch);
+            world.reclaimed(cpu, it.batch);
             world.release_all(cpu, it.batch, |held| cut.release(held));
             world.local(cpu).cuts.borrow_mut().push((it.batch, cut));
             drop(it.gather);
@@ -317,13 +317,13 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         let local = self.world.local(self.cpu);
         if self.dice.once_in(2) {
             let cut = it.gather.issue().complete();
-            self.world.settled(self.cpu, it.batch);
+            self.world.reclaimed(self.cpu, it.batch);
             self.world
                 .release_all(self.cpu, it.batch, |held| cut.release(held));
             local.cuts.borrow_mut().push((it.batch, cut));
         } else {
             let finished = it.gather.finish(|_| ());
-            self.world.settled(self.cpu, it.batch);
+            self.world.reclaimed(self.cpu, it.batch);
             let mut cuts = local.cuts.borrow_mut();
             cuts.extend(finished.err().map(|cut| (it.batch, cut)));
         }
@@ -395,7 +395,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         self.world.slots[slot].users.update(|users| users + 1);
         let mut zaps = self.local().zaps.borrow_mut();
         let under = Under::None;
-        zaps.push(Sweeping {
+        zaps.push(Zapping {
             slot,
             zap,
             pages,
@@ -566,8 +566,8 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             };
             let Some(found) = asked.page else { return };
             let (request, outdated) = (asked.request, guest.is_changed_since(&asked));
-            let recovers = host.dice.once_in(6);
-            let mapped = match recovers {
+            let collapses = host.dice.once_in(6);
+            let mapped = match collapses {
                 true => it
                     .gather
                     .collapse(&request, &found)
@@ -575,7 +575,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
                 false => it.gather.map(&request, &found),
             };
             host.judge(&mapped);
-            let nothing = recovers && request.slot().log.is_on();
+            let nothing = collapses && request.slot().log.is_on();
             host.world
                 .check(!outdated || nothing || mapped.is_err(), || {
                     format!("{request:?} is out of date, or of another guest, and is mapped")
@@ -606,7 +606,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         });
     }
 
-    fn recover(&self) {
+    fn collapse(&self) {
         self.with_gather(|host, guest, it| {
             let (at, _) = host
                 .world
@@ -726,7 +726,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
             let Ok(span) = span else {
                 unreachable!("pages of a guest")
             };
-            if self.world.control.is(Bug::FreesBeforeSweep) {
+            if self.world.control.is(Bug::FreesBeforeZap) {
                 self.give(frame);
                 self.keep(index, guest.guest.zap(span), Vec::new());
                 return;

@@ -72,8 +72,8 @@ pub fn bitmaps<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &
     let plat = world.any_platform();
     if let Some(plat) = plat {
         let idle = flip.turn(&plat);
-        if let Ok(quiet) = idle.try_complete(&plat) {
-            quiet.drain(|_, bits| found.set(found.get() + u64::from(bits.count_ones())));
+        if let Ok(retired) = idle.try_complete(&plat) {
+            retired.drain(|_, bits| found.set(found.get() + u64::from(bits.count_ones())));
             model.extend((pages > 0).then_some(0));
             let known = model.len() as u64;
             world.check(found.get() == known, || {
@@ -143,7 +143,7 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
 /// So many processors walk.
 const WALKERS: usize = 3;
 
-/// Walks that begin and end in any order: no moment is past while one is under way that began before it.
+/// Walks that begin and end in any order: no grace period is over while one is under way that began before it.
 pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Dice) {
     let slots = [const { Slot::new() }; WALKERS];
     if dice.once_in(3) {
@@ -182,7 +182,7 @@ pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
     }
 }
 
-/// States instead of walks: a moment is past when every processor has passed one since, or rests.
+/// States instead of walks: a grace period is over when every processor has passed one since, or rests.
 fn states<'m, F: Format, G: Guests<'m, F>>(
     world: &World<'m, F, G>,
     dice: &Dice,

@@ -75,11 +75,11 @@ operations! {
     /// What is held is released, of this flush or of another.
     Release 5 ["flush::Completed::release" "shared::Cut::release"];
     /// Some of the leaves are visited.
-    Settle 4 ["flush::Completed::reclaim"];
+    Reclaim 4 ["flush::Completed::reclaim"];
     /// A visitor unwinds.
-    UnwindSettle 1 ["flush::Completed::reclaim"];
+    UnwindReclaim 1 ["flush::Completed::reclaim"];
     FinishCompleted 4 ["flush::Completed::finish"];
-    Quiet 4 ["shared::Cut::try_complete"];
+    TryComplete 4 ["shared::Cut::try_complete"];
     /// Some value that is alive is dropped.
     Drop 4 [];
     /// Some value that is alive is forgotten.
@@ -90,24 +90,24 @@ operations! {
     Tables 4 ["shared::Gather::top_up" "shared::Gather::release_tables"];
     SharedMap 10 ["shared::Gather::map" "shared::NewLeaf::new" "shared::NewLeaf::input"];
     /// A block in the place of a table.
-    Coalesce 3 ["shared::Gather::map" "shared::Gather::space"];
+    MapAsBlock 3 ["shared::Gather::map" "shared::Gather::space"];
     MapRange 3 ["shared::SharedSpace::map_range"];
     SharedUnmap 6 ["shared::Gather::unmap" "flush::Progress::is_done"];
     SharedProtect 4 ["shared::Gather::protect"];
     Age 2 ["shared::Gather::age"];
-    Wash 2 ["shared::Gather::clear_dirty"];
+    ClearDirty 2 ["shared::Gather::clear_dirty"];
     SharedSplit 3 ["shared::Gather::split"];
     /// A visitor of an unmap, or of a look at flags, unwinds.
     UnwindShared 5 ["shared::Gather::unmap" "shared::Gather::age"];
     SharedQuery 3 ["shared::SharedSpace::query"];
     Relax 3 ["shared::SharedSpace::relax"];
-    Wake 2 ["shared::SharedSpace::wake" "shared::SharedSpace::generation"];
+    Open 2 ["shared::SharedSpace::open" "shared::SharedSpace::generation"];
     SharedIssue 5 ["shared::Gather::issue"];
     SharedFinish 5 ["shared::Gather::finish"];
     GracePeriod 1 ["shared::SharedSpace::grace_period" "shared::SharedSpace::is_over" "shared::GracePeriod::new" "shared::GracePeriod::get"];
     ProtectAll 2 ["shared::SharedSpace::protect_all"];
     /// All memory is protected, and written where nothing allows it.
-    Lull 3 ["shared::SharedSpace::protect_all" "shared::Gather::split" "shared::SharedSpace::wake"];
+    ProtectAndSplit 3 ["shared::SharedSpace::protect_all" "shared::Gather::split" "shared::SharedSpace::open"];
     ProtectStep 3 ["shared::Protecting::step" "shared::Protecting::drive"];
 
     // ---- Guests ----
@@ -132,7 +132,7 @@ operations! {
     Harvest 3 ["guest::Gather::harvest"];
     GuestProtect 2 ["guest::Gather::protect" "guest::Guest::protect_no_more"];
     SplitRange 2 ["guest::Gather::split_range"];
-    Recover 4 ["guest::Gather::collapse"];
+    CollapseGuest 4 ["guest::Gather::collapse"];
     Zap 3 ["guest::Guest::zap" "guest::Guest::zap_all" "guest::Zap::span"];
     /// The host takes a page back.
     TakeBack 3 ["guest::Guest::zap"];
@@ -143,7 +143,7 @@ operations! {
     Bitmaps 1 [
         "dirty::Bitmap::new" "dirty::Bitmap::pages" "dirty::Bitmap::mark" "dirty::Bitmap::mark_range" "dirty::Bitmap::mark_all"
         "dirty::Bitmap::is_marked" "dirty::Bitmap::count" "dirty::Bitmap::harvest" "dirty::Flip::new" "dirty::Flip::current"
-        "dirty::Flip::turn" "dirty::Idle::try_complete" "dirty::Quiet::drain"
+        "dirty::Flip::turn" "dirty::Idle::try_complete" "dirty::Retired::drain"
     ];
     Rings 1 [
         "dirty::Ring::new" "dirty::Ring::mark_all" "dirty::Ring::has_room" "dirty::Ring::push" "dirty::Ring::harvest"
@@ -191,18 +191,18 @@ impl Kind {
                 | Self::Query
                 | Self::Complete
                 | Self::Release
-                | Self::Settle
+                | Self::Reclaim
                 | Self::FinishCompleted
-                | Self::Quiet
+                | Self::TryComplete
                 | Self::SharedGather
                 | Self::Tables
                 | Self::SharedUnmap
                 | Self::UnwindShared
                 | Self::Age
-                | Self::Wash
+                | Self::ClearDirty
                 | Self::SharedSplit
                 | Self::SharedQuery
-                | Self::Wake
+                | Self::Open
                 | Self::SharedIssue
                 | Self::SharedFinish
                 | Self::GracePeriod

@@ -31,7 +31,7 @@ pub enum Bug {
     /// What is cut off is mapped again before that is complete.
     ReusesEarly,
     /// A guest's page is given back when its zap begins.
-    FreesBeforeSweep,
+    FreesBeforeZap,
     /// Walks of software are over as soon as they begin.
     ForgetsWalks,
 }
@@ -46,7 +46,7 @@ impl Bug {
         ("frees-early", Self::FreesEarly),
         ("frees-twice", Self::FreesTwice),
         ("reuses-early", Self::ReusesEarly),
-        ("frees-before-sweep", Self::FreesBeforeSweep),
+        ("frees-before-zap", Self::FreesBeforeZap),
         ("forgets-walks", Self::ForgetsWalks),
     ];
 }
@@ -303,8 +303,8 @@ unsafe impl<'m> SharedPlatform for Plat<'m> {
         self.mapper.grace_period()
     }
 
-    fn is_over(&self, moment: GracePeriod) -> bool {
-        self.mapper.is_over(moment)
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.mapper.is_over(period)
     }
 
     fn maintenance(&self) -> CacheMaintenance {

@@ -173,10 +173,10 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     pub(super) fn protect_pages(&self, slot: Slot, gather: &mut Edits<'_, 'a, 'm, F>) -> bool {
         let pages = slot.guest.size() / self.host.page;
         let protected = gather.protect(&slot, 0..pages);
-        let moment = self.guest.space().grace_period();
+        let period = self.guest.space().grace_period();
         self.put_off(gather);
         // A CPU that has made a page writable before that marks it in its walk.
-        while !self.guest.space().is_over(moment) {
+        while !self.guest.space().is_over(period) {
             self.wait();
         }
         protected.is_ok_and(|protected| !protected.passed_over)
@@ -262,7 +262,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
-    /// What is complete is settled when it is quiet.
+    /// What is complete is reclaimed when no walk holds it.
     pub(super) fn keep(&self, cut: Cut<F, Mapper<'m>>) {
         self.later.push(cut);
         self.settle_some();
@@ -291,7 +291,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             13..=17 => self.change_block(dice, gather),
             18 => self.age(dice, gather),
             19..=21 => self.split(dice, gather),
-            22 => self.recover(dice, gather),
+            22 => self.collapse(dice, gather),
             _ => self.settle_some(),
         }
     }
@@ -538,7 +538,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     }
 
     /// A block, in the place of a table, before a fault.
-    pub(super) fn recover(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
+    pub(super) fn collapse(&self, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         let (mut at, _) = self.spot(dice);
         if let (true, Some(slot)) = (dice.once_in(2), self.known(0)) {
             at = slot.guest.start().get() + self.host.block;

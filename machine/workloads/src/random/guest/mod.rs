@@ -301,7 +301,7 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
     /// A CPU is changing it.
     changing: [Cell<bool>; SLOTS as usize],
     logs: RefCell<Vec<Marks>>,
-    /// What is complete and not quiet.
+    /// What is complete and may still be walked.
     later: Later<F, Mapper<'m>>,
     /// What was taken, and whose leaves the host has not seen.
     open: Cell<u32>,

@@ -114,15 +114,15 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     ) {
         let flip = &self.records[usize::from(slot.id)].flip;
         let mut idle = flip.turn(&self.mapper);
-        let quiet = loop {
+        let retired = loop {
             match idle.try_complete(&self.mapper) {
-                Ok(quiet) => break quiet,
+                Ok(retired) => break retired,
                 Err(again) => idle = again,
             }
             self.wait();
         };
         let mut words = Vec::new();
-        quiet.drain(|first, bits| words.push((first, bits)));
+        retired.drain(|first, bits| words.push((first, bits)));
         let mut used = Vec::new();
         for (first, bits) in words {
             used.extend(self.used(slot, first, bits));
@@ -209,7 +209,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         while self.stopped.get() != self.pending.len() - 1 {
             self.wait();
         }
-        // No walk is under way: all of it is quiet, and what hardware has marked in what was cut off comes out.
+        // No walk is under way: all of it can be drained, and what hardware has marked in what was cut off comes out.
         while !self.later.is_empty() {
             self.settle_one();
         }
@@ -255,8 +255,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 .check(off.is_ok(), || format!("the log ends: {off:?}"));
         }
         if dice.once_in(2) {
-            let mut recover = |page| self.recover(page, dice, gather);
-            self.during(|| (0..self.pages.len()).for_each(&mut recover));
+            let mut collapse = |page| self.collapse(page, dice, gather);
+            self.during(|| (0..self.pages.len()).for_each(&mut collapse));
         }
     }
 

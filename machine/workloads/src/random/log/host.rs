@@ -17,7 +17,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             0..=2 => self.write_for_device(page, dice),
             3..=5 => self.shift(page, dice, gather),
             6 | 7 => self.split(dice, gather),
-            8 | 9 => self.recover(page, dice, gather),
+            8 | 9 => self.collapse(page, dice, gather),
             10 => self.age(page, gather),
             _ => self.settle_one(),
         }
@@ -103,7 +103,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     }
 
     /// Blocks are put in the place of tables, from the one of `page` on.
-    pub(super) fn recover(&self, page: usize, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
+    pub(super) fn collapse(&self, page: usize, dice: &Dice, gather: &mut Edits<'_, 'a, 'm, F>) {
         for page in (0..self.pages.len()).skip(page).take(1 << dice.below(4)) {
             let read = Fault::new(Ipa::new(self.at(page)), Access::Read);
             let Ok(request) = self.guest.request(&read) else {
@@ -270,7 +270,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 Some(zap) => zap,
                 None => return,
             };
-            if plan.start == Start::Zap && !self.is(Bug::StartNotSwept) {
+            if plan.start == Start::Zap && !self.is(Bug::StartNotZapped) {
                 self.protect(zap, gather);
             }
         }
@@ -286,8 +286,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     }
 
     pub(super) fn wait_for_walks(&self) {
-        let moment = self.guest.space().grace_period();
-        while !self.guest.space().is_over(moment) {
+        let period = self.guest.space().grace_period();
+        while !self.guest.space().is_over(period) {
             self.wait();
         }
     }
@@ -309,10 +309,10 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             let pending = || self.pending.iter().any(|at| at.get() == Some(page));
             self.pages[page].stale.get() && !pending()
         });
-        let quiet = self.active.get() == 0 && self.later.is_empty();
+        let unused = self.active.get() == 0 && self.later.is_empty();
         // Where hardware marks in leaves, those that are being edited are out of reach.
         let must = match plan.log() {
-            Log::ByHardware if !quiet => Vec::new(),
+            Log::ByHardware if !unused => Vec::new(),
             _ => must.collect(),
         };
         (must, self.begun.get())

@@ -102,8 +102,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             Kind::Finish => self.finish(cpu, dice),
             Kind::Complete => self.complete_one(cpu, dice),
             Kind::Release => self.release(cpu, dice),
-            Kind::Settle => self.settle(cpu, dice, false),
-            Kind::UnwindSettle => self.settle(cpu, dice, true),
+            Kind::Reclaim => self.reclaim(cpu, dice, false),
+            Kind::UnwindReclaim => self.reclaim(cpu, dice, true),
             Kind::FinishCompleted => {
                 if let Some((batch, completed)) = take_any(dice, &self.local(cpu).completed) {
                     if dice.below(4) > 0 {
@@ -112,7 +112,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     completed.finish(|leaf| self.out(batch, &leaf));
                 }
             }
-            Kind::Quiet => self.quiet(cpu, dice),
+            Kind::TryComplete => self.try_complete(cpu, dice),
             Kind::Drop => self.lose(cpu, dice, false),
             Kind::Forget => self.lose(cpu, dice, true),
             Kind::SharedGather => self.with_gather(cpu, dice, |_, _| ()),
@@ -133,7 +133,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             }),
             Kind::SharedMap => self.shared_map(cpu, dice),
-            Kind::Coalesce => self.coalesce(cpu, dice),
+            Kind::MapAsBlock => self.map_as_block(cpu, dice),
             Kind::MapRange => self.map_range(dice),
             Kind::SharedUnmap => self.shared_unmap(cpu, dice, false),
             Kind::UnwindShared => self.shared_unmap(cpu, dice, true),
@@ -154,7 +154,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     });
                 }
             }),
-            Kind::Wash => self.with_gather(cpu, dice, |world, it| {
+            Kind::ClearDirty => self.with_gather(cpu, dice, |world, it| {
                 if let Ok(span) = world.span(world.slots[it.slot].base, dice) {
                     let _refused = world.watch(cpu, (it.slot, it.batch), span, || {
                         it.gather.clear_dirty(span, |leaf| {
@@ -193,11 +193,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let relaxed = space.relax(F::Input::from_bits(at), perms, dice.once_in(2));
                 self.judge_address(index, at, refusal(&relaxed));
             }),
-            Kind::Wake => self.with_shared(dice, |index, space| {
+            Kind::Open => self.with_shared(dice, |index, space| {
                 let (at, _) = self.addresses(self.slots[index].base, dice);
                 let generation = space.generation();
-                let woken = space.wake(F::Input::from_bits(at), dice.once_in(2));
-                self.judge_address(index, at, refusal(&woken));
+                let opened = space.open(F::Input::from_bits(at), dice.once_in(2));
+                self.judge_address(index, at, refusal(&opened));
                 self.check(space.generation() >= generation, || {
                     "a generation is back".into()
                 });
@@ -207,16 +207,16 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 self.with_gather(cpu, dice, |world, it| world.shared_finish(cpu, it));
             }
             Kind::GracePeriod => self.with_shared(dice, |_, space| {
-                let moment = space.grace_period();
-                let quiet = space.is_over(moment);
-                let again = tablewright::shared::GracePeriod::new(moment.get());
+                let period = space.grace_period();
+                let over = space.is_over(period);
+                let again = tablewright::shared::GracePeriod::new(period.get());
                 // What is over stays so.
-                self.check(!quiet || space.is_over(again), || {
-                    "a moment is not past any more".into()
+                self.check(!over || space.is_over(again), || {
+                    "a grace period is not over any more".into()
                 });
             }),
             // The machine takes a table of stage 1 that takes permissions away from what is below it for one that was cut off.
-            Kind::ProtectAll if self.is_arm() && F::Input::SIGNED => {}
+            Kind::ProtectAndSplit if self.is_arm() && F::Input::SIGNED => {}
             Kind::ProtectAll => self.with_shared(dice, |index, space| {
                 if let Ok(start) = space.protect_all() {
                     self.slots[index].users.update(|users| users + 1);
@@ -224,8 +224,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             }),
             Kind::ProtectStep => self.protect_step(cpu, dice),
-            Kind::Lull if self.is_arm() && F::Input::SIGNED => {}
-            Kind::Lull => self.lull(cpu, dice),
+            Kind::ProtectAndSplit if self.is_arm() && F::Input::SIGNED => {}
+            Kind::ProtectAndSplit => self.write_protect(cpu, dice),
             Kind::Bitmaps => logs::bitmaps(self, dice),
             Kind::Rings => logs::rings(self, dice),
             Kind::Walks => logs::walks(self, dice),
@@ -326,7 +326,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
         } else if let Some((batch, slot, issued)) = take_any(dice, &local.issued_beside) {
             let cut = issued.complete();
-            self.settled(cpu, batch);
+            self.reclaimed(cpu, batch);
             self.slots[slot].users.update(|users| users - 1);
             local.cuts.borrow_mut().push((batch, cut));
         }
@@ -363,7 +363,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         }
     }
 
-    fn settle(&self, cpu: usize, dice: &Dice, unwind: bool) {
+    fn reclaim(&self, cpu: usize, dice: &Dice, unwind: bool) {
         let local = self.local(cpu);
         let Some((batch, mut completed)) = take_any(dice, &local.completed) else {
             return;
@@ -391,7 +391,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         local.completed.borrow_mut().push((batch, completed));
     }
 
-    fn quiet(&self, cpu: usize, dice: &Dice) {
+    fn try_complete(&self, cpu: usize, dice: &Dice) {
         let local = self.local(cpu);
         let Some((batch, cut)) = take_any(dice, &local.cuts) else {
             return;
@@ -451,7 +451,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     self.leaked.set(true);
                     lose!(issued);
                     if !forget {
-                        self.settled(cpu, batch);
+                        self.reclaimed(cpu, batch);
                     }
                     self.slots[slot].users.update(|users| users - 1);
                 }
@@ -484,11 +484,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             },
             7 => match take_any(dice, &local.gathers) {
                 Some(it) => {
-                    // What is not quiet when it is dropped leaks as well.
+                    // What may still be walked when it is dropped leaks as well.
                     self.leaked.set(true);
                     lose!(it.gather);
                     if !forget {
-                        self.settled(cpu, it.batch);
+                        self.reclaimed(cpu, it.batch);
                     }
                     self.slots[it.slot].users.update(|users| users - 1);
                 }

@@ -116,7 +116,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// A block in the place of a table, of the same memory if that has not come from the machine.
-    pub(super) fn coalesce(&self, cpu: usize, dice: &Dice) {
+    pub(super) fn map_as_block(&self, cpu: usize, dice: &Dice) {
         self.with_gather(cpu, dice, |world, it| {
             let slot = &world.slots[it.slot];
             let (page, block) = (Self::PAGE, Self::BLOCK);
@@ -181,7 +181,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     pub(super) fn shared_finish(&self, cpu: usize, it: &mut Gathering<'m, F>) {
         let batch = it.batch;
         let finished = it.gather.finish(|leaf| self.out(batch, &leaf));
-        self.settled(cpu, batch);
+        self.reclaimed(cpu, batch);
         if let Err(cut) = finished {
             self.release_all(cpu, batch, |held| cut.release(held));
             self.local(cpu).cuts.borrow_mut().push((batch, cut));
@@ -261,9 +261,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         });
     }
 
-    /// All memory is protected, and a block is taken apart in the midst of which its table is woken. Nothing of that lets a
+    /// All memory is protected, and a block is taken apart in the midst of which its table is opened. Nothing of that lets a
     /// guest write.
-    pub(super) fn lull(&self, cpu: usize, dice: &Dice) {
+    pub(super) fn write_protect(&self, cpu: usize, dice: &Dice) {
         self.with_shared(dice, |index, space| {
             let (slot, page, block) = (&self.slots[index], Self::PAGE, Self::BLOCK);
             let first = slot.base + (4 + dice.below(2)) * block;
@@ -296,21 +296,21 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             if !over || !alone || begun != self.begun_to_let.get() {
                 return;
             }
-            slot.lulled.set(true);
+            slot.protected.set(true);
             let mut gather = space.gather();
             let _few = gather.top_up(3);
             for _ in 0..2 + dice.below(4) {
                 let at = first + dice.below(block / page) * page;
                 if dice.once_in(2) {
                     slot.recent.set((at, page));
-                    self.plan(cpu, Kind::Wake, 1 + dice.below(12) as u32);
+                    self.plan(cpu, Kind::Open, 1 + dice.below(12) as u32);
                 }
                 match dice.below(4) {
                     0..=1 => {
                         let _refused = gather.split(F::Input::from_bits(at), Level::PAGE);
                     }
                     2 => {
-                        let _refused = space.wake(F::Input::from_bits(at), true);
+                        let _refused = space.open(F::Input::from_bits(at), true);
                     }
                     _ => {}
                 }

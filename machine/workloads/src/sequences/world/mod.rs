@@ -153,7 +153,7 @@ pub struct Slot<'m, F: Format, G> {
     /// It has had something mapped outside of its window. What is global of that is remembered under other roots as well.
     pub wide: Cell<bool>,
     /// All of it was protected, and nothing lets a guest write since.
-    pub lulled: Cell<bool>,
+    pub protected: Cell<bool>,
 }
 
 /// A gather of a shared space.
@@ -266,7 +266,7 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     /// What the next interrupt of each CPU is, if not anything.
     planned: [Cell<Option<Kind>>; 2],
     done: [Cell<bool>; 2],
-    /// What was not quiet when its CPU was done.
+    /// What might still be walked when its CPU was done.
     later: RefCell<Vec<(u64, Cut<F, Plat<'m>>)>>,
     later_held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
 }
@@ -317,7 +317,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 silent: Cell::new(false),
                 mapping: Cell::new(false),
                 wide: Cell::new(false),
-                lulled: Cell::new(false),
+                protected: Cell::new(false),
             }
         };
         Self {
@@ -424,15 +424,16 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 | Kind::MakeGuest
                 | Kind::IntoSpace
                 | Kind::UnwindUnmap
-                | Kind::UnwindSettle
+                | Kind::UnwindReclaim
                 | Kind::UnwindShared
         );
-        if nested && (alone || matches!(operation.kind, Kind::ProtectStep | Kind::Lull)) {
+        if nested && (alone || matches!(operation.kind, Kind::ProtectStep | Kind::ProtectAndSplit))
+        {
             return;
         }
         let lets_write = &self.lets_write[cpu];
         if operation.kind.lets_write() {
-            self.slots.iter().for_each(|slot| slot.lulled.set(false));
+            self.slots.iter().for_each(|slot| slot.protected.set(false));
             lets_write.update(|count| count + 1);
             self.begun_to_let.update(|count| count + 1);
         }
@@ -567,7 +568,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// What was gathered under a number is complete.
-    pub fn settled(&self, cpu: usize, batch: u64) {
+    pub fn reclaimed(&self, cpu: usize, batch: u64) {
         let edited = &self.locals[cpu].edited;
         let done: Vec<_> = edited
             .borrow_mut()
@@ -638,7 +639,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             true => slot.model.borrow().at(va),
             false => None,
         };
-        if want == Want::Write && !user && slot.lulled.get() {
+        if want == Want::Write && !user && slot.protected.get() {
             self.write_lulled(slot, va);
         }
         let result = self.machine.touch(request);
@@ -684,9 +685,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             want: Want::Write,
             user: false,
         };
-        let before = slot.lulled.get();
+        let before = slot.protected.get();
         let written = self.machine.touch(request).is_ok();
-        self.check(!(written && before && slot.lulled.get()), || {
+        self.check(!(written && before && slot.protected.get()), || {
             format!("{at:#x} was protected, and is written")
         });
     }
@@ -700,7 +701,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
         for mut it in gathers {
             let cut = it.gather.issue().complete();
-            self.settled(cpu, it.batch);
+            self.reclaimed(cpu, it.batch);
             self.release_all(cpu, it.batch, |held| cut.release(held));
             local.cuts.borrow_mut().push((it.batch, cut));
             drop(it.gather);
@@ -709,7 +710,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let issued = std::mem::take(&mut *local.issued_beside.borrow_mut());
         for (batch, slot, issued) in issued {
             let cut = issued.complete();
-            self.settled(cpu, batch);
+            self.reclaimed(cpu, batch);
             local.cuts.borrow_mut().push((batch, cut));
             self.slots[slot].users.update(|users| users - 1);
         }
@@ -750,7 +751,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         local.requests.borrow_mut().clear();
     }
 
-    /// When all CPUs are done: what was put off is settled, every space is taken down, and all memory is free again.
+    /// When all CPUs are done: what was put off is reclaimed, every space is taken down, and all memory is free again.
     pub fn end(&self) {
         let later = self.later.take();
         self.locals[0]
@@ -761,7 +762,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             self.release_all(0, batch, |held| cut.release(held));
             match cut.try_complete() {
                 Ok(completed) => completed.finish(|leaf| self.out(batch, &leaf)),
-                Err(_) => self.fail("no walk is under way, and a cut is not quiet"),
+                Err(_) => self.fail("no walk is under way, and a cut may still be walked"),
             }
         }
         self.locals[0].held.borrow_mut().clear();

@@ -4,9 +4,9 @@
 //! cuts the table off meanwhile must not free it: not before the hardware has forgotten it, which a flush takes care of,
 //! and not before every such walk is over. Two ways to know the second:
 //!
-//! * **Quiescent states**: [`Quiescence`], or the embedder's own. There are moments at which a processor holds no table:
+//! * **Quiescent states**: [`Quiescence`], or the embedder's own. There are times at which a processor holds no table:
 //!   between two faults, say, or when it goes idle. Nothing is paid in a walk, so nothing is paid many times for many walks.
-//! * **Epochs**, where there are no such moments: [`Epochs`]. A walk announces itself when it starts and when it ends,
+//! * **Epochs**, where there are no such times: [`Epochs`]. A walk announces itself when it starts and when it ends,
 //!   which costs a fence.
 //!
 //! # Why an announcement is enough
@@ -30,7 +30,7 @@
 //! ```text
 //! a walk starts                                 a walk ends
 //!   1. depth ← depth + 1                          1. depth ← depth - 1
-//!   2. if epoch is QUIET, epoch ← now             2. if depth is 0, epoch ← QUIET
+//!   2. if epoch is IDLE, epoch ← now             2. if depth is 0, epoch ← IDLE
 //!   3. a full fence
 //! ```
 //!
@@ -44,11 +44,11 @@
 //!   own, perhaps an older one. Either will do: the interrupt's walks are over, and the first walk has not read anything;
 //! * between 2 and 3: shares the announcement, and has a fence of its own;
 //! * between 1 and 2 of the last walk's end: finds the depth 0 and the epoch that was announced, and shares it. Its own last
-//!   walk writes QUIET, and step 2 writes it again. Nothing is announced, and no walk is under way.
+//!   walk writes IDLE, and step 2 writes it again. Nothing is announced, and no walk is under way.
 //!
 //! In the other order, neither works. If a start announced before it counted, an interrupt between the two would come back
 //! to the depth 0 and withdraw the announcement of a walk that goes on to read. If an end withdrew before it counted, an
-//! interrupt between the two would announce itself at the depth 1 and never withdraw: no later moment would be past.
+//! interrupt between the two would announce itself at the depth 1 and never withdraw: no later grace period would be over.
 
 #[cfg(not(feature = "loom"))]
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -75,14 +75,14 @@ pub struct Slot {
 }
 
 /// No walk is under way.
-const QUIET: u64 = 0;
+const IDLE: u64 = 0;
 
 impl Slot {
     /// A processor that walks no tables.
     #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self {
-            epoch: AtomicU64::new(QUIET),
+            epoch: AtomicU64::new(IDLE),
             depth: core::sync::atomic::AtomicU64::new(0),
         }
     }
@@ -91,14 +91,14 @@ impl Slot {
     #[cfg(feature = "loom")]
     pub fn new() -> Self {
         Self {
-            epoch: AtomicU64::new(QUIET),
+            epoch: AtomicU64::new(IDLE),
             depth: core::sync::atomic::AtomicU64::new(0),
         }
     }
 
     /// Forgets what was announced to other epochs, whose numbers mean nothing here.
     fn reset(&self) {
-        self.epoch.store(QUIET, Ordering::Relaxed);
+        self.epoch.store(IDLE, Ordering::Relaxed);
         self.depth.store(0, core::sync::atomic::Ordering::Relaxed);
     }
 
@@ -115,7 +115,7 @@ impl Slot {
         // An interrupt sees this processor's stores in the order of the program; so the compiler has to keep it.
         compiler_fence(core::sync::atomic::Ordering::SeqCst);
         interrupt();
-        if self.epoch.load(Ordering::Relaxed) == QUIET {
+        if self.epoch.load(Ordering::Relaxed) == IDLE {
             interrupt();
             let epoch = now.load(Ordering::Relaxed);
             interrupt();
@@ -142,7 +142,7 @@ impl Slot {
         interrupt();
         if depth == 0 {
             // Release: what the walks did to tables is done. It also keeps the depth before it.
-            self.epoch.store(QUIET, Ordering::Release);
+            self.epoch.store(IDLE, Ordering::Release);
         }
         interrupt();
     }
@@ -158,7 +158,7 @@ impl Slot {
 
     /// Whether nothing is announced, on the processor itself.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.epoch.load(Ordering::Relaxed) == QUIET
+        self.epoch.load(Ordering::Relaxed) == IDLE
     }
 
     /// Counts a walk that is not announced. On the processor itself.
@@ -175,7 +175,7 @@ impl Slot {
 
     /// The processor is gone, without a walk under way.
     pub(crate) fn leave(&self) {
-        self.epoch.store(QUIET, Ordering::Release);
+        self.epoch.store(IDLE, Ordering::Release);
     }
 }
 
@@ -234,7 +234,7 @@ impl<'s> Epochs<'s> {
     pub fn new(slots: &'s [Slot]) -> Self {
         slots.iter().for_each(Slot::reset);
         Self {
-            now: AtomicU64::new(QUIET + 1),
+            now: AtomicU64::new(IDLE + 1),
             slots,
         }
     }
@@ -329,7 +329,7 @@ impl<'s> Quiescence<'s> {
     pub fn new(slots: &'s [Slot]) -> Self {
         slots.iter().for_each(Slot::reset);
         Self {
-            now: AtomicU64::new(QUIET + 1),
+            now: AtomicU64::new(IDLE + 1),
             slots,
         }
     }
@@ -355,7 +355,7 @@ impl<'s> Quiescence<'s> {
         let Some(Slot { epoch, .. }) = self.slots.get(cpu) else {
             return;
         };
-        let rested = epoch.load(Ordering::Relaxed) == QUIET;
+        let rested = epoch.load(Ordering::Relaxed) == IDLE;
         // Acquire: what was cut off before this number is not found any more. Release: what was held is let go.
         epoch.store(self.now.load(Ordering::Acquire), Ordering::Release);
         if rested {
@@ -374,7 +374,7 @@ impl<'s> Quiescence<'s> {
     #[inline(always)]
     pub unsafe fn rest(&self, cpu: usize) {
         if let Some(Slot { epoch, .. }) = self.slots.get(cpu) {
-            epoch.store(QUIET, Ordering::Release);
+            epoch.store(IDLE, Ordering::Release);
         }
     }
 
@@ -402,7 +402,7 @@ fn all_past(slots: &[Slot], period: GracePeriod) -> bool {
     slots.iter().all(|slot| {
         // What the walk did to the table is done before it is freed: acquire, for its release.
         let entered = slot.epoch.load(Ordering::Acquire);
-        entered == QUIET || entered >= period.0
+        entered == IDLE || entered >= period.0
     })
 }
 

@@ -1,30 +1,30 @@
 //! Taking the permission to write from all CPUs at once, in a time that does not grow with memory.
 //!
 //! To log what a guest writes, all of its memory has to be write-protected. One pass over all leaves takes as long as there
-//! is memory. So only the entries of the root are changed: the tables below them are put [to sleep](Format::sleep), and
-//! nothing is written below a table that sleeps. The first write *wakes* the tables on its way, one on each level. To
-//! wake a table, its own entries are protected first: leaves lose the permission to write, tables are put to sleep in
+//! is memory. So only the entries of the root are changed: the tables below them are [write-protected](Format::protect_table), and
+//! nothing is written below a write-protected table. The first write *opens* the tables on its way, one on each level. To
+//! open a table, its own entries are protected first: leaves lose the permission to write, tables are write-protected in
 //! their turn. So the work is done where it is needed, a table at a time, and memory that is not written costs nothing.
 //!
-//! There are two kinds of sleep, and a format says which it has ([`Format::TABLES_RESTRICT`]). Where descriptors of tables
-//! take permissions away, a table that sleeps may still be read through. Where they do not, in arm64 stage 2, it is invalid,
-//! and any access wakes it. To an editor both are tables like any other.
+//! There are two kinds of protection, and a format says which it has ([`Format::TABLES_RESTRICT`]). Where descriptors of tables
+//! take permissions away, a write-protected table may still be read through. Where they do not, in arm64 stage 2, it is invalid,
+//! and any access opens it. To an editor both are tables like any other.
 //!
 //! # The invariant
 //!
-//! *What is below a table that is awake was protected after the last start, or made writable after it.*
+//! *What is below a table that is open was protected after the last start, or made writable after it.*
 //!
-//! * A start makes the generation odd and waits for the walks that began before. In them, a fault may be waking a table,
-//!   or making something writable that it has looked up before. A later one sees the odd generation and **wakes
-//!   nothing**, until the start has put the root's tables to sleep and every CPU has forgotten.
-//! * One processor wakes a table, and marks it meanwhile ([`Format::WAKING`]); others are told that it is busy. Of two,
+//! * A start makes the generation odd and waits for the walks that began before. In them, a fault may be opening a table,
+//!   or making something writable that it has looked up before. A later one sees the odd generation and **opens
+//!   nothing**, until the start has protected the root's tables and every CPU has forgotten.
+//! * One processor opens a table, and marks it meanwhile ([`Format::OPENING`]); others are told that it is busy. Of two,
 //!   the slower would protect a page again that the faster has let the guest write, and no CPU would forget it.
-//! * An entry that is claimed may become anything. A table with such an entry stays asleep for now, and a start that
-//!   meets one at the root waits for the walks of that moment, and looks again.
+//! * An entry that is claimed may become anything. A table with such an entry stays protected for now, and a start that
+//!   meets one at the root waits for the walks that are under way, and looks again.
 //!
 //! # Nothing to forget
 //!
-//! To wake a table takes no invalidation: what is changed in it was out of the reach of writers, and no TLB holds it as
+//! To open a table takes no invalidation: what is changed in it was out of the reach of writers, and no TLB holds it as
 //! writable, since the start has had that forgotten. To open it only allows more.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -42,7 +42,7 @@ use super::{GracePeriod, Refused, SharedPlatform, SharedSpace};
 
 /// A start is under way.
 const STARTING: u64 = 1;
-/// Nothing is protected any more when it is woken.
+/// Nothing is protected any more when it is opened.
 const OFF: u64 = 2;
 /// From one start to the next. Sixty-two bits outlive the machine.
 const NEXT: u64 = 4;
@@ -77,7 +77,7 @@ impl core::error::Error for Unprotectable {}
 
 /// A start: all memory is being write-protected.
 ///
-/// It is driven to its end, and before that no processor can write below a table that sleeps. Dropping it leaves the guest so.
+/// It is driven to its end, and before that no processor can write below a write-protected table. Dropping it leaves the guest so.
 #[must_use = "the guest cannot write before it is over"]
 pub struct Protecting<'s, F: Format, P: SharedPlatform + Clone> {
     space: &'s SharedSpace<F, P>,
@@ -127,19 +127,19 @@ impl<F: Format, P: SharedPlatform + Clone> Protecting<'_, F, P> {
             return Step::Waiting;
         }
         self.partly = true;
-        let lulled = {
+        let protected = {
             let _walk = space.platform.enter();
             // SAFETY: the root; a walk is entered.
             let root = unsafe { Table::open(&space.platform, space.root, F::root_level()) };
-            space.lull(&root, F::root_level(), F::entries(F::root_level()))
+            space.write_protect(&root, F::root_level(), F::entries(F::root_level()))
         };
-        if lulled.is_err() {
+        if protected.is_err() {
             self.since = Some(space.grace_period());
             return Step::Waiting;
         }
         self.since = None;
         self.complete();
-        // A walk that wakes a table from now on finds all of the root protected.
+        // A walk that opens a table from now on finds all of the root protected.
         space.generation.fetch_add(NEXT - STARTING, Release);
         Step::Over
     }
@@ -186,12 +186,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             space: self,
             count,
             partly: false,
-            // A walk that starts after this moment sees the odd generation.
+            // A walk that starts from now on sees the odd generation.
             since: Some(self.grace_period()),
         })
     }
 
-    /// What sleeps need not be protected any more when it is woken.
+    /// What is write-protected need not be protected any more when it is opened.
     pub(crate) fn protect_no_more(&self) -> Result<(), Unprotectable> {
         let generation = self.generation.load(Relaxed);
         let next = generation | OFF;
@@ -210,43 +210,43 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         self.generation.load(Relaxed) / NEXT
     }
 
-    /// Whether something may be asleep.
+    /// Whether something may be protected.
     #[inline(always)]
-    pub(crate) fn may_sleep(&self) -> bool {
+    pub(crate) fn may_be_protected(&self) -> bool {
         self.generation.load(Relaxed) != 0
     }
 
-    /// Wakes the tables on the way to `input` that keep an access away, a write or any other.
+    /// Opens the tables on the way to `input` that keep an access away, a write or any other.
     ///
     /// # Errors
     /// [`Refused::Busy`]: another processor does it, or a start is not over. [`Refused::Retry`].
     #[inline(always)]
-    pub fn wake(&self, input: F::Input, writes: bool) -> Result<(), Refused<F::Input>> {
+    pub fn open(&self, input: F::Input, writes: bool) -> Result<(), Refused<F::Input>> {
         if !self.translates(input) {
             return Err(crate::EditError::InputOutOfRange.into());
         }
         let _walk = self.platform.enter();
         // SAFETY: a walk is entered (1.).
-        unsafe { self.wake_walking(input, writes) }
+        unsafe { self.open_walking(input, writes) }
     }
 
     /// # Safety
     /// 1. A walk has been entered.
     #[inline(always)]
-    pub(crate) unsafe fn wake_walking(
+    pub(crate) unsafe fn open_walking(
         &self,
         input: F::Input,
         writes: bool,
     ) -> Result<(), Refused<F::Input>> {
-        match self.may_sleep() && (writes || !F::TABLES_RESTRICT) {
-            true => self.wake_path(input),
+        match self.may_be_protected() && (writes || !F::TABLES_RESTRICT) {
+            true => self.open_path(input),
             false => Ok(()),
         }
     }
 
     /// The caller has entered a walk.
     #[inline(never)]
-    fn wake_path(&self, input: F::Input) -> Result<(), Refused<F::Input>> {
+    fn open_path(&self, input: F::Input) -> Result<(), Refused<F::Input>> {
         let generation = self.generation.load(Acquire);
         let (mut frame, mut level) = (self.root, F::root_level());
         while let Some(below) = level.down() {
@@ -258,15 +258,15 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
                 break;
             }
             frame = F::address(entry, level);
-            if F::is_asleep(entry) {
+            if F::is_protected(entry) {
                 if generation & STARTING != 0 {
                     return Err(Refused::Busy(input));
                 }
                 let protect = generation & OFF == 0;
-                self.wake_one(&table, index, entry, below, protect)
-                    .map_err(|asleep| match asleep {
-                        Asleep::Busy => Refused::Busy(input),
-                        Asleep::Changed => Refused::Retry,
+                self.open_one(&table, index, entry, below, protect)
+                    .map_err(|why| match why {
+                        NotOpened::Busy => Refused::Busy(input),
+                        NotOpened::Changed => Refused::Retry,
                     })?;
             }
             level = below;
@@ -274,43 +274,43 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         Ok(())
     }
 
-    /// Wakes the table at `below` that an entry points to.
+    /// Opens the table at `below` that an entry points to.
     #[inline(never)]
-    fn wake_one(
+    fn open_one(
         &self,
         table: &Table<'_, P>,
         index: usize,
         entry: u64,
         below: Level,
         protect: bool,
-    ) -> Result<(), Asleep> {
-        if entry & F::WAKING != 0 {
-            return Err(Asleep::Busy);
+    ) -> Result<(), NotOpened> {
+        if entry & F::OPENING != 0 {
+            return Err(NotOpened::Busy);
         }
-        let marked = entry | F::WAKING;
+        let marked = entry | F::OPENING;
         table
             .compare_exchange(index, entry, marked)
-            .map_err(|_| Asleep::Changed)?;
+            .map_err(|_| NotOpened::Changed)?;
         let protected = match protect {
             true => {
                 let frame = F::address(entry, below.up());
                 // SAFETY: a frame that was read from a descriptor of the tree, in a walk.
                 let child = unsafe { Table::open(&self.platform, frame, below) };
-                self.lull(&child, below, 1 << F::INDEX_BITS)
+                self.write_protect(&child, below, 1 << F::INDEX_BITS)
             }
             false => Ok(()),
         };
         let mut now = marked;
         loop {
             let next = match protected {
-                Ok(()) => F::wake(now),
-                Err(_) => now & !F::WAKING,
+                Ok(()) => F::open_table(now),
+                Err(_) => now & !F::OPENING,
             };
             // It orders what was protected before. A walker may set the accessed flag of the descriptor meanwhile.
             match table.compare_exchange(index, now, next) {
                 Ok(()) => break,
                 Err(other) if self.is_marked(other, marked, below.up()) => now = other,
-                Err(_) => return Err(Asleep::Changed),
+                Err(_) => return Err(NotOpened::Changed),
             }
         }
         if protected.is_ok() {
@@ -323,15 +323,20 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     fn is_marked(&self, entry: u64, marked: u64, level: Level) -> bool {
         F::kind(entry, level) == Kind::Table
             && F::address(entry, level) == F::address(marked, level)
-            && F::is_asleep(entry)
-            && entry & F::WAKING != 0
+            && F::is_protected(entry)
+            && entry & F::OPENING != 0
     }
 
-    /// Protects all entries of a table: leaves lose the permission to write, tables are put to sleep.
+    /// Protects all entries of a table: leaves lose the permission to write, tables are write-protected.
     ///
     /// # Errors
     /// One of them is claimed, and may become anything.
-    fn lull(&self, table: &Table<'_, P>, level: Level, entries: usize) -> Result<(), Asleep> {
+    fn write_protect(
+        &self,
+        table: &Table<'_, P>,
+        level: Level,
+        entries: usize,
+    ) -> Result<(), NotOpened> {
         let mut claimed = Ok(());
         // What to do with the last pattern: most entries are alike.
         let (mut pattern, mut flip) = (0, 0);
@@ -341,11 +346,11 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             while entry != 0 {
                 let next = match F::kind(entry, level) {
                     Kind::Invalid => {
-                        claimed = Err(Asleep::Busy);
+                        claimed = Err(NotOpened::Busy);
                         break;
                     }
-                    Kind::Table if F::is_asleep(entry) => break,
-                    Kind::Table => F::sleep(entry),
+                    Kind::Table if F::is_protected(entry) => break,
+                    Kind::Table => F::protect_table(entry),
                     Kind::Leaf => {
                         if (entry ^ pattern) & !mask != 0 {
                             pattern = entry;
@@ -376,9 +381,9 @@ fn read_only<F: Format>(leaf: u64, level: Level) -> u64 {
     F::encode(&attrs, level).map_or(leaf, |bits| in_place_of::<F>(leaf, level, bits))
 }
 
-/// Why a table was not woken.
+/// Why a table was not opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Asleep {
+enum NotOpened {
     /// Another processor is at it.
     Busy,
     /// It is not what it was.
