@@ -16,13 +16,19 @@ use serde_json::Value;
 
 use crate::console::{Patience, listen};
 use crate::fetch::{self, QEMU, QEMU_X86};
-use crate::{About as _, Error, Result, initramfs, name_of, say};
+use crate::{About as _, Error, Result, initramfs, kvm_figures, name_of, say};
 
 #[derive(Args)]
 pub struct KvmArgs {
     /// A few runs instead of all, and no tests
     #[arg(long)]
     short: bool,
+    /// Instead: whether CPU times on this computer's KVM repeat, of all experiments (some minutes)
+    #[arg(long, conflicts_with_all = ["short", "blind", "computers"])]
+    repeat: bool,
+    /// Instead: how well a profile that is fitted on two runs on this computer's KVM predicts others (some minutes)
+    #[arg(long, conflicts_with_all = ["short", "computers"])]
+    blind: bool,
     /// The computers to emulate [default: all]
     #[arg(value_enum, value_name = "COMPUTER")]
     computers: Vec<Computer>,
@@ -448,6 +454,12 @@ fn here(program: &Path, runs: &[Run]) -> Result<Vec<Outcome>> {
 /// # Errors
 /// Something cannot be had or built; a log does not have what its guest wrote; computers do not agree.
 pub fn run(args: &KvmArgs) -> Result<()> {
+    if args.repeat {
+        return kvm_figures::repeat();
+    }
+    if args.blind {
+        return kvm_figures::blind();
+    }
     let mut runs = matrix();
     runs.retain(|run| run.short || !args.short);
     let chosen =

@@ -32,6 +32,7 @@ mod hyperv;
 mod hyperv_tests;
 mod initramfs;
 mod kvm;
+mod kvm_figures;
 mod linear;
 mod load;
 mod log_start;
