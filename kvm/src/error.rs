@@ -73,6 +73,14 @@ pub enum Error {
         /// Bits of a guest's physical address.
         bits: u32,
     },
+    /// Where the memory is to be are things of the guest's own.
+    #[error("the guest's memory begins at {first:#x}, and its code and tables end at {least:#x}")]
+    Low {
+        /// Its beginning.
+        first: u64,
+        /// The first address that is free.
+        least: u64,
+    },
     /// A CPU that a thread cannot be bound to.
     #[error("-c {cpu}: this process may not run on that CPU")]
     Cpu {

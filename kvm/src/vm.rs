@@ -186,8 +186,12 @@ impl Vm {
         let inner_at = own_bytes - inner_bytes;
         let inner_tables_at = inner_at + u64::from(setup.vcpus) * INNER_BYTES;
         let exit = own_bytes;
-        if end.is_none_or(|end| end > top) || first < own_bytes + PAGE {
+        if end.is_none_or(|end| end > top) {
             return Err(address);
+        }
+        let least = own_bytes + PAGE;
+        if first < least {
+            return Err(Error::Low { first, least });
         }
         let memory = Memory::new(setup.backing.0, setup.backing.1, setup.bytes)?;
         let own = Arc::new(Memory::new(

@@ -190,6 +190,13 @@ fn what_cannot_be_had_is_refused_in_one_line() {
             ),
             (
                 Setup {
+                    first: Some(0x1000),
+                    ..setup(1, 2 << 20)
+                },
+                "begins at 0x1000, and its code and tables end at",
+            ),
+            (
+                Setup {
                     ring: Some(1000),
                     ..setup(1, 2 << 20)
                 },

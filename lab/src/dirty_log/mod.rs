@@ -206,8 +206,13 @@ fn on_kvm(arguments: &Arguments) -> Result<kvm::Asked, Error> {
             (arguments.scale.is_some(), "--scale"),
             (arguments.machine.is_some(), "--machine"),
             (arguments.plot.is_some(), "--plot"),
+            (arguments.threads.threads.is_some(), "--threads"),
         ],
     )?;
+    if arguments.no_manual_protect && arguments.kvm.all_set {
+        let why = "--all-set: only with manual protection, which -g does without";
+        return Err(Error::Usage(why.to_owned()));
+    }
     let vcpus = arguments.vcpus.unwrap_or(1);
     let each = arguments.bytes.map_or(kvm::USUAL_BYTES, Size::bytes);
     let bytes = each

@@ -73,6 +73,12 @@ fn divisible(asked: &Asked, backing: Backing) -> Result<(), Error> {
     if !asked.bytes.is_multiple_of(u64::from(asked.slots))
         || !each.is_multiple_of(backing.page().max(64 * PAGE))
     {
+        if asked.slots == 1 {
+            return usage(format!(
+                "-b: the memory has to be whole pages of {}, and a multiple of 256 KiB",
+                asked.backing.name
+            ));
+        }
         return usage(format!(
             "-x {}: each slot has to be whole pages of {}, and a multiple of 256 KiB",
             asked.slots, asked.backing.name

@@ -200,6 +200,8 @@ fn run_kvm(arguments: &Arguments) -> Result<(), Error> {
             (arguments.machine.is_some(), "--machine"),
             (arguments.logging_first, "--logging-first"),
             (arguments.kvm.overlap, "-o"),
+            (arguments.kvm.predict.is_some(), "--predict"),
+            (arguments.threads.threads.is_some(), "--threads"),
         ],
     )?;
     let bytes = arguments.bytes.map_or(kvm::USUAL_BYTES, Size::bytes);

@@ -171,6 +171,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
                 (arguments.tables.is_some(), "--tables"),
                 (arguments.kvm.all_set, "--all-set"),
                 (arguments.kvm.ring.is_some(), "--ring"),
+                (arguments.kvm.predict.is_some(), "--predict"),
+                (arguments.threads.threads.is_some(), "--threads"),
             ],
         )?;
         let backing = arguments.source.unwrap_or(Backing::ANONYMOUS);

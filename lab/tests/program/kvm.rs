@@ -474,6 +474,7 @@ fn what_cannot_be_run_is_refused() {
     let refused: &[(&[&str], &str)] = &[
         (&["-v", "60000", "-b", "1M"], "vCPUs in a VM"),
         (&["-b", "16T"], "to spare"),
+        (&["-b", "3"], "-b: the memory has to be whole pages"),
         (&["--ring", "1000"], "ring"),
         (&["-b", "2M", "-v", "3", "-x", "5"], "-x 5"),
         (&["-p", "0x100"], "-p 0x100"),
