@@ -1,5 +1,7 @@
 //! Break-before-make: may an entry be changed while walkers use it?
 //!
+//! You need this if you write a [format](mod@crate::format) or a check of your own tables; edits ask it by themselves.
+//!
 //! A processor may hold the old translation and load the new one. Where the two contradict each other (two memory
 //! types for one page, two sizes for one address, two frames for one byte), the architecture allows it to do anything
 //! within the limits of its own protection. The cure is to break the translation first: write an invalid entry,

@@ -1,5 +1,7 @@
 //! A platform on ordinary memory: table frames are pages of a hosted program.
 //!
+//! You need this for tests on your own computer; the kernel that is shipped leaves the feature out.
+//!
 //! For tests, benchmarks, and the unit tests of embedders. No processor walks these tables, so barriers and
 //! invalidations do nothing but be counted, and written down where a test wants to see them. The frames are handed out one
 //! after the other from one region; the first has the physical address [`Hosted::BASE`].

@@ -40,7 +40,7 @@ figure p { margin: 0.6rem 0 0.1rem; font-size: 14px; }
   td:first-child:not(.note) { font-weight: 600; text-align: left; }
   td:nth-child(n + 3) { white-space: normal; }
   td:first-child::before { content: none !important; }
-  .bar { grid-template-columns: 6rem 1fr 4.6rem; font-size: 12px; }
+  .bar { grid-template-columns: 6.8rem 1fr 4.6rem; font-size: 12px; }
 }";
 
 /// The page with this title around what is in it.

@@ -1,5 +1,8 @@
 //! The processor's side, ready to use: what every kernel and hypervisor would write in `asm!`.
 //!
+//! You need this unless your kernel has such functions already: the two functions of a [`Platform`](crate::Platform) that talk to the
+//! processor are one line each with it.
+//!
 //! | | arm64 | x86-64 |
 //! |---|---|---|
 //! | what the processor can do | [`arm64::Ids`], from ID registers | [`x86_64::Features`], from CPUID |

@@ -1,5 +1,7 @@
 //! Which pages a guest has written since the last harvest.
 //!
+//! You need this if you copy a guest while it runs, to another host or into a file: [`guest`](crate::guest) logs into it.
+//!
 //! A host that copies a running guest, to another machine or into a file, has to know what changes behind its back. It has
 //! all pages [logged](crate::guest::Log): none is writable before it is written, the first write faults, and the fault
 //! handler [marks](crate::guest::Guest::mark) the page. The host *harvests*: it takes the marks away, protects those

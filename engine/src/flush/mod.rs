@@ -1,5 +1,8 @@
 //! What an edit leaves to invalidate, and what may be freed once that is complete.
 //!
+//! You need this if something is to be done between telling processors to forget and waiting until they have, or in steps: a
+//! [`Gather`](crate::Gather) that is finished at once, or dropped, goes through all of it unseen.
+//!
 //! Edits add to a gather ([`Gather`](crate::Gather), or [`shared::Gather`](crate::shared::Gather)): which addresses walkers
 //! have to forget, and which tables were cut off. What was gathered goes through three states, and none can be skipped:
 //!

@@ -1,5 +1,8 @@
 //! Descriptor formats as data.
 //!
+//! You need this to choose the format of a space, as its first parameter, and the attributes of what is mapped; and if your processor
+//! has one that is not here.
+//!
 //! A [`Format`] says how many levels a tree has, how large a page is, where a descriptor keeps its address and what
 //! its other bits mean. It has no state and no algorithm: every walk and every edit is written once, for all formats,
 //! and asks the format only to translate between [`Attrs`] and bits, once for each distinct pattern of attributes and

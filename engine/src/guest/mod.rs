@@ -1,5 +1,7 @@
 //! Guest memory: what a hypervisor does with a fault, and with memory that it takes back.
 //!
+//! You need this if you are a hypervisor. Its edits are those of [`shared`], put together for a fault handler.
+//!
 //! A guest's memory is described by [slots](Slot): ranges of guest addresses, each with what backs it. What is mapped is
 //! a cache of that description, filled by faults on all virtual CPUs at once and thrown away at will. A fault is handled
 //! in parts, so that the embedder can do its own between them, outside of every walk and every lock of the engine:

@@ -1,5 +1,8 @@
 //! Remote TLB flushes by hypercall, as Hyper-V defines them: the wire, the guest's side, the host's.
 //!
+//! You need this if your kernel runs under Hyper-V, as one of the messengers of [`shootdown`](crate::shootdown), or if your hypervisor
+//! has guests that are to take it for Hyper-V.
+//!
 //! A guest that flushes by interrupts waits for every virtual processor to run. The hypervisor knows which run: one
 //! call tells it what to flush where, and processors that do not run flush before they run again. Six calls do so; four
 //! name virtual addresses of a guest, two, for a hypervisor that is a guest itself, guest-physical addresses.

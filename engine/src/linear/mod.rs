@@ -1,5 +1,7 @@
 //! The linear map: all memory at one offset, made when a kernel boots.
 //!
+//! You need this once, when your kernel boots, and again when memory is added.
+//!
 //! A [`MemoryMap`] says which memory there is, what of it must not be mapped, and what of it is special: the kernel's
 //! code and constants. A [`LinearMap`] says where it goes and how. Building it is one [`map`](AddressSpace::map) for
 //! each stretch of equal attributes; the sub-trees are filled before they are linked, so that the number of barriers

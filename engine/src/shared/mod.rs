@@ -1,5 +1,8 @@
 //! Edits by any number of processors at once.
 //!
+//! You need this if several processors edit one tree at a time, as faults of a guest do. Where one lock, or `&mut`, is taken for each
+//! edit, an [`AddressSpace`] is simpler and cheaper.
+//!
 //! Guest memory is mapped by faults, on all processors, in one tree. A lock around the tree would be held for as long as
 //! it takes to clean caches; so there is none. An entry is the unit of agreement:
 //!

@@ -1,5 +1,8 @@
 //! Remote TLB flushes: which CPUs have to be told, and by which messenger.
 //!
+//! You need this with more than one processor where hardware does not tell the others (x86-64), and for identifiers (ASID, PCID, VMID),
+//! of which there are fewer than spaces, everywhere.
+//!
 //! Where hardware tells every CPU (arm64), [`Identifiers`] and [`arm64`] are all there is to it. Elsewhere it is
 //! software that knows which CPUs may hold translations of a space, and tells them. The rest of this page is about
 //! that.
