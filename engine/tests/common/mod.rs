@@ -164,6 +164,21 @@ macro_rules! for_each_other_format {
     };
 }
 
+/// The same for those whose trees have another shape: tables of a root that is smaller, other levels, no upper half. What edits do to
+/// a tree does not depend on the rest.
+#[macro_export]
+macro_rules! for_each_other_shape {
+    ($($test:ident),* $(,)?) => {
+        $crate::for_each_guest_format!(@ [$($test),*]
+            arm64_4k_33 => tablewright::format::Arm64<12, 33>;
+            arm64_16k_36 => tablewright::format::Arm64K16Va36;
+            arm64_64k_28 => tablewright::format::Arm64<16, 28>;
+            el2_4k => tablewright::format::Arm64El2K4;
+            el2_64k_42 => tablewright::format::Arm64El2<16, 42>;
+        );
+    };
+}
+
 /// Makes a module of tests for formats that have their memory types by other indices.
 #[macro_export]
 macro_rules! for_each_format_of_other_types {

@@ -1,4 +1,4 @@
-//! Random edits on every format against a plain model, judged by the separate walker.
+//! Random edits on every shape of tree against a plain model, judged by the separate walker.
 //!
 //! After each edit, what the walker finds in the tables is what the model says. Before an edit goes through, it is
 //! tried with too few table frames, at every possible point of failure, and must leave every bit of every table as it
@@ -702,4 +702,4 @@ fn agrees_with_the_model<F: Decoded>() {
 
 for_each_format!(agrees_with_the_model);
 for_each_guest_format!(agrees_with_the_model);
-for_each_other_format!(agrees_with_the_model);
+for_each_other_shape!(agrees_with_the_model);

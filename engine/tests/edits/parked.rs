@@ -288,7 +288,7 @@ for_each_guest_format!(
     what_is_mapped_parked_is_given_later,
     what_was_remembered_is_broken,
 );
-for_each_other_format!(
+for_each_other_shape!(
     what_is_parked_comes_back,
     a_part_of_a_leaf_is_parked_alone,
     what_is_mapped_parked_is_given_later,

@@ -4,8 +4,7 @@
 //! then is a debt: its leaf, at its level, or its table has to be forgotten. An invalidation pays what it covers; once
 //! the gather is issued, nothing may be owed.
 
-#[path = "../../tests/common/mod.rs"]
-mod common;
+use crate::common;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -8,8 +8,7 @@
 //! remembers it; on arm64, an entry that changes without the break that the level of FEAT_BBM demands, or is made
 //! before the break is complete; in a space that must not be broken, a break.
 
-#[path = "../../tests/common/mod.rs"]
-mod common;
+use crate::common;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

@@ -4,8 +4,7 @@
 //! applies to it. The engine may ask for more only where an [`Excess`] says so and why; less it may ask nowhere, but
 //! for the one [`LENIENT`] row. Each row and each excess is shown to decide something, so that none can rot.
 
-#[path = "../../tests/common/mod.rs"]
-mod common;
+use crate::{common, for_each_format};
 
 use common::Judged;
 use tablewright::bbm::{Contents, Rule, State, Transition, transition};
