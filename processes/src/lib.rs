@@ -4,7 +4,7 @@
 //! knows no processor: a kernel has each process behind a lock, and says where frames come from ([`Memory`]).
 //!
 //! The same code runs on a processor, in `examples/arm64`, and on the software machine, in
-//! `machine/tests/processes.rs`. Both go through the same [steps](Step), and count what each asks of the processor.
+//! `machine/workloads/tests/machine/processes.rs`. Both go through the same [steps](Step), and count what each asks of the processor.
 #![no_std]
 
 extern crate alloc;
