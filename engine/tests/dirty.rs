@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use common::Decoded;
 use proptest::prelude::*;
 use tablewright::dirty::{Bitmap, Flip, Full, LogError, Marker, Ring, RingEntry};
-use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16};
+use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4, Stage2K16};
 use tablewright::guest::{
     Access, Backing, Fault, Guest, Harvest, HarvestError, Log, Pass, Slot, SlotCell,
 };
@@ -318,9 +318,9 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
 
 #[test]
 fn everything_is_protected_in_one_step_whatever_the_format() {
-    everything_is_protected_in_one_step::<Stage2K4<40, false>>();
-    everything_is_protected_in_one_step::<Stage2K4<48, true>>();
-    everything_is_protected_in_one_step::<Stage2K16<40, false>>();
+    everything_is_protected_in_one_step::<Stage2K4<40>>();
+    everything_is_protected_in_one_step::<Stage2K4<48, FORCED_WRITE_BACK>>();
+    everything_is_protected_in_one_step::<Stage2K16<40>>();
     everything_is_protected_in_one_step::<Ept<4>>();
     everything_is_protected_in_one_step::<Npt<4>>();
 }
@@ -351,7 +351,7 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
     };
     let platform = Threads::new(64, 12, 1).with_caps(caps);
     let cells = [const { SlotCell::new() }; 1];
-    let vm = Vm::<Stage2K4<40, false>>::new(&platform, &cells);
+    let vm = Vm::<Stage2K4<40>>::new(&platform, &cells);
     let (guest, space) = (&vm.guest, vm.guest.space());
     let ram = span(0, 8 * MIB);
     guest.insert(Slot::memory(ram, OFFSET)).unwrap();
@@ -476,7 +476,7 @@ fn what_cannot_be_protected_is_refused() {
 
 #[test]
 fn nothing_is_made_writable_before_a_start_is_over() {
-    type F = Stage2K4<40, false>;
+    type F = Stage2K4<40>;
     let platform = Threads::new(3000, 12, 1).with_caps(by_faults());
     let cells = [const { SlotCell::new() }; 1];
     let (vm, _) = full::<F>(&platform, &cells, 2 * GIB, true);
@@ -571,7 +571,7 @@ fn what_hardware_marks_is_harvested() {
 fn leaves_are_split_ahead_as_far_as_there_are_tables() {
     let platform = Threads::new(700, 12, 1).with_caps(by_faults());
     let cells = [const { SlotCell::new() }; 1];
-    let (vm, ram) = full::<Stage2K4<40, false>>(&platform, &cells, 16 * MIB, false);
+    let (vm, ram) = full::<Stage2K4<40>>(&platform, &cells, 16 * MIB, false);
     let mut gather = vm.guest.gather();
     assert!(gather.top_up(3));
     let stopped = gather.split_range(ram.guest).unwrap();

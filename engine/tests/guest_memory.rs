@@ -11,9 +11,9 @@ use tablewright::hosted::Threads;
 use tablewright::shared::{CacheMaintenance, Mapped, Refused, SharedPlatform, SharedSpace};
 use tablewright::{AddressSpace, Change, Format, Ipa, Level, Memory, Pa, Perms, Span};
 
-type K4 = Stage2K4<40, false>;
-type K16 = Stage2K16<40, false>;
-type K64 = Stage2K64<40, false>;
+type K4 = Stage2K4<40>;
+type K16 = Stage2K16<40>;
+type K64 = Stage2K64<40>;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

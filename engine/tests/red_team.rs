@@ -24,7 +24,7 @@ use tablewright::{
 };
 use tablewright_walker::{Granule, Regime, translate};
 
-type S2 = Stage2K4<40, false>;
+type S2 = Stage2K4<40>;
 type Space<'t, F> = SharedSpace<F, &'t Threads>;
 
 const PAGE: u64 = 4096;

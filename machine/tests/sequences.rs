@@ -153,6 +153,10 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ),
     ("guest::Log::", "a value"),
     ("guest::Access::", "a value"),
+    (
+        "guest::Abort::",
+        "what a register holds, decoded: `engine/tests/guest.rs`",
+    ),
     ("guest::Fault::new", "a value: every fault of an operation"),
     ("guest::Backing::", "a value: every page of a host"),
     (

@@ -66,7 +66,8 @@ pub use el2::{
 pub use ept::Ept;
 pub use npt::Npt;
 pub use stage2::{
-    Stage2, Stage2K4, Stage2K4Wide, Stage2K16, Stage2K16Wide, Stage2K64, Stage2K64Wide,
+    FORCED_WRITE_BACK, Stage2, Stage2K4, Stage2K4Wide, Stage2K16, Stage2K16Wide, Stage2K64,
+    Stage2K64Wide,
 };
 pub use x86_64::{PAT, X86_64};
 

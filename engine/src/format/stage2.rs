@@ -58,23 +58,26 @@ pub struct Stage2<
     const FORCED: bool = false,
 >;
 
+/// The last argument of a format of stage 2: it forces write-back, whatever the guest says (FEAT_S2FWB). By default it does not.
+pub const FORCED_WRITE_BACK: bool = true;
+
 /// 4 KiB granule, memory up to 48 bits.
-pub type Stage2K4<const INPUT_BITS: u32, const FORCED: bool> =
+pub type Stage2K4<const INPUT_BITS: u32, const FORCED: bool = false> =
     Stage2<12, INPUT_BITS, false, FORCED>;
 /// 16 KiB granule, memory up to 48 bits.
-pub type Stage2K16<const INPUT_BITS: u32, const FORCED: bool> =
+pub type Stage2K16<const INPUT_BITS: u32, const FORCED: bool = false> =
     Stage2<14, INPUT_BITS, false, FORCED>;
 /// 64 KiB granule, memory up to 48 bits.
-pub type Stage2K64<const INPUT_BITS: u32, const FORCED: bool> =
+pub type Stage2K64<const INPUT_BITS: u32, const FORCED: bool = false> =
     Stage2<16, INPUT_BITS, false, FORCED>;
 /// 4 KiB granule, memory up to 52 bits (FEAT_LPA2).
-pub type Stage2K4Wide<const INPUT_BITS: u32, const FORCED: bool> =
+pub type Stage2K4Wide<const INPUT_BITS: u32, const FORCED: bool = false> =
     Stage2<12, INPUT_BITS, true, FORCED>;
 /// 16 KiB granule, memory up to 52 bits (FEAT_LPA2).
-pub type Stage2K16Wide<const INPUT_BITS: u32, const FORCED: bool> =
+pub type Stage2K16Wide<const INPUT_BITS: u32, const FORCED: bool = false> =
     Stage2<14, INPUT_BITS, true, FORCED>;
 /// 64 KiB granule, memory up to 52 bits (FEAT_LPA).
-pub type Stage2K64Wide<const INPUT_BITS: u32, const FORCED: bool> =
+pub type Stage2K64Wide<const INPUT_BITS: u32, const FORCED: bool = false> =
     Stage2<16, INPUT_BITS, true, FORCED>;
 
 // D8.3.1: descriptor bits of stage 2, where they are not those of stage 1.

@@ -83,7 +83,7 @@ pub const HOST_WRITES: u8 = 1;
 /// use tablewright::shared::{Mapped, SharedSpace};
 /// use tablewright::{AddressSpace, Ipa, Pa, Span};
 ///
-/// type K4 = Stage2K4<40, false>; // 1 TiB of guest addresses
+/// type K4 = Stage2K4<40>; // 1 TiB of guest addresses
 /// let platform = Threads::new(64, 12, 1);
 /// let cells = [const { SlotCell::new() }; 8];
 /// let space = SharedSpace::new(AddressSpace::<K4, _>::new(&platform).unwrap()).unwrap();

@@ -19,7 +19,7 @@ use super::engine::slot;
 use super::input::{PAGE, Region, Source};
 use crate::host::{Served, access, grow, protect, serve, set_log};
 
-type Format = Stage2K4<48, false>;
+type Format = Stage2K4<48>;
 
 /// What a run took.
 #[derive(Debug)]

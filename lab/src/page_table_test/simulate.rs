@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use tablewright::format::Stage2K4;
+use tablewright::format::{FORCED_WRITE_BACK, Stage2K4};
 use tablewright::guest::{Guest, SlotCell};
 use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Format, Half, Ipa};
@@ -97,10 +97,10 @@ const SMALL: u32 = 39;
 pub fn run(job: &Job) -> Result<Ran, Error> {
     let wide = (job.region.first + (job.region.bytes - 1)) >> SMALL != 0;
     match (wide, job.profile.architecture.forced_write_back) {
-        (false, false) => run_as::<Stage2K4<39, false>>(job),
-        (false, true) => run_as::<Stage2K4<39, true>>(job),
-        (true, false) => run_as::<Stage2K4<48, false>>(job),
-        (true, true) => run_as::<Stage2K4<48, true>>(job),
+        (false, false) => run_as::<Stage2K4<39>>(job),
+        (false, true) => run_as::<Stage2K4<39, FORCED_WRITE_BACK>>(job),
+        (true, false) => run_as::<Stage2K4<48>>(job),
+        (true, true) => run_as::<Stage2K4<48, FORCED_WRITE_BACK>>(job),
     }
 }
 

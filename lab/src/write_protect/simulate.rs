@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use clap::ValueEnum;
 use tablewright::dirty::Bitmap;
-use tablewright::format::{Ept, Npt, Stage2K4};
+use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4};
 use tablewright::guest::{Guest, HOST_WRITES, Slot, SlotCell};
 use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Attrs, Format, Half, Ipa, Level, Mapping, Pa, Span};
@@ -190,7 +190,7 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
     match job.format {
         Stage2::Ept => run_as::<Ept<4>>(job),
         Stage2::Npt => run_as::<Npt<4>>(job),
-        Stage2::Arm64 => run_as::<Stage2K4<48, true>>(job),
+        Stage2::Arm64 => run_as::<Stage2K4<48, FORCED_WRITE_BACK>>(job),
     }
 }
 

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use serde::Serialize;
-use tablewright::format::{Ept, Npt, Stage2K4};
+use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4};
 use tablewright::{Attrs, Entry, Format, Ipa, Level, Pa, Platform};
 use tablewright_machine::{Machine, Memory, Profile, Setup};
 
@@ -60,7 +60,7 @@ pub fn run(
     let report = match format {
         Stage2::Ept => compare::<Ept<4>>(profile, format, asked),
         Stage2::Npt => compare::<Npt<4>>(profile, format, asked),
-        Stage2::Arm64 => compare::<Stage2K4<48, true>>(profile, format, asked),
+        Stage2::Arm64 => compare::<Stage2K4<48, FORCED_WRITE_BACK>>(profile, format, asked),
     }?;
     report.print(json, text)
 }

@@ -171,11 +171,11 @@ pub fn round(
     let slots = [const { Slot::new() }];
     match (architecture, told) {
         (Architecture::Arm64, Told::Epochs) => {
-            faults::<Stage2K4<48, false>, _>(Epochs::new(&slots), ARM64, arena, parts, kept, arm64)
+            faults::<Stage2K4<48>, _>(Epochs::new(&slots), ARM64, arena, parts, kept, arm64)
         }
         (Architecture::Arm64, Told::QuiescentStates) => {
             let states = Quiescence::new(&slots);
-            faults::<Stage2K4<48, false>, _>(states, ARM64, arena, parts, kept, arm64)
+            faults::<Stage2K4<48>, _>(states, ARM64, arena, parts, kept, arm64)
         }
         (Architecture::X86_64, Told::Epochs) => {
             faults::<Ept<4>, _>(Epochs::new(&slots), EPT, arena, parts, kept, ept)

@@ -25,7 +25,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU64;
 
 use tablewright::dirty::{Bitmap, Ring, RingEntry};
-use tablewright::format::{Ept, Stage2K4};
+use tablewright::format::{Ept, FORCED_WRITE_BACK, Stage2K4};
 use tablewright::guest::{Gather, Guest, Slot, SlotCell};
 use tablewright::shared::{Cut, SharedSpace};
 use tablewright::{AddressSpace, Format, Half, Ipa, Span};
@@ -198,8 +198,8 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
         return run_as::<Ept<4>>(job);
     }
     match job.profile.architecture.forced_write_back {
-        false => run_as::<Stage2K4<40, false>>(job),
-        true => run_as::<Stage2K4<40, true>>(job),
+        false => run_as::<Stage2K4<40>>(job),
+        true => run_as::<Stage2K4<40, FORCED_WRITE_BACK>>(job),
     }
 }
 

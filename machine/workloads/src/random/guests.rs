@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-use tablewright::format::{Ept, Npt, Stage2K4, Stage2K16};
+use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4, Stage2K16};
 use tablewright::shared::{Gather, Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace};
 use tablewright::{AddressSpace, Attrs, Change, Format, Half, Ipa, Level, Pa, Perms, Span};
 use tablewright_machine::{
@@ -84,9 +84,11 @@ impl Host {
         between: impl FnOnce(u64),
     ) -> Result<Outcome, RunError> {
         match self {
-            Self::K4 => run::<Stage2K4<INPUT, false>>(machine, fault, dice, between),
-            Self::K4Forced => run::<Stage2K4<INPUT, true>>(machine, fault, dice, between),
-            Self::K16 => run::<Stage2K16<INPUT, false>>(machine, fault, dice, between),
+            Self::K4 => run::<Stage2K4<INPUT>>(machine, fault, dice, between),
+            Self::K4Forced => {
+                run::<Stage2K4<INPUT, FORCED_WRITE_BACK>>(machine, fault, dice, between)
+            }
+            Self::K16 => run::<Stage2K16<INPUT>>(machine, fault, dice, between),
             Self::Ept => run::<Ept<4>>(machine, fault, dice, between),
             Self::Npt => run::<Npt<4>>(machine, fault, dice, between),
         }

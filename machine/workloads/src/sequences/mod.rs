@@ -19,6 +19,7 @@ use std::cell::RefCell;
 use std::panic::PanicHookInfo;
 
 use tablewright::Format;
+use tablewright::format::FORCED_WRITE_BACK;
 use tablewright_machine::trace::Sink;
 use tablewright_machine::{
     Architecture, Granule, Machine, Memory, Ordering, Outcome, Regime, RunError, Setup, Time,
@@ -113,11 +114,11 @@ formats! {
     K64Wide 1 Va tablewright::format::Arm64K64Wide = stage1(Granule::K64, true), or K16;
     X4 32 Both tablewright::format::X86_64<4> = Regime::X86_64 { levels: 4 };
     X5 12 Both tablewright::format::X86_64<5> = Regime::X86_64 { levels: 5 }, or X4;
-    G4 32 Ipa tablewright::format::Stage2K4<40, false> = stage2(Granule::K4, 40, false, false);
-    G4Forced 14 Ipa tablewright::format::Stage2K4<43, true> = stage2(Granule::K4, 43, false, true), or G4;
-    G4Wide 8 Ipa tablewright::format::Stage2K4Wide<52, false> = stage2(Granule::K4, 52, true, false), or G4;
-    G16 6 Ipa tablewright::format::Stage2K16<40, true> = stage2(Granule::K16, 40, false, true);
-    G64 1 Ipa tablewright::format::Stage2K64<44, false> = stage2(Granule::K64, 44, false, false), or G16;
+    G4 32 Ipa tablewright::format::Stage2K4<40> = stage2(Granule::K4, 40, false, false);
+    G4Forced 14 Ipa tablewright::format::Stage2K4<43, FORCED_WRITE_BACK> = stage2(Granule::K4, 43, false, true), or G4;
+    G4Wide 8 Ipa tablewright::format::Stage2K4Wide<52> = stage2(Granule::K4, 52, true, false), or G4;
+    G16 6 Ipa tablewright::format::Stage2K16<40, FORCED_WRITE_BACK> = stage2(Granule::K16, 40, false, true);
+    G64 1 Ipa tablewright::format::Stage2K64<44> = stage2(Granule::K64, 44, false, false), or G16;
     Ept4 24 Ipa tablewright::format::Ept<4> = Regime::Ept { levels: 4, mode_based: false };
     Ept5 8 Ipa tablewright::format::Ept<5, true> = Regime::Ept { levels: 5, mode_based: true }, or Ept4;
     Npt4 16 Ipa tablewright::format::Npt<4> = Regime::Npt { levels: 4 };

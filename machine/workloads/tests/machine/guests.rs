@@ -12,7 +12,7 @@ use tablewright_machine::{
     Setup, Stages, Time, Tlbi, Want,
 };
 
-type Arm = Stage2K4<36, false>;
+type Arm = Stage2K4<36>;
 
 const VMID: u16 = 3;
 const ASID: u16 = 9;

@@ -64,36 +64,39 @@ macro_rules! with_stage2 {
     ($kind:expr, $format:ident => $body:expr) => {{
         match $kind {
             Kind::K4 => {
-                type $format = tablewright::format::Stage2K4<40, false>;
+                type $format = tablewright::format::Stage2K4<40>;
                 $body
             }
             #[cfg(feature = "every-format")]
             Kind::K4Forced => {
-                type $format = tablewright::format::Stage2K4<43, true>;
+                type $format =
+                    tablewright::format::Stage2K4<43, { tablewright::format::FORCED_WRITE_BACK }>;
                 $body
             }
             #[cfg(feature = "every-format")]
             Kind::K4Deep => {
-                type $format = tablewright::format::Stage2K4<48, false>;
+                type $format = tablewright::format::Stage2K4<48>;
                 $body
             }
             Kind::K16 => {
-                type $format = tablewright::format::Stage2K16<40, false>;
+                type $format = tablewright::format::Stage2K16<40>;
                 $body
             }
             #[cfg(feature = "every-format")]
             Kind::K16Forced => {
-                type $format = tablewright::format::Stage2K16<48, true>;
+                type $format =
+                    tablewright::format::Stage2K16<48, { tablewright::format::FORCED_WRITE_BACK }>;
                 $body
             }
             #[cfg(feature = "every-format")]
             Kind::K64 => {
-                type $format = tablewright::format::Stage2K64<44, false>;
+                type $format = tablewright::format::Stage2K64<44>;
                 $body
             }
             #[cfg(feature = "every-format")]
             Kind::K64Forced => {
-                type $format = tablewright::format::Stage2K64<42, true>;
+                type $format =
+                    tablewright::format::Stage2K64<42, { tablewright::format::FORCED_WRITE_BACK }>;
                 $body
             }
             Kind::Ept4 => {
