@@ -21,7 +21,7 @@
 //! without a flush are still in TLBs, and the next fault sets the flag again. So nothing is made of it.
 
 use crate::addr::{Level, Pa};
-use crate::format::{Attrs, Format, Kind, Perms};
+use crate::format::{Attrs, Format, Kind, Perms, meaning};
 use crate::platform::Caps;
 
 pub use crate::format::Rule;
@@ -56,6 +56,13 @@ pub enum State {
 }
 
 impl State {
+    /// A leaf, where it does not matter which.
+    pub(crate) const ANY_LEAF: Self = Self::Leaf {
+        frame: Pa::new(0),
+        attrs: Attrs::USER_DATA,
+        contiguous: false,
+    };
+
     /// What `entry` says at `level`.
     pub fn of<F: Format>(entry: u64, level: Level) -> Self {
         match F::kind(entry, level) {
@@ -78,12 +85,14 @@ impl State {
         }
     }
 
-    fn leaf<F: Format>(entry: u64, level: Level) -> Self {
+    /// The same of what is a leaf, valid or parked.
+    #[inline(never)]
+    pub(crate) fn leaf<F: Format>(entry: u64, level: Level) -> Self {
         Self::Leaf {
             frame: F::address(entry, level),
             attrs: Attrs {
                 software: 0,
-                ..F::decode(entry, level)
+                ..meaning::<F>(entry, level)
             },
             contiguous: entry & F::CONTIGUOUS != 0,
         }

@@ -16,7 +16,7 @@
 use core::ops::Range;
 
 use crate::addr::Level;
-use crate::format::{Attrs, Format, Kind, with_flags};
+use crate::format::{Attrs, Format, Kind, meaning, with_flags};
 use crate::walk::Slice;
 
 /// The members of the run that the entry `index` of a table at `level` is one of, or would be.
@@ -38,10 +38,11 @@ pub(crate) fn extent<F: Format>(input: u64, level: Level) -> Slice {
 }
 
 /// One descriptor for a run: that of its first member, with the flags of all. `take` reads a member, or takes it out.
+#[inline(never)]
 pub(crate) fn gather<F: Format>(
     members: Range<usize>,
     level: Level,
-    mut take: impl FnMut(usize) -> u64,
+    take: &mut dyn FnMut(usize) -> u64,
 ) -> u64 {
     let mask = !F::address_mask(level);
     let mut merged = take(members.start);
@@ -53,7 +54,7 @@ pub(crate) fn gather<F: Format>(
             pattern = entry & mask;
             let Attrs {
                 accessed, dirty, ..
-            } = F::decode(entry, level);
+            } = meaning::<F>(entry, level);
             merged = with_flags::<F>(merged, level, accessed, dirty);
         }
     }

@@ -152,7 +152,8 @@ impl<'p, P: Platform> Table<'p, P> {
     }
 
     /// Writes the entries of `range`: `value`, `value + step`, and so on.
-    #[inline(always)]
+    #[cfg_attr(not(feature = "small"), inline(always))]
+    #[cfg_attr(feature = "small", inline(never))]
     pub fn fill(&self, range: Range<usize>, value: u64, step: u64) {
         if !range.is_empty() {
             // SAFETY: the range stays inside the table, so all its entries are valid.

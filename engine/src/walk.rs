@@ -3,7 +3,7 @@
 //! There is one. It goes down a tree over a range of input addresses, in order, and asks a visitor at each entry what
 //! to do: nothing, or to go into the table that the entry points to. At the last level it hands the visitor a whole
 //! run of entries of one table, so that the inner loop of an edit is the visitor's own and nothing is asked for each
-//! page. Map, unmap, change, query and reclaiming are visitors.
+//! page. Map, unmap, change, query and reclaiming are visitors; the walk is compiled once for all of them.
 //!
 //! The depth is bounded by the levels of the format, at most five; so is the recursion.
 
@@ -23,6 +23,8 @@ pub(crate) enum Step {
     Next,
     /// Go into the table in this frame first.
     Into(Pa),
+    /// End the walk here. Why, the visitor remembers.
+    Stop,
 }
 
 /// The part of the walked range that lies below one entry: the first and the last address.
@@ -113,38 +115,17 @@ impl Denied {
     }
 }
 
-/// What is done at the entries. Where that is the inner loop of an edit, the walk is compiled for it; all else shares one walk
-/// ([`AddressSpace::visit_rarely`](crate::edit::AddressSpace::visit_rarely)).
+/// What is done at the entries.
 pub(crate) trait Visit<F: Format, P: Platform> {
-    /// Why a walk ends early.
-    type Stop;
-
     /// One entry above the level of pages, and the part of the range below it.
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step>;
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step;
 
-    /// A run of entries at the level of pages; `first` is the address that the first of them translates. A visitor that
-    /// is not interested in pages leaves it out.
+    /// A run of entries at the level of pages; `first` is the address that the first of them translates. The walk ends if it
+    /// breaks. A visitor that is not interested in pages leaves it out.
     #[inline(always)]
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Self::Stop> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let _ = (table, range, first);
         ControlFlow::Continue(())
-    }
-
-    /// Whether the visitor wants to know when a table is [left](Visit::leave).
-    #[inline(always)]
-    fn leaves(&self) -> bool {
-        false
     }
 
     /// The walk has come back from the table in `child` that [`entry`](Visit::entry) sent it into.
@@ -154,10 +135,27 @@ pub(crate) trait Visit<F: Format, P: Platform> {
     }
 }
 
+/// Visits pages one by one as [entries](Visit::entry) of their level: the [`pages`](Visit::pages) of a visitor that does with a page
+/// what it does with a block, and is rarely needed.
+pub(crate) fn one_by_one<F: Format, P: Platform>(
+    visitor: &mut dyn Visit<F, P>,
+    table: &Table<'_, P>,
+    range: Range<usize>,
+    first: u64,
+) -> ControlFlow<()> {
+    let mut slice = Slice::around::<F>(first, Level::PAGE);
+    for index in range {
+        if let Step::Stop = visitor.entry(table, index, Level::PAGE, slice) {
+            return ControlFlow::Break(());
+        }
+        slice = Slice::around::<F>(slice.last.wrapping_add(1), Level::PAGE);
+    }
+    ControlFlow::Continue(())
+}
+
 /// Where a walk has gone straight down to.
 pub(crate) struct Place<'p, P: Platform> {
     pub table: Table<'p, P>,
-    /// Entries of pages; above that level the one entry that covers all, which is no table.
     pub range: Range<usize>,
 }
 
@@ -173,10 +171,8 @@ impl<P: Platform> Place<'_, P> {
 /// Goes straight down from the root in `frame` to the table of pages that covers all of `slice`. With `SHARED`, tables may be
 /// linked meanwhile.
 ///
-/// It is the walk of what is small, and of most edits: a load and a test for each level.
-///
-/// # Errors
-/// Where the tables end above it, and at which level; nothing if no table of pages covers all.
+/// It is the walk of what is small, and of most edits: a load and a test for each level. `None` if there is no such table, or it
+/// does not cover all.
 ///
 /// # Safety
 /// 1. `frame` holds the root of a tree of this format on `platform`.
@@ -185,9 +181,9 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
     platform: &P,
     mut frame: Pa,
     slice: Slice,
-) -> Result<Place<'_, P>, Option<(Place<'_, P>, Level)>> {
+) -> Option<Place<'_, P>> {
     if !slice.is_in_one_table::<F>() {
-        return Err(None);
+        return None;
     }
     // Written out, so that the level is a constant in each step, and with it shifts, masks and what may be there.
     macro_rules! step {
@@ -202,8 +198,7 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
                     false => table.load(index),
                 };
                 if F::kind(entry, level) != Kind::Table {
-                    let range = index..index + 1;
-                    return Err(Some((Place { table, range }, level)));
+                    return None;
                 }
                 frame = F::address(entry, level);
             }
@@ -214,7 +209,7 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
     // SAFETY: as above.
     let table = unsafe { Table::open(platform, frame, level) };
     let range = F::index(slice.first, level)..F::index(slice.last, level) + 1;
-    Ok(Place { table, range })
+    Some(Place { table, range })
 }
 
 /// Walks the table in `frame` at `level` over `slice`.
@@ -222,33 +217,29 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
 /// # Safety
 /// 1. `frame` holds a table at `level` of a tree of this format on `platform`, and so does what its table descriptors
 ///    point to.
-pub(crate) unsafe fn walk<F: Format, P: Platform, V: Visit<F, P> + ?Sized>(
+pub(crate) unsafe fn walk<F: Format, P: Platform>(
     platform: &P,
-    mut frame: Pa,
-    mut level: Level,
-    mut slice: Slice,
-    visitor: &mut V,
-) -> ControlFlow<V::Stop> {
-    loop {
-        // SAFETY: (1.), and the visitor read the frame of each table below from a descriptor of the one above.
-        let table = unsafe { Table::open(platform, frame, level) };
-        let Some(below) = level.down() else {
-            let range = F::index(slice.first, level)..F::index(slice.last, level) + 1;
-            return visitor.pages(&table, range, slice.first);
-        };
-        let mut first = slice.first;
-        loop {
-            let last = (first | ((1 << F::shift(level)) - 1)).min(slice.last);
-            let index = F::index(first, level);
-            let part = Slice { first, last };
-            let at_end = last == slice.last;
-            if let Step::Into(child) = visitor.entry(&table, index, level, part)? {
-                if at_end && !visitor.leaves() {
-                    // No way back is needed. A walk to a single page is this loop and nothing else.
-                    (frame, level, slice) = (child, below, part);
-                    break;
-                }
-                if below == Level::PAGE && !at_end && index + 1 < F::entries(level) {
+    frame: Pa,
+    level: Level,
+    slice: Slice,
+    visitor: &mut dyn Visit<F, P>,
+) -> ControlFlow<()> {
+    // SAFETY: (1.), and the visitor read the frame of each table below from a descriptor of the one above.
+    let table = unsafe { Table::open(platform, frame, level) };
+    let index = F::index(slice.first, level);
+    let Some(below) = level.down() else {
+        let end = F::index(slice.last, level) + 1;
+        return visitor.pages(&table, index..end, slice.first);
+    };
+    let mut part = slice;
+    for index in index.. {
+        part.last = (part.first | ((1 << F::shift(level)) - 1)).min(slice.last);
+        match visitor.entry(&table, index, level, part) {
+            Step::Next => {}
+            Step::Stop => return ControlFlow::Break(()),
+            Step::Into(child) => {
+                if below == Level::PAGE && part.last != slice.last && index + 1 < F::entries(level)
+                {
                     // Most walks are bounded by memory: the next table is on its way while this one is worked on.
                     let next = table.load(index + 1);
                     if F::kind(next, level) == Kind::Table {
@@ -256,13 +247,14 @@ pub(crate) unsafe fn walk<F: Format, P: Platform, V: Visit<F, P> + ?Sized>(
                     }
                 }
                 // SAFETY: the visitor read the frame from a table descriptor of this table, so (1.) holds for it.
-                unsafe { walk::<F, P, V>(platform, child, below, part, visitor)? };
+                unsafe { walk::<F, P>(platform, child, below, part, visitor)? };
                 visitor.leave(level, child);
             }
-            if at_end {
-                return ControlFlow::Continue(());
-            }
-            first = last + 1;
         }
+        if part.last == slice.last {
+            break;
+        }
+        part.first = part.last + 1;
     }
+    ControlFlow::Continue(())
 }

@@ -10,7 +10,7 @@ use tablewright::{
     AddressSpace, Barrier, Caps, Encoded, Entry, Invalidation, Level, Pa, Platform, TableLink, Va,
 };
 #[cfg(feature = "all")]
-use tablewright::{Attrs, Change, Mapping, Perms, Span};
+use tablewright::{Attrs, Change, Gather, Mapping, Perms, Span};
 
 #[cfg(feature = "arm64")]
 type Format = tablewright::format::Arm64K4;
@@ -99,6 +99,15 @@ pub extern "C" fn map(space: &mut Space, at: u64, size: u64, frame: u64) -> u32 
     u32::from(space.map(span, Pa::new(frame), mapping).is_err())
 }
 
+/// How this kernel ends its edits.
+#[cfg(feature = "all")]
+fn finish(gather: Gather<'_, Format, Direct>) {
+    gather.finish(|leaf| {
+        // SAFETY: as above.
+        unsafe { frame_free(leaf.frame().get()) }
+    });
+}
+
 #[cfg(feature = "all")]
 #[unsafe(no_mangle)]
 pub extern "C" fn unmap(space: &mut Space, at: u64, size: u64) -> u32 {
@@ -107,7 +116,7 @@ pub extern "C" fn unmap(space: &mut Space, at: u64, size: u64) -> u32 {
     };
     let mut gather = space.gather();
     let unmapped = gather.unmap(span, |_| ControlFlow::Continue(()));
-    gather.finish(|_| ());
+    finish(gather);
     u32::from(unmapped.is_err())
 }
 
@@ -120,7 +129,7 @@ pub extern "C" fn protect(space: &mut Space, at: u64, size: u64) -> u32 {
     let mut gather = space.gather();
     let change = Change::new().perms(Perms::READ | Perms::USER_READ);
     let protected = gather.protect(span, change);
-    gather.finish(|_| ());
+    finish(gather);
     u32::from(protected.is_err())
 }
 

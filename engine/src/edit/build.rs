@@ -8,6 +8,7 @@ use core::cell::Cell;
 use core::marker::PhantomData;
 use core::ops::Range;
 
+use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
 use crate::flush::free_tree;
 use crate::format::{Attrs, Format, Inexpressible, Perms};
@@ -124,20 +125,25 @@ impl<F: Format, S: Source> Leaves<F, S> {
         largest: Level,
         runs: bool,
     ) -> Result<Self, Inexpressible> {
-        let mut leaves = Self {
-            bits: ByLevel::new(0),
-            source,
-            top: Level::PAGE,
-            runs,
-            format: PhantomData,
-        };
+        let mut leaves = Self::of_pages(source, 0, runs);
+        leaves.encode(slice, attrs, largest)?;
+        Ok(leaves)
+    }
+
+    /// Leaves with these attributes, as large as fit into `slice`, none above `largest`.
+    pub fn encode(
+        &mut self,
+        slice: Slice,
+        attrs: &Attrs,
+        largest: Level,
+    ) -> Result<(), Inexpressible> {
         let mut level = Level::PAGE;
         while level <= largest && slice.holds::<F>(level) {
-            leaves.bits[level] = F::encode(attrs, level)?;
-            leaves.top = level;
+            self.bits[level] = F::encode(attrs, level)?;
+            self.top = level;
             level = level.up();
         }
-        Ok(leaves)
+        Ok(())
     }
 
     /// The same of pages alone, by the descriptor of one without its address.
@@ -280,6 +286,19 @@ impl<F: Format, S: Source> Leaves<F, S> {
     }
 }
 
+/// Writes leaves at `level` into all of a table: those of `bits`, the descriptor without its address, from `frame` on.
+pub(crate) fn fill_parts<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    bits: u64,
+    frame: Pa,
+    level: Level,
+) {
+    for index in 0..1u64 << F::INDEX_BITS {
+        let frame = Pa::new(frame.get() + (index << F::shift(level)));
+        table.store(index as usize, F::with_address(bits, frame));
+    }
+}
+
 impl Piece {
     /// Whether leaves of so many bits may translate it.
     #[inline(always)]
@@ -314,9 +333,6 @@ pub(crate) fn build<F: Format, P: Platform, S: Source>(
     slice: Slice,
     deny: Perms,
 ) -> Option<Pa> {
-    let Some(below) = level.down() else {
-        return build_pages::<F, P, S>(platform, frames, leaves, slice);
-    };
     let frame = frames.take(level)?;
     // SAFETY: the frame was allocated for this table.
     let table = unsafe { Table::open(platform, frame, level) };
@@ -338,11 +354,11 @@ pub(crate) fn build<F: Format, P: Platform, S: Source>(
             count = whole.min(leaves.whole(level, first)).clamp(1, end - index);
             leaves.fill(&table, level, index..index + count, first);
         } else {
-            // Nearly all tables are the last ones: they are filled in this loop.
-            let child = if below == Level::PAGE {
-                build_pages::<F, P, S>(platform, frames, leaves, part)
-            } else {
-                build::<F, P, S>(platform, frames, leaves, below, part, deny)
+            let child = match level.down() {
+                // Nearly all tables are the last ones: they are filled in this loop.
+                Some(Level::PAGE) if !SMALL => build_pages(platform, frames, leaves, part),
+                Some(below) => build::<F, P, S>(platform, frames, leaves, below, part, deny),
+                None => None,
             };
             let Some(child) = child else {
                 table.fill(index..1 << F::INDEX_BITS, 0, 0);

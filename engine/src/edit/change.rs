@@ -198,18 +198,6 @@ impl Change {
         self.get_flag(GLOBAL) == Some(false)
     }
 
-    /// Sets the flags that are true, and leaves the others.
-    pub(super) fn marks(accessed: bool, dirty: bool) -> Self {
-        let mut change = Self::new();
-        if accessed {
-            change = change.accessed(true);
-        }
-        if dirty {
-            change = change.dirty(true);
-        }
-        change
-    }
-
     /// Whether what can be written cannot be any more.
     pub(crate) fn takes_writing_away(&self) -> bool {
         let gives = |perms: Perms| perms.intersects(Perms::ANY_WRITE);

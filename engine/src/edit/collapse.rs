@@ -77,12 +77,12 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 remake: false,
                 done: 0,
             };
-            let _: ControlFlow<_> = space.visit_rarely(slice, &mut collapse);
-            let broken = core::mem::replace(&mut collapse.broken, Ranges::new());
+            let _: ControlFlow<()> = space.visit(slice, &mut collapse);
+            let mut broken = core::mem::replace(&mut collapse.broken, Ranges::new());
             if !broken.is_empty() {
-                space.invalidate_now(&broken);
+                space.invalidate_now(&mut broken);
                 collapse.remake = true;
-                let _: ControlFlow<_> = space.visit_rarely(slice, &mut collapse);
+                let _: ControlFlow<()> = space.visit(slice, &mut collapse);
                 space.platform.barrier(Barrier::Publish);
             }
             done += collapse.done;
@@ -97,9 +97,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 broken: Ranges::new(),
                 done: 0,
             };
-            let _: ControlFlow<_> = space.visit_rarely(slice, &mut fold);
-            let (broken, folded) = (fold.broken, fold.done);
-            space.resume(slice, &broken);
+            let _: ControlFlow<()> = space.visit(slice, &mut fold);
+            let (mut broken, folded) = (fold.broken, fold.done);
+            if !broken.is_empty() {
+                space.resume_broken(slice, &mut broken);
+            }
             space.note_runs(folded > 0);
             done += folded;
         }
@@ -284,19 +286,11 @@ impl<P: Platform> Collapse<'_, P> {
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, P> {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match F::kind(entry, level) {
             Kind::Table if level > self.level => {
-                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+                return Step::Into(F::address(entry, level));
             }
             Kind::Table if !self.remake && slice.is_whole::<F>(level) => {
                 self.try_entry::<F>(table, index, slice, entry);
@@ -306,6 +300,6 @@ impl<F: Format, P: Platform> Visit<F, P> for Collapse<'_, P> {
             }
             _ => {}
         }
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 }

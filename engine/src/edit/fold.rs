@@ -5,7 +5,7 @@ use core::ops::{ControlFlow, Range};
 use super::live::Cut;
 use crate::addr::{Level, Pa};
 use crate::bbm::{State, Transition};
-use crate::edit::space::{Conditions, EditError};
+use crate::edit::space::Conditions;
 use crate::flush::{Flush, Ranges};
 use crate::format::{Format, Kind, saturate, withheld};
 use crate::platform::Platform;
@@ -13,11 +13,17 @@ use crate::run::{extent, gather, members};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
 
-/// How the leaf `entry` at `level` may become, or cease to be, a member of a run.
-pub(super) fn how<F: Format>(entry: u64, level: Level, conditions: &Conditions) -> Transition {
-    let old = State::remembered::<F>(entry, level);
-    let new = State::remembered::<F>(entry ^ F::CONTIGUOUS, level);
-    conditions.transition::<F>(&old, &new, level)
+/// How a leaf at `level` may become, or cease to be, a member of a run. Which leaf it is has no say.
+pub(super) fn how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
+    let State::Leaf { frame, attrs, .. } = State::ANY_LEAF else {
+        return Transition::Break;
+    };
+    let member = State::Leaf {
+        frame,
+        attrs,
+        contiguous: true,
+    };
+    conditions.transition::<F>(&State::ANY_LEAF, &member, level)
 }
 
 /// Unfolds the runs in a range; all of them are whole.
@@ -25,15 +31,15 @@ pub(super) struct Unfold {
     pub conditions: Conditions,
     pub cut: Cut,
     /// What was left suspended, to be [resumed](super::live::Resume).
-    pub broken: Ranges,
+    pub broken: Cut,
 }
 
 impl Unfold {
     pub fn new(conditions: Conditions) -> Self {
         Self {
             conditions,
-            cut: Cut::default(),
-            broken: Ranges::new(),
+            cut: Cut::new(),
+            broken: Cut::new(),
         }
     }
 
@@ -46,10 +52,9 @@ impl Unfold {
     ) {
         let members = members::<F>(index, level);
         let step = 1u64 << F::shift(level);
-        let entry = table.load(index);
-        let how = how::<F>(entry, level, &self.conditions);
+        let how = how::<F>(level, &self.conditions);
         let mut contended = false;
-        let run = gather::<F>(members.clone(), level, |member| {
+        let run = gather::<F>(members.clone(), level, &mut |member| {
             if how == Transition::Break {
                 // No walker writes a member once it is taken out: its flags are final then.
                 return table.exchange(member, 0);
@@ -77,38 +82,25 @@ impl Unfold {
         match how {
             Transition::Store => {}
             Transition::Invalidate => self.cut.add(extent, Some(level)),
-            Transition::Break => self.broken.add(extent, Some(level), false),
+            Transition::Break => self.broken.add(extent, Some(level)),
         }
     }
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Unfold {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match F::kind(entry, level) {
-            Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
+            Kind::Table => return Step::Into(F::address(entry, level)),
             Kind::Leaf if entry & F::CONTIGUOUS != 0 => {
                 self.unfold::<F, P>(table, index, level, slice.first);
             }
             _ => {}
         }
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Self::Stop> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         if F::contiguous(Level::PAGE) == 0 {
             return ControlFlow::Continue(());
         }
@@ -166,7 +158,7 @@ impl Fold<'_> {
         if !members.clone().enumerate().all(alike) {
             return;
         }
-        let how = how::<F>(entry, level, &self.conditions);
+        let how = how::<F>(level, &self.conditions);
         if how == Transition::Break && !self.conditions.may_break {
             return;
         }
@@ -187,32 +179,19 @@ impl Fold<'_> {
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Fold<'_> {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         if F::kind(entry, level) == Kind::Table {
-            return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+            return Step::Into(F::address(entry, level));
         }
         let run = F::contiguous(level);
         if level <= self.largest && run > 0 && index & ((1 << run) - 1) == 0 {
             self.fold::<F, P>(table, index, level, slice.first);
         }
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Self::Stop> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let run = 1usize << F::contiguous(Level::PAGE);
         if run > 1 {
             let from = range.start;

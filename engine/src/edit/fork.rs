@@ -5,10 +5,9 @@
 //! into the table of the other space, and tells the embedder of it.
 
 use core::array;
-use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
-use super::protect::Recode;
+use super::protect::{Left, Recent, Recode};
 use crate::addr::{Address, Level, Span};
 use crate::edit::Change;
 use crate::edit::Gather;
@@ -63,8 +62,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ) -> Result<(), EditError<F::Input>> {
         let slice = child.space.check(span)?;
         child.space.check_global(false)?;
-        let mut plans = self.prepare_change(self.space.check(span)?, change)?;
-        if let ControlFlow::Break(at) = child.space.visit(slice, &mut FirstLeaf) {
+        let mut recent = Recent::new(change);
+        self.prepare_change(self.space.check(span)?, &mut recent)?;
+        let mut mapped = FirstLeaf(None);
+        let _: ControlFlow<()> = child.space.visit(slice, &mut mapped);
+        if let Some(at) = mapped.0 {
             return Err(EditError::AlreadyMapped(F::Input::from_bits(at)));
         }
         let parent = &mut *self.space;
@@ -72,28 +74,30 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let mut tables = Tables {
             child: child.space,
             denied: ByLevel::new(Perms::empty()),
+            made: Ok(()),
         };
-        if let ControlFlow::Break(error) = parent.visit_rarely(slice, &mut tables) {
-            return Err(error);
-        }
+        let _: ControlFlow<()> = parent.visit(slice, &mut tables);
+        tables.made?;
         child.space.tables_deny |= parent.tables_deny;
         child.space.note_runs(parent.runs);
         child.space.globals |= parent.globals || change.turns_global();
         child.space.news |= child.space.liveness() != Liveness::Dead;
 
         // If the visitor unwinds, what was changed until then is not named: everything is, until it has come to its end.
-        let live = plans.conditions.live;
+        let conditions = parent.conditions();
+        let live = conditions.live;
         parent.owed |= live;
         let everything = core::mem::replace(&mut self.left.ranges.everything, live);
+        let mut left = Left::new();
         let mut copy = Copy {
             child: child.space,
-            recode: Recode::new(&mut plans),
+            recode: Recode::new(conditions, &mut recent, &mut left),
             denied: Denied::new(Perms::empty()),
             each,
         };
-        let _: ControlFlow<Infallible> = self.space.visit(slice, &mut copy);
+        let _: ControlFlow<()> = self.space.visit(slice, &mut copy);
         self.left.ranges.everything = everything;
-        self.changed(slice, &copy.recode);
+        self.changed(slice, &left);
         self.space.globals |= change.turns_global();
         Ok(())
     }
@@ -104,12 +108,14 @@ struct Tables<'a, F: Format, P: Platform> {
     child: &'a AddressSpace<F, P>,
     /// What the table at each level takes away here.
     denied: ByLevel<Perms>,
+    /// Whether it could make them.
+    made: Result<(), EditError<F::Input>>,
 }
 
 impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
     /// Makes the child's table at `level` for `input`, with those above it, if there is none. Other tables than here may take
     /// permissions away there.
-    fn make(&self, input: u64, level: Level) -> ControlFlow<EditError<F::Input>> {
+    fn make(&self, input: u64, level: Level) -> Result<(), EditError<F::Input>> {
         let platform = &self.child.platform;
         let (mut frame, mut at) = (self.child.root, F::root_level());
         while let (Some(below), true) = (at.down(), at > level) {
@@ -121,11 +127,11 @@ impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
             frame = match F::kind(entry, at) {
                 Kind::Table if F::denied(entry) == deny => F::address(entry, at),
                 Kind::Table | Kind::Leaf => {
-                    return ControlFlow::Break(EditError::Denied(F::Input::from_bits(input)));
+                    return Err(EditError::Denied(F::Input::from_bits(input)));
                 }
                 Kind::Invalid => {
                     let Some(fresh) = platform.alloc_table(below) else {
-                        return ControlFlow::Break(EditError::OutOfTables);
+                        return Err(EditError::OutOfTables);
                     };
                     // SAFETY: just allocated.
                     let new = unsafe { Table::open(platform, fresh, below) };
@@ -137,30 +143,30 @@ impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
             };
             at = below;
         }
-        ControlFlow::Continue(())
+        Ok(())
+    }
+
+    /// The same, and remembers why it could not.
+    fn try_make(&mut self, input: u64, level: Level) -> ControlFlow<()> {
+        self.made = self.make(input, level);
+        match self.made {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
     }
 }
 
 impl<F: Format, P: Platform + Clone> Visit<F, P> for Tables<'_, F, P> {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match (F::kind(entry, level), level.down()) {
             (Kind::Table, Some(below)) => {
                 self.denied[below] = F::denied(entry);
-                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+                Step::Into(F::address(entry, level))
             }
-            (Kind::Leaf, _) => self.make(slice.first, level)?,
-            _ => {}
+            (Kind::Leaf, _) if self.try_make(slice.first, level).is_break() => Step::Stop,
+            _ => Step::Next,
         }
-        ControlFlow::Continue(Step::Next)
     }
 
     fn pages(
@@ -168,10 +174,10 @@ impl<F: Format, P: Platform + Clone> Visit<F, P> for Tables<'_, F, P> {
         table: &Table<'_, P>,
         mut range: Range<usize>,
         first: u64,
-    ) -> ControlFlow<Self::Stop> {
+    ) -> ControlFlow<()> {
         // A table is made for the first leaf that there is.
         match range.any(|index| F::kind(table.load(index), Level::PAGE) == Kind::Leaf) {
-            true => self.make(first, Level::PAGE),
+            true => self.try_make(first, Level::PAGE),
             false => ControlFlow::Continue(()),
         }
     }
@@ -220,46 +226,22 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
                 return;
             }
             first = run::extent::<F>(input, level).first;
-            entry = run::gather::<F>(members, level, |member| to.load(member));
+            entry = run::gather::<F>(members, level, &mut |member| to.load(member));
         }
         (self.each)(Leaf::new(first, entry, level, self.denied.at(level)));
-    }
-
-    /// Changes one leaf. Returns what it is now, or will be when what is broken is made valid.
-    #[inline(always)]
-    fn change(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-        entry: u64,
-    ) -> u64 {
-        let (how, now) = self.recode.rewrite(table, index, level, entry);
-        let plan = self.recode.plans.recent.plan;
-        self.recode.leave(plan, how, slice);
-        now
     }
 }
 
 impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_, F, P, V> {
-    type Stop = Infallible;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match (F::kind(entry, level), level.down()) {
             (Kind::Table, Some(below)) => {
                 self.denied.enter::<F>(entry, below);
-                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+                return Step::Into(F::address(entry, level));
             }
             (Kind::Leaf, _) => {
-                let now = self.change(table, index, level, slice, entry);
+                let now = self.recode.rewrite(table, index, level, slice);
                 let child = self.child;
                 if let Some(to) = table_of(child, slice.first, level) {
                     to.store(index, now);
@@ -268,15 +250,10 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
             }
             _ => {}
         }
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Infallible> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let Some(to) = table_of(self.child, first, Level::PAGE) else {
             return ControlFlow::Continue(());
         };
@@ -290,7 +267,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
                 index += 1;
                 continue;
             }
-            let plan = self.recode.plans.plan(entry, Level::PAGE);
+            let plan = self.recode.plan(entry, Level::PAGE);
             let from = index;
             let (key, now) = (plan.key(), plan.key() ^ plan.flip);
             let parked = F::is_parked(key) || F::is_parked(now);
@@ -329,13 +306,13 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
                     first: at(from),
                     last: at(index).wrapping_sub(1),
                 };
-                self.recode.leave(plan, plan.how(), slice);
+                self.recode.leave(plan.how(), slice);
             } else {
                 let slice = Slice {
                     first: at(index),
                     last: at(index + 1).wrapping_sub(1),
                 };
-                let now = self.change(table, index, Level::PAGE, slice, entry);
+                let now = self.recode.rewrite(table, index, Level::PAGE, slice);
                 to.store(index, now);
                 self.tell(&to, index, Level::PAGE, slice.first, now);
                 index += 1;
@@ -346,32 +323,28 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
 }
 
 /// Finds the first leaf.
-struct FirstLeaf;
+struct FirstLeaf(Option<u64>);
 
 impl<F: Format, P: Platform> Visit<F, P> for FirstLeaf {
-    type Stop = u64;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<u64, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match F::kind(entry, level) {
-            Kind::Table => ControlFlow::Continue(Step::Into(F::address(entry, level))),
-            Kind::Leaf => ControlFlow::Break(slice.first),
-            Kind::Invalid => ControlFlow::Continue(Step::Next),
+            Kind::Table => Step::Into(F::address(entry, level)),
+            Kind::Leaf => {
+                self.0 = Some(slice.first);
+                Step::Stop
+            }
+            Kind::Invalid => Step::Next,
         }
     }
 
-    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let start = range.start;
         for index in range {
             if table.load(index) != 0 {
                 let at = first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
-                return ControlFlow::Break(at);
+                self.0 = Some(at);
+                return ControlFlow::Break(());
             }
         }
         ControlFlow::Continue(())

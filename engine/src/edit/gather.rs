@@ -136,11 +136,13 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// What a gather that is dropped has left.
     #[inline(never)]
     fn flush_rest(&mut self) {
-        self.flush(|_| ());
+        self.settle();
+        // SAFETY: as in `flush` (1.).
+        unsafe { self.left.free::<F, P>(&self.space.platform) };
     }
 
     /// Makes the edits visible and issues the invalidations. Whether there is something to wait for.
-    #[inline]
+    #[cfg_attr(not(feature = "small"), inline(always))]
     fn send(&mut self) -> bool {
         let target = self.space.target();
         self.left.news |= core::mem::take(&mut self.space.news);
@@ -148,6 +150,17 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         self.space.owed = false;
         // What was issued before may be what an edit of this gather has found done.
         issued || self.space.pending
+    }
+
+    /// Makes the edits visible, has every processor forget, and waits until they have.
+    #[cfg_attr(not(feature = "small"), inline(always))]
+    #[cfg_attr(feature = "small", inline(never))]
+    fn settle(&mut self) {
+        if self.send() {
+            self.space.platform.barrier(Barrier::Complete);
+            self.space.pending = false;
+        }
+        self.serial = 0;
     }
 
     /// Makes the edits visible and tells every processor what to forget. Does not wait.
@@ -165,7 +178,8 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
 
     /// Issues, completes and reclaims, visiting each leaf of the sub-trees that were cut off. If the visitor unwinds, what is
     /// left of its sub-tree leaks.
-    #[inline]
+    // A function of its own, which is handed the gather where it is: inlined, it would be copied first.
+    #[inline(never)]
     pub fn finish(mut self, leaves: impl FnMut(Leaf<F>)) {
         self.flush(leaves);
     }
@@ -173,11 +187,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// The same of what has been gathered so far: to go on, for instance, where an [`unmap`](Gather::unmap) has stopped.
     #[inline]
     pub fn flush(&mut self, leaves: impl FnMut(Leaf<F>)) {
-        if self.send() {
-            self.space.platform.barrier(Barrier::Complete);
-            self.space.pending = false;
-        }
-        self.serial = 0;
+        self.settle();
         // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no software walks it (1.).
         unsafe { self.left.reclaim::<F, P>(&self.space.platform, leaves) };
     }

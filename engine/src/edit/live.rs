@@ -9,7 +9,6 @@
 //!   not mapped.
 //! * *What has to be refused*, in a space whose ground must not be pulled away: a [`Look`] before anything has changed.
 
-use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::Change;
@@ -19,12 +18,13 @@ use crate::flush::{Flush, Ranges};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::table::Table;
-use crate::walk::{Slice, Step, Visit};
+use crate::walk::{Slice, Step, Visit, one_by_one};
 
 /// What was changed in a walk: from the first to the last address, at which level, with or without tables.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Cut {
-    bounds: Option<(u64, u64)>,
+    /// Nothing, if the first is above the last.
+    slice: Slice,
     level: Option<Level>,
     tables: bool,
     /// Something was changed that no TLB holds, and that walkers have to see.
@@ -32,15 +32,30 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Adds leaves at `level`, or tables where there is none.
     #[inline(always)]
-    pub fn add(&mut self, slice: Slice, level: Option<Level>) {
-        self.merge(Self {
-            bounds: Some((slice.first, slice.last)),
-            level,
-            tables: level.is_none(),
+    pub fn new() -> Self {
+        Self {
+            slice: Slice {
+                first: u64::MAX,
+                last: 0,
+            },
+            level: None,
+            tables: false,
             news: false,
-        });
+        }
+    }
+
+    /// Adds leaves at `level`, or tables where there is none.
+    #[inline]
+    pub fn add(&mut self, Slice { first, last }: Slice, level: Option<Level>) {
+        if self.slice().is_none() || self.level == level {
+            self.level = level;
+        } else {
+            self.level = None;
+        }
+        self.slice.first = self.slice.first.min(first);
+        self.slice.last = self.slice.last.max(last);
+        self.tables |= level.is_none();
     }
 
     /// Adds leaves that no walker remembers.
@@ -50,23 +65,18 @@ impl Cut {
     }
 
     /// Adds what another walk changed.
-    #[inline(always)]
     pub fn merge(&mut self, other: Self) {
         self.news |= other.news;
-        if let Some((first, last)) = other.bounds {
-            let (low, high) = self.bounds.unwrap_or((first, last));
-            self.level = match self.bounds {
-                Some(_) if self.level != other.level => None,
-                _ => other.level,
-            };
-            self.bounds = Some((low.min(first), high.max(last)));
+        if let Some(slice) = other.slice() {
+            self.add(slice, other.level);
             self.tables |= other.tables;
         }
     }
 
     /// The addresses.
-    pub fn slice(self) -> Option<Slice> {
-        self.bounds.map(|(first, last)| Slice { first, last })
+    #[inline]
+    pub fn slice(&self) -> Option<Slice> {
+        (self.slice.first <= self.slice.last).then_some(self.slice)
     }
 
     /// Leaves it to the gather, if there is any walker.
@@ -75,10 +85,8 @@ impl Cut {
         if !conditions.live {
             return;
         }
-        if let Some((first, last)) = self.bounds {
-            flush
-                .ranges
-                .add(Slice { first, last }, self.level, self.tables);
+        if let Some(slice) = self.slice() {
+            flush.ranges.add(slice, self.level, self.tables);
         }
         flush.news |= self.news;
     }
@@ -102,67 +110,73 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The second half of a break-before-make: makes every walker forget what was broken in `slice`, and makes what
     /// was left suspended in the entries valid.
     #[inline(always)]
-    pub(super) fn resume(&self, slice: Slice, broken: &Ranges) {
-        if !broken.is_empty() {
-            self.resume_broken(slice, broken);
+    pub(super) fn resume(&self, slice: Slice, broken: &Cut) {
+        if let Some(extent) = broken.slice() {
+            let mut ranges = Ranges::new();
+            ranges.add(extent, broken.level, broken.tables);
+            self.resume_broken(slice, &mut ranges);
         }
     }
 
+    /// The same of more than one range, of which there is one.
     #[inline(never)]
-    fn resume_broken(&self, slice: Slice, broken: &Ranges) {
+    pub(super) fn resume_broken(&self, slice: Slice, broken: &mut Ranges) {
         self.invalidate_now(broken);
-        let _: ControlFlow<_> = self.visit_rarely(slice, &mut Resume);
+        let _: ControlFlow<()> = self.visit(slice, &mut Resume);
         self.platform.barrier(Barrier::Publish);
     }
 }
 
 /// Looks whether an edit would have to be refused, and changes nothing.
-pub(super) struct Look<F, R> {
+pub(super) struct Look<F: Format, R> {
     /// Whether a leaf would have to be broken.
-    pub refuse: R,
+    refuse: R,
     /// The permissions that the edit gives, if tables may take some away.
-    pub perms: Option<Perms>,
-    pub format: PhantomData<F>,
+    perms: Option<Perms>,
+    /// What has to be refused.
+    found: Option<EditError<F::Input>>,
+}
+
+impl<F: Format, R: FnMut(u64, Level) -> bool> Look<F, R> {
+    pub fn new(refuse: R, perms: Option<Perms>) -> Self {
+        Self {
+            refuse,
+            perms,
+            found: None,
+        }
+    }
+
+    /// Looks at what is in `slice`.
+    pub fn at<P: Platform + Clone>(
+        mut self,
+        space: &AddressSpace<F, P>,
+        slice: Slice,
+    ) -> Result<(), EditError<F::Input>> {
+        let _: ControlFlow<()> = space.visit(slice, &mut self);
+        self.found.map_or(Ok(()), Err)
+    }
 }
 
 impl<F: Format, P: Platform, R: FnMut(u64, Level) -> bool> Visit<F, P> for Look<F, R> {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         let at = F::Input::from_bits(slice.first);
         match (F::kind(entry, level), self.perms) {
             (Kind::Table, Some(perms)) if F::denied(entry).intersects(perms) => {
-                ControlFlow::Break(EditError::Denied(at))
+                self.found = Some(EditError::Denied(at));
+                Step::Stop
             }
-            (Kind::Table, _) => ControlFlow::Continue(Step::Into(F::address(entry, level))),
+            (Kind::Table, _) => Step::Into(F::address(entry, level)),
             (Kind::Leaf, _) if (self.refuse)(entry, level) => {
-                ControlFlow::Break(EditError::NeedsBreak(at))
+                self.found = Some(EditError::NeedsBreak(at));
+                Step::Stop
             }
-            _ => ControlFlow::Continue(Step::Next),
+            _ => Step::Next,
         }
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Self::Stop> {
-        let mut input = first;
-        for index in range {
-            if (self.refuse)(table.load(index), Level::PAGE) {
-                return ControlFlow::Break(EditError::NeedsBreak(F::Input::from_bits(input)));
-            }
-            input = input.wrapping_add(1 << F::PAGE_SHIFT);
-        }
-        ControlFlow::Continue(())
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
+        one_by_one(self, table, range, first)
     }
 }
 
@@ -170,37 +184,25 @@ impl<F: Format, P: Platform, R: FnMut(u64, Level) -> bool> Visit<F, P> for Look<
 pub(super) struct Resume;
 
 impl<F: Format, P: Platform> Visit<F, P> for Resume {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        _: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, _: Slice) -> Step {
         let entry = table.load(index);
         match F::kind(entry, level) {
-            Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
+            Kind::Table => Step::Into(F::address(entry, level)),
             // The tables that a split left here were filled before; the link publishes them.
-            Kind::Invalid if entry != 0 => table.link(index, F::resume(entry)),
-            _ => {}
+            Kind::Invalid if entry != 0 => {
+                let back = F::resume(entry);
+                table.link(index, back);
+                match F::kind(back, level) {
+                    // In what was split further something was left as well.
+                    Kind::Table => Step::Into(F::address(back, level)),
+                    _ => Step::Next,
+                }
+            }
+            _ => Step::Next,
         }
-        ControlFlow::Continue(Step::Next)
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        _: u64,
-    ) -> ControlFlow<Self::Stop> {
-        for index in range {
-            let entry = table.load(index);
-            if F::kind(entry, Level::PAGE) == Kind::Invalid && entry != 0 {
-                table.store(index, F::resume(entry));
-            }
-        }
-        ControlFlow::Continue(())
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
+        one_by_one::<F, P>(self, table, range, first)
     }
 }

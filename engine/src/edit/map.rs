@@ -10,14 +10,15 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::build::{Consecutive, Fresh, Leaves, Scattered, Source, build, build_path};
+use crate::SMALL;
 use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, EditError, Liveness};
+use crate::edit::space::{AddressSpace, EditError, Liveness, Reached};
 use crate::flush::{Ranges, free_tree};
 use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::table::Table;
-use crate::walk::{Place, Slice, Step, Visit};
+use crate::walk::{Slice, Step, Visit};
 
 /// How to map: the attributes, and which leaves may be used.
 ///
@@ -320,14 +321,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         source: S,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        if slice.is_whole::<F>(Level::PAGE) {
-            let memory = slice.first.wrapping_add(source.at(slice.first).delta);
-            self.space.map_leaf(slice, Pa::new(memory), template)?;
-            self.mapped(slice);
-            return Ok(());
-        }
         let mapping = template.mapping();
-        let small = if let Ok(place) = self.space.place(slice)
+        let small = if !SMALL
+            && let Some(place) = self.space.place(slice)
             && !self.space.denies(slice.first, mapping.attrs.perms)
         {
             let page = template.page()?;
@@ -368,30 +364,38 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         source: S,
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
-        let largest = F::largest_leaf(&self.space.platform.caps()).min(mapping.largest);
-        let leaves = Leaves::<F, S>::new(slice, source, &mapping.attrs, largest, mapping.runs)?;
         let deny = mapping.denied();
         let space = &mut *self.space;
         space.check_global(mapping.attrs.global)?;
-        space.tables_deny |= !deny.is_empty();
+        let tables_deny = space.tables_deny || !deny.is_empty();
 
         let mut prepare = Prepare {
             platform: &space.platform,
-            perms: space.tables_deny.then_some(mapping.attrs.perms),
+            perms: tables_deny.then_some(mapping.attrs.perms),
             deny,
             allocate: mapping.allocate,
-            commit: Commit { leaves, slice },
-            done: false,
+            commit: Commit {
+                leaves: Leaves::<F, S>::of_pages(source, 0, mapping.runs),
+                slice,
+            },
+            end: None,
         };
-        if let ControlFlow::Break(error) = space.visit_rarely(slice, &mut prepare) {
-            let _: ControlFlow<_> = space.visit_rarely(slice, &mut Undo(&space.platform));
-            return Err(error);
+        let largest = F::largest_leaf(&space.platform.caps()).min(mapping.largest);
+        let leaves = &mut prepare.commit.leaves;
+        leaves.encode(slice, &mapping.attrs, largest)?;
+        space.tables_deny = tables_deny;
+        let _: ControlFlow<()> = space.visit(slice, &mut prepare);
+        match prepare.end {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => {
+                let _: ControlFlow<()> = space.visit(slice, &mut Undo(&space.platform));
+                Err(error)
+            }
+            None => {
+                let _: ControlFlow<()> = space.visit(slice, &mut prepare.commit);
+                Ok(())
+            }
         }
-        if !prepare.done {
-            let _: ControlFlow<_> = space.visit_rarely(slice, &mut prepare.commit);
-        }
-
-        Ok(())
     }
 }
 
@@ -423,7 +427,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if live && self.platform.caps().invalid_entries_cached {
             let mut ranges = Ranges::new();
             ranges.add(slice, None, true);
-            self.invalidate_now(&ranges);
+            self.invalidate_now(&mut ranges);
         } else if live {
             self.platform.barrier(Barrier::Publish);
         }
@@ -455,8 +459,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let leaf = F::with_address(template.page()?, frame);
         let Attrs { perms, global, .. } = template.mapping().attrs;
         self.check_global(global)?;
-        if let Ok(place) = self.place(slice) {
-            self.check_hole(&place, Level::PAGE, slice, perms)?;
+        if let Some(place) = self.place(slice) {
+            let entry = place.table.load(place.range.start);
+            self.check_hole(entry, Level::PAGE, slice, perms)?;
             place.table.store(place.range.start, leaf);
         } else {
             self.map_below(slice, leaf, &template.mapping())?;
@@ -469,7 +474,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(always)]
     fn check_hole(
         &self,
-        place: &Place<'_, P>,
+        entry: u64,
         level: Level,
         slice: Slice,
         perms: Perms,
@@ -478,7 +483,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if self.denies(slice.first, perms) {
             return Err(EditError::Denied(at));
         }
-        match F::kind(place.table.load(place.range.start), level) {
+        match F::kind(entry, level) {
             Kind::Invalid => Ok(()),
             Kind::Leaf | Kind::Table => Err(EditError::AlreadyMapped(at)),
         }
@@ -493,19 +498,21 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         leaf: u64,
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
-        // One page is in one table, and that is not there.
-        let Err(Some((place, level))) = self.place(slice) else {
-            return Ok(());
-        };
-        self.check_hole(&place, level, slice, mapping.attrs.perms)?;
+        let Reached {
+            table,
+            index,
+            level,
+            ..
+        } = self.find(slice.first);
+        self.check_hole(table.load(index), level, slice, mapping.attrs.perms)?;
         if !mapping.allocate {
             return Err(EditError::NeedsTable(F::Input::from_bits(slice.first)));
         }
         let deny = mapping.denied();
         let child = build_path::<F, P>(&self.platform, level, slice.first, leaf, deny);
         let link = F::table(child.ok_or(EditError::OutOfTables)?, deny);
-        place.table.link(place.range.start, link);
-        drop(place);
+        table.link(index, link);
+        drop(table);
         self.tables_deny |= !deny.is_empty();
         Ok(())
     }
@@ -550,76 +557,73 @@ struct Prepare<'a, F: Format, P, S> {
     deny: Perms,
     allocate: bool,
     commit: Commit<F, S>,
-    /// All of the range was one entry, or entries of one table of pages, so that nothing else could fail; it is committed.
-    done: bool,
+    /// Why the range cannot be mapped; or all of it was one entry, or entries of one table of pages, so that nothing else could
+    /// fail, and is committed.
+    end: Option<Result<(), EditError<F::Input>>>,
 }
 
 impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
-    type Stop = EditError<F::Input>;
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
+        let entry = table.load(index);
+        let at = F::Input::from_bits(slice.first);
+        let refused = match (F::kind(entry, level), self.perms) {
+            (Kind::Leaf, _) => EditError::AlreadyMapped(at),
+            (Kind::Table, Some(perms)) if F::denied(entry).intersects(perms) => {
+                EditError::Denied(at)
+            }
+            (Kind::Table, _) => return Step::Into(F::address(entry, level)),
+            (Kind::Invalid, _) => match self.fill(table, index, level, slice) {
+                Ok(()) => return Step::Next,
+                Err(error) => error,
+            },
+        };
+        self.end = Some(Err(refused));
+        Step::Stop
+    }
 
-    fn entry(
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
+        let mut input = first;
+        for index in range.clone() {
+            if F::kind(table.load(index), Level::PAGE) != Kind::Invalid {
+                self.end = Some(Err(EditError::AlreadyMapped(F::Input::from_bits(input))));
+                return ControlFlow::Break(());
+            }
+            input = input.wrapping_add(1 << F::PAGE_SHIFT);
+        }
+        let last = input.wrapping_sub(1);
+        if self.commit.is_all(Slice { first, last }) {
+            self.end = Some(Ok(()));
+            return self.commit.pages(table, range, first);
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl<F: Format, P: Platform, S: Source> Prepare<'_, F, P, S> {
+    /// Has what belongs into a hole ready.
+    fn fill(
         &mut self,
         table: &Table<'_, P>,
         index: usize,
         level: Level,
         slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
-        let entry = table.load(index);
-        let at = F::Input::from_bits(slice.first);
-        match (F::kind(entry, level), self.perms) {
-            (Kind::Leaf, _) => return ControlFlow::Break(EditError::AlreadyMapped(at)),
-            (Kind::Table, Some(perms)) if F::denied(entry).intersects(perms) => {
-                return ControlFlow::Break(EditError::Denied(at));
+    ) -> Result<(), EditError<F::Input>> {
+        let leaves = &self.commit.leaves;
+        if !leaves.fits(level, slice) {
+            if !self.allocate {
+                return Err(EditError::NeedsTable(F::Input::from_bits(slice.first)));
             }
-            (Kind::Table, _) => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
-            (Kind::Invalid, _) if self.commit.leaves.fits(level, slice) => {}
-            (Kind::Invalid, _) if !self.allocate => {
-                return ControlFlow::Break(EditError::NeedsTable(at));
-            }
-            (Kind::Invalid, _) => {
-                let child = level.down().and_then(|below| {
-                    let mut frames = Fresh(self.platform);
-                    build(
-                        self.platform,
-                        &mut frames,
-                        &self.commit.leaves,
-                        below,
-                        slice,
-                        self.deny,
-                    )
-                });
-                let Some(child) = child else {
-                    return ControlFlow::Break(EditError::OutOfTables);
-                };
-                table.store(index, F::suspend(F::table(child, self.deny)));
-            }
+            let below = level.down().ok_or(EditError::OutOfTables)?;
+            let (platform, deny) = (self.platform, self.deny);
+            let child = build(platform, &mut Fresh(platform), leaves, below, slice, deny)
+                .ok_or(EditError::OutOfTables)?;
+            table.store(index, F::suspend(F::table(child, deny)));
         }
-        self.done = self.commit.is_all(slice);
-        if self.done {
-            let _: ControlFlow<_, _> = self.commit.entry(table, index, level, slice);
+        if self.commit.is_all(slice) {
+            self.end = Some(Ok(()));
+            let _done = self.commit.entry(table, index, level, slice);
         }
-        ControlFlow::Continue(Step::Next)
-    }
-
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Self::Stop> {
-        let mut input = first;
-        for index in range.clone() {
-            if F::kind(table.load(index), Level::PAGE) != Kind::Invalid {
-                return ControlFlow::Break(EditError::AlreadyMapped(F::Input::from_bits(input)));
-            }
-            input = input.wrapping_add(1 << F::PAGE_SHIFT);
-        }
-        let last = input.wrapping_sub(1);
-        self.done = self.commit.is_all(Slice { first, last });
-        if self.done {
-            let _: ControlFlow<_, _> = self.commit.pages(table, range, first);
-        }
-        ControlFlow::Continue(())
+        Ok(())
     }
 }
 
@@ -627,19 +631,11 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
 struct Undo<'a, P>(&'a P);
 
 impl<F: Format, P: Platform> Visit<F, P> for Undo<'_, P> {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        _: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, _: Slice) -> Step {
         let entry = table.load(index);
         match (F::kind(entry, level), level.down()) {
             (Kind::Table, _) => {
-                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+                return Step::Into(F::address(entry, level));
             }
             (Kind::Invalid, Some(below)) if entry != 0 => {
                 table.store(index, 0);
@@ -647,7 +643,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Undo<'_, P> {
             }
             _ => {}
         }
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 }
 
@@ -688,18 +684,10 @@ impl<F: Format, S: Source> Commit<F, S> {
 }
 
 impl<F: Format, P: Platform, S: Source> Visit<F, P> for Commit<F, S> {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         if F::kind(entry, level) == Kind::Table {
-            return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+            return Step::Into(F::address(entry, level));
         }
         if entry != 0 {
             table.link(index, F::resume(entry));
@@ -711,15 +699,10 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Commit<F, S> {
             };
             table.store(index, self.leaves.leaf(level, slice.first) | mark);
         }
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Self::Stop> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         self.leaves.fill(table, Level::PAGE, range, first);
         ControlFlow::Continue(())
     }

@@ -19,7 +19,7 @@ pub(crate) mod space;
 mod split;
 mod unmap;
 
-pub(crate) use build::{Consecutive, Frames, Fresh, Leaves, build};
+pub(crate) use build::{Consecutive, Frames, Fresh, Leaves, build, fill_parts};
 pub use change::Change;
 pub use gather::Gather;
 pub use map::{Encoded, Mapping, Template};

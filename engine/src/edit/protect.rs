@@ -10,20 +10,19 @@
 //! An edit that covers a part of a block or of a contiguous run would leave its members different. It is
 //! [cleaved](super::split) first; inside the range runs are whole, their members change alike, and stay a run.
 
-use core::convert::Infallible;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::Change;
 use super::live::{Cut, Look};
+use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
-use crate::bbm::{State, Transition};
+use crate::bbm::{Rule, State, Transition};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, Conditions, EditError};
 use crate::entry::LINE;
-use crate::flush::Ranges;
-use crate::format::{Format, Kind};
-use crate::format::{in_place_of, saturate, withheld};
+use crate::format::{Attrs, Format, Kind};
+use crate::format::{in_place_of, meaning, saturate, withheld};
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::walk::{Place, Slice, Step, Visit};
@@ -59,7 +58,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check(span)?;
-        match self.change_pages(slice, &change) {
+        match !SMALL && self.change_pages(slice, &change) {
             true => Ok(()),
             false => self.change_tree(slice, change),
         }
@@ -97,9 +96,17 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// The same of any leaves.
     #[inline(never)]
     fn change_tree(&mut self, slice: Slice, change: Change) -> Result<(), EditError<F::Input>> {
-        let mut plans = self.prepare_change(slice, change)?;
+        if SMALL {
+            // It has not been taken up before.
+            self.space.globals |= change.turns_global();
+        }
+        let mut recent = Recent::new(change);
+        self.prepare_change(slice, &mut recent)?;
         self.space.cleave(slice)?;
-        self.change(slice, &mut plans);
+        let mut left = Left::new();
+        let mut recode = Recode::<F>::new(self.space.conditions(), &mut recent, &mut left);
+        let _: ControlFlow<()> = self.space.visit(slice, &mut recode);
+        self.changed(slice, &left);
         Ok(())
     }
 
@@ -149,7 +156,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     fn note_change(&mut self, plan: &Plan, slice: Slice) {
         if plan.invalidate {
             self.space.owed = true;
-            self.left.ranges.add(slice, Some(Level::PAGE), false);
+            self.left.ranges.add_page(slice, Some(Level::PAGE), false);
         } else {
             self.space.news |= plan.news;
         }
@@ -169,7 +176,15 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let plan = self.space.recent.plan;
         let now = entry ^ plan.flip;
         // Mostly it is like the page that was changed last.
-        let is_done = plan.key == Plan::key_of::<F>(entry, Level::PAGE)
+        let is_like = plan.key == Plan::key_of::<F>(entry, Level::PAGE);
+        if is_like && plan.is_usual() {
+            table.store(index, now);
+            drop(place);
+            self.space.owed = true;
+            self.left.ranges.add_page(slice, Some(Level::PAGE), false);
+            return true;
+        }
+        let is_done = is_like
             && if plan.how == How::Store {
                 table.store(index, now);
                 true
@@ -189,7 +204,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     #[inline(always)]
     fn place_of_change(&self, slice: Slice, change: &Change) -> Option<Place<'_, P>> {
         let space = &*self.space;
-        let place = space.place(slice).ok()?;
+        let place = space.place(slice)?;
         let denies = |perms| space.denies(slice.first, perms);
         let is_free = place.is_whole::<F>(space.runs) && !change.new_perms().is_some_and(denies);
         is_free.then_some(place)
@@ -198,19 +213,17 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// The change that was taken up, of these pages of the table in `frame`.
     #[inline(never)]
     fn change_several(&mut self, slice: Slice, frame: Pa, range: Range<usize>) {
-        let space = &*self.space;
-        let mut plans = Plans::<F> {
-            conditions: space.conditions(),
-            recent: space.recent,
-            format: PhantomData,
-        };
-        let mut recode = Recode::new(&mut plans);
-        // SAFETY: the walk has just come to it.
-        let table = unsafe { Table::open(&space.platform, frame, Level::PAGE) };
-        let _: ControlFlow<Infallible> = recode.pages(&table, range, slice.first);
+        let conditions = self.space.conditions();
+        let mut left = Left::new();
+        let AddressSpace {
+            platform, recent, ..
+        } = &mut *self.space;
+        // SAFETY: a walk has just come to it.
+        let table = unsafe { Table::open(&*platform, frame, Level::PAGE) };
+        let mut recode = Recode::<F>::new(conditions, recent, &mut left);
+        let _: ControlFlow<()> = recode.pages(&table, range, slice.first);
         drop(table);
-        self.changed(slice, &recode);
-        self.space.recent = plans.recent;
+        self.changed(slice, &left);
     }
 
     /// Checks that a change of a range may be made, but for the tables that it takes.
@@ -218,8 +231,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     pub(super) fn prepare_change(
         &self,
         slice: Slice,
-        change: Change,
-    ) -> Result<Plans<F>, EditError<F::Input>> {
+        recent: &mut Recent,
+    ) -> Result<(), EditError<F::Input>> {
+        let change = recent.change;
         // The parts of a change are independent of each other and of what was there, so that what can be encoded on
         // top of one leaf can be on top of any. A leaf that is larger than the range is split before it is changed.
         let mut level = Level::PAGE;
@@ -229,47 +243,28 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         let space = &*self.space;
         space.check_global(!change.turns_local())?;
-        let conditions = space.conditions();
-        let mut plans = Plans::<F>::new(conditions, change);
         // A look before the edit, only where something might be found.
         let grants = space.tables_deny && change.new_perms().is_some();
-        let refusable = space.may_refuse(&change);
+        let refusable = F::RULE == Rule::Arm && space.may_refuse(&change);
         if grants || refusable {
-            let mut breaks = |entry, level| plans.plan(entry, level).how == How::Break;
-            // A walker may set flags between the look and the edit, which must not come as a surprise.
+            let perms = change.new_perms().filter(|_| grants);
+            let mut left = Left::new();
+            let mut recode = Recode::<F>::new(space.conditions(), recent, &mut left);
             let refuse = |entry, level| {
-                refusable
-                    && (breaks(entry, level)
-                        || conditions.is_contended::<F>(entry, level)
-                            && breaks(saturate::<F>(entry, level), level))
+                F::RULE == Rule::Arm && refusable && recode.would_break(entry, level)
             };
-            let mut look = Look::<F, _> {
-                refuse,
-                perms: change.new_perms().filter(|_| grants),
-                format: PhantomData,
-            };
-            if let ControlFlow::Break(error) = space.visit_rarely(slice, &mut look) {
-                return Err(error);
-            }
+            Look::<F, _>::new(refuse, perms).at(space, slice)?;
         }
-        Ok(plans)
-    }
-
-    /// Makes a change that was prepared, of leaves that are whole in `slice`.
-    #[inline]
-    pub(super) fn change(&mut self, slice: Slice, plans: &mut Plans<F>) {
-        let mut recode = Recode::new(plans);
-        let _: ControlFlow<Infallible> = self.space.visit(slice, &mut recode);
-        self.changed(slice, &recode);
+        Ok(())
     }
 
     /// What was changed in `slice` is made valid where it was broken, and left to be invalidated.
-    #[inline(always)]
-    pub(super) fn changed(&mut self, slice: Slice, recode: &Recode<'_, F>) {
-        let plans = &*recode.plans;
-        self.space.owed |= plans.conditions.live;
-        self.space.resume(slice, &recode.broken);
-        recode.cut.add_to(plans.conditions, &mut self.left);
+    #[inline(never)]
+    pub(super) fn changed(&mut self, slice: Slice, left: &Left) {
+        let conditions = self.space.conditions();
+        self.space.owed |= conditions.live;
+        self.space.resume(slice, &left.broken);
+        left.cut.add_to(conditions, &mut self.left);
     }
 }
 
@@ -313,6 +308,12 @@ impl Plan {
         entry & !mask | u64::from(level.height()) << LEVEL
     }
 
+    /// Whether leaves in use are changed by a store, and forgotten.
+    #[inline(always)]
+    fn is_usual(&self) -> bool {
+        self.how == How::Store && self.invalidate
+    }
+
     /// The entry without its address that it is for.
     #[inline(always)]
     pub fn key(&self) -> u64 {
@@ -347,7 +348,7 @@ impl Recent {
     pub const NONE: Self = Self::new(Change::new());
 
     #[inline(always)]
-    const fn new(change: Change) -> Self {
+    pub const fn new(change: Change) -> Self {
         Self {
             change,
             // The plan for holes.
@@ -361,13 +362,12 @@ impl Recent {
         }
     }
 
-    /// What to do with `entry`, from memory if it is like the one before.
+    /// Finds out what to do with `entry`, from memory if it is like the one before.
     #[inline(always)]
-    fn plan<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) -> Plan {
+    fn look_up<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
         if self.plan.key != Plan::key_of::<F>(entry, level) {
             self.plan = self.work_out::<F>(conditions, entry, level);
         }
-        self.plan
     }
 
     #[cold]
@@ -375,16 +375,13 @@ impl Recent {
     fn work_out<F: Format>(&self, conditions: &Conditions, entry: u64, level: Level) -> Plan {
         let mut plan = Plan {
             key: Plan::key_of::<F>(entry, level),
-            flip: 0,
-            how: How::Keep,
-            invalidate: false,
-            news: false,
+            ..Self::NONE.plan
         };
         if F::kind(entry, level) != Kind::Leaf {
             return plan;
         }
-        let old = F::decode(entry, level);
-        let attrs = self.change.apply_on(old, F::RULE, &conditions.caps);
+        let was = meaning::<F>(entry, level);
+        let attrs = self.change.apply_on(was, F::RULE, &conditions.caps);
         let Ok(bits) = F::encode(&attrs, level) else {
             // `protect` has made sure that the change can be encoded.
             debug_assert!(false, "a change that cannot be encoded");
@@ -400,70 +397,30 @@ impl Recent {
         } else {
             How::Store
         };
-        if F::is_parked(entry) || F::is_parked(new) {
-            self.park::<F>(conditions, &mut plan, level);
-            return plan;
-        }
-        let (old, new) = (State::of::<F>(entry, level), State::of::<F>(new, level));
-        match conditions.transition::<F>(&old, &new, level) {
-            // The software bits are no part of a state.
-            Transition::Store => plan.news = conditions.live && old != new,
-            Transition::Invalidate => plan.invalidate = true,
-            Transition::Break => plan.how = How::Break,
-        }
-        plan
-    }
-
-    /// The plan where the leaf is parked, before it is carried out or afterwards.
-    ///
-    /// What is parked can be given back by a store: no walker remembers that it is not valid. But it may remember what the leaf
-    /// was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as it would
-    /// be if the leaf were valid.
-    fn park<F: Format>(&self, conditions: &Conditions, plan: &mut Plan, level: Level) {
-        // A run is parked and comes back whole, and no two of its members are valid and different.
-        let bits = plan.key() & !F::CONTIGUOUS;
-        let [old, new] = [bits, bits ^ plan.flip].map(|it| State::remembered::<F>(it, level));
+        // What is parked can be given back by a store: no walker remembers that it is not valid. But it may remember what the
+        // leaf was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as
+        // it would be if the leaf were valid.
+        let (was_parked, parks) = (F::is_parked(entry), F::is_parked(new));
+        let [old, new] = [was, attrs].map(|attrs| State::Leaf {
+            frame: F::address(entry, level),
+            // They do not matter to a walker.
+            attrs: Attrs {
+                software: 0,
+                ..attrs
+            },
+            // A run is parked and comes back whole, and no two of its members are valid and different.
+            contiguous: entry & F::CONTIGUOUS != 0 && !was_parked && !parks,
+        });
         match conditions.transition::<F>(&old, &new, level) {
             Transition::Break => plan.how = How::Break,
             _ if !conditions.live => {}
-            _ if !F::is_parked(bits) => plan.invalidate = true,
-            _ => plan.news = !F::is_parked(bits ^ plan.flip),
+            _ if was_parked => plan.news = !parks,
+            _ if parks => plan.invalidate = true,
+            Transition::Invalidate => plan.invalidate = true,
+            // That it has been accessed may be.
+            Transition::Store => plan.news = was.accessed != attrs.accessed,
         }
-    }
-
-    /// Rewrites one entry, by its plan or, if a walker has changed it meanwhile, by the plan for what it is now. Returns what
-    /// it is then, or will be when what was broken is made valid.
-    #[inline(always)]
-    fn rewrite<F: Format, P: Platform>(
-        &mut self,
-        conditions: &Conditions,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        mut entry: u64,
-    ) -> (How, u64) {
-        loop {
-            let plan = self.plan::<F>(conditions, entry, level);
-            match plan.how {
-                How::Keep => {}
-                How::Store => table.store(index, entry ^ plan.flip),
-                How::Exchange => {
-                    if let Err(now) = table.compare_exchange(index, entry, entry ^ plan.flip) {
-                        entry = now;
-                        continue;
-                    }
-                }
-                How::Break => {
-                    // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
-                    let last = table.exchange(index, F::suspend(entry));
-                    let plan = self.plan::<F>(conditions, last, level);
-                    let next = last ^ plan.flip;
-                    table.store(index, withheld::<F>(next));
-                    return (How::Break, next);
-                }
-            }
-            return (plan.how, entry ^ plan.flip);
-        }
+        plan
     }
 }
 
@@ -490,18 +447,36 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
-/// What a change makes of leaves, pattern by pattern.
-pub(super) struct Plans<F: Format> {
-    pub conditions: Conditions,
-    pub recent: Recent,
+/// What a change leaves to be done.
+pub(super) struct Left {
+    cut: Cut,
+    /// What was left suspended, to be [resumed](super::live::Resume).
+    broken: Cut,
+}
+
+impl Left {
+    pub fn new() -> Self {
+        Self {
+            cut: Cut::new(),
+            broken: Cut::new(),
+        }
+    }
+}
+
+/// Rewrites leaves: what a change makes of them, pattern by pattern.
+pub(super) struct Recode<'a, F: Format> {
+    conditions: Conditions,
+    recent: &'a mut Recent,
+    left: &'a mut Left,
     format: PhantomData<F>,
 }
 
-impl<F: Format> Plans<F> {
-    pub fn new(conditions: Conditions, change: Change) -> Self {
+impl<'a, F: Format> Recode<'a, F> {
+    pub fn new(conditions: Conditions, recent: &'a mut Recent, left: &'a mut Left) -> Self {
         Self {
             conditions,
-            recent: Recent::new(change),
+            recent,
+            left,
             format: PhantomData,
         }
     }
@@ -509,83 +484,81 @@ impl<F: Format> Plans<F> {
     /// What to do with `entry`.
     #[inline(always)]
     pub fn plan(&mut self, entry: u64, level: Level) -> Plan {
-        self.recent.plan::<F>(&self.conditions, entry, level)
-    }
-}
-
-/// Rewrites leaves: other attributes.
-pub(super) struct Recode<'a, F: Format> {
-    pub plans: &'a mut Plans<F>,
-    cut: Cut,
-    /// What was left suspended, to be [resumed](super::live::Resume).
-    broken: Ranges,
-}
-
-impl<'a, F: Format> Recode<'a, F> {
-    pub fn new(plans: &'a mut Plans<F>) -> Self {
-        Self {
-            plans,
-            cut: Cut::default(),
-            broken: Ranges::new(),
-        }
+        self.recent.look_up::<F>(&self.conditions, entry, level);
+        self.recent.plan
     }
 
-    /// Notes what the leaves in `slice`, rewritten by `plan`, leave to be done.
-    #[inline(always)]
-    pub fn leave(&mut self, plan: Plan, how: How, slice: Slice) {
+    /// Whether a leaf would have to be broken, also if a walker sets flags between the look and the edit, which must not come as
+    /// a surprise.
+    fn would_break(&mut self, entry: u64, level: Level) -> bool {
+        let contended = self.conditions.is_contended::<F>(entry, level);
+        self.plan(entry, level).how == How::Break
+            || contended && self.plan(saturate::<F>(entry, level), level).how == How::Break
+    }
+
+    /// Notes what the leaves in `slice`, which were rewritten by the plan that was looked up last, leave to be done.
+    #[inline(never)]
+    pub fn leave(&mut self, how: How, slice: Slice) {
+        let plan = &self.recent.plan;
         if how == How::Break {
-            self.broken.add(slice, Some(plan.level()), false);
+            self.left.broken.add(slice, Some(plan.level()));
         } else if plan.invalidate {
-            self.cut.add(slice, Some(plan.level()));
+            self.left.cut.add(slice, Some(plan.level()));
         } else if plan.news {
-            self.cut.add_news();
+            self.left.cut.add_news();
         }
     }
 
-    /// Rewrites one entry. Returns how, and what it is then or will be when what was broken is made valid.
-    #[inline(always)]
+    /// Rewrites one entry, which translates `slice`, by its plan or, if a walker has changed it meanwhile, by the plan for what
+    /// it is now. Returns what it is then, or will be when what was broken is made valid.
+    #[inline(never)]
     pub fn rewrite<P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         index: usize,
         level: Level,
-        entry: u64,
-    ) -> (How, u64) {
-        let Plans {
-            conditions, recent, ..
-        } = &mut *self.plans;
-        recent.rewrite::<F, P>(conditions, table, index, level, entry)
+        slice: Slice,
+    ) -> u64 {
+        let mut entry = table.load(index);
+        loop {
+            let Plan { flip, how, .. } = self.plan(entry, level);
+            let mut next = entry ^ flip;
+            match how {
+                How::Keep => {}
+                How::Store => table.store(index, next),
+                How::Exchange => {
+                    if let Err(now) = table.compare_exchange(index, entry, next) {
+                        entry = now;
+                        continue;
+                    }
+                }
+                How::Break => {
+                    // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
+                    let last = table.exchange(index, F::suspend(entry));
+                    next = last ^ self.plan(last, level).flip;
+                    table.store(index, withheld::<F>(next));
+                }
+            }
+            self.leave(how, slice);
+            return next;
+        }
     }
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
-    type Stop = Infallible;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match F::kind(entry, level) {
-            Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
+            Kind::Table => return Step::Into(F::address(entry, level)),
             Kind::Leaf => {
-                let (how, _) = self.rewrite(table, index, level, entry);
-                self.leave(self.plans.recent.plan, how, slice);
+                self.rewrite(table, index, level, slice);
             }
             Kind::Invalid => {}
         }
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Infallible> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let mask = F::address_mask(Level::PAGE);
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         let mut index = range.start;
@@ -593,9 +566,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
             // A stretch of entries of one pattern: the inner loop of every change of attributes.
             let from = index;
             let mut entry = table.load(index);
-            let plan = self.plans.plan(entry, Level::PAGE);
-            let mut how = plan.how;
-            match how {
+            let plan = self.plan(entry, Level::PAGE);
+            match plan.how {
                 How::Keep => {
                     while entry & !mask == plan.key() {
                         index += 1;
@@ -610,18 +582,16 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
                     index = table.flip_contended(index..range.end, plan.key(), !mask, plan.flip);
                 }
                 How::Break => {
-                    (how, _) = self.rewrite(table, index, Level::PAGE, entry);
+                    let slice = Slice::around::<F>(at(index), Level::PAGE);
+                    self.rewrite(table, index, Level::PAGE, slice);
                     index += 1;
+                    continue;
                 }
             }
-            if index == from {
-                continue;
+            if index != from {
+                let (first, last) = (at(from), at(index).wrapping_sub(1));
+                self.leave(plan.how, Slice { first, last });
             }
-            let slice = Slice {
-                first: at(from),
-                last: at(index).wrapping_sub(1),
-            };
-            self.leave(plan, how, slice);
         }
         ControlFlow::Continue(())
     }

@@ -3,6 +3,7 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
+use crate::SMALL;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::space::{AddressSpace, EditError};
 use crate::flush::Leaf;
@@ -10,7 +11,7 @@ use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
-use crate::walk::{Denied, Place, Slice, Step, Visit};
+use crate::walk::{Denied, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates `input`, if any.
@@ -38,25 +39,43 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates an address which the root translates.
     #[inline(always)]
     pub(super) fn leaf_at(&self, input: u64) -> Option<Leaf<F>> {
-        match self.place(Slice::around::<F>(input, Level::PAGE)) {
-            Ok(place) => self.leaf_in(&place, Level::PAGE, input),
-            // One page is in one table.
-            Err(place) => place.and_then(|(place, level)| self.leaf_in(&place, level, input)),
+        if !SMALL && let Some(place) = self.place(Slice::around::<F>(input, Level::PAGE)) {
+            let entry = place.table.load(place.range.start);
+            return self.leaf_in(&place.table, place.range.start, Level::PAGE, input, entry);
         }
+        self.leaf_above(input)
     }
 
-    /// The leaf in the first entry of a place.
+    /// The same where it is perhaps not in a table of pages.
+    #[inline(never)]
+    pub(super) fn leaf_above(&self, input: u64) -> Option<Leaf<F>> {
+        let at = self.find(input);
+        self.leaf_in(
+            &at.table,
+            at.index,
+            at.level,
+            input,
+            at.table.load(at.index),
+        )
+    }
+
+    /// The leaf that is in an entry.
     #[inline(always)]
-    fn leaf_in(&self, place: &Place<'_, P>, level: Level, input: u64) -> Option<Leaf<F>> {
-        let index = place.range.start;
-        let entry = place.table.load(index);
+    fn leaf_in(
+        &self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        input: u64,
+        entry: u64,
+    ) -> Option<Leaf<F>> {
         if F::kind(entry, level) != Kind::Leaf {
             return None;
         }
         let (first, entry) = if entry & F::CONTIGUOUS == 0 {
             (input & !((1 << F::shift(level)) - 1), entry)
         } else {
-            self.run_at(place.table.frame(), index, level, input)
+            self.run_at(table.frame(), index, level, input)
         };
         Some(Leaf::new(first, entry, level, self.denied(input)))
     }
@@ -82,11 +101,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let slice = self.check(span)?;
         let mut find = Find::new(visit);
         let _: ControlFlow<()> = match self.place(slice) {
-            Ok(place) => {
+            Some(place) => {
                 find.denied = Denied::new(self.denied(slice.first));
                 find.pages(&place.table, place.range.clone(), slice.first)
             }
-            Err(_) => self.visit(slice, &mut find),
+            None => self.visit(slice, &mut find),
         };
         Ok(())
     }
@@ -106,7 +125,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub fn count_tables(&self) -> u64 {
         let mut count = CountTables(1);
         for slice in self.everything() {
-            let _: ControlFlow<_> = self.visit_rarely(slice, &mut count);
+            let _: ControlFlow<()> = self.visit(slice, &mut count);
         }
         count.0
     }
@@ -167,26 +186,20 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
 }
 
 impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> for Find<F, V> {
-    type Stop = ();
-
     #[inline]
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<(), Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match (F::kind(entry, level), level.down()) {
             (Kind::Table, Some(below)) => {
                 self.denied.enter::<F>(entry, below);
-                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+                Step::Into(F::address(entry, level))
             }
-            (Kind::Leaf, _) => self.leaf(table, index, level, slice.first, entry)?,
-            _ => {}
+            (Kind::Leaf, _) => match self.leaf(table, index, level, slice.first, entry) {
+                ControlFlow::Continue(()) => Step::Next,
+                ControlFlow::Break(()) => Step::Stop,
+            },
+            _ => Step::Next,
         }
-        ControlFlow::Continue(Step::Next)
     }
 
     #[inline]
@@ -233,28 +246,21 @@ fn whole_run<F: Format, P: Platform>(
 ) -> (u64, u64) {
     let members = run::members::<F>(index, level);
     let first = run::extent::<F>(input, level).first;
-    let load = |member| table.load(member);
+    let load = &mut |member| table.load(member);
     (first, run::gather::<F>(members, level, load))
 }
 
 struct CountTables(u64);
 
 impl<F: Format, P: Platform> Visit<F, P> for CountTables {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        _: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, _: Slice) -> Step {
         let entry = table.load(index);
-        ControlFlow::Continue(if F::kind(entry, level) == Kind::Table {
-            self.0 += 1;
-            Step::Into(F::address(entry, level))
-        } else {
-            Step::Next
-        })
+        match F::kind(entry, level) {
+            Kind::Table => {
+                self.0 += 1;
+                Step::Into(F::address(entry, level))
+            }
+            _ => Step::Next,
+        }
     }
 }

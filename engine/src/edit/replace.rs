@@ -58,7 +58,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             let space = &mut *self.space;
             // SAFETY: the root of the space.
             match unsafe { descend::<F, P, false>(&space.platform, space.root, slice) } {
-                Ok(place) => {
+                Some(place) => {
                     let index = place.range.start;
                     let entry = place.table.load(index);
                     if F::kind(entry, Level::PAGE) != Kind::Leaf {
@@ -91,21 +91,20 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                             place.table.store(index, new);
                         }
                         if how == Transition::Invalidate {
-                            self.left.ranges.add(slice, Some(Level::PAGE), false);
+                            self.left.ranges.add_page(slice, Some(Level::PAGE), false);
                         } else {
                             self.left.news |= conditions.live;
                         }
                         break (old, denied);
                     }
                 }
-                Err(Some((place, level)))
-                    if F::kind(place.table.load(place.range.start), level) == Kind::Leaf =>
-                {
-                    if space.denies(slice.first, attrs.perms) {
-                        return Err(EditError::Denied(page));
-                    }
+                None if space.leaf_above(slice.first).is_none() => {
+                    return Err(EditError::NotMapped(page));
                 }
-                Err(_) => return Err(EditError::NotMapped(page)),
+                None if space.denies(slice.first, attrs.perms) => {
+                    return Err(EditError::Denied(page));
+                }
+                None => {}
             }
             // What it is to be split for will need a break.
             if F::RULE.breaks() && conditions.live && !conditions.may_break {

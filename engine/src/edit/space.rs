@@ -168,10 +168,15 @@ pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) runs: bool,
     /// Some leaves may be global.
     pub(crate) globals: bool,
+    /// A pattern of pages that are taken out with a store, or what no page is like.
+    pub(crate) plain: u64,
     /// The change that was made last, and what it makes of the leaf that was met last.
     pub(crate) recent: Recent,
     format: PhantomData<F>,
 }
+
+/// What no page is like, but for its address.
+pub(crate) const NOT_PLAIN: u64 = u64::MAX;
 
 /// Of a space, what goes with its tables whether they are edited by one processor or by many.
 pub(crate) struct Parts<P> {
@@ -283,6 +288,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             tables_deny: true,
             runs: true,
             globals: F::GLOBALS,
+            plain: NOT_PLAIN,
             recent: Recent::NONE,
             format: PhantomData,
         };
@@ -351,6 +357,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.announce();
         // How a leaf is changed depends on it.
         self.recent = Recent::NONE;
+        self.plain = NOT_PLAIN;
     }
 
     /// What is loaded under its identity, if it has one: its root, while walkers may use it.
@@ -568,31 +575,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Walks the space over `slice`, which has been checked.
     #[inline(always)]
-    pub(crate) fn visit<V: Visit<F, P> + ?Sized>(
-        &self,
-        slice: Slice,
-        visitor: &mut V,
-    ) -> ControlFlow<V::Stop> {
+    pub(crate) fn visit(&self, slice: Slice, visitor: &mut dyn Visit<F, P>) -> ControlFlow<()> {
         // SAFETY: the root of a space holds a tree of its format: `new` made it so, or the caller of `adopt` vouched.
-        unsafe { walk::<F, P, V>(&self.platform, self.root, F::root_level(), slice, visitor) }
+        unsafe { walk::<F, P>(&self.platform, self.root, F::root_level(), slice, visitor) }
     }
 
-    /// The same for a visitor whose own work is small beside what it prepares or mends: they share one walk.
-    #[inline(never)]
-    pub(crate) fn visit_rarely(
-        &self,
-        slice: Slice,
-        visitor: &mut dyn Visit<F, P, Stop = EditError<F::Input>>,
-    ) -> ControlFlow<EditError<F::Input>> {
-        self.visit(slice, visitor)
-    }
-
-    /// Goes straight down to the table of pages that covers `slice`, which has been checked; otherwise as [`descend`].
+    /// Goes straight down to the table of pages that covers `slice`, which has been checked. `None` as [`descend`] says.
     #[inline(always)]
-    pub(crate) fn place(
-        &self,
-        slice: Slice,
-    ) -> Result<Place<'_, P>, Option<(Place<'_, P>, Level)>> {
+    pub(crate) fn place(&self, slice: Slice) -> Option<Place<'_, P>> {
         // SAFETY: as above.
         unsafe { descend::<F, P, false>(&self.platform, self.root, slice) }
     }
@@ -615,25 +605,49 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[cold]
     #[inline(never)]
     fn denied_above(&self, input: u64) -> Perms {
+        self.find(input).denied
+    }
+
+    /// Where the way down to `input` ends.
+    #[inline(never)]
+    pub(super) fn find(&self, input: u64) -> Reached<'_, P> {
         let mut denied = Perms::empty();
         let (mut frame, mut level) = (self.root, F::root_level());
-        while let Some(below) = level.down() {
+        loop {
             // SAFETY: the root, or what a table descriptor of the tree points to.
             let table = unsafe { Table::open(&self.platform, frame, level) };
-            let entry = table.load(F::index(input, level));
-            if F::kind(entry, level) != Kind::Table {
-                break;
+            let index = F::index(input, level);
+            let entry = table.load(index);
+            match level.down() {
+                Some(below) if F::kind(entry, level) == Kind::Table => {
+                    denied |= F::denied(entry);
+                    (frame, level) = (F::address(entry, level), below);
+                }
+                _ => {
+                    return Reached {
+                        table,
+                        index,
+                        level,
+                        denied,
+                    };
+                }
             }
-            denied |= F::denied(entry);
-            (frame, level) = (F::address(entry, level), below);
         }
-        denied
     }
 
     /// Invalidates at once and waits: the middle of a break-before-make.
-    pub(crate) fn invalidate_now(&self, ranges: &Ranges) {
+    pub(crate) fn invalidate_now(&self, ranges: &mut Ranges) {
         ranges.run::<F, P>(&self.platform, self.target());
     }
+}
+
+/// The entry that the tables lead to.
+pub(super) struct Reached<'p, P: Platform> {
+    pub table: Table<'p, P>,
+    pub index: usize,
+    pub level: Level,
+    /// What the tables above take away.
+    pub denied: Perms,
 }
 
 /// Which addresses a root translates: those of one half of the input space, or of both.

@@ -7,22 +7,20 @@
 //! [`cleave`](AddressSpace::cleave) is what other edits begin with: at both ends of their range it
 //! [unfolds](super::fold) the run, and splits the block, that reaches over the end.
 
-use core::convert::Infallible;
-use core::marker::PhantomData;
 use core::ops::ControlFlow;
 
 use super::Change;
-use super::build::{Consecutive, Frames, Leaves};
+use super::build::fill_parts;
 use super::fold::{Unfold, how};
 use super::live::{Cut, Look};
-use super::protect::{Plans, Recode};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{State, Transition};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, Conditions, EditError};
-use crate::flush::{Leaf, Ranges};
-use crate::format::{Format, Kind, Perms};
+use crate::edit::space::{AddressSpace, Conditions, EditError, Reached};
+use crate::flush::Ranges;
+use crate::format::{Attrs, Format, Kind, Perms, meaning, with_flags};
 use crate::platform::Platform;
+use crate::run;
 use crate::table::Table;
 use crate::walk::{ByLevel, MAX_LEVELS, Slice, Step, Visit};
 
@@ -60,17 +58,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let conditions = space.conditions();
         if space.may_refuse(&Change::new()) {
             let refuse = |entry, level| {
-                entry & F::CONTIGUOUS != 0
-                    && how::<F>(entry, level, &conditions) == Transition::Break
+                entry & F::CONTIGUOUS != 0 && how::<F>(level, &conditions) == Transition::Break
             };
-            let mut look = Look::<F, _> {
-                refuse,
-                perms: None,
-                format: PhantomData,
-            };
-            if let ControlFlow::Break(error) = space.visit_rarely(slice, &mut look) {
-                return Err(error);
-            }
+            Look::<F, _>::new(refuse, None).at(space, slice)?;
         }
         // The tables for the ends and for the inside are taken together: either all of it happens, or nothing.
         let wish = Wish {
@@ -103,33 +93,106 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Splits the blocks and unfolds the runs that reach over an end of `slice`.
     pub(super) fn cleave(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
         // One look-up at each end tells whether there is anything to do; usually there is not.
-        if self.run_over(slice.first, slice).is_none()
-            && (slice.is_whole::<F>(Level::PAGE) || self.run_over(slice.last, slice).is_none())
-        {
-            return Ok(());
+        let is_free = |at| self.run_over(at, slice).is_none();
+        match is_free(slice.first) && (slice.is_whole::<F>(Level::PAGE) || is_free(slice.last)) {
+            true => Ok(()),
+            false => self.cleave_ends(slice),
         }
-        let wish = Wish {
-            slice,
-            largest: None,
-        };
-        let cut = self.split_where(wish)?;
+    }
+
+    #[inline(never)]
+    fn cleave_ends(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
+        let conditions = self.conditions();
+        let mut reserve = Reserve::new(&self.platform);
+        let prepared = (self.prepare_end(slice.first, slice, &conditions, &mut reserve))
+            .and_then(|()| self.prepare_end(slice.last, slice, &conditions, &mut reserve));
+        if prepared.is_err() {
+            reserve.release();
+            return prepared;
+        }
+        // Edit, a level at a time.
+        let mut swap = Swap::new(&self.platform, conditions);
+        for at in &[slice.first, slice.last] {
+            let at = *at;
+            while let Some((extent, level)) = self.run_over(at, slice) {
+                let Reached { table, index, .. } = self.find(at);
+                if table.load(index) & F::CONTIGUOUS != 0 {
+                    swap.cut.merge(self.unfold(extent));
+                } else if swap
+                    .split::<F>(&mut reserve, &table, index, level, extent)
+                    .is_none()
+                {
+                    break;
+                }
+                self.resume(Slice::around::<F>(at, Level::PAGE), &swap.broken);
+                swap.broken = Cut::new();
+            }
+        }
+        reserve.release();
         // The old and the new leaves translate alike, but what follows will not: walkers have to forget the block
         // before its parts can differ.
-        let conditions = self.conditions();
         let mut ranges = Ranges::new();
-        if let (true, Some(slice)) = (conditions.live, cut.slice()) {
+        if let (true, Some(slice)) = (conditions.live, swap.cut.slice()) {
             ranges.add(slice, None, true);
         }
-        self.invalidate_now(&ranges);
+        self.invalidate_now(&mut ranges);
         Ok(())
     }
 
-    /// The extent of the leaf at `input`, with the run that it is a member of, if it reaches out of `slice`.
-    fn run_over(&self, input: u64, slice: Slice) -> Option<(Slice, Leaf<F>)> {
-        let leaf = self.leaf_at(input)?;
-        let first = leaf.input().bits();
-        let last = first + (leaf.size() - 1);
-        (first < slice.first || last > slice.last).then_some((Slice { first, last }, leaf))
+    /// Reserves the tables that one end takes, if what reaches over it may be unfolded and split.
+    fn prepare_end(
+        &self,
+        at: u64,
+        slice: Slice,
+        conditions: &Conditions,
+        reserve: &mut Reserve<'_, P>,
+    ) -> Result<(), EditError<F::Input>> {
+        let Some((extent, mut level)) = self.run_over(at, slice) else {
+            return Ok(());
+        };
+        let refused = |at| match conditions.may_break {
+            true => Ok(()),
+            false => Err(EditError::NeedsBreak(F::Input::from_bits(at))),
+        };
+        let in_run = extent.last - extent.first >= 1 << F::shift(level);
+        if in_run && how::<F>(level, conditions) == Transition::Break {
+            refused(extent.first)?;
+        }
+        while let Some(below) = level.down() {
+            let part = Slice::around::<F>(at, level);
+            if slice.first <= part.first && part.last <= slice.last {
+                break;
+            }
+            if split_how::<F>(level, conditions) == Transition::Break {
+                refused(part.first.max(slice.first))?;
+            }
+            // What reaches over both ends is split once.
+            if (at == slice.first || part.first > slice.first) && !reserve.add(below) {
+                return Err(EditError::OutOfTables);
+            }
+            level = below;
+        }
+        Ok(())
+    }
+
+    /// The extent of the leaf at `input`, or of the run that it is a member of, and its level, if that reaches out of `slice`.
+    #[inline(never)]
+    fn run_over(&self, input: u64, slice: Slice) -> Option<(Slice, Level)> {
+        let Reached {
+            table,
+            index,
+            level,
+            ..
+        } = self.find(input);
+        let entry = table.load(index);
+        if F::kind(entry, level) != Kind::Leaf {
+            return None;
+        }
+        let extent = match entry & F::CONTIGUOUS {
+            0 => Slice::around::<F>(input, level),
+            _ => run::extent::<F>(input, level),
+        };
+        (extent.first < slice.first || extent.last > slice.last).then_some((extent, level))
     }
 
     /// Splits the leaves that `wish` names, and unfolds the runs that they are part of. Allocates everything before it
@@ -137,60 +200,46 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     fn split_where(&mut self, wish: Wish) -> Result<Cut, EditError<F::Input>> {
         let Wish { slice, .. } = wish;
         let conditions = self.conditions();
-        let ends = [
-            self.run_over(slice.first, slice),
-            self.run_over(slice.last, slice),
-        ];
-        let refused = |at: u64| EditError::NeedsBreak(F::Input::from_bits(at));
+        let ends = [slice.first, slice.last];
 
         // Prepare: may the runs at the ends be unfolded, the blocks replaced, and are there enough tables?
-        for (extent, leaf) in ends.iter().flatten() {
-            let (entry, level) = (leaf.descriptor(), leaf.level());
-            if leaf.is_contiguous()
-                && !conditions.may_break
-                && how::<F>(entry, level, &conditions) == Transition::Break
-            {
-                return Err(refused(extent.first));
+        for at in ends {
+            if let Some((extent, level)) = self.run_over(at, slice) {
+                let in_run = extent.last - extent.first >= 1 << F::shift(level);
+                let breaks = how::<F>(level, &conditions) == Transition::Break;
+                if in_run && breaks && !conditions.may_break {
+                    return Err(EditError::NeedsBreak(F::Input::from_bits(extent.first)));
+                }
             }
         }
-        let mut reserve = Reserve {
-            platform: &self.platform,
-            heads: ByLevel::new(0),
-        };
+        let mut reserve = Reserve::new(&self.platform);
         let mut count = Count::<F, P> {
             wish,
             conditions,
             reserve: &mut reserve,
-            format: PhantomData,
+            refused: None,
         };
-        let counted = self.visit_rarely(slice, &mut count);
-        if let ControlFlow::Break(error) = counted {
+        let _: ControlFlow<()> = self.visit(slice, &mut count);
+        if let Some(error) = count.refused {
             reserve.release();
             return Err(error);
         }
 
         // Edit.
-        let mut cut = Cut::default();
-        for (extent, leaf) in ends.iter().flatten() {
-            if leaf.is_contiguous() {
-                cut.merge(self.unfold(*extent));
-            }
-        }
-        if wish.largest.is_some() {
-            cut.merge(self.unfold(slice));
-        }
         let mut split = Split {
-            platform: &self.platform,
-            conditions,
             wish,
             reserve: &mut reserve,
-            cut: Cut::default(),
-            broken: Ranges::new(),
+            swap: Swap::new(&self.platform, conditions),
         };
-        let _: ControlFlow<_> = self.visit_rarely(slice, &mut split);
-        let (broken, split_cut) = (split.broken, split.cut);
+        for at in ends {
+            if let Some((extent, _)) = self.run_over(at, slice) {
+                split.swap.cut.merge(self.unfold(extent));
+            }
+        }
+        split.swap.cut.merge(self.unfold(slice));
+        let _: ControlFlow<()> = self.visit(slice, &mut split);
+        let Swap { cut, broken, .. } = split.swap;
         reserve.release();
-        cut.merge(split_cut);
         self.resume(slice, &broken);
         Ok(cut)
     }
@@ -198,7 +247,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Unfolds the runs in `slice`, all of which are whole.
     fn unfold(&self, slice: Slice) -> Cut {
         let mut unfold = Unfold::new(self.conditions());
-        let _: ControlFlow<_> = self.visit_rarely(slice, &mut unfold);
+        let _: ControlFlow<()> = self.visit(slice, &mut unfold);
         self.resume(slice, &unfold.broken);
         unfold.cut
     }
@@ -258,7 +307,14 @@ struct Reserve<'a, P: Platform> {
     heads: ByLevel<u64>,
 }
 
-impl<P: Platform> Reserve<'_, P> {
+impl<'a, P: Platform> Reserve<'a, P> {
+    fn new(platform: &'a P) -> Self {
+        Self {
+            platform,
+            heads: ByLevel::new(0),
+        }
+    }
+
     /// Takes one more frame for `level` from the platform. Whether there was one.
     fn add(&mut self, level: Level) -> bool {
         let Some(frame) = self.platform.alloc_table(level) else {
@@ -284,7 +340,8 @@ impl<P: Platform> Reserve<'_, P> {
     }
 }
 
-impl<P: Platform> Frames for Reserve<'_, P> {
+impl<P: Platform> Reserve<'_, P> {
+    /// Takes one out.
     fn take(&mut self, level: Level) -> Option<Pa> {
         let head = &mut self.heads[level];
         let frame = (*head & 1 != 0).then_some(Pa::new(*head & !1))?;
@@ -300,176 +357,139 @@ struct Count<'a, 'p, F: Format, P: Platform> {
     wish: Wish,
     conditions: Conditions,
     reserve: &'a mut Reserve<'p, P>,
-    format: PhantomData<F>,
+    refused: Option<EditError<F::Input>>,
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         let extent = Slice::around::<F>(slice.first, level);
         match F::kind(entry, level) {
-            Kind::Table => return ControlFlow::Continue(Step::Into(F::address(entry, level))),
+            Kind::Table => return Step::Into(F::address(entry, level)),
             Kind::Leaf if self.wish.names(level, extent) => {
-                let how = split_how::<F>(entry, level, &self.conditions);
+                let how = split_how::<F>(level, &self.conditions);
                 if how == Transition::Break && !self.conditions.may_break {
-                    return ControlFlow::Break(EditError::NeedsBreak(F::Input::from_bits(
-                        slice.first,
-                    )));
+                    let at = F::Input::from_bits(slice.first);
+                    self.refused = Some(EditError::NeedsBreak(at));
+                    return Step::Stop;
                 }
                 let reserve = &mut self.reserve;
                 let enough = self.wish.tables::<F, ()>(level, extent, &mut |level| {
                     if reserve.add(level) { Ok(()) } else { Err(()) }
                 });
                 if enough.is_err() {
-                    return ControlFlow::Break(EditError::OutOfTables);
+                    self.refused = Some(EditError::OutOfTables);
+                    return Step::Stop;
                 }
             }
             _ => {}
         }
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 }
 
-/// How a leaf may become a table that translates the same.
-fn split_how<F: Format>(entry: u64, level: Level, conditions: &Conditions) -> Transition {
-    let old = State::remembered::<F>(entry, level);
-    // Runs are unfolded before they are split.
-    let old = match old {
-        State::Leaf { frame, attrs, .. } => State::Leaf {
-            frame,
-            attrs,
-            contiguous: false,
-        },
-        other => other,
-    };
-    // Any frame will do: that of the table has no say.
+/// How a leaf at `level` may become a table that translates the same. Which leaf it is has no say, nor which table.
+fn split_how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
     let new = State::Table {
         frame: Pa::new(0),
         denied: Perms::empty(),
     };
-    conditions.transition::<F>(&old, &new, level)
+    conditions.transition::<F>(&State::ANY_LEAF, &new, level)
 }
 
-/// Replaces leaves by tables that translate the same.
-struct Split<'a, 'p, P: Platform> {
+/// Puts tables in the place of leaves.
+struct Swap<'p, P: Platform> {
     platform: &'p P,
     conditions: Conditions,
-    wish: Wish,
-    reserve: &'a mut Reserve<'p, P>,
     cut: Cut,
-    broken: Ranges,
+    /// What was left suspended, to be [resumed](super::live::Resume).
+    broken: Cut,
 }
 
-impl<P: Platform> Split<'_, '_, P> {
-    /// Fills a table below the leaf `entry` at `level`, as deep as the wish goes.
-    fn below<F: Format>(
+impl<'p, P: Platform> Swap<'p, P> {
+    fn new(platform: &'p P, conditions: Conditions) -> Self {
+        Self {
+            platform,
+            conditions,
+            cut: Cut::new(),
+            broken: Cut::new(),
+        }
+    }
+
+    /// Replaces a leaf at `level` by a table of leaves one level smaller, which is returned. Nothing is done if the reserve has
+    /// none.
+    fn split<F: Format>(
         &mut self,
-        entry: u64,
+        reserve: &mut Reserve<'_, P>,
+        table: &Table<'_, P>,
+        index: usize,
         level: Level,
         extent: Slice,
-        frame: Pa,
     ) -> Option<Pa> {
         let below = level.down()?;
-        let attrs = F::decode(entry, level);
-        let source = Consecutive::new(extent.first, frame);
-        let leaves = Leaves::<F>::new(extent, source, &attrs, below, false).ok()?;
-        let child = self.reserve.take(below)?;
+        let known = table.load(index);
+        let attrs = meaning::<F>(known, level);
+        let bits = F::encode(&attrs, below).ok()?;
+        let child = reserve.take(below)?;
         // SAFETY: the frame was reserved for a table at this level.
-        let table = unsafe { Table::open(self.platform, child, below) };
-        leaves.fill(&table, below, 0..1 << F::INDEX_BITS, extent.first);
-        let size = 1u64 << F::shift(below);
-        for index in 0..1usize << F::INDEX_BITS {
-            let first = extent.first + index as u64 * size;
-            let part = Slice {
-                first,
-                last: first + (size - 1),
-            };
-            if self.wish.names(below, part) {
-                let leaf = table.load(index);
-                let frame = F::address(leaf, below);
-                let grandchild = self.below::<F>(leaf, below, part, frame)?;
-                table.store(index, F::table(grandchild, Perms::empty()));
+        let parts = unsafe { Table::open(self.platform, child, below) };
+        fill_parts::<F, P>(&parts, bits, F::address(known, level), below);
+        drop(parts);
+        let link = F::table(child, Perms::empty());
+        let last = if split_how::<F>(level, &self.conditions) == Transition::Break {
+            self.broken.add(extent, Some(level));
+            table.exchange(index, F::suspend(link))
+        } else {
+            self.cut.add(extent, None);
+            if !self.conditions.is_contended::<F>(known, level) {
+                table.link(index, link);
+                return Some(child);
+            }
+            table.exchange(index, link)
+        };
+        if last != known {
+            // A walker set a flag for the block at the last: it stands for all of it. What walkers have set in the pages
+            // since then stays set.
+            let Attrs {
+                accessed, dirty, ..
+            } = meaning::<F>(last, level);
+            // SAFETY: the table was just filled.
+            let parts = unsafe { Table::open(self.platform, child, below) };
+            for index in 0..1usize << F::INDEX_BITS {
+                let mut entry = parts.load(index);
+                while let Err(now) = parts.compare_exchange(
+                    index,
+                    entry,
+                    with_flags::<F>(entry, below, accessed, dirty),
+                ) {
+                    entry = now;
+                }
             }
         }
         Some(child)
     }
 }
 
-impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
-    type Stop = EditError<F::Input>;
+/// Replaces the leaves that a wish names by tables that translate the same.
+struct Split<'a, 'p, P: Platform> {
+    wish: Wish,
+    reserve: &'a mut Reserve<'p, P>,
+    swap: Swap<'p, P>,
+}
 
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+impl<F: Format, P: Platform> Visit<F, P> for Split<'_, '_, P> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         let extent = Slice::around::<F>(slice.first, level);
-        match (F::kind(entry, level), level.down()) {
-            (Kind::Table, _) => {
-                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+        let child = match F::kind(entry, level) {
+            Kind::Table => Some(F::address(entry, level)),
+            Kind::Leaf if self.wish.names(level, extent) => {
+                self.swap
+                    .split::<F>(self.reserve, table, index, level, extent)
             }
-            (Kind::Leaf, Some(below)) if self.wish.names(level, extent) => {
-                let how = split_how::<F>(entry, level, &self.conditions);
-                let contended = self.conditions.is_contended::<F>(entry, level);
-                let frame = F::address(entry, level);
-                // A break yields the final entry before the table is built; without one it is built first, and what a
-                // walker did meanwhile is looked at afterwards.
-                let known = if how == Transition::Break {
-                    table.exchange(index, 0)
-                } else {
-                    entry
-                };
-                let Some(child) = self.below::<F>(known, level, extent, frame) else {
-                    debug_assert!(false, "a table was not reserved");
-                    table.store(index, known);
-                    return ControlFlow::Continue(Step::Next);
-                };
-                let link = F::table(child, Perms::empty());
-                match how {
-                    Transition::Break => {
-                        table.store(index, F::suspend(link));
-                        self.broken.add(extent, Some(level), false);
-                    }
-                    _ if !contended => table.link(index, link),
-                    _ => {
-                        let last = F::decode(table.exchange(index, link), level);
-                        let was = F::decode(known, level);
-                        if (last.accessed, last.dirty) != (was.accessed, was.dirty) {
-                            // A walker set a bit for the block at the last: it stands for all of it. What
-                            // walkers have set in the pages since then stays set.
-                            let change = Change::marks(last.accessed, last.dirty);
-                            let mut plans = Plans::<F>::new(self.conditions, change);
-                            let mut late = Recode::new(&mut plans);
-                            // SAFETY: the tables were just built, of this format.
-                            let _: ControlFlow<Infallible> = unsafe {
-                                crate::walk::walk::<F, P, _>(
-                                    self.platform,
-                                    child,
-                                    below,
-                                    extent,
-                                    &mut late,
-                                )
-                            };
-                        }
-                    }
-                }
-                if how != Transition::Break {
-                    self.cut.add(extent, None);
-                }
-            }
-            _ => {}
-        }
-        ControlFlow::Continue(Step::Next)
+            _ => None,
+        };
+        // What was a leaf may have to be split further.
+        child.map_or(Step::Next, Step::Into)
     }
 }

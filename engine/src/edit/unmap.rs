@@ -8,15 +8,16 @@
 use core::ops::{ControlFlow, Range};
 
 use super::live::Cut;
+use crate::SMALL;
 use crate::addr::{Address, Level, Span};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, Conditions, EditError};
+use crate::edit::space::{Conditions, EditError, Liveness};
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
-use crate::walk::{Denied, Slice, Step, Visit, descend};
+use crate::walk::{Denied, Slice, Step, Visit, descend, one_by_one};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
@@ -54,12 +55,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         let slice = self.space.check(span)?;
-        if slice.is_whole::<F>(Level::PAGE)
-            && let Some(taken) = self.take_page(slice)
-        {
-            let _: Option<ControlFlow<()>> = taken.map(held);
-            return Ok(Progress::Done);
-        }
         self.unmap_leaves(slice, held)
     }
 
@@ -113,22 +108,31 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     fn take_page(&mut self, slice: Slice) -> Option<Option<Held<Leaf<F>>>> {
         let space = &mut *self.space;
         // SAFETY: the root of the space.
-        let place = unsafe { descend::<F, P, false>(&space.platform, space.root, slice) }.ok()?;
+        let place = unsafe { descend::<F, P, false>(&space.platform, space.root, slice) }?;
         let index = place.range.start;
-        let entry = place.table.load(index);
-        if entry & F::CONTIGUOUS != 0 {
-            return None;
+        let mut entry = place.table.load(index);
+        let pattern = entry & !F::address_mask(Level::PAGE);
+        if pattern == space.plain {
+            // As the one before.
+            place.table.store(index, 0);
+        } else {
+            if entry & F::CONTIGUOUS != 0 {
+                return None;
+            }
+            if F::kind(entry, Level::PAGE) != Kind::Leaf {
+                return Some(None);
+            }
+            let conditions = space.conditions();
+            if !conditions.is_contended::<F>(entry, Level::PAGE) {
+                space.plain = pattern;
+            }
+            entry = take::<F, P>(&place.table, conditions, index, Level::PAGE, entry);
         }
-        if F::kind(entry, Level::PAGE) != Kind::Leaf {
-            return Some(None);
-        }
-        let conditions = space.conditions();
-        let entry = take::<F, P>(&place.table, conditions, index, Level::PAGE, entry);
         let leaf = Leaf::new(slice.first, entry, Level::PAGE, space.denied(slice.first));
         drop(place);
-        if conditions.live {
+        if space.liveness() != Liveness::Dead {
             space.owed = true;
-            self.left.ranges.add(slice, Some(Level::PAGE), false);
+            self.left.ranges.add_page(slice, Some(Level::PAGE), false);
         }
         Some(Some(Held::new(leaf, self.serial())))
     }
@@ -140,8 +144,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         let serial = self.serial();
-        // SAFETY: the root of the space.
-        let end = if let Ok(place) =
+        if SMALL {
+            return self.unmap_tree(slice, serial, held);
+        }
+        if let Some(place) =
+            // SAFETY: the root of the space.
             unsafe { descend::<F, P, false>(&self.space.platform, self.space.root, slice) }
             && place.is_whole::<F>(self.space.runs)
             // A table that is left with nothing is cut off instead.
@@ -152,62 +159,45 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             // If the visitor unwinds, what was cut off until then is not named: everything is, until it has come to its end.
             let everything = &mut self.left.ranges.everything;
             let before = core::mem::replace(everything, conditions.live);
-            let denied = self.space.denied(slice.first);
-            let mut take = TakePages {
-                conditions,
-                denied,
-                serial,
-                stop: false,
-                held,
-            };
-            let (cut, end) = take.take::<F, P>(&place.table, place.range.clone(), slice.first);
+            let mut pages = Pages::new(conditions, serial, held);
+            pages.denied = self.space.denied(slice.first);
+            let taken = pages.take::<F, P>(&place.table, place.range.clone(), slice.first);
             self.left.ranges.everything = before;
-            if let (Some(slice), true) = (cut, conditions.live) {
-                self.left.ranges.add(slice, Some(Level::PAGE), false);
+            if let (Some(taken), true) = (taken, conditions.live) {
+                self.left.ranges.add_page(taken, Some(Level::PAGE), false);
             }
-            end
-        } else {
-            self.space.cleave(slice)?;
-            self.owe();
-            let space = &*self.space;
-            (self.left).cut_off(space, serial, held, |unmap| space.visit(slice, unmap))
-        };
-        Ok(match end {
-            ControlFlow::Continue(()) => Progress::Done,
-            ControlFlow::Break(at) => Progress::Stopped(F::Input::from_bits(at)),
-        })
+            return Ok(pages.progress::<F>());
+        }
+        self.unmap_tree(slice, serial, held)
     }
-}
 
-impl Flush {
-    /// Has `cut` cut leaves and tables of the space off, and takes what is left of it to do.
-    #[inline(always)]
-    fn cut_off<F: Format, P: Platform + Clone, V>(
+    /// The same where there are several tables, or something has to be split.
+    #[inline(never)]
+    fn unmap_tree(
         &mut self,
-        space: &AddressSpace<F, P>,
+        slice: Slice,
         serial: u64,
-        held: V,
-        cut: impl FnOnce(&mut Unmap<'_, P, V>) -> ControlFlow<u64>,
-    ) -> ControlFlow<u64> {
-        let conditions = space.conditions();
-        // If the visitor unwinds, what was cut off until then is not named: everything is, until it has come to its end.
-        let everything = core::mem::replace(&mut self.ranges.everything, conditions.live);
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    ) -> Result<Progress<F::Input>, EditError<F::Input>> {
+        self.space.cleave(slice)?;
+        let conditions = self.space.conditions();
+        self.space.owed |= conditions.live;
+        // As above.
+        let before = core::mem::replace(&mut self.left.ranges.everything, conditions.live);
+        let space = &*self.space;
         let mut unmap = Unmap {
             platform: &space.platform,
-            conditions,
             pinned: space.pinned,
-            cut: Cut::default(),
+            cut: Cut::new(),
             denied: Denied::new(Perms::empty()),
-            flush: self,
-            serial,
-            held,
-            stop: false,
+            flush: &mut self.left,
+            pages: Pages::new(conditions, serial, held),
         };
-        let end = cut(&mut unmap);
-        let cut = unmap.cut;
-        self.ranges.everything = everything;
-        cut.add_to(conditions, self);
-        end
+        let _: ControlFlow<()> = space.visit(slice, &mut unmap);
+        let (cut, progress) = (unmap.cut, unmap.pages.progress::<F>());
+        self.left.ranges.everything = before;
+        cut.add_to(conditions, &mut self.left);
+        Ok(progress)
     }
 }
 
@@ -235,78 +225,55 @@ fn take_run<F: Format, P: Platform>(
     index: usize,
     level: Level,
 ) -> u64 {
-    run::gather::<F>(run::members::<F>(index, level), level, |member| {
+    run::gather::<F>(run::members::<F>(index, level), level, &mut |member| {
         take::<F, P>(table, conditions, member, level, table.load(member))
     })
 }
 
 struct Unmap<'a, P: Platform, V> {
     platform: &'a P,
-    conditions: Conditions,
     /// The root's entries stay.
     pinned: bool,
     cut: Cut,
     denied: Denied,
     flush: &'a mut Flush,
-    serial: u64,
-    held: V,
-    /// The visitor has broken off: stop before the next entry that is mapped.
-    stop: bool,
-}
-
-impl<P: Platform, V> Unmap<'_, P, V> {
-    /// Cuts one leaf off, or the run that it is the first member of, and hands it over. Returns its last address.
-    #[inline(always)]
-    fn cut<F: Format>(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        first: u64,
-        entry: u64,
-    ) -> u64
-    where
-        V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
-    {
-        let entry = match entry & F::CONTIGUOUS {
-            0 => take::<F, P>(table, self.conditions, index, level, entry),
-            _ => take_run::<F, P>(table, self.conditions, index, level),
-        };
-        let leaf = Leaf::new(first, entry, level, self.denied.at(level));
-        self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
-        first + (leaf.size() - 1)
-    }
+    pages: Pages<V>,
 }
 
 impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F, P>
     for Unmap<'_, P, V>
 {
-    type Stop = u64;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<u64, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
+        let Pages {
+            conditions, serial, ..
+        } = self.pages;
         match (F::kind(entry, level), level.down()) {
             (Kind::Invalid, _) | (Kind::Table, None) => {}
-            _ if self.stop => return ControlFlow::Break(slice.first),
+            _ if self.pages.stop => {
+                self.pages.end = Some(slice.first);
+                return Step::Stop;
+            }
             (Kind::Leaf, _) => {
+                let entry = match entry & F::CONTIGUOUS {
+                    0 => take::<F, P>(table, conditions, index, level, entry),
+                    _ => take_run::<F, P>(table, conditions, index, level),
+                };
                 let first = slice.first;
-                let last = self.cut(table, index, level, first, entry);
+                let leaf = Leaf::new(first, entry, level, self.denied.at(level));
+                let last = first + (leaf.size() - 1);
                 self.cut.add(Slice { first, last }, Some(level));
+                self.pages.stop = (self.pages.held)(Held::new(leaf, serial)).is_break();
             }
             (Kind::Table, Some(below)) => {
                 let child = F::address(entry, level);
                 self.denied.enter::<F>(entry, below);
                 if !slice.is_whole::<F>(level) || self.pinned && level == F::root_level() {
-                    return ControlFlow::Continue(Step::Into(child));
+                    return Step::Into(child);
                 }
                 if !self.flush.has_room(self.platform, child) {
-                    return ControlFlow::Break(slice.first);
+                    self.pages.end = Some(slice.first);
+                    return Step::Stop;
                 }
                 table.store(index, 0);
                 let denied = self.denied.at(below);
@@ -316,53 +283,73 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 self.cut.add(slice, None);
             }
         }
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 
-    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
-        let mut take = TakePages {
-            conditions: self.conditions,
-            denied: self.denied.at(Level::PAGE),
-            serial: self.serial,
-            stop: self.stop,
-            held: &mut self.held,
-        };
-        let (cut, end) = take.take::<F, P>(table, range, first);
-        self.stop = take.stop;
-        if let Some(slice) = cut {
-            self.cut.add(slice, Some(Level::PAGE));
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
+        if SMALL {
+            return one_by_one(self, table, range, first);
         }
-        end
+        self.pages.denied = self.denied.at(Level::PAGE);
+        if let Some(taken) = self.pages.take::<F, P>(table, range, first) {
+            self.cut.add(taken, Some(Level::PAGE));
+        }
+        match self.pages.end {
+            None => ControlFlow::Continue(()),
+            Some(_) => ControlFlow::Break(()),
+        }
     }
 }
 
 /// Takes pages out of one table: the inner loop of small edits.
-struct TakePages<V> {
+struct Pages<V> {
     conditions: Conditions,
     denied: Perms,
     serial: u64,
+    held: V,
     /// The visitor has broken off: stop before the next entry that is mapped.
     stop: bool,
-    held: V,
+    /// Where it has stopped, if it has.
+    end: Option<u64>,
 }
 
-impl<V> TakePages<V> {
-    /// What was taken, from the first to the last address, and where it has stopped, if it has.
+impl<V> Pages<V> {
+    #[inline(always)]
+    fn new(conditions: Conditions, serial: u64, held: V) -> Self {
+        Self {
+            conditions,
+            denied: Perms::empty(),
+            serial,
+            held,
+            stop: false,
+            end: None,
+        }
+    }
+
+    /// How far it has come.
+    #[inline(always)]
+    fn progress<F: Format>(&self) -> Progress<F::Input> {
+        match self.end {
+            None => Progress::Done,
+            Some(at) => Progress::Stopped(F::Input::from_bits(at)),
+        }
+    }
+
+    /// What was taken, from the first to the last address.
     #[inline(always)]
     fn take<F: Format, P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         range: Range<usize>,
         first: u64,
-    ) -> (Option<Slice>, ControlFlow<u64>)
+    ) -> Option<Slice>
     where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     {
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         // What is cut is named when all of it is: if the visitor unwinds, everything is.
         let (mut from, mut to) = (range.end, range.start);
-        let mut end = ControlFlow::Continue(());
-        let conditions = self.conditions;
+        let (conditions, denied, serial) = (self.conditions, self.denied, self.serial);
         // Mostly a leaf has the pattern of the one before, and a store takes it. No entry has this one.
         let mask = !F::address_mask(Level::PAGE);
         let mut plain = !mask;
@@ -376,7 +363,7 @@ impl<V> TakePages<V> {
                     continue;
                 }
                 if self.stop {
-                    end = ControlFlow::Break(at(index));
+                    self.end = Some(at(index));
                     break;
                 }
                 from = from.min(index);
@@ -391,16 +378,15 @@ impl<V> TakePages<V> {
                 }
             }
             to = behind;
-            let leaf = Leaf::new(at(index), entry, Level::PAGE, self.denied);
-            if (self.held)(Held::new(leaf, self.serial)).is_break() {
+            let leaf = Leaf::new(at(index), entry, Level::PAGE, denied);
+            if (self.held)(Held::new(leaf, serial)).is_break() {
                 self.stop = true;
                 plain = !mask;
             }
         }
-        let cut = (from < to).then(|| Slice {
+        (from < to).then(|| Slice {
             first: at(from),
             last: at(to).wrapping_sub(1),
-        });
-        (cut, end)
+        })
     }
 }

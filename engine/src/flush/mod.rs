@@ -101,6 +101,16 @@ impl Flush {
         issued
     }
 
+    /// Frees what was cut off. Leaves are not visited.
+    ///
+    /// # Safety
+    /// As for [`Detached::reclaim`].
+    pub unsafe fn free<F: Format, P: Platform>(&mut self, platform: &P) {
+        while let Some((root, _)) = self.detached.pop(platform) {
+            free_tree::<F, P>(platform, root.frame, root.level);
+        }
+    }
+
     /// Reclaims what was cut off, without stopping.
     ///
     /// # Safety

@@ -2,6 +2,7 @@
 
 use core::mem::MaybeUninit;
 
+use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::format::Format;
 use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
@@ -41,8 +42,9 @@ pub(crate) struct Ranges {
     items: [MaybeUninit<Stale>; MAX_RANGES],
     /// So many items are initialised.
     len: usize,
-    /// Where the last of them ends, and what it says of its leaves.
+    /// Where the last of them ends, if one may begin there: it is written to the item when that is [looked at](Self::close).
     end: u64,
+    /// What the last of them says of its leaves.
     hint: u16,
     /// All of the space is to be forgotten, whatever the ranges say.
     pub everything: bool,
@@ -94,15 +96,25 @@ impl Ranges {
         self.overflowed = false;
     }
 
+    /// Has the last item end where it does.
+    #[inline]
+    fn close(&mut self) {
+        let end = self.end;
+        if let (Some(item), true) = (self.as_mut_slice().last_mut(), end != NO_END) {
+            item.last = end - 1;
+        }
+    }
+
     /// The ranges; together they hold every address that was added, everything or not.
     #[inline]
-    pub fn as_slice(&self) -> &[Stale] {
+    pub fn as_slice(&mut self) -> &[Stale] {
+        self.close();
         // SAFETY: the first `len` items were written by `add`.
         unsafe { core::slice::from_raw_parts(self.items.as_ptr().cast(), self.len) }
     }
 
     /// The same ranges. Copies no more than there are.
-    pub fn copy(&self) -> Self {
+    pub fn copy(&mut self) -> Self {
         let mut copy = Self::new();
         (copy.len, copy.end, copy.hint) = (self.len, self.end, self.hint);
         for (to, from) in copy.items.iter_mut().zip(self.as_slice()) {
@@ -119,19 +131,32 @@ impl Ranges {
 
     /// Whether any address of `slice` was added.
     pub fn overlap(&self, slice: Slice) -> bool {
+        // SAFETY: the first `len` items were written by `add`.
+        let items: &[Stale] =
+            unsafe { core::slice::from_raw_parts(self.items.as_ptr().cast(), self.len) };
+        // The last of them ends where it does.
+        let open = items.last().is_some_and(|item| {
+            self.end != NO_END && slice.first < self.end && item.first <= slice.last
+        });
         let overlaps = |item: &Stale| slice.first <= item.last && item.first <= slice.last;
-        self.as_slice().iter().any(overlaps)
+        open || items.iter().any(overlaps)
     }
 
     /// Adds a range. `level` is that of all its leaves, if known.
-    #[inline(always)]
+    #[inline(never)]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
+        match SMALL {
+            true => self.insert(slice, level, tables),
+            false => self.add_page(slice, level, tables),
+        }
+    }
+
+    /// The same in an edit of one page, where a call would be a part of what it takes.
+    #[inline(always)]
+    pub fn add_page(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
         // Most edits go upwards, and begin where the last one ended.
-        if self.end == slice.first && self.hint == hint(level, tables) {
-            self.end = end(slice.last);
-            if let Some(item) = self.as_mut_slice().last_mut() {
-                item.last = slice.last;
-            }
+        if self.end == slice.first && self.hint == hint(level, tables) && slice.last != u64::MAX {
+            self.end = slice.last + 1;
         } else if self.len == 0 {
             // Of most flushes it is the only one.
             let Slice { first, last } = slice;
@@ -171,6 +196,8 @@ impl Ranges {
     /// Adds a range that does not begin where the last one ended.
     #[inline(never)]
     fn insert(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
+        self.close();
+        self.end = NO_END;
         let Slice { first, last } = slice;
         let mergeable = |item: &&mut Stale| {
             let touches =
@@ -199,11 +226,8 @@ impl Ranges {
         if self.overflowed {
             self.stretch(slice);
         }
-        if let Some(item) = self.as_slice().last() {
-            (self.end, self.hint) = match self.overflowed {
-                true => (NO_END, 0),
-                false => (end(item.last), hint(item.level, item.tables)),
-            };
+        if let (Some(item), false) = (self.as_slice().last().copied(), self.overflowed) {
+            (self.end, self.hint) = (end(item.last), hint(item.level, item.tables));
         }
     }
 
@@ -224,23 +248,23 @@ impl Ranges {
     }
 
     /// Issues the invalidations; the stores they are about become visible first. Returns whether there were any.
-    pub fn issue<F: Format, P: Platform>(&self, platform: &P, target: Target) -> bool {
+    pub fn issue<F: Format, P: Platform>(&mut self, platform: &P, target: Target) -> bool {
         if self.is_empty() {
             return false;
         }
+        let (everything, overflowed) = (self.everything, self.overflowed);
+        let ranges = self.as_slice();
         platform.barrier(Barrier::Publish);
-        let operations = self.as_slice().iter().fold(0u64, |sum, item| {
+        let operations = ranges.iter().fold(0u64, |sum, item| {
             let shift = item.level.map_or(F::PAGE_SHIFT, F::shift);
             // They are fewer than there are pages in as many input spaces as there can be ranges: no overflow.
             sum.wrapping_add(((item.last - item.first) >> shift) + 1)
         });
-        let what = if self.everything
-            || self.overflowed
-            || operations > platform.caps().invalidate_all_above
+        let what = if everything || overflowed || operations > platform.caps().invalidate_all_above
         {
             What::Everything
         } else {
-            What::Ranges(self.as_slice())
+            What::Ranges(ranges)
         };
         platform.invalidate(&target.forgetting(platform, what));
         true
@@ -266,7 +290,7 @@ impl Ranges {
     }
 
     /// Issues the invalidations and waits until they are complete.
-    pub fn run<F: Format, P: Platform>(&self, platform: &P, target: Target) {
+    pub fn run<F: Format, P: Platform>(&mut self, platform: &P, target: Target) {
         if self.issue::<F, P>(platform, target) {
             platform.barrier(Barrier::Complete);
         }

@@ -19,6 +19,7 @@ impl Detached {
     ///
     /// # Safety
     /// 1. The invalidation that covers the tables is complete, and every software walk that may hold them is over.
+    #[cfg_attr(feature = "small", inline(never))]
     pub(super) unsafe fn reclaim<F: Format, P: Platform>(
         &mut self,
         platform: &P,
@@ -30,6 +31,7 @@ impl Detached {
             visit,
             stop: false,
             denied: Denied::new(Perms::empty()),
+            end: None,
             format: PhantomData,
         };
         loop {
@@ -44,10 +46,10 @@ impl Detached {
             reclaim.denied = Denied::new(root.denied);
             // A sub-tree that is taken up for the first time is walked whole.
             let slice = slice.unwrap_or_else(|| root.slice::<F>());
-            let walked =
+            let _: ControlFlow<()> =
                 // SAFETY: the frame was cut off from a tree of this format; it is freed below, once.
-                unsafe { walk::<F, P, _>(platform, root.frame, root.level, slice, &mut reclaim) };
-            if let ControlFlow::Break(first) = walked {
+                unsafe { walk::<F, P>(platform, root.frame, root.level, slice, &mut reclaim) };
+            if let Some(first) = reclaim.end {
                 let last = slice.last;
                 *current = Some((root, Some(Slice { first, last })));
                 return false;
@@ -68,13 +70,15 @@ struct Reclaim<'a, F: Format, P: Platform, V> {
     platform: &'a P,
     visit: V,
     stop: bool,
+    /// Where it has stopped, if it has.
+    end: Option<u64>,
     denied: Denied,
     format: PhantomData<F>,
 }
 
 impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F, P, V> {
     /// Visits the leaf at one entry; a run once, at its first member.
-    #[inline]
+    #[cfg_attr(feature = "small", inline(never))]
     fn leaf(
         &mut self,
         table: &Table<'_, P>,
@@ -82,17 +86,18 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F
         level: Level,
         first: u64,
         mut entry: u64,
-    ) -> ControlFlow<u64> {
+    ) -> ControlFlow<()> {
         if entry & F::CONTIGUOUS != 0 {
             let members = run::members::<F>(index, level);
             if index != members.start {
                 return ControlFlow::Continue(());
             }
             // SAFETY: the table was cut off or never linked, and only this thread of execution knows it.
-            entry = run::gather::<F>(members, level, |member| unsafe { table.read(member) });
+            entry = run::gather::<F>(members, level, &mut |member| unsafe { table.read(member) });
         }
         if self.stop {
-            return ControlFlow::Break(first);
+            self.end = Some(first);
+            return ControlFlow::Break(());
         }
         let leaf = Leaf::new(first, entry, level, self.denied.at(level));
         self.stop = (self.visit)(leaf).is_break();
@@ -103,31 +108,25 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F
 impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
     for Reclaim<'_, F, P, V>
 {
-    type Stop = u64;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<u64, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         match F::kind(entry, level) {
             Kind::Table => {
                 if let Some(below) = level.down() {
                     self.denied.enter::<F>(entry, below);
                 }
-                return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+                Step::Into(F::address(entry, level))
             }
-            Kind::Leaf => self.leaf(table, index, level, slice.first, entry)?,
-            Kind::Invalid => {}
+            Kind::Leaf => match self.leaf(table, index, level, slice.first, entry) {
+                ControlFlow::Continue(()) => Step::Next,
+                ControlFlow::Break(()) => Step::Stop,
+            },
+            Kind::Invalid => Step::Next,
         }
-        ControlFlow::Continue(Step::Next)
     }
 
     #[inline(always)]
-    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         // SAFETY: the table was cut off or never linked, and only this thread of execution knows it.
         let read = |index: usize| unsafe { table.read(index) };
@@ -150,7 +149,8 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
             if leaves {
                 for entry in line {
                     if self.stop {
-                        return ControlFlow::Break(at(index));
+                        self.end = Some(at(index));
+                        return ControlFlow::Break(());
                     }
                     let leaf = Leaf::new(at(index), entry, Level::PAGE, denied);
                     index += 1;
@@ -169,11 +169,6 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
             }
         }
         ControlFlow::Continue(())
-    }
-
-    #[inline(always)]
-    fn leaves(&self) -> bool {
-        true
     }
 
     fn leave(&mut self, level: Level, child: Pa) {
@@ -203,13 +198,14 @@ pub(crate) unsafe fn reclaim_all<F: Format, P: Platform>(
             ControlFlow::Continue(())
         },
         stop: false,
+        end: None,
         denied: Denied::new(Perms::empty()),
         format: PhantomData,
     };
     for slice in slices {
         // SAFETY: the root (1.). Each table is below one entry of it, and the walk passes it once (2.).
-        let _: ControlFlow<u64> =
-            unsafe { walk::<F, P, _>(platform, root, F::root_level(), slice, &mut reclaim) };
+        let _: ControlFlow<()> =
+            unsafe { walk::<F, P>(platform, root, F::root_level(), slice, &mut reclaim) };
     }
 }
 
@@ -217,22 +213,35 @@ pub(crate) unsafe fn reclaim_all<F: Format, P: Platform>(
 ///
 /// The caller vouches that nothing can reach the table: it was never linked, or its invalidation is complete.
 pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: Level) {
-    let mut reclaim = Reclaim::<F, P, _> {
-        platform,
-        visit: |_| ControlFlow::Continue(()),
-        stop: false,
-        denied: Denied::new(Perms::empty()),
-        format: PhantomData,
-    };
     if level != Level::PAGE {
         let slice = Slice {
             first: 0,
             last: (1 << (F::shift(level) + F::INDEX_BITS)) - 1,
         };
         // SAFETY: a whole table of this format, below the root.
-        let _: ControlFlow<u64> =
-            unsafe { walk::<F, P, _>(platform, frame, level, slice, &mut reclaim) };
+        let _: ControlFlow<()> =
+            unsafe { walk::<F, P>(platform, frame, level, slice, &mut FreeTables(platform)) };
     }
     // SAFETY: as the caller vouches.
     unsafe { platform.free_table(frame, level) };
+}
+
+/// Frees tables on the way back.
+struct FreeTables<'a, P>(&'a P);
+
+impl<F: Format, P: Platform> Visit<F, P> for FreeTables<'_, P> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, _: Slice) -> Step {
+        let entry = table.load(index);
+        match F::kind(entry, level) {
+            Kind::Table => Step::Into(F::address(entry, level)),
+            _ => Step::Next,
+        }
+    }
+
+    fn leave(&mut self, level: Level, child: Pa) {
+        if let Some(below) = level.down() {
+            // SAFETY: as the caller of `free_tree` vouches; the walk passes each table once.
+            unsafe { self.0.free_table(child, below) };
+        }
+    }
 }

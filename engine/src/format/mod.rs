@@ -680,9 +680,16 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     }
 }
 
+/// What a leaf [means](Format::decode), as a call: where that is asked once for many leaves.
+#[inline(never)]
+pub(crate) fn meaning<F: Format>(leaf: u64, level: Level) -> Attrs {
+    F::decode(leaf, level)
+}
+
 /// The leaf `entry` with these flags set besides those that it has.
+#[inline(never)]
 pub(crate) fn with_flags<F: Format>(entry: u64, level: Level, accessed: bool, dirty: bool) -> u64 {
-    let attrs = F::decode(entry, level);
+    let attrs = meaning::<F>(entry, level);
     let flagged = Attrs {
         accessed: attrs.accessed || accessed,
         dirty: attrs.dirty || dirty,
@@ -701,6 +708,7 @@ pub(crate) fn withheld<F: Format>(leaf: u64) -> u64 {
 }
 
 /// The leaf that a format has encoded, in the place of `entry`: with its address, and in its run.
+#[inline(never)]
 pub(crate) fn in_place_of<F: Format>(entry: u64, level: Level, bits: u64) -> u64 {
     F::with_address(bits, F::address(entry, level)) | entry & F::CONTIGUOUS
 }
@@ -708,6 +716,8 @@ pub(crate) fn in_place_of<F: Format>(entry: u64, level: Level, bits: u64) -> u64
 /// The leaf `entry` with every flag set that a walker may still set in it. Where what walkers set from now on is not
 /// looked at, this is what to write: said too much, never too little.
 pub(crate) fn saturate<F: Format>(entry: u64, level: Level) -> u64 {
-    let writable = F::decode(entry, level).perms.intersects(Perms::ANY_WRITE);
+    let writable = meaning::<F>(entry, level)
+        .perms
+        .intersects(Perms::ANY_WRITE);
     with_flags::<F>(entry, level, true, writable)
 }

@@ -61,14 +61,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             clean,
             instructions,
             mapped: 0,
+            refused: None,
         };
         let _walk = self.platform.enter();
-        let end = self.visit(slice, &mut bulk);
+        let _: ControlFlow<()> = self.visit(slice, &mut bulk);
         self.platform.barrier(Barrier::Publish);
-        match end {
-            ControlFlow::Continue(()) => Ok(bulk.mapped),
-            ControlFlow::Break(refused) => Err(refused),
-        }
+        bulk.refused.map_or(Ok(bulk.mapped), Err)
     }
 }
 
@@ -78,6 +76,7 @@ struct Bulk<'a, F: Format, P: SharedPlatform> {
     clean: bool,
     instructions: bool,
     mapped: u64,
+    refused: Option<Refused<F::Input>>,
 }
 
 impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
@@ -123,17 +122,9 @@ impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
 }
 
 impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
-    type Stop = Refused<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let Some(below) = level.down() else {
-            return ControlFlow::Continue(Step::Next);
+            return Step::Next;
         };
         let platform = self.space.platform();
         let busy = Refused::Busy(F::Input::from_bits(slice.first));
@@ -141,11 +132,9 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
         // A hole that is taken away and comes back is another edit at work.
         for _ in 0..4 {
             match F::kind(entry, level) {
-                Kind::Table => {
-                    return ControlFlow::Continue(Step::Into(F::address(entry, level)));
-                }
-                Kind::Leaf => return ControlFlow::Continue(Step::Next),
-                Kind::Invalid if entry != 0 => return ControlFlow::Break(busy),
+                Kind::Table => return Step::Into(F::address(entry, level)),
+                Kind::Leaf => return Step::Next,
+                Kind::Invalid if entry != 0 => break,
                 Kind::Invalid => {}
             }
             let leaf = self.leaves.fits(level, slice);
@@ -174,22 +163,21 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
             match done {
                 Ok(None) if whole => {
                     self.mapped += slice.last - slice.first + 1;
-                    return ControlFlow::Continue(Step::Next);
+                    return Step::Next;
                 }
                 Ok(None) => entry = table.follow(index),
                 Ok(Some(now)) => entry = now,
-                Err(()) => return ControlFlow::Break(Refused::NeedsTables(1)),
+                Err(()) => {
+                    self.refused = Some(Refused::NeedsTables(1));
+                    return Step::Stop;
+                }
             }
         }
-        ControlFlow::Break(busy)
+        self.refused = Some(busy);
+        Step::Stop
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Self::Stop> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let size = 1u64 << F::PAGE_SHIFT;
         let mut at = first;
         for index in range {
@@ -204,7 +192,8 @@ impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
                     self.mapped += size;
                 }
             } else if F::kind(entry, Level::PAGE) == Kind::Invalid {
-                return ControlFlow::Break(Refused::Busy(F::Input::from_bits(at)));
+                self.refused = Some(Refused::Busy(F::Input::from_bits(at)));
+                return ControlFlow::Break(());
             }
             at = at.wrapping_add(size);
         }

@@ -20,7 +20,6 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 
-use core::convert::Infallible;
 use core::ops::{ControlFlow, Range};
 
 use crate::addr::{Level, Pa};
@@ -311,7 +310,7 @@ impl<F: Format, P: SharedPlatform + Clone> Beside<'_, F, P> {
                     first: stale.first,
                     last: stale.last,
                 };
-                let _: ControlFlow<Infallible> = self.space.visit(slice, &mut Thaw { mark });
+                let _: ControlFlow<()> = self.space.visit(slice, &mut Thaw { mark });
             }
         }
         self.count.end();
@@ -352,29 +351,16 @@ impl Thaw {
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Thaw {
-    type Stop = Infallible;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        _: Slice,
-    ) -> ControlFlow<Infallible, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, _: Slice) -> Step {
         let entry = table.follow(index);
         if F::kind(entry, level) == Kind::Table {
-            return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+            return Step::Into(F::address(entry, level));
         }
         self.one(table, index);
-        ControlFlow::Continue(Step::Next)
+        Step::Next
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        _: u64,
-    ) -> ControlFlow<Infallible> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, _: u64) -> ControlFlow<()> {
         for index in range {
             self.one(table, index);
         }

@@ -50,7 +50,6 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 
-use core::convert::Infallible;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
@@ -255,7 +254,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             ranges.run::<F, P>(space.platform(), target);
             for slice in space.everything() {
                 let mut mend = mend;
-                let _: ControlFlow<Infallible> = space.visit(slice, &mut mend);
+                let _: ControlFlow<()> = space.visit(slice, &mut mend);
             }
             space.platform().barrier(Barrier::Publish);
         }
@@ -342,9 +341,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         self.reach.holds(input.bits(), input.bits())
     }
 
-    fn visit<V: Visit<F, P>>(&self, slice: Slice, visitor: &mut V) -> ControlFlow<V::Stop> {
+    fn visit(&self, slice: Slice, visitor: &mut dyn Visit<F, P>) -> ControlFlow<()> {
         // SAFETY: the root of a tree of this format; the caller has entered a walk, which keeps its tables.
-        unsafe { walk::<F, P, V>(&self.platform, self.root, F::root_level(), slice, visitor) }
+        unsafe { walk::<F, P>(&self.platform, self.root, F::root_level(), slice, visitor) }
     }
 
     /// The entry that decides about `input` at `level`: at that level, or above where no table is.
@@ -409,35 +408,22 @@ struct Mend {
 }
 
 impl<F: Format, P: Platform> Visit<F, P> for Mend {
-    type Stop = Infallible;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        _: Slice,
-    ) -> ControlFlow<Infallible, WalkStep> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, _: Slice) -> WalkStep {
         let entry = table.load(index);
         match F::kind(entry, level) {
             Kind::Table => {
                 if self.open && F::is_protected(entry) {
                     table.link(index, F::open_table(entry));
                 }
-                return ControlFlow::Continue(WalkStep::Into(F::address(entry, level)));
+                return WalkStep::Into(F::address(entry, level));
             }
             Kind::Invalid if self.unclaim && entry != 0 => table.store(index, 0),
             _ => {}
         }
-        ControlFlow::Continue(WalkStep::Next)
+        WalkStep::Next
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        _: u64,
-    ) -> ControlFlow<Infallible> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, _: u64) -> ControlFlow<()> {
         for index in range {
             let entry = table.load(index);
             if self.unclaim && entry != 0 && F::kind(entry, Level::PAGE) == Kind::Invalid {

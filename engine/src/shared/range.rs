@@ -5,7 +5,7 @@ use core::ops::{ControlFlow, Range};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
 use crate::edit::EditError;
-use crate::edit::{Change, Frames};
+use crate::edit::{Change, Frames, fill_parts};
 use crate::flush::{Fate, Flush, Held, Leaf, Progress, Ranges};
 use crate::format::in_place_of;
 use crate::format::{Format, Kind, Perms};
@@ -63,17 +63,18 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             stop: false,
             mark,
             kept: false,
+            end: None,
         };
-        let end = space.visit(slice, &mut unmap);
-        let passed_over = unmap.kept;
+        let _: ControlFlow<()> = space.visit(slice, &mut unmap);
+        let (passed_over, end) = (unmap.kept, unmap.end);
         self.flush.ranges.everything = everything;
         if space.has_seen_unfinished(self.count.own()) {
             self.flush.ranges.add(slice, None, true);
         }
         Ok(Taken {
             progress: match end {
-                ControlFlow::Continue(()) => Progress::Done,
-                ControlFlow::Break(at) => Progress::Stopped(F::Input::from_bits(at)),
+                None => Progress::Done,
+                Some(at) => Progress::Stopped(F::Input::from_bits(at)),
             },
             passed_over,
         })
@@ -173,18 +174,16 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             count: &mut self.count,
             changed,
             sum: Protected::default(),
+            refused: None,
         };
-        let end = space.visit(slice, &mut protect);
-        let sum = protect.sum;
+        let _: ControlFlow<()> = space.visit(slice, &mut protect);
+        let (sum, refused) = (protect.sum, protect.refused);
         self.flush.ranges.everything = everything;
         // What was changed may be remembered by another level.
         if space.has_seen_unfinished(self.count.own()) {
             self.flush.ranges.add(slice, None, true);
         }
-        match end {
-            ControlFlow::Continue(()) => Ok(sum),
-            ControlFlow::Break(error) => Err(error),
-        }
+        refused.map_or(Ok(sum), Err)
     }
 
     /// Splits the leaf that translates `input` into leaves one level smaller, in a table that is filled before any walk comes
@@ -294,10 +293,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     ) -> Result<Option<F::Input>, EditError<F::Input>> {
         let slice = self.check(span)?;
         let _walk = self.platform.enter();
-        Ok(match self.visit(slice, &mut FirstLarge) {
-            ControlFlow::Continue(()) => None,
-            ControlFlow::Break(at) => Some(F::Input::from_bits(at)),
-        })
+        let mut first = FirstLarge(None);
+        let _: ControlFlow<()> = self.visit(slice, &mut first);
+        Ok(first.0.map(F::Input::from_bits))
     }
 
     /// Writes the parts of a leaf at `at` into a table at `below`.
@@ -309,11 +307,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     ) -> Result<(), EditError<F::Input>> {
         let attrs = F::decode(leaf, at);
         let bits = F::encode(&attrs, below)?;
-        let start = F::address(leaf, at).get();
-        for index in 0..1usize << F::INDEX_BITS {
-            let frame = Pa::new(start + ((index as u64) << F::shift(below)));
-            table.store(index, F::with_address(bits, frame));
-        }
+        fill_parts::<F, P>(table, bits, F::address(leaf, at), below);
         Ok(())
     }
 
@@ -370,28 +364,19 @@ pub struct Taken<A> {
 }
 
 /// Finds the first leaf that is larger than a page.
-struct FirstLarge;
+struct FirstLarge(Option<u64>);
 
 impl<F: Format, P: Platform> Visit<F, P> for FirstLarge {
-    type Stop = u64;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.follow(index);
         match F::kind(entry, level) {
-            Kind::Table => ControlFlow::Continue(Step::Into(F::address(entry, level))),
-            Kind::Leaf => ControlFlow::Break(slice.first),
-            Kind::Invalid => ControlFlow::Continue(Step::Next),
+            Kind::Table => Step::Into(F::address(entry, level)),
+            Kind::Leaf => {
+                self.0 = Some(slice.first);
+                Step::Stop
+            }
+            Kind::Invalid => Step::Next,
         }
-    }
-
-    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<Self::Stop> {
-        ControlFlow::Continue(())
     }
 }
 
@@ -405,6 +390,8 @@ struct Unmap<'a, 's, P, V> {
     /// What is left in the place of what was taken.
     mark: u64,
     kept: bool,
+    /// Where it has stopped, if it has.
+    end: Option<u64>,
 }
 
 impl<P: Platform, V> Unmap<'_, '_, P, V> {
@@ -424,15 +411,7 @@ impl<P: Platform, V> Unmap<'_, '_, P, V> {
 impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F, P>
     for Unmap<'_, '_, P, V>
 {
-    type Stop = u64;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<u64, Step> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let mut entry = table.follow(index);
         loop {
             let kind = F::kind(entry, level);
@@ -441,13 +420,14 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 (Kind::Invalid, _) | (Kind::Table, None) => {
                     self.kept |= is_kept::<F>(entry);
                     pass_over(self.flush, entry, slice);
-                    return ControlFlow::Continue(Step::Next);
+                    return Step::Next;
                 }
                 (Kind::Table, _) if !slice.is_whole::<F>(level) => {
-                    return ControlFlow::Continue(Step::Into(child));
+                    return Step::Into(child);
                 }
                 _ if self.stop || !self.flush.has_room(self.platform, child) => {
-                    return ControlFlow::Break(slice.first);
+                    self.end = Some(slice.first);
+                    return Step::Stop;
                 }
                 _ => {}
             }
@@ -461,11 +441,11 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                     self.flush
                         .carry(self.platform, child, below, slice.first, denied, fate);
                     self.flush.ranges.add(slice, None, true);
-                    return ControlFlow::Continue(Step::Next);
+                    return Step::Next;
                 }
                 (Ok(()), _) => {
                     self.taken(entry, level, slice.first);
-                    return ControlFlow::Continue(Step::Next);
+                    return Step::Next;
                 }
                 // A flag was set, a leaf has become a table, or another processor has claimed it.
                 (Err(now), _) => entry = now,
@@ -473,13 +453,14 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
         }
     }
 
-    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<u64> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let mut at = first;
         for index in range {
             let mut entry = table.load(index);
             while F::kind(entry, Level::PAGE) == Kind::Leaf {
                 if self.stop {
-                    return ControlFlow::Break(at);
+                    self.end = Some(at);
+                    return ControlFlow::Break(());
                 }
                 self.count.begin();
                 match table.compare_exchange(index, entry, self.mark) {
@@ -509,7 +490,7 @@ fn pass_over(flush: &mut Flush, entry: u64, slice: Slice) {
     }
 }
 
-struct Protect<'a, 's, V> {
+struct Protect<'a, 's, F: Format, V> {
     change: Change,
     caps: Caps,
     flush: &'a mut Flush,
@@ -517,20 +498,18 @@ struct Protect<'a, 's, V> {
     /// Is told of each leaf that was changed.
     changed: V,
     sum: Protected,
+    refused: Option<EditError<F::Input>>,
 }
 
-impl<V> Protect<'_, '_, V> {
-    fn one<F: Format, P: Platform>(
+impl<F: Format, V: FnMut(Leaf<F>)> Protect<'_, '_, F, V> {
+    fn one<P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         index: usize,
         level: Level,
         at: u64,
         mut entry: u64,
-    ) -> ControlFlow<EditError<F::Input>>
-    where
-        V: FnMut(Leaf<F>),
-    {
+    ) -> ControlFlow<()> {
         loop {
             if F::kind(entry, level) != Kind::Leaf {
                 if F::kind(entry, level) == Kind::Invalid {
@@ -546,13 +525,17 @@ impl<V> Protect<'_, '_, V> {
             }
             let new = match F::encode(&attrs, level) {
                 Ok(bits) => in_place_of::<F>(entry, level, bits),
-                Err(why) => return ControlFlow::Break(why.into()),
+                Err(why) => {
+                    self.refused = Some(why.into());
+                    return ControlFlow::Break(());
+                }
             };
             // What a parked leaf was before, another processor may be about to have forgotten.
             let [was, is] = [entry, new].map(|it| State::remembered::<F>(it, level));
             let mut how = transition(F::RULE, &was, &is, level, &self.caps, Contents::Same);
             if how == Transition::Break {
-                return ControlFlow::Break(EditError::NeedsBreak(F::Input::from_bits(at)));
+                self.refused = Some(EditError::NeedsBreak(F::Input::from_bits(at)));
+                return ControlFlow::Break(());
             }
             if F::is_parked(entry) {
                 // This edit leaves nothing to forget.
@@ -580,36 +563,24 @@ impl<V> Protect<'_, '_, V> {
     }
 }
 
-impl<F: Format, P: Platform, V: FnMut(Leaf<F>)> Visit<F, P> for Protect<'_, '_, V> {
-    type Stop = EditError<F::Input>;
-
-    fn entry(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        level: Level,
-        slice: Slice,
-    ) -> ControlFlow<Self::Stop, Step> {
+impl<F: Format, P: Platform, V: FnMut(Leaf<F>)> Visit<F, P> for Protect<'_, '_, F, V> {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.follow(index);
         if F::kind(entry, level) == Kind::Table {
-            return ControlFlow::Continue(Step::Into(F::address(entry, level)));
+            return Step::Into(F::address(entry, level));
         }
-        self.one(table, index, level, slice.first, entry)?;
+        if self.one(table, index, level, slice.first, entry).is_break() {
+            return Step::Stop;
+        }
         // A leaf that became a table meanwhile has had its permissions from before the change.
         let now = table.follow(index);
-        ControlFlow::Continue(if F::kind(now, level) == Kind::Table {
-            Step::Into(F::address(now, level))
-        } else {
-            Step::Next
-        })
+        match F::kind(now, level) {
+            Kind::Table => Step::Into(F::address(now, level)),
+            _ => Step::Next,
+        }
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<Self::Stop> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let mut at = first;
         for index in range {
             let entry = table.load(index);

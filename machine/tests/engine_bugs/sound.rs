@@ -249,7 +249,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "an unmap that unwinds is not forgotten",
         file: UNMAP,
-        find: "core::mem::replace(&mut self.ranges.everything, «conditions.live»)",
+        find: "core::mem::replace(&mut self.left.ranges.everything, «conditions.live»)",
         with: "false",
         rules: FORGOTTEN,
     },
@@ -344,7 +344,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "what is parked is not invalidated",
         file: PROTECT,
-        find: "_ if !F::is_parked(bits) => «plan.invalidate = true»,",
+        find: "_ if parks => «plan.invalidate = true»,",
         with: "plan.news = true",
         rules: FORGOTTEN,
     },
