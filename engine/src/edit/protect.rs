@@ -17,7 +17,7 @@ use super::Change;
 use super::live::{Cut, Look};
 use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
-use crate::bbm::{Rule, State, Transition};
+use crate::bbm::{State, Transition};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, Conditions, EditError};
 use crate::entry::LINE;
@@ -245,14 +245,13 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         space.check_global(!change.turns_local())?;
         // A look before the edit, only where something might be found.
         let grants = space.tables_deny && change.new_perms().is_some();
-        let refusable = F::RULE == Rule::Arm && space.may_refuse(&change);
+        let refusable = F::RULE.breaks() && space.may_refuse(&change);
         if grants || refusable {
             let perms = change.new_perms().filter(|_| grants);
             let mut left = Left::new();
             let mut recode = Recode::<F>::new(space.conditions(), recent, &mut left);
-            let refuse = |entry, level| {
-                F::RULE == Rule::Arm && refusable && recode.would_break(entry, level)
-            };
+            let refuse =
+                |entry, level| F::RULE.breaks() && refusable && recode.would_break(entry, level);
             Look::<F, _>::new(refuse, perms).at(space, slice)?;
         }
         Ok(())
