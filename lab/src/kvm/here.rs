@@ -165,9 +165,8 @@ fn head(parameters: &Parameters) -> String {
         (None, true, false) => "manual protection".to_owned(),
         (None, false, _) => "reading clears".to_owned(),
     };
-    let wrapped = report::wrapped(&parameters.host.line, 78, "  ");
-    format!(
-        "{wrapped}\n{}{}, {} of {} in all, {log}, {}\n\n",
+    let line = format!(
+        "{}{}, {} of {} in all, {log}, {}",
         report::counted(u64::from(parameters.vcpus), "vCPU", "vCPUs"),
         if parameters.nested {
             " of a guest's guest"
@@ -177,7 +176,9 @@ fn head(parameters: &Parameters) -> String {
         human(parameters.bytes),
         parameters.source,
         report::counted(u64::from(parameters.rounds), "round", "rounds"),
-    )
+    );
+    let wrapped = |line: &str| report::wrapped(line, 78, "  ");
+    format!("{}\n{}\n\n", wrapped(&parameters.host.line), wrapped(&line))
 }
 
 /// As on the machine, and all phases. Times are in seconds as there, those of phases in nanoseconds.
@@ -491,4 +492,29 @@ pub fn page_table_test(asked: &Asked, json: bool) -> Result<(), Error> {
         let phases: Vec<_> = phases.collect();
         head(&report.parameters) + &summary::times(&phases) + &summary::counts(&phases)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kvm::Options;
+
+    #[test]
+    fn what_ran_fits_a_terminal() {
+        let backing = "anonymous_hugetlb_16gb".parse().expect("a backing");
+        let options = Options {
+            nested: true,
+            all_set: true,
+            rounds: Some(1000),
+            ..Options::default()
+        };
+        let asked = Asked::new(backing, 1000 << 30, 1024, options);
+        let head = head(&parameters(&asked, computer().expect("Linux")));
+        assert!(
+            head.contains("1,024 vCPUs of a guest's guest, 1000 GiB"),
+            "{head}"
+        );
+        let longest = head.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(80), "{head}");
+    }
 }
