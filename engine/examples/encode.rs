@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use tablewright::hyperv::{Encoder, PAGE_WORDS, Targets, VpSet};
+use tablewright::hyperv::{FlushEncoder, PAGE_WORDS, Targets, VpSet};
 use tablewright::shootdown::Cpus;
 use tablewright::{Invalidation, Pa, Stale, What};
 
@@ -15,7 +15,7 @@ const ROUNDS: u32 = 2000;
 const MOST_NS: f64 = 1000.0;
 
 fn main() -> ExitCode {
-    let encoder = Encoder {
+    let encoder = FlushEncoder {
         most_ranges: 64,
         takes_sets: true,
     };

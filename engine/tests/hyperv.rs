@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
 use tablewright::hyperv::{
-    Call, Decoded, Encoder, Flags, FlushQueue, HostCaps, Input, LIST, LIST_EX, Messenger, Output,
+    Call, Caller, Decoded, Flags, FlushEncoder, FlushQueue, HostCaps, Input, LIST, LIST_EX, Output,
     PAGE_WORDS, PROCESSORS, Pages, Range, Refusal, Status, Targets, VpSet, decode,
 };
 use tablewright::{Invalidation, Pa, Stale, What};
@@ -48,7 +48,7 @@ fn set(processors: impl IntoIterator<Item = u32>) -> VpSet {
 
 /// What a guest asks for, decoded by a host from a page with rubbish behind it.
 fn through(
-    encoder: Encoder,
+    encoder: FlushEncoder,
     targets: Targets<'_>,
     flush: &Invalidation<'_>,
 ) -> Result<Option<Decoded>, Refusal> {
@@ -108,7 +108,7 @@ proptest! {
         let targets = if everywhere { Targets::All } else { Targets::Set(&set) };
         let list: Vec<_> = ranges.iter().map(|&(first, last)| range(first, last)).collect();
         let what = if everything { What::Everything } else { What::Ranges(&list) };
-        let encoder = Encoder { most_ranges, takes_sets: true };
+        let encoder = FlushEncoder { most_ranges, takes_sets: true };
         let decoded = through(encoder, targets, &flush(what, global)).unwrap();
         if !everywhere && processors.is_empty() {
             prop_assert_eq!(decoded, None);
@@ -135,7 +135,7 @@ proptest! {
 
 #[test]
 fn a_page_holds_what_it_holds_and_no_more() {
-    let encoder = Encoder {
+    let encoder = FlushEncoder {
         most_ranges: usize::MAX,
         takes_sets: true,
     };
@@ -177,11 +177,11 @@ fn an_empty_set_is_not_all_and_too_many_are_refused() {
     let none = VpSet::EMPTY;
     let ranges = [range(0, 4095)];
     let what = &flush(What::Ranges(&ranges), false);
-    let encoder = Encoder::default();
+    let encoder = FlushEncoder::default();
     assert_eq!(through(encoder, Targets::Set(&none), what), Ok(None));
     let nothing = flush(What::Ranges(&[]), true);
     assert_eq!(through(encoder, Targets::All, &nothing), Ok(None));
-    let old = Encoder {
+    let old = FlushEncoder {
         takes_sets: false,
         ..encoder
     };
@@ -213,7 +213,7 @@ struct Slow {
 }
 
 // SAFETY: there is no processor (1.).
-unsafe impl Messenger for &Slow {
+unsafe impl Caller for &Slow {
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         let flush = decode(input, 0, page, &HOST).unwrap();
         let ranges: Vec<_> = flush
@@ -244,7 +244,7 @@ fn a_call_goes_on_where_the_host_has_stopped() {
             fails_at: usize::MAX,
             done: Vec::new().into(),
         };
-        let sent = Encoder::default().send(&&host, Some(&mut page), Targets::All, &what);
+        let sent = FlushEncoder::default().send(&&host, Some(&mut page), Targets::All, &what);
         assert_eq!(sent, Ok(()));
         assert_eq!(*host.done.borrow(), expected);
     }
@@ -254,11 +254,11 @@ fn a_call_goes_on_where_the_host_has_stopped() {
         done: Vec::new().into(),
     };
     let mut send =
-        |host: &Slow| Encoder::default().send(&host, Some(&mut page), Targets::All, &what);
+        |host: &Slow| FlushEncoder::default().send(&host, Some(&mut page), Targets::All, &what);
     assert_eq!(send(&host(3, 6)), Err(Refusal::Status(Status(11))));
     // One that does nothing and says that all is well would be asked for ever.
     assert_eq!(send(&host(0, 99)), Err(Refusal::Status(Status::INPUT)));
-    let sent = Encoder::default().send(&&host(1, 99), None, Targets::All, &what);
+    let sent = FlushEncoder::default().send(&&host(1, 99), None, Targets::All, &what);
     assert_eq!(sent, Err(Refusal::NoPage));
 }
 

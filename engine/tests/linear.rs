@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use tablewright::format::{Arm64K4, Arm64K16, Arm64K64Wide, X86_64};
 use tablewright::hosted::{Hosted, Told};
 use tablewright::linear::{
-    Coarse, Direct, Identity, LinearError, LinearMap, MemoryMap, SlotMemory, Slots, Window,
+    Coarse, Direct, LinearError, LinearMap, MemoryMap, OneToOne, SlotMemory, Slots, Window,
     Windowed,
 };
 use tablewright::{
@@ -131,7 +131,7 @@ struct IdentityOf<'b, F: Judged> {
 }
 
 // SAFETY: the pointer is that of the frame; the assertions hold the map to its promise.
-unsafe impl<F: Judged> Identity for IdentityOf<'_, F> {
+unsafe impl<F: Judged> OneToOne for IdentityOf<'_, F> {
     fn pointer(&self, frame: Pa) -> NonNull<Entry> {
         if let Some(root) = self.root.get() {
             let mut read =

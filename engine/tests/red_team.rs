@@ -17,7 +17,7 @@ use tablewright::hosted::{Event, Threads, Told, Walk};
 use tablewright::shared::{
     self, Epochs, GracePeriod, Mapped, NewLeaf, Protected, Refused, SharedPlatform, SharedSpace,
 };
-use tablewright::shootdown::{Message, amd::Broadcast};
+use tablewright::shootdown::{Message, amd::InvlpgbMessenger};
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Invalidation, Ipa, Level,
     Mapping, Memory, Pa, Perms, Platform, Span, TableLink, Va,
@@ -261,7 +261,7 @@ fn a_table_that_is_linked_is_empty() {
 /// A walk ended with the first of two that one processor had under way.
 #[test]
 fn a_walk_is_not_over_before_it_is_dropped() {
-    let slots = [const { shared::Slot::new() }; 1];
+    let slots = [const { shared::WalkSlot::new() }; 1];
     let epochs = Epochs::new(&slots);
     // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to the end of its walks (3.), and made them alone
     // (4.).
@@ -674,7 +674,7 @@ fn an_unmap_behind_a_coalesce_on_x86_names_no_level() {
             from: 0,
             flush: log[0].invalidation(),
         };
-        let broadcast = Broadcast {
+        let broadcast = InvlpgbMessenger {
             most: 511,
             cost: 0,
             hardware: (),

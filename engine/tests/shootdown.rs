@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use tablewright::format::X86_64;
 use tablewright::hosted::Threads;
 use tablewright::hyperv::{
-    self, Encoder, Flags, HostCaps, Input, Output, PAGE_WORDS, Status, Targets, VpSet,
+    self, Flags, FlushEncoder, HostCaps, Input, Output, PAGE_WORDS, Status, Targets, VpSet,
 };
 use tablewright::shared::{Cut, SharedPlatform};
 use tablewright::shootdown::amd::{self, Invlpgb};
@@ -256,7 +256,7 @@ fn vp_index(cpu: usize) -> Option<u32> {
 }
 
 // SAFETY: there are no hypercalls here.
-unsafe impl hyperv::Messenger for &World<'_> {
+unsafe impl hyperv::Caller for &World<'_> {
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         self.hypercalls.set(self.hypercalls.get() + 1);
         if self.hypervisor_refuses.get() {
@@ -543,12 +543,12 @@ fn with_world<T>(bits: Option<u32>, program: impl FnOnce(&World<'_>) -> T) -> T 
 fn play(world: &World<'_>, steps: &[Step], identified: bool) {
     let spaces = world.spaces;
     let hypercall = Hypercall {
-        encoder: Encoder::default(),
+        encoder: FlushEncoder::default(),
         cost: 15,
         calls: world,
     };
     let deferred = Deferred::new(|cpu| world.flags.get(cpu));
-    let broadcast = amd::Broadcast {
+    let broadcast = amd::InvlpgbMessenger {
         most: 1,
         cost: 2,
         hardware: world,
@@ -759,7 +759,7 @@ fn a_messenger_is_used_where_it_costs_less_than_interrupts() {
     with_world(Some(BITS), |world| {
         (0..2).for_each(|cpu| world.switch(cpu, Some(0)));
         let hypercall = Hypercall {
-            encoder: Encoder::default(),
+            encoder: FlushEncoder::default(),
             cost: 15,
             calls: world,
         };
@@ -1123,7 +1123,7 @@ fn broadcast(most: u16, flush: &Invalidation<'_>) -> Vec<Invlpgb> {
     let hardware = ();
     let mut all = Vec::new();
     let cost = 0;
-    amd::Broadcast {
+    amd::InvlpgbMessenger {
         most,
         cost,
         hardware,
@@ -1167,7 +1167,7 @@ fn everything_includes_what_is_global() {
     let mut page = [0; PAGE_WORDS];
     let mut set = VpSet::EMPTY;
     set.insert(1);
-    let encoder = Encoder::default();
+    let encoder = FlushEncoder::default();
     encoder
         .encode(&mut page, Targets::Set(&set), &flush)
         .unwrap();
@@ -1216,7 +1216,7 @@ fn a_global_page_is_forgotten() {
     let mut input = [0; PAGE_WORDS];
     let mut set = VpSet::EMPTY;
     set.insert(1);
-    Encoder::default()
+    FlushEncoder::default()
         .encode(&mut input, Targets::Set(&set), &flush)
         .unwrap();
     assert_eq!(Flags::from_bits_truncate(input[1]), Flags::ALL_SPACES);

@@ -28,7 +28,9 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, read_cntpct_el0, read_ctr_el0};
 use spin::mutex::SpinMutex;
 use tablewright::arch::arm64::{Domain, Ids, execute};
-use tablewright::shared::{CacheMaintenance, Epochs, GracePeriod, SharedPlatform, Slot, Walking};
+use tablewright::shared::{
+    CacheMaintenance, Epochs, GracePeriod, SharedPlatform, WalkSlot, Walking,
+};
 use tablewright::shootdown::Identity;
 use tablewright::shootdown::arm64::{Encoder, Instruction, Op, Regime, Tlbi};
 use tablewright::{
@@ -144,7 +146,7 @@ struct Free {
 
 /// `xtask` looks for it by this name.
 #[unsafe(no_mangle)]
-static WALKS: [Slot; cpu::MOST] = [const { Slot::new() }; cpu::MOST];
+static WALKS: [WalkSlot; cpu::MOST] = [const { WalkSlot::new() }; cpu::MOST];
 
 impl Machine {
     /// A machine whose tables lie in `memory`, with or without a planted bug.

@@ -1,7 +1,7 @@
 //! The engine's way: a coarse map of table memory in a root of its own, the linear map built through it, and the coarse
 //! map taken away again. Where one root serves both halves, [slots](through_slots) have to do.
 
-use tablewright::linear::{Coarse, Identity, LinearError, SlotMemory, Slots, Window, Windowed};
+use tablewright::linear::{Coarse, LinearError, OneToOne, SlotMemory, Slots, Window, Windowed};
 use tablewright::{AddressSpace, Attrs, EditError, Format, Half, Liveness, Pa, Platform, Span, Va};
 
 use super::Goal;
@@ -34,7 +34,7 @@ where
     F: Format<Input = Va>,
     P: Platform,
     M: SlotMemory,
-    I: Identity,
+    I: OneToOne,
 {
     let slots = slots::<F, _, _>(platform, fixmap, goal)?;
     // In an address space of its own, so not global.

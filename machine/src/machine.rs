@@ -16,7 +16,7 @@ use std::panic::Location;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use tablewright::linear::{Identity, SlotMemory};
+use tablewright::linear::{OneToOne, SlotMemory};
 use tablewright::{
     Barrier, Caps, Entry, Hooks, Invalidation, Level, Pa, Platform, Stale, TableLink, What,
 };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use loom::thread;
 use tablewright::Pa;
-use tablewright::shared::{Epochs, Quiescence, Slot};
+use tablewright::shared::{Epochs, Quiescence, WalkSlot};
 
 use crate::tables::{ADDRESS, PRESENT, ROOT, Tables, frame};
 
@@ -78,7 +78,8 @@ fn a_table_that_a_walk_may_hold_is_not_past() {
             tables.entry(child, 0).store(5);
             tables.entry(ROOT, 0).store(child.get() | PRESENT);
             // What a thread of a model borrows has to live for ever.
-            let slots: &'static [Slot] = Vec::leak((0..walks).map(|_| Slot::new()).collect());
+            let slots: &'static [WalkSlot] =
+                Vec::leak((0..walks).map(|_| WalkSlot::new()).collect());
             let epochs = Arc::new(Epochs::new(slots));
             let walks: Vec<_> = (0..walks)
                 .map(|cpu| {
@@ -113,7 +114,8 @@ fn a_table_that_a_processor_may_hold_is_not_past_before_it_passes_or_rests() {
             let child = frame(1);
             tables.entry(child, 0).store(5);
             tables.entry(ROOT, 0).store(child.get() | PRESENT);
-            let slots: &'static [Slot] = Vec::leak((0..readers).map(|_| Slot::new()).collect());
+            let slots: &'static [WalkSlot] =
+                Vec::leak((0..readers).map(|_| WalkSlot::new()).collect());
             let states = Arc::new(Quiescence::new(slots));
             let walks = 3 - readers;
             let readers: Vec<_> = (0..readers)

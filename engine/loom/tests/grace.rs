@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
-use tablewright::shared::{Epochs, Slot};
+use tablewright::shared::{Epochs, WalkSlot};
 
 use crate::tables::POISON;
 
@@ -20,7 +20,7 @@ struct Tree {
 impl Tree {
     fn new() -> Arc<Self> {
         // What a thread of a model borrows has to live for ever.
-        let slots: &'static [Slot] = Vec::leak(vec![Slot::new()]);
+        let slots: &'static [WalkSlot] = Vec::leak(vec![WalkSlot::new()]);
         Arc::new(Self {
             epochs: Epochs::new(slots),
             descriptor: AtomicU64::new(1),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use loom::thread::{self, JoinHandle};
 use tablewright::shared::{
-    Epochs, GracePeriod, Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace, Slot, Walking,
+    Epochs, GracePeriod, Mapped, NewLeaf, Refused, SharedPlatform, SharedSpace, WalkSlot, Walking,
 };
 use tablewright::{
     AddressSpace, Attrs, Barrier, Caps, Change, Entry, Hooks, Invalidation, Level, Mapping, Pa,
@@ -123,7 +123,7 @@ impl Machine {
 
     fn with(caps: Caps, last: Option<loom::sync::atomic::AtomicU64>) -> Self {
         // What a thread of a model borrows has to live for ever.
-        let slots: &'static [Slot] = Vec::leak((0..CPUS).map(|_| Slot::new()).collect());
+        let slots: &'static [WalkSlot] = Vec::leak((0..CPUS).map(|_| WalkSlot::new()).collect());
         Self(Arc::new(Parts {
             tables: Tables::new(),
             used: AtomicU64::new(0),

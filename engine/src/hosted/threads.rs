@@ -23,7 +23,7 @@ use crate::entry::{Entry, TableLink};
 use crate::invalidation::Invalidation;
 use crate::platform::{Barrier, Caps, Platform};
 use crate::shared::{
-    CacheMaintenance, Epochs, GracePeriod, Quiescence, SharedPlatform, Slot, Walking,
+    CacheMaintenance, Epochs, GracePeriod, Quiescence, SharedPlatform, WalkSlot, Walking,
 };
 
 std::thread_local! {
@@ -35,7 +35,7 @@ std::thread_local! {
 
 /// The slots of one platform. They stay for as long as the program runs, as a thread may end later than the platform.
 struct Slots {
-    slots: Box<[Slot]>,
+    slots: Box<[WalkSlot]>,
     /// Which of them belong to a thread.
     claimed: Box<[AtomicBool]>,
     /// The first so many are for threads that ask for one by its number, and as many for those that do not.
@@ -48,7 +48,7 @@ impl Slots {
     fn new(processors: usize) -> Self {
         let all = processors.max(1) * 2;
         Self {
-            slots: (0..all).map(|_| Slot::new()).collect(),
+            slots: (0..all).map(|_| WalkSlot::new()).collect(),
             claimed: (0..all).map(|_| AtomicBool::new(false)).collect(),
             numbered: all / 2,
             gone: AtomicBool::new(false),
@@ -274,7 +274,7 @@ enum Known<'t> {
     /// The thread's slot, by an epoch. It is there to be dropped.
     Announced { _walking: Walking<'t> },
     /// The thread's slot, which counts it: no quiescent state is passed meanwhile.
-    Counted(&'static Slot),
+    Counted(&'static WalkSlot),
     /// The list, by this epoch.
     Listed(&'t Mutex<Vec<u64>>, u64),
 }

@@ -47,10 +47,10 @@ impl core::error::Error for Refusal {}
 /// What calls an embedder makes.
 ///
 /// # Safety
-/// 1. [`call`](Messenger::call) makes the hypercall with the physical address of the page that it is given, on the
+/// 1. [`call`](Caller::call) makes the hypercall with the physical address of the page that it is given, on the
 ///    processor to which the page belongs, and interrupts are held off from before the page is written to after the
 ///    call.
-pub unsafe trait Messenger {
+pub unsafe trait Caller {
     /// Makes a call with this page of input.
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output;
 }
@@ -58,32 +58,32 @@ pub unsafe trait Messenger {
 /// Writes flushes into the input page of a processor.
 ///
 /// ```
-/// use tablewright::hyperv::{Call, Encoder, Flags, PAGE_WORDS, Targets, VpSet};
+/// use tablewright::hyperv::{Call, FlushEncoder, Flags, PAGE_WORDS, Targets, VpSet};
 /// use tablewright::{Invalidation, Pa, Stale, What};
 /// let mut page = [0; PAGE_WORDS];
 /// let mut to = VpSet::EMPTY;
 /// to.insert(5);
 /// let range = Stale { first: 0x7000, last: 0x8fff, level: None, tables: false };
 /// let flush = Invalidation { root: Pa::new(0x1234_5000), id: 1, global: false, what: What::Ranges(&[range]) };
-/// let input = Encoder::default().encode(&mut page, Targets::Set(&to), &flush)?.ok_or("no processor to tell")?;
+/// let input = FlushEncoder::default().encode(&mut page, Targets::Set(&to), &flush)?.ok_or("no processor to tell")?;
 /// assert_eq!((input.code(), input.reps()), (Call::List.code(), 1));
 /// assert_eq!(page[..4], [0x1234_5000, 0, 1 << 5, 0x7001]);
 ///
 /// // What is global is in all address spaces.
 /// let global = Invalidation { global: true, ..flush };
-/// Encoder::default().encode(&mut page, Targets::Set(&to), &global)?.ok_or("no processor to tell")?;
+/// FlushEncoder::default().encode(&mut page, Targets::Set(&to), &global)?.ok_or("no processor to tell")?;
 /// assert_eq!(page[..4], [0, Flags::ALL_SPACES.bits(), 1 << 5, 0x7001]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Encoder {
+pub struct FlushEncoder {
     /// Flushes with more ranges than this are of the whole space: a cost of the machine, and no more than a page holds.
     pub most_ranges: usize,
     /// The hypervisor recommends the calls with sets of processors.
     pub takes_sets: bool,
 }
 
-impl Default for Encoder {
+impl Default for FlushEncoder {
     /// Up to 16 ranges; sets are taken.
     fn default() -> Self {
         Self {
@@ -93,7 +93,7 @@ impl Default for Encoder {
     }
 }
 
-impl Encoder {
+impl FlushEncoder {
     /// Writes what is to be flushed into a page, and gives the input value of the call; `None` if there is nothing to
     /// flush, or no processor to tell: an empty mask means all of them to some hypervisors, and is never sent.
     ///
@@ -174,7 +174,7 @@ impl Encoder {
     /// What was not flushed has to be flushed in another way, on all processors that were named.
     pub fn send(
         &self,
-        messenger: &impl Messenger,
+        messenger: &impl Caller,
         page: Option<&mut [u64; PAGE_WORDS]>,
         targets: Targets<'_>,
         flush: &Invalidation<'_>,

@@ -38,7 +38,7 @@
 mod guest;
 mod host;
 
-pub use guest::{Encoder, Messenger, Refusal, Targets};
+pub use guest::{Caller, FlushEncoder, Refusal, Targets};
 pub use host::{Decoded, FlushQueue, HostCaps, Pages, decode};
 
 use core::fmt;

@@ -26,31 +26,31 @@ use crate::platform::{Barrier, Platform};
 /// Where memory is for the code that uses the coarse map.
 ///
 /// # Safety
-/// 1. [`pointer`](Identity::pointer) points to the address that equals that of `frame`; while the coarse map is in use
+/// 1. [`pointer`](OneToOne::pointer) points to the address that equals that of `frame`; while the coarse map is in use
 ///    and maps the frame, it can be read and written through it.
 ///
 /// ```
 /// use core::ptr::NonNull;
-/// use tablewright::{Entry, Pa, linear::Identity};
+/// use tablewright::{Entry, Pa, linear::OneToOne};
 ///
 /// /// Physical addresses as they are, below a base that stands for all memory.
 /// struct Low(NonNull<u8>);
 ///
 /// // SAFETY: the coarse map translates each address to itself (1.).
-/// unsafe impl Identity for Low {
+/// unsafe impl OneToOne for Low {
 ///     fn pointer(&self, frame: Pa) -> NonNull<Entry> {
 ///         // SAFETY: the frame lies in the memory that the base stands for.
 ///         unsafe { self.0.add(frame.get() as usize).cast() }
 ///     }
 /// }
 /// ```
-pub unsafe trait Identity {
+pub unsafe trait OneToOne {
     /// The first entry of the table in `frame`.
     fn pointer(&self, frame: Pa) -> NonNull<Entry>;
 }
 
 // SAFETY: (1.) is passed on.
-unsafe impl<I: Identity> Identity for &I {
+unsafe impl<I: OneToOne> OneToOne for &I {
     fn pointer(&self, frame: Pa) -> NonNull<Entry> {
         (**self).pointer(frame)
     }
@@ -67,7 +67,7 @@ struct Covered<I, W> {
     spans: Cell<[Option<Span<Pa>>; MAX_COVERED]>,
 }
 
-impl<I: Identity, W: Window> Covered<I, W> {
+impl<I: OneToOne, W: Window> Covered<I, W> {
     #[inline]
     fn has(&self, frame: Pa) -> bool {
         let has = |span: &Option<Span<Pa>>| span.is_some_and(|span| span.contains(frame));
@@ -100,7 +100,7 @@ impl<I: Identity, W: Window> Covered<I, W> {
 
 // SAFETY: a frame that is covered is reached through the map, another through the window; both promise (1.). What is
 // covered only grows while anything is open, and a frame that the window showed is closed there.
-unsafe impl<I: Identity, W: Window> Window for Covered<I, W> {
+unsafe impl<I: OneToOne, W: Window> Window for Covered<I, W> {
     #[inline]
     unsafe fn open(&self, frame: Pa, level: Level) -> NonNull<Entry> {
         if self.has(frame) {
@@ -128,11 +128,11 @@ unsafe impl<I: Identity, W: Window> Window for Covered<I, W> {
 /// ```
 /// use core::ptr::NonNull;
 /// use tablewright::{AddressSpace, Attrs, Entry, Level, Pa, Platform, Span, format::Arm64K4, hosted::Hosted};
-/// use tablewright::linear::{Coarse, Direct, Identity, MemoryMap, Windowed};
+/// use tablewright::linear::{Coarse, Direct, OneToOne, MemoryMap, Windowed};
 ///
 /// struct Memory<'h>(&'h Hosted);
 /// // SAFETY: here, where nothing translates, the pointer is that of the frame (1.).
-/// unsafe impl Identity for Memory<'_> {
+/// unsafe impl OneToOne for Memory<'_> {
 ///     fn pointer(&self, frame: Pa) -> NonNull<Entry> {
 ///         // SAFETY: the map covers frames of the platform only.
 ///         unsafe { self.0.table(frame, Level::PAGE) }
@@ -161,7 +161,7 @@ unsafe impl<I: Identity, W: Window> Window for Covered<I, W> {
 /// # let _ = root;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Coarse<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> {
+pub struct Coarse<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> {
     platform: &'p P,
     covered: Covered<I, W>,
     memory: MemoryMap<'m>,
@@ -172,7 +172,7 @@ pub struct Coarse<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> {
     format: PhantomData<F>,
 }
 
-impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P, I, W> {
+impl<'p, 'm, F: Format, P: Platform, I: OneToOne, W: Window> Coarse<'p, 'm, F, P, I, W> {
     /// An empty coarse map, for memory that `memory` describes as neither reserved nor special, or special with the
     /// same attributes. Its own tables are reached through `window` until they are covered. `None` without a frame for
     /// the root.
@@ -279,7 +279,7 @@ impl<'p, 'm, F: Format, P: Platform, I: Identity, W: Window> Coarse<'p, 'm, F, P
 }
 
 // SAFETY: as for the two ways of reaching a frame (1.); a block is used only once its entry is published.
-unsafe impl<F: Format, P: Platform, I: Identity, W: Window> Window for Coarse<'_, '_, F, P, I, W> {
+unsafe impl<F: Format, P: Platform, I: OneToOne, W: Window> Window for Coarse<'_, '_, F, P, I, W> {
     #[inline]
     unsafe fn open(&self, frame: Pa, level: Level) -> NonNull<Entry> {
         let covered = &self.covered;

@@ -19,7 +19,7 @@
 mod coarse;
 mod slots;
 
-pub use coarse::{Coarse, Identity};
+pub use coarse::{Coarse, OneToOne};
 pub use slots::{SlotMemory, Slots};
 
 use core::fmt;

@@ -61,13 +61,13 @@ use core::sync::atomic::compiler_fence;
 /// One processor's announcement. Each has cache lines to itself.
 ///
 /// ```
-/// use tablewright::shared::Slot;
-/// static SLOTS: [Slot; 4] = [const { Slot::new() }; 4];
+/// use tablewright::shared::WalkSlot;
+/// static SLOTS: [WalkSlot; 4] = [const { WalkSlot::new() }; 4];
 /// # let _ = &SLOTS;
 /// ```
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Slot {
+pub struct WalkSlot {
     epoch: AtomicU64,
     /// How many walks of epochs the processor has under way. Read by that processor alone, which it tells nothing about
     /// others: a model need not explore it.
@@ -77,7 +77,7 @@ pub struct Slot {
 /// No walk is under way.
 const IDLE: u64 = 0;
 
-impl Slot {
+impl WalkSlot {
     /// A processor that walks no tables.
     #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
@@ -150,7 +150,7 @@ impl Slot {
 
 /// For threads that play processors, and walk in and out of quiescent states.
 #[cfg(all(feature = "hosted", not(feature = "loom")))]
-impl Slot {
+impl WalkSlot {
     /// Walks under way, on the processor itself.
     pub(crate) fn walks(&self) -> u64 {
         self.depth.load(Ordering::Relaxed)
@@ -179,7 +179,7 @@ impl Slot {
     }
 }
 
-impl Default for Slot {
+impl Default for WalkSlot {
     fn default() -> Self {
         Self::new()
     }
@@ -188,8 +188,8 @@ impl Default for Slot {
 /// A grace period: over when no walk is left that started before it, and so none that may know a table cut off before it.
 ///
 /// ```
-/// use tablewright::shared::{Epochs, Slot};
-/// let slots = [const { Slot::new() }; 2];
+/// use tablewright::shared::{Epochs, WalkSlot};
+/// let slots = [const { WalkSlot::new() }; 2];
 /// let epochs = Epochs::new(&slots);
 /// let cut = epochs.advance();
 /// assert!(epochs.is_over(cut));
@@ -213,8 +213,8 @@ impl GracePeriod {
 /// Epochs: which walks may still hold what was cut off.
 ///
 /// ```
-/// use tablewright::shared::{Epochs, Slot};
-/// let slots = [const { Slot::new() }; 2];
+/// use tablewright::shared::{Epochs, WalkSlot};
+/// let slots = [const { WalkSlot::new() }; 2];
 /// let epochs = Epochs::new(&slots);
 /// // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to its end (3.), and made them alone (4.).
 /// let walk = unsafe { epochs.enter(1) };
@@ -226,13 +226,13 @@ impl GracePeriod {
 #[derive(Debug)]
 pub struct Epochs<'s> {
     now: AtomicU64,
-    slots: &'s [Slot],
+    slots: &'s [WalkSlot],
 }
 
 impl<'s> Epochs<'s> {
     /// Epochs for as many processors as there are slots. What was announced in the slots before is forgotten.
-    pub fn new(slots: &'s [Slot]) -> Self {
-        slots.iter().for_each(Slot::reset);
+    pub fn new(slots: &'s [WalkSlot]) -> Self {
+        slots.iter().for_each(WalkSlot::reset);
         Self {
             now: AtomicU64::new(IDLE + 1),
             slots,
@@ -307,8 +307,8 @@ impl<'s> Epochs<'s> {
 /// cut was made, and comes to no table that was cut off; what it held before, it has let go.
 ///
 /// ```
-/// use tablewright::shared::{Quiescence, Slot};
-/// let slots = [const { Slot::new() }; 2];
+/// use tablewright::shared::{Quiescence, WalkSlot};
+/// let slots = [const { WalkSlot::new() }; 2];
 /// let states = Quiescence::new(&slots);
 /// // SAFETY: one thread uses the states (1.), it walks nothing (2.), and made them alone (3.).
 /// unsafe { states.pass(0) }; // processor 0 has begun; 1 rests
@@ -321,13 +321,13 @@ impl<'s> Epochs<'s> {
 #[derive(Debug)]
 pub struct Quiescence<'s> {
     now: AtomicU64,
-    slots: &'s [Slot],
+    slots: &'s [WalkSlot],
 }
 
 impl<'s> Quiescence<'s> {
     /// Quiescent states of as many processors as there are slots. All of them rest.
-    pub fn new(slots: &'s [Slot]) -> Self {
-        slots.iter().for_each(Slot::reset);
+    pub fn new(slots: &'s [WalkSlot]) -> Self {
+        slots.iter().for_each(WalkSlot::reset);
         Self {
             now: AtomicU64::new(IDLE + 1),
             slots,
@@ -352,7 +352,7 @@ impl<'s> Quiescence<'s> {
     /// 3. Nothing else has been made of the slots since this was: no other states and no [`Epochs`].
     #[inline(always)]
     pub unsafe fn pass(&self, cpu: usize) {
-        let Some(Slot { epoch, .. }) = self.slots.get(cpu) else {
+        let Some(WalkSlot { epoch, .. }) = self.slots.get(cpu) else {
             return;
         };
         let rested = epoch.load(Ordering::Relaxed) == IDLE;
@@ -373,7 +373,7 @@ impl<'s> Quiescence<'s> {
     ///    returned.
     #[inline(always)]
     pub unsafe fn rest(&self, cpu: usize) {
-        if let Some(Slot { epoch, .. }) = self.slots.get(cpu) {
+        if let Some(WalkSlot { epoch, .. }) = self.slots.get(cpu) {
             epoch.store(IDLE, Ordering::Release);
         }
     }
@@ -397,7 +397,7 @@ fn advance(now: &AtomicU64) -> GracePeriod {
 }
 
 /// Whether no slot holds a number from before it.
-fn all_past(slots: &[Slot], period: GracePeriod) -> bool {
+fn all_past(slots: &[WalkSlot], period: GracePeriod) -> bool {
     fence(Ordering::SeqCst);
     slots.iter().all(|slot| {
         // What the walk did to the table is done before it is freed: acquire, for its release.
@@ -411,7 +411,7 @@ fn all_past(slots: &[Slot], period: GracePeriod) -> bool {
 #[must_use = "the walk ends when this is dropped"]
 pub struct Walking<'e> {
     /// `None` for a walk that was not announced.
-    slot: Option<&'e Slot>,
+    slot: Option<&'e WalkSlot>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -502,7 +502,7 @@ mod tests {
         let mut most = 0;
         for first in 0..100 {
             for second in first..100 {
-                let slots = [const { Slot::new() }; 1];
+                let slots = [const { WalkSlot::new() }; 1];
                 let epochs = Epochs::new(&slots);
                 let cpu = Interrupted {
                     epochs: &epochs,
@@ -526,7 +526,7 @@ mod tests {
 
     #[test]
     fn epochs_made_of_used_slots_start_anew() {
-        let slots = [const { Slot::new() }; 1];
+        let slots = [const { WalkSlot::new() }; 1];
         let old = Epochs::new(&slots);
         for _ in 0..10 {
             let _ = old.advance();

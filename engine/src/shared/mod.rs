@@ -41,7 +41,7 @@ mod range;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
 pub use gather::{Beside, Cut, Gather};
-pub use grace::{Epochs, GracePeriod, Quiescence, Slot, Walking};
+pub use grace::{Epochs, GracePeriod, Quiescence, WalkSlot, Walking};
 pub use protect_all::{Protecting, Step, Unprotectable};
 pub use range::{Protected, Taken};
 

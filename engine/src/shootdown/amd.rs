@@ -37,7 +37,7 @@ pub trait Amd {
 
 /// The messenger.
 #[derive(Clone, Copy, Debug)]
-pub struct Broadcast<A> {
+pub struct InvlpgbMessenger<A> {
     /// The most addresses *besides the first* of one instruction: `CPUID` 8000_0008 EDX 15:0.
     pub most: u16,
     /// What one instruction costs, with its share of the wait, in the unit of what an
@@ -47,13 +47,13 @@ pub struct Broadcast<A> {
     pub hardware: A,
 }
 
-impl<A> Broadcast<A> {
+impl<A> InvlpgbMessenger<A> {
     /// The instructions for a message.
     ///
     /// ```
-    /// use tablewright::shootdown::{Message, amd::{Broadcast, Invlpgb}};
+    /// use tablewright::shootdown::{Message, amd::{InvlpgbMessenger, Invlpgb}};
     /// use tablewright::{Invalidation, Pa, Stale, What};
-    /// let broadcast = Broadcast { most: 7, cost: 0, hardware: () };
+    /// let broadcast = InvlpgbMessenger { most: 7, cost: 0, hardware: () };
     /// let encode = |global| {
     ///     let range = Stale { first: 0x7000, last: 0x9fff, level: None, tables: true };
     ///     let flush = Invalidation { root: Pa::new(0x1000), id: 5, global, what: What::Ranges(&[range]) };
@@ -108,7 +108,7 @@ impl<A> Broadcast<A> {
     }
 }
 
-impl<A: Amd> Messenger for Broadcast<A> {
+impl<A: Amd> Messenger for InvlpgbMessenger<A> {
     fn tell(&self, message: &Message<'_>, cpus: &mut Cpus) {
         self.encode(message, |one| self.hardware.invlpgb(one));
         self.hardware.tlbsync();

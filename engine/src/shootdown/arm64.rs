@@ -311,7 +311,7 @@ pub trait Arm64 {
 /// The messenger, for an embedder that has others beside it. Without, a platform issues what
 /// [`encode`](Encoder::encode) gives it.
 #[derive(Clone, Copy, Debug)]
-pub struct Broadcast<A> {
+pub struct TlbiMessenger<A> {
     /// Writes the instructions; of stage 1.
     pub encoder: Encoder,
     /// What one instruction costs, with its share of the wait, in the unit of what an
@@ -321,7 +321,7 @@ pub struct Broadcast<A> {
     pub hardware: A,
 }
 
-impl<A: Arm64> Messenger for Broadcast<A> {
+impl<A: Arm64> Messenger for TlbiMessenger<A> {
     fn tell(&self, message: &Message<'_>, cpus: &mut Cpus) {
         self.encoder.encode(&message.flush, |one| match one {
             Instruction::Tlbi(tlbi) => self.hardware.tlbi(tlbi),

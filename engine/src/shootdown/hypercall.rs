@@ -1,11 +1,11 @@
 //! The messenger of guests of Hyper-V, and of hosts that offer its calls.
 
-use crate::hyperv::{self, Encoder, PAGE_WORDS, Targets, VpSet};
+use crate::hyperv::{self, FlushEncoder, PAGE_WORDS, Targets, VpSet};
 
 use super::{Cpus, Message, Messenger};
 
 /// What the hypercall messenger asks of its embedder, besides the call.
-pub trait Hypercalls: hyperv::Messenger {
+pub trait Hypercalls: hyperv::Caller {
     /// The number by which the hypervisor knows a CPU, if that is known yet.
     fn vp_index(&self, cpu: usize) -> Option<u32>;
 
@@ -18,7 +18,7 @@ pub trait Hypercalls: hyperv::Messenger {
 #[derive(Clone, Copy, Debug)]
 pub struct Hypercall<H> {
     /// Writes the input.
-    pub encoder: Encoder,
+    pub encoder: FlushEncoder,
     /// What one call costs, in the unit of what an [interrupt](super::Shootdown::new) costs.
     pub cost: u64,
     /// The embedder.

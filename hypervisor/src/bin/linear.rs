@@ -30,7 +30,7 @@ use arm_sysregs::el1::registers::{Ttbr0El1, Ttbr1El1};
 use buddy_system_allocator::LockedHeap;
 use tablewright::arch::arm64::{Domain, execute};
 use tablewright::format::{Arm64K4, MAIR};
-use tablewright::linear::{Identity, LinearError, MemoryMap, SlotMemory, Slots, Window};
+use tablewright::linear::{LinearError, MemoryMap, OneToOne, SlotMemory, Slots, Window};
 use tablewright::shootdown::arm64::{Encoder, Regime};
 use tablewright::{
     Attrs, Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Span, Stale, Va, What,
@@ -212,7 +212,7 @@ unsafe impl SlotMemory for FixmapSlots {
 struct Lower;
 
 // SAFETY: the coarse map translates each address to itself (1.).
-unsafe impl Identity for Lower {
+unsafe impl OneToOne for Lower {
     fn pointer(&self, frame: Pa) -> NonNull<Entry> {
         pointer(frame.get())
     }

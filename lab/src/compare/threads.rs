@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Instant;
 
 use tablewright::format::X86_64;
-use tablewright::shared::{Epochs, GracePeriod, SharedPlatform, SharedSpace, Slot, Walking};
+use tablewright::shared::{Epochs, GracePeriod, SharedPlatform, SharedSpace, WalkSlot, Walking};
 use tablewright::{
     AddressSpace, Attrs, Entry, Invalidation, Level, Mapping, Pa, Platform, Span, Va,
 };
@@ -42,7 +42,7 @@ std::thread_local! {
     static THREAD: Cell<usize> = const { Cell::new(0) };
 }
 
-static SLOTS: [Slot; 2] = [const { Slot::new() }; 2];
+static SLOTS: [WalkSlot; 2] = [const { WalkSlot::new() }; 2];
 
 /// The frames of an arena, half of them for each thread: the next one of an array, as for all others here.
 struct Halves {

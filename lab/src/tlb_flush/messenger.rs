@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 
 use clap::ValueEnum;
-use tablewright::hyperv::{self, Encoder, HostCaps, Input, Output, PAGE_WORDS, Status, decode};
+use tablewright::hyperv::{
+    self, FlushEncoder, HostCaps, Input, Output, PAGE_WORDS, Status, decode,
+};
 use tablewright::shootdown::amd::{Amd, Invlpgb};
 use tablewright::shootdown::arm64::{Arm64, Regime};
 use tablewright::shootdown::{
@@ -137,7 +139,7 @@ pub fn flush(
     let told = |messengers: &[&dyn Messenger]| here.flush(space, &flush, messengers, doing);
     let costs = host.costs();
     let hypercall = |cost: Time, first| Hypercall {
-        encoder: Encoder {
+        encoder: FlushEncoder {
             most_ranges: job.ranges,
             takes_sets: true,
         },
@@ -149,7 +151,7 @@ pub fn flush(
             page: RefCell::new(Box::new([0; PAGE_WORDS])),
         },
     };
-    let arm64 = |ranges| arm64::Broadcast {
+    let arm64 = |ranges| arm64::TlbiMessenger {
         encoder: arm64::Encoder {
             regime: Regime::El1,
             page_shift: 12,
@@ -165,7 +167,7 @@ pub fn flush(
         // With numbers beyond the first 64 a call has to have a set.
         How::Ex => told(&[&hypercall(Time::ZERO, 64)]),
         How::Kvm => told(&[&Later(doing)]),
-        How::Invlpgb => told(&[&amd::Broadcast {
+        How::Invlpgb => told(&[&amd::InvlpgbMessenger {
             most: INVLPGB_MORE,
             cost: 0,
             hardware: Hardware(host),
@@ -187,7 +189,7 @@ struct Calls<'d, 'h, 'c> {
 }
 
 // SAFETY: 1. the page is that which the call is given; there is one for each flush, of which the space has one at a time.
-unsafe impl hyperv::Messenger for Calls<'_, '_, '_> {
+unsafe impl hyperv::Caller for Calls<'_, '_, '_> {
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         let host = self.doing.host;
         let hypervisor = HostCaps {

@@ -15,7 +15,7 @@ use std::vec;
 use std::vec::Vec;
 
 use tablewright::hosted::Hosted;
-use tablewright::linear::{Identity, SlotMemory, Window};
+use tablewright::linear::{OneToOne, SlotMemory, Window};
 use tablewright::{
     Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Va, What, fill,
 };
@@ -383,7 +383,7 @@ impl<'b, F: Judged> Loaded<'b, F> {
 }
 
 // SAFETY: the pointer is that of the frame, which is mapped (1.).
-unsafe impl<F: Judged> Identity for Loaded<'_, F> {
+unsafe impl<F: Judged> OneToOne for Loaded<'_, F> {
     fn pointer(&self, frame: Pa) -> NonNull<Entry> {
         self.reach(frame)
     }

@@ -282,7 +282,7 @@ pub struct MachineIdentity<'m> {
 }
 
 // SAFETY: the pointer is that of the frame (1.); what the CPU would have reached is checked.
-unsafe impl Identity for MachineIdentity<'_> {
+unsafe impl OneToOne for MachineIdentity<'_> {
     #[track_caller]
     #[inline(always)]
     fn pointer(&self, frame: Pa) -> NonNull<Entry> {

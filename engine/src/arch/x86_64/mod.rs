@@ -18,7 +18,7 @@ pub use registers::{Extended, cr3, eptp, ncr3};
 
 use crate::addr::{Level, Pa};
 use crate::invalidation::{Invalidation, Stale, What};
-use crate::shootdown::amd::{Broadcast, Invlpgb};
+use crate::shootdown::amd::{Invlpgb, InvlpgbMessenger};
 use crate::shootdown::{Forget, Message};
 #[cfg(target_arch = "x86_64")]
 use crate::{platform::Barrier, shootdown::amd::Amd};
@@ -146,7 +146,7 @@ impl Cpu {
         mut each: impl FnMut(Instruction),
     ) {
         if let (true, Some(most)) = (self.broadcast, self.features.invlpgb) {
-            let broadcast = Broadcast {
+            let broadcast = InvlpgbMessenger {
                 most,
                 cost: 0,
                 hardware: (),

@@ -10,7 +10,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use spin::mutex::SpinMutex;
-use tablewright::shared::{Epochs, GracePeriod, SharedPlatform, Slot, Walking};
+use tablewright::shared::{Epochs, GracePeriod, SharedPlatform, WalkSlot, Walking};
 use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span, TableLink};
 use tablewright_hypervisor_common::{Event, Host};
 
@@ -81,7 +81,7 @@ struct Free {
     chain: u64,
 }
 
-static WALKS: [Slot; processor::MOST] = [const { Slot::new() }; processor::MOST];
+static WALKS: [WalkSlot; processor::MOST] = [const { WalkSlot::new() }; processor::MOST];
 
 impl Machine {
     /// A machine whose tables lie in `memory`.

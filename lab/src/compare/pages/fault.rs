@@ -7,7 +7,7 @@ use std::time::Instant;
 use tablewright::format::{Ept, Stage2K4};
 use tablewright::guest::{Backing, Fault, Gather, Guest, Slot as Memory, SlotCell};
 use tablewright::shared::{
-    Epochs, GracePeriod, Quiescence, Refused, SharedPlatform, SharedSpace, Slot, Walking,
+    Epochs, GracePeriod, Quiescence, Refused, SharedPlatform, SharedSpace, WalkSlot, Walking,
 };
 use tablewright::{
     AddressSpace, Barrier, Entry, Format, Invalidation, Ipa, Level, Pa, Platform, Span,
@@ -168,7 +168,7 @@ pub fn round(
     parts: &[Calls],
     kept: &Calls,
 ) -> Result<f64, String> {
-    let slots = [const { Slot::new() }];
+    let slots = [const { WalkSlot::new() }];
     match (architecture, told) {
         (Architecture::Arm64, Told::Epochs) => {
             faults::<Stage2K4<48>, _>(Epochs::new(&slots), ARM64, arena, parts, kept, arm64)

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use tablewright::Format;
 use tablewright::dirty::{Bitmap, Flip, Ring, RingEntry};
-use tablewright::shared::{Epochs, GracePeriod, Quiescence, Slot};
+use tablewright::shared::{Epochs, GracePeriod, Quiescence, WalkSlot};
 
 use super::guest::Guests;
 use super::world::{Dice, World};
@@ -145,7 +145,7 @@ const WALKERS: usize = 3;
 
 /// Walks that begin and end in any order: no grace period is over while one is under way that began before it.
 pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Dice) {
-    let slots = [const { Slot::new() }; WALKERS];
+    let slots = [const { WalkSlot::new() }; WALKERS];
     if dice.once_in(3) {
         return states(world, dice, &slots);
     }
@@ -186,7 +186,7 @@ pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
 fn states<'m, F: Format, G: Guests<'m, F>>(
     world: &World<'m, F, G>,
     dice: &Dice,
-    slots: &[Slot; WALKERS],
+    slots: &[WalkSlot; WALKERS],
 ) {
     let states = Quiescence::new(slots);
     let mut cuts: Vec<(GracePeriod, [bool; WALKERS])> = Vec::new();

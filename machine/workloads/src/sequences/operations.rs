@@ -152,7 +152,7 @@ operations! {
 
     // ---- Walks of software by themselves ----
     Walks 1 [
-        "shared::Slot::new" "shared::Epochs::new" "shared::Epochs::advance" "shared::Epochs::is_over"
+        "shared::WalkSlot::new" "shared::Epochs::new" "shared::Epochs::advance" "shared::Epochs::is_over"
         "shared::Quiescence::new" "shared::Quiescence::advance" "shared::Quiescence::is_over"
     ];
 

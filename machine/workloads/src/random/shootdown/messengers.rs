@@ -84,17 +84,17 @@ impl<'a> Kernel<'a, '_> {
     pub(super) fn flush(&self, space: &Space<'_>, what: &Invalidation<'_>) {
         let running = Running::new(self);
         let hypercall = Hypercall {
-            encoder: Encoder::default(),
+            encoder: FlushEncoder::default(),
             cost: self.hypercall,
             calls: Running::new(self),
         };
         let deferred = Deferred::new(|cpu| self.flags.get(cpu));
-        let amd = amd::Broadcast {
+        let amd = amd::InvlpgbMessenger {
             most: self.amd.0,
             cost: self.amd.1,
             hardware: Running::new(self),
         };
-        let arm64 = arm64::Broadcast {
+        let arm64 = arm64::TlbiMessenger {
             encoder: self.arm64,
             cost: 0,
             hardware: Running::new(self),
@@ -177,7 +177,7 @@ unsafe impl Actions for Running<'_, '_, '_> {
 }
 
 // SAFETY: the call is made with the page that it is given, and nothing interrupts it (1.).
-unsafe impl hyperv::Messenger for Running<'_, '_, '_> {
+unsafe impl hyperv::Caller for Running<'_, '_, '_> {
     fn call(&self, input: Input, page: &[u64; PAGE_WORDS]) -> Output {
         let Kernel {
             machine, refuses, ..

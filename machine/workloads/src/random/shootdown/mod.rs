@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
-use tablewright::hyperv::{self, Encoder, HostCaps, Input, Output, PAGE_WORDS, Status};
+use tablewright::hyperv::{self, FlushEncoder, HostCaps, Input, Output, PAGE_WORDS, Status};
 use tablewright::shootdown::{
     Actions, Allocator, Batch, Cpu as Shot, Cpus, Deferred, Forget, Here, Holder, Hypercall,
     Hypercalls, Identifiers, Messenger, PreemptedFlag, Shootdown, Space, amd, arm64, inbox_words,
