@@ -68,7 +68,8 @@ use tablewright::{
     Va, format,
 };
 use tablewright_hypervisor_common::memory::{Evictions, Leaves};
-use tablewright_hypervisor_common::snapshot::{self, Begin, Kind, Log, Watched};
+use tablewright_hypervisor_common::pieces::Pieces;
+use tablewright_hypervisor_common::snapshot::{self, Begin, Kind, Log, Slots, Watched};
 
 use cpu::Own;
 use guests::Several;
@@ -76,10 +77,13 @@ use identifiers::GUESTS;
 use machine::{MARKS, Machine, Omit, VMID};
 use power::{Power, State};
 use tree::{Reason, Tree};
-use vm::{CONTROL_SLOT, Memory, PAGE, Pace, Stage2, Vm};
+use vm::{CONTROL_SLOT, MEMORY_SLOT, Memory, PAGE, PIECE_SLOT, Pace, Stage2, Vm};
 
 /// Where the device tree is by default: at the start of memory.
 const DEVICE_TREE: u64 = 0x4000_0000;
+
+/// From one piece of the guest's memory to the next.
+const APART: u64 = 16 << 30;
 
 /// Registers of a device.
 const REGISTERS: u64 = 4096;
@@ -287,6 +291,8 @@ struct Options {
     check: u64,
     /// The guest is copied, and goes on on the copy.
     snapshot: Option<Begin>,
+    /// The guest's memory is in so many pieces.
+    pieces: usize,
     /// There are several guests, if there is one of these.
     several: Several,
 }
@@ -303,6 +309,7 @@ impl Options {
             measure: None,
             check: 0,
             snapshot: None,
+            pieces: 1,
             several: Several::default(),
         };
         for word in line.split_ascii_whitespace() {
@@ -334,6 +341,7 @@ impl Options {
                     let begin = Begin::named(value);
                     options.snapshot = Some(begin.ok_or("snapshot is bell, or milliseconds")?);
                 }
+                "pieces" => options.pieces = number()? as usize,
                 "kernels" => options.several.kernels = number()? as usize,
                 "small" => options.several.small = number()? as usize,
                 "memory" => options.several.memory = number()?,
@@ -380,6 +388,16 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
         ),
         None => None,
     };
+    let pieces = match options.pieces {
+        1 => Pieces::from(guest),
+        count => Pieces::divide(
+            guest,
+            count,
+            APART,
+            options.leaves.largest::<Machine>().max(2 << 20),
+        )
+        .ok_or("memory cannot be divided into so many pieces")?,
+    };
     let pages = guest.size() / PAGE;
     let logged = if options.log.is_some() {
         pages.div_ceil(64)
@@ -390,7 +408,7 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     let (frames, scattered, words): (&[AtomicU32], &[AtomicBool], &[AtomicU64]) = unsafe {
         (
             rest.take(pages),
-            rest.take(Memory::blocks(guest)),
+            rest.take(Memory::blocks(&pieces)),
             rest.take(2 * logged),
         )
     };
@@ -428,9 +446,9 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
         boot_several(machine, &tree, &options, guest, given, map)?;
         return Ok(None);
     }
-    let (slots, plain) = slots(machine, &tree, guest, options.leaves)?;
+    let (slots, plain) = slots(machine, &tree, &pieces, options.leaves)?;
     let memory = Memory::new(
-        guest,
+        pieces,
         options.leaves,
         options.evict,
         frames,
@@ -438,12 +456,14 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
         machine,
     );
     let log = match options.log {
-        Some(kind) => Some(Log::new(kind, pages, words).ok_or("the log has no memory")?),
+        Some(kind) => {
+            Some(Log::new::<Machine>(kind, &pieces, words).ok_or("the log has no memory")?)
+        }
         None => None,
     };
     // The last processor is the hypervisor's where there is something to do beside the guest.
     let cpus = tree.cpus.len() - usize::from(log.is_some());
-    let (blob, at) = tree.for_guest(cpus)?;
+    let (blob, at) = tree.for_guest(&pieces, cpus)?;
     // SAFETY: memory of the guest's, behind everything that was loaded.
     unsafe {
         let to = ptr::with_exposed_provenance_mut::<u8>(at.get() as usize);
@@ -478,7 +498,10 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
             (Measure::Start, None) => {
                 return Err("the start of a log is measured, and there is none");
             }
-            (Measure::Flush, _) => measure::flushes(vm, plain)?,
+            (Measure::Flush, _) => match plain {
+                [Some(plain), ..] => measure::flushes(vm, plain)?,
+                _ => return Err("the guest has no memory"),
+            },
         }
         smccc::psci::system_off::<smccc::Smc>().map_err(|_| "the machine cannot be powered off")?;
     }
@@ -546,7 +569,7 @@ fn boot_several(
         let memory = Span::new(all.start(), area.size()).map_err(|_| "a guest has no memory")?;
         (own, frames) = frames.split_at(pages as usize);
         (blocks, scattered) = scattered
-            .split_at_checked(Memory::blocks(memory) as usize)
+            .split_at_checked(Memory::blocks(&memory.into()) as usize)
             .ok_or("the guests have more blocks than there are")?;
         let cells = CELLS.get(number).ok_or("too many guests")?;
         let space =
@@ -567,14 +590,17 @@ fn boot_several(
         let log = match options.log {
             Some(kind) => {
                 (marks, words) = words.split_at(2 * pages.div_ceil(64) as usize);
-                Some(Log::new(kind, pages, marks).ok_or("the log has no memory")?)
+                Some(
+                    Log::new::<Machine>(kind, &memory.into(), marks)
+                        .ok_or("the log has no memory")?,
+                )
             }
             None => None,
         };
-        let memory = Memory::new(memory, options.leaves, evict, own, blocks, machine);
+        let memory = Memory::new(memory.into(), options.leaves, evict, own, blocks, machine);
         memory.move_to(*area);
         vms.push(Vm::new(slots, memory, log, Pace::new(options.evict_rate)));
-        plain.push(slot);
+        plain.push([Some(slot), None, None, None]);
     }
     guests::prepare(several, tree, &areas)?;
     let world = WORLD.call_once(|| World {
@@ -607,7 +633,7 @@ fn boot_several(
 }
 
 /// What a log of the guest goes by.
-fn watched(vm: &'static Vm, log: &'static Log, plain: Slot) -> Watched<Machine> {
+fn watched(vm: &'static Vm, log: &'static Log, plain: Slots) -> Watched<Machine> {
     Watched {
         guest: &vm.guest,
         memory: &vm.memory,
@@ -620,9 +646,9 @@ fn watched(vm: &'static Vm, log: &'static Log, plain: Slot) -> Watched<Machine> 
 fn slots(
     machine: &'static Machine,
     tree: &Tree,
-    guest: Span<Ipa>,
+    pieces: &Pieces,
     leaves: Leaves,
-) -> Result<(vm::Guest, Slot), Reason> {
+) -> Result<(vm::Guest, Slots), Reason> {
     static CELLS: [SlotCell; 32] = [const { SlotCell::new() }; 32];
     const USED: Perms = Perms::READ.union(Perms::WRITE);
     // Of each redistributor: control registers, and those of its own interrupts.
@@ -633,13 +659,21 @@ fn slots(
     space.make_live();
     let space = SharedSpace::new(space).map_err(|_| "the guest's tables are the hypervisor's")?;
     let slots = Guest::new(space, &CELLS);
-    let memory = Slot {
-        page: leaves.largest::<Machine>(),
-        ..Slot::memory(guest, guest.start().get())
-    };
-    slots
-        .insert(memory)
-        .map_err(|_| "the guest's memory is no slot")?;
+    let mut memory = Slots::default();
+    for (index, (place, (before, piece))) in memory.iter_mut().zip(pieces.iter()).enumerate() {
+        let slot = Slot {
+            page: leaves.largest::<Machine>(),
+            ..Slot::memory(piece, pieces.start().get() + before)
+        };
+        let slot = match index {
+            0 => slot.with_id(MEMORY_SLOT),
+            more => slot.with_id(PIECE_SLOT + more as u16),
+        };
+        slots
+            .insert(slot)
+            .map_err(|_| "the guest's memory is no slot")?;
+        *place = Some(slot);
+    }
     let insert = |number, registers: Range<u64>, perms| {
         let (first, end) = (
             registers.start & !(PAGE - 1),

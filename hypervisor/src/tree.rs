@@ -15,6 +15,7 @@ use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use dtoolkit::standard::NodeStandard;
 use dtoolkit::{Node, Property, ToCellInt};
 use tablewright::{Ipa, Pa, Span};
+use tablewright_hypervisor_common::pieces::Pieces;
 
 /// What the guest may have, by what it is compatible with.
 const KEPT: [&str; 8] = [
@@ -183,8 +184,8 @@ impl Tree {
     ///
     /// # Errors
     /// There is no room for it.
-    pub fn for_guest(&self, cpus: usize) -> Result<(Vec<u8>, Pa), Reason> {
-        self.of(self.guest()?, cpus, &KEPT, None)
+    pub fn for_guest(&self, pieces: &Pieces, cpus: usize) -> Result<(Vec<u8>, Pa), Reason> {
+        self.of(pieces, cpus, &KEPT, None)
     }
 
     /// The same for one of several guests, with this memory: `guest=` its number, in its kernel's command line, and with those
@@ -198,12 +199,12 @@ impl Tree {
         cpus: usize,
         number: usize,
     ) -> Result<(Vec<u8>, Pa), Reason> {
-        self.of(memory, cpus, &EMULATED, Some(number))
+        self.of(&memory.into(), cpus, &EMULATED, Some(number))
     }
 
     fn of(
         &self,
-        guest: Span<Ipa>,
+        guest: &Pieces,
         cpus: usize,
         kept: &[&str],
         number: Option<usize>,
@@ -261,11 +262,14 @@ impl Tree {
                         guest.start().get()
                     ));
                     add(&mut memory, "device_type", b"memory\0");
-                    let reg = [
-                        guest.start().get().to_be_bytes(),
-                        guest.size().to_be_bytes(),
-                    ]
-                    .concat();
+                    let cells = |(_, piece): (u64, Span<Ipa>)| {
+                        [
+                            piece.start().get().to_be_bytes(),
+                            piece.size().to_be_bytes(),
+                        ]
+                        .concat()
+                    };
+                    let reg: Vec<u8> = guest.iter().flat_map(cells).collect();
                     add(&mut memory, "reg", &reg);
                     given.root.add_child(memory);
                 }
@@ -281,7 +285,11 @@ impl Tree {
             .as_ref()
             .ok_or("no initial file system was loaded")?;
         let at = Pa::new(self.kernel.end.max(initrd.end).next_multiple_of(BLOCK));
-        let fits = Span::new(at, BLOCK).is_ok_and(|room| room.last().get() <= guest.last().get());
+        // What was loaded is in the first piece.
+        let first = guest.iter().next();
+        let fits = Span::new(at, BLOCK).is_ok_and(|room| {
+            first.is_some_and(|(_, piece)| piece.contains(Ipa::new(room.last().get())))
+        });
         if !fits || blob.len() as u64 > BLOCK {
             return Err("there is no room for the guest's device tree");
         }

@@ -45,6 +45,8 @@ pub const PAGE: u64 = 1 << PAGE_SHIFT;
 
 /// The number of the slot of memory; devices have others.
 pub const MEMORY_SLOT: u16 = 0;
+/// The number before that of the slot of the second piece of memory, and those of the others follow.
+pub const PIECE_SLOT: u16 = 200;
 /// The number of the slot of the first redistributor's control registers, and those of the others follow. The guest only reads
 /// them.
 pub const CONTROL_SLOT: u16 = 100;
@@ -189,13 +191,15 @@ impl Vm {
             fault,
             cpu::number(),
             |request| match request.slot().id {
-                MEMORY_SLOT => memory.look_up(request.at()),
+                MEMORY_SLOT | PIECE_SLOT.. => memory.look_up(request.at()),
                 _ => Some(Backing::new(Pa::new(request.host()), PAGE)),
             },
         );
         match next {
             fault::Next::Resume => Next::Resume,
-            fault::Next::Declined(Declined::Denied(slot)) if slot.id >= CONTROL_SLOT => {
+            fault::Next::Declined(Declined::Denied(slot))
+                if (CONTROL_SLOT..PIECE_SLOT).contains(&slot.id) =>
+            {
                 Next::Emulate(fault.at)
             }
             _ => Next::Inject,

@@ -52,6 +52,9 @@ pub struct BootArgs {
     /// The guest's memory
     #[arg(long, default_value = "512M", value_parser = mebibytes, value_name = "SIZE")]
     pub memory: u64,
+    /// In so many pieces of the same size, with holes between them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=4))]
+    pub pieces: Option<u8>,
     /// The leaves that it is mapped with [default: 4k; of x86-64 2m]
     #[arg(long, value_enum)]
     pub mapping: Option<Leaves>,
@@ -157,6 +160,18 @@ pub fn run(args: &BootArgs) -> Result<()> {
         let why = "--mapping 1g is of --granule 4k, and of guests of 1G or more";
         return Err(Error::Other(why.into()));
     }
+    let largest = match args.mapping {
+        Some(Leaves::Huge) => 1024,
+        Some(Leaves::Blocks | Leaves::Mixed) => args.choice().variant.block(),
+        Some(Leaves::Pages) | None => 2,
+    };
+    if let Some(pieces) = args.pieces.map(u64::from)
+        && (!args.memory.is_multiple_of(largest * pieces) || args.memory / pieces < 96)
+    {
+        return Err(Error::Other(format!(
+            "--pieces {pieces}: each has 96M or more, and a multiple of {largest}M"
+        )));
+    }
     if args.evict_rate.is_some() && args.evict == 0 {
         return Err(Error::Other("--evict-rate is of --evict".into()));
     }
@@ -185,6 +200,7 @@ pub fn run(args: &BootArgs) -> Result<()> {
         cpu: args.cpu.as_deref().unwrap_or(qemu::CPU_MAX),
         cpus: args.cpus,
         memory: args.memory,
+        pieces: args.pieces.unwrap_or(1),
         leaves: args.mapping.unwrap_or(Leaves::Pages),
         evict: args.evict,
         evict_rate: args.evict_rate.unwrap_or(0),
@@ -272,9 +288,11 @@ fn summary(boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Vec<(&'static str, Str
             boot.cpus,
             boot.memory,
             name_of(&boot.leaves),
-            match boot.files.variant.granule {
-                Granule::K4 => String::new(),
-                other => format!(", granule {}", name_of(&other)),
+            match (boot.files.variant.granule, boot.pieces) {
+                (Granule::K4, 1) => String::new(),
+                (Granule::K4, pieces) => format!(", {pieces} pieces"),
+                (other, 1) => format!(", granule {}", name_of(&other)),
+                (other, pieces) => format!(", granule {}, {pieces} pieces", name_of(&other)),
             },
             ran.took.as_secs_f64()
         ),

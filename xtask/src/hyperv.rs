@@ -302,6 +302,7 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         ("--evict-rate", args.evict_rate.is_some()),
         ("--initrd", args.initrd.is_some()),
         ("--debian", args.debian.is_some()),
+        ("--pieces", args.pieces.is_some()),
         ("--granule", args.granule.is_some()),
         ("--forced-write-back", args.forced_write_back),
         ("--mapping 1g", args.mapping == Some(Leaves::Huge)),

@@ -52,6 +52,8 @@ pub struct Boot<'a> {
     pub cpus: u8,
     /// The guest's memory, in MiB.
     pub memory: u64,
+    /// In how many pieces it is.
+    pub pieces: u8,
     /// How it is mapped.
     pub leaves: Leaves,
     /// How many frames are taken away.
@@ -92,6 +94,7 @@ impl<'a> Boot<'a> {
             cpu: CPU_MAX,
             cpus: 1,
             memory: 256,
+            pieces: 1,
             leaves: Leaves::Pages,
             evict: 0,
             evict_after: 0,
@@ -432,6 +435,9 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     let mut options = format!("mapping={} evict={}", name_of(&boot.leaves), boot.evict);
     if let Some(log) = &boot.log {
         options += &format!(" log={}", name_of(log));
+    }
+    if boot.pieces != 1 {
+        options += &format!(" pieces={}", boot.pieces);
     }
     if boot.evict_after != 0 {
         options += &format!(" evict_after={}", boot.evict_after);

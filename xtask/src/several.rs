@@ -355,8 +355,8 @@ pub fn boot(args: &BootArgs) -> Result<()> {
             "--evict-rate is of --evict",
         ),
         (
-            args.granule.is_some() || args.mapping == Some(Leaves::Huge),
-            "--granule and --mapping 1g are of one guest",
+            args.granule.is_some() || args.mapping == Some(Leaves::Huge) || args.pieces.is_some(),
+            "--granule, --mapping 1g and --pieces are of one guest",
         ),
         (args.cpus > 8, "there are 1 to 8 processors"),
     ];

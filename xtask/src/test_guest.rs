@@ -55,6 +55,8 @@ struct Test {
     variant: Variant,
     /// In MiB.
     memory: u64,
+    /// In how many pieces.
+    pieces: u8,
 }
 
 impl Test {
@@ -77,6 +79,7 @@ impl Test {
                 marks: false,
             },
             memory: 256,
+            pieces: 1,
         }
     }
 
@@ -92,6 +95,11 @@ impl Test {
 
     const fn memory(mut self, memory: u64) -> Self {
         self.memory = memory;
+        self
+    }
+
+    const fn pieces(mut self, pieces: u8) -> Self {
+        self.pieces = pieces;
         self
     }
 
@@ -148,6 +156,9 @@ impl Test {
         let mut name = format!("{cpu}-{}cpu-{}", self.cpus, name_of(&self.leaves));
         if self.variant.granule != Granule::K4 {
             name += &format!("-granule{}", name_of(&self.variant.granule));
+        }
+        if self.pieces != 1 {
+            name += &format!("-pieces{}", self.pieces);
         }
         if self.variant.forced {
             name += "-forced";
@@ -264,6 +275,18 @@ const TESTS: &[Test] = &[
         .evict(1_000),
     Test::new(CPU_MAX, 2, Leaves::Huge)
         .memory(1024)
+        .snapshot(Log::All),
+    Test::new(CPU_MAX, 2, Leaves::Mixed)
+        .pieces(2)
+        .evict(5_000)
+        .log(Log::Bitmap),
+    Test::new(CPU_PLAIN, 2, Leaves::Mixed)
+        .memory(512)
+        .pieces(4)
+        .evict(5_000)
+        .snapshot(Log::Ring),
+    Test::new(CPU_MAX, 2, Leaves::Blocks)
+        .pieces(2)
         .snapshot(Log::All),
     Test::new(CPU_MAX, 2, Leaves::Pages)
         .forced()
@@ -469,6 +492,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         let boot = |evict_after| Boot {
             files: &variant,
             memory: test.memory,
+            pieces: test.pieces,
             cpu: test.cpu,
             cpus: test.cpus,
             leaves: test.leaves,

@@ -7,6 +7,7 @@
 pub mod counters;
 pub mod fault;
 pub mod memory;
+pub mod pieces;
 pub mod snapshot;
 
 use spin::RelaxStrategy;

@@ -25,6 +25,7 @@ use tablewright::flush::{Held, Leaf};
 use tablewright::guest::{Backing, Pass, Zap};
 use tablewright::{Ipa, Pa, Span};
 
+use crate::pieces::Pieces;
 use crate::{Event, Gather, Guest, Host, Mutex, relax};
 
 /// How large leaves are.
@@ -80,7 +81,7 @@ pub struct Evictions {
 
 /// Which frame is behind each page of the guest.
 pub struct Memory<H: Host> {
-    guest: Span<Ipa>,
+    guest: Pieces,
     leaves: Leaves,
     /// The number of the frame of each page, and the two flags.
     pages: &'static [AtomicU32],
@@ -123,9 +124,9 @@ impl Spare {
 }
 
 impl<H: Host> Memory<H> {
-    /// Memory of the guest, each page on the frame of its address.
+    /// Memory of the guest, on frames in a row from that of its first address on.
     pub fn new(
-        guest: Span<Ipa>,
+        guest: Pieces,
         leaves: Leaves,
         evictions: Evictions,
         pages: &'static [AtomicU32],
@@ -163,17 +164,23 @@ impl<H: Host> Memory<H> {
     }
 
     /// The place of its block: the first may begin in front of the memory.
-    fn block(&self, at: Ipa) -> usize {
-        (at.get() / H::BLOCK - self.guest.start().get() / H::BLOCK) as usize
+    fn block(&self, index: usize) -> usize {
+        let before = self.guest.start().get() % H::BLOCK;
+        ((before + index as u64 * H::PAGE) / H::BLOCK) as usize
     }
 
-    /// How many blocks this memory has a part of.
-    pub fn blocks(guest: Span<Ipa>) -> u64 {
-        guest.last().get() / H::BLOCK - guest.start().get() / H::BLOCK + 1
+    /// How many blocks this memory has a part of. Pieces but the first begin with one.
+    pub fn blocks(guest: &Pieces) -> u64 {
+        (guest.start().get() % H::BLOCK + guest.size()).div_ceil(H::BLOCK)
     }
 
     fn index(&self, at: Ipa) -> Option<usize> {
-        Some((at.get().checked_sub(self.guest.start().get())? / H::PAGE) as usize)
+        Some((self.guest.offset(at)? / H::PAGE) as usize)
+    }
+
+    /// The address of a page.
+    pub fn at(&self, page: u64) -> Option<Ipa> {
+        self.guest.at(page * H::PAGE)
     }
 
     /// The page behind an address; `None` while it is on the move.
@@ -190,11 +197,11 @@ impl<H: Host> Memory<H> {
             Leaves::Mixed => block.is_multiple_of(2),
         };
         let scattered = |block: &AtomicBool| block.load(Ordering::Acquire);
-        let size = match large && !scattered(self.scattered.get(self.block(at))?) {
+        let size = match large && !scattered(self.scattered.get(self.block(index))?) {
             true if self.leaves == Leaves::Huge => {
-                let first = self.block(Ipa::new(
-                    (at.get() & !(H::HUGE - 1)).max(self.guest.start().get()),
-                ));
+                // Those of this address up to where a block of blocks begins, and from there on.
+                let before = ((at.get() & (H::HUGE - 1)) / H::BLOCK) as usize;
+                let first = self.block(index).saturating_sub(before);
                 let blocks = self.scattered.iter().skip(first);
                 match blocks.take((H::HUGE / H::BLOCK) as usize).any(scattered) {
                     true => H::BLOCK,
@@ -219,11 +226,6 @@ impl<H: Host> Memory<H> {
         for block in self.scattered {
             block.store(false, Ordering::Release);
         }
-    }
-
-    /// The first page.
-    pub fn first(&self) -> Ipa {
-        self.guest.start()
     }
 
     /// The frame behind each page, in order.
@@ -263,7 +265,9 @@ impl<H: Host> Memory<H> {
         // Steps of a prime number come by every page; most are not mapped.
         for _ in 0..32 {
             let index = self.hand.fetch_add(7919, Ordering::Relaxed) as usize % self.pages.len();
-            let at = Ipa::new(self.guest.start().get() + index as u64 * H::PAGE);
+            let Some(at) = self.at(index as u64) else {
+                continue;
+            };
             if guest.space().query(at).is_some() && self.evict(guest, at, index, gather, &moved) {
                 H::count(Event::Evicted, 1);
                 return;
@@ -302,7 +306,7 @@ impl<H: Host> Memory<H> {
             self.spare.lock().push(spare);
             return false;
         }
-        self.scattered[self.block(at)].store(true, Ordering::Release);
+        self.scattered[self.block(index)].store(true, Ordering::Release);
         // What hardware has marked of its neighbours is in no log yet.
         take_away(guest.zap(span), gather, |leaf| {
             if H::MARKS {
@@ -346,7 +350,7 @@ impl<H: Host> Memory<H> {
 
     /// Whether the guest's memory holds this address.
     pub fn holds(&self, at: Ipa) -> bool {
-        self.guest.contains(at)
+        self.guest.offset(at).is_some()
     }
 }
 
@@ -386,7 +390,7 @@ pub fn take_away<H: Host>(
         };
         match zap.unmap(gather, each) {
             Ok(Pass::Waiting) => relax::<H>(),
-            Ok(Pass::Went) => settle_seen(gather, &seen),
+            Ok(Pass::Went) => reclaim_seen(gather, &seen),
             Ok(Pass::Over) => return,
             Err(error) => panic!("the guest's memory cannot be unmapped: {error}"),
         }
@@ -396,11 +400,11 @@ pub fn take_away<H: Host>(
 /// Completes what was gathered and frees what was cut off. Until no walk holds that it waits: walks take microseconds, and
 /// none waits for anything.
 pub fn reclaim<H: Host>(gather: &mut Gather<H>) {
-    settle_seen(gather, |_| ());
+    reclaim_seen(gather, |_| ());
 }
 
 /// The same; `seen` is shown each leaf of the tables that were cut off.
-fn settle_seen<H: Host>(gather: &mut Gather<H>, seen: impl Fn(&Leaf<H::Format>)) {
+fn reclaim_seen<H: Host>(gather: &mut Gather<H>, seen: impl Fn(&Leaf<H::Format>)) {
     let mut done = gather.finish(|leaf| seen(&leaf));
     while let Err(cut) = done {
         relax::<H>();

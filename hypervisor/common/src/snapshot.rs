@@ -35,6 +35,7 @@ use tablewright::shared::SharedPlatform as _;
 use tablewright::{Change, Format as _, Ipa, Pa, Span};
 
 use crate::memory::{Memory, poison, reclaim, take_away};
+use crate::pieces::{MOST, Pieces};
 use crate::{Event, Gather, Guest, Host, PROCESSORS, relax};
 
 /// Blocks that come back together when a log ends: tables that are freed together.
@@ -161,24 +162,48 @@ impl Gate {
     }
 }
 
+/// The marks of one slot.
+struct Marks {
+    /// Its first page, of all pages of the guest's memory.
+    first: u64,
+    pages: u64,
+    start: Ipa,
+    bitmap: Bitmap<'static>,
+}
+
 /// The marks of the guest's memory.
 pub struct Log {
     kind: Kind,
-    bitmap: Bitmap<'static>,
+    /// One for each slot of memory.
+    marks: [Option<Marks>; MOST],
     rings: [Option<Ring<'static>>; PROCESSORS],
     /// What is still to be copied. Only the processor that copies uses it.
     todo: &'static [AtomicU64],
 }
 
 impl Log {
-    /// A log for so many pages. `words` are two for each 64 pages.
-    pub fn new(kind: Kind, pages: u64, words: &'static [AtomicU64]) -> Option<Self> {
+    /// A log of this memory, each piece of which is a slot, and of which all but the last have a multiple of 64 pages. `words` are two for
+    /// each 64 pages.
+    pub fn new<H: Host>(kind: Kind, guest: &Pieces, words: &'static [AtomicU64]) -> Option<Self> {
         static ENTRIES: [[RingEntry; RING]; PROCESSORS] =
             [const { [const { RingEntry::new() }; RING] }; PROCESSORS];
-        let (marks, todo) = words.split_at_checked(pages.div_ceil(64) as usize)?;
+        let pages = guest.size() / H::PAGE;
+        let (mut rest, todo) = words.split_at_checked(pages.div_ceil(64) as usize)?;
+        let mut marks = [const { None }; MOST];
+        for (place, (before, piece)) in marks.iter_mut().zip(guest.iter()) {
+            let pages = piece.size() / H::PAGE;
+            let own;
+            (own, rest) = rest.split_at_checked(pages.div_ceil(64) as usize)?;
+            *place = Some(Marks {
+                first: before / H::PAGE,
+                pages,
+                start: piece.start(),
+                bitmap: Bitmap::new(own, pages).ok()?,
+            });
+        }
         Some(Self {
             kind,
-            bitmap: Bitmap::new(marks, pages).ok()?,
+            marks,
             rings: ENTRIES.each_ref().map(|entries| Ring::new(entries).ok()),
             todo,
         })
@@ -188,13 +213,23 @@ impl Log {
     pub fn marker(&self, cpu: usize, slot: &Slot) -> Marker<'_> {
         match (self.kind, self.rings.get(cpu)) {
             (Kind::Ring, Some(Some(ring))) => Marker::Ring(ring, slot.id),
-            _ => Marker::Bitmap(&self.bitmap),
+            _ => Marker::Bitmap(&self.marks_of(slot).bitmap),
         }
+    }
+
+    /// Marks of the pages of a slot of memory.
+    fn marks_of(&self, slot: &Slot) -> &Marks {
+        let mut all = self.marks.iter().flatten();
+        let found = all.find(|marks| marks.start == slot.guest.start());
+        found.unwrap_or_else(|| panic!("a slot is logged that is no memory"))
     }
 
     /// The page was written by the hypervisor, or moved.
     pub fn mark(&self, page: u64) {
-        self.bitmap.mark(page);
+        let mut all = self.marks.iter().flatten();
+        if let Some(marks) = all.find(|marks| page.wrapping_sub(marks.first) < marks.pages) {
+            marks.bitmap.mark(page - marks.first);
+        }
     }
 
     fn to_do(&self, page: u64) {
@@ -220,9 +255,12 @@ pub struct Watched<H: Host> {
     pub memory: &'static Memory<H>,
     /// Where marks go.
     pub log: &'static Log,
-    /// The slot of memory, without a log.
-    pub plain: Slot,
+    /// The slots of memory, without a log.
+    pub plain: Slots,
 }
+
+/// The slots of a guest's memory, in order.
+pub type Slots = [Option<Slot>; MOST];
 
 /// A log of one guest, while it is driven.
 struct Driver<H: Host> {
@@ -230,7 +268,7 @@ struct Driver<H: Host> {
     memory: &'static Memory<H>,
     gather: Gather<H>,
     log: &'static Log,
-    plain: Slot,
+    plain: Slots,
     pages: u64,
 }
 
@@ -248,7 +286,11 @@ impl<H: Host> Driver<H> {
             gather: guest.gather(),
             log,
             plain,
-            pages: plain.guest.size() / H::PAGE,
+            pages: plain
+                .iter()
+                .flatten()
+                .map(|slot| slot.guest.size() / H::PAGE)
+                .sum(),
         }
     }
 
@@ -268,8 +310,8 @@ impl<H: Host> Driver<H> {
             .count() as u64
     }
 
-    fn logged(&self) -> Slot {
-        self.plain.with_log(match self.log.kind {
+    fn logged(&self, plain: &Slot) -> Slot {
+        plain.with_log(match self.log.kind {
             Kind::Hardware => SlotLog::ByHardware,
             _ => SlotLog::ByFault,
         })
@@ -288,25 +330,27 @@ impl<H: Host> Driver<H> {
     /// Starts the log: from here on nothing is written that is not marked.
     fn start(&mut self) {
         let guest = self.guest;
-        let mut zap = retried::<H, _>(|| guest.replace(self.logged()).ok());
-        match self.log.kind {
-            Kind::All => {
-                drop(zap);
-                self.protect_all();
-            }
-            // What was written before counts as written since.
-            Kind::Hardware => drop(zap),
-            Kind::Bitmap | Kind::Ring => {
-                let change = Change::new().write_protect();
-                loop {
-                    match zap.protect(&mut self.gather, change) {
-                        Ok(Pass::Waiting) => relax::<H>(),
-                        Ok(Pass::Went) => self.forget(),
-                        Ok(Pass::Over) => break,
-                        Err(error) => panic!("the guest's memory cannot be protected: {error}"),
+        let plain = self.plain;
+        for slot in plain.iter().flatten() {
+            let mut zap = retried::<H, _>(|| guest.replace(self.logged(slot)).ok());
+            match self.log.kind {
+                // What was written before counts as written since, where hardware marks it.
+                Kind::All | Kind::Hardware => drop(zap),
+                Kind::Bitmap | Kind::Ring => {
+                    let change = Change::new().write_protect();
+                    loop {
+                        match zap.protect(&mut self.gather, change) {
+                            Ok(Pass::Waiting) => relax::<H>(),
+                            Ok(Pass::Went) => self.forget(),
+                            Ok(Pass::Over) => break,
+                            Err(error) => panic!("the guest's memory cannot be protected: {error}"),
+                        }
                     }
                 }
             }
+        }
+        if self.log.kind == Kind::All {
+            self.protect_all();
         }
         H::count(Event::Logs, 1);
     }
@@ -327,28 +371,36 @@ impl<H: Host> Driver<H> {
 
     /// Takes the marks, and protects what they say again. What was found is to be copied, and may be.
     fn harvest(&mut self) {
-        let (logged, log) = (self.logged(), self.log);
-        // With rings too: for what the hypervisor has moved.
-        let found = self.gather.harvest(
-            &logged,
-            &log.bitmap,
-            0..self.pages,
-            Harvest::empty(),
-            |first, bits| {
-                H::count(Event::Marks, u64::from(bits.count_ones()));
-                log.todo[(first / 64) as usize].fetch_or(bits, Ordering::Relaxed);
-            },
-        );
-        found.unwrap_or_else(|error| panic!("the log cannot be harvested: {error}"));
+        let (plain, log) = (self.plain, self.log);
+        for slot in plain.iter().flatten() {
+            let marks = log.marks_of(slot);
+            // With rings too: for what the hypervisor has moved.
+            let found = self.gather.harvest(
+                &self.logged(slot),
+                &marks.bitmap,
+                0..marks.pages,
+                Harvest::empty(),
+                |first, bits| {
+                    H::count(Event::Marks, u64::from(bits.count_ones()));
+                    log.todo[((marks.first + first) / 64) as usize]
+                        .fetch_or(bits, Ordering::Relaxed);
+                },
+            );
+            found.unwrap_or_else(|error| panic!("the log cannot be harvested: {error}"));
+        }
         let rings = log.rings.each_ref().map(Option::as_ref);
         let collected = rings.map(|ring| {
             ring?.harvest(|_, _| H::count(Event::Marks, 1));
-            Some(ring?.collect(|_, page| {
-                log.to_do(page);
-                match self.gather.protect(&logged, page..page + 1) {
+            Some(ring?.collect(|id, page| {
+                let Some(slot) = plain.iter().flatten().find(|slot| slot.id == id) else {
+                    return;
+                };
+                let marks = log.marks_of(slot);
+                log.to_do(marks.first + page);
+                match self.gather.protect(&self.logged(slot), page..page + 1) {
                     Ok(protected) if !protected.passed_over => {}
                     // It is not protected, and may be written: it is marked until it is.
-                    _ => log.bitmap.mark(page),
+                    _ => marks.bitmap.mark(page),
                 }
             }))
         });
@@ -365,24 +417,29 @@ impl<H: Host> Driver<H> {
     /// Ends the log, while the guest runs: blocks come back in place.
     fn stop(&mut self) {
         let guest = self.guest;
-        drop(retried::<H, _>(|| guest.replace(self.plain).ok()));
+        let plain = self.plain;
+        for &slot in plain.iter().flatten() {
+            drop(retried::<H, _>(|| guest.replace(slot).ok()));
+        }
         while guest.protect_no_more().is_err() {
             relax::<H>();
         }
-        let blocks = self.plain.guest.size() / H::BLOCK;
-        for first in (0..blocks).step_by(TOGETHER) {
-            for block in (first..blocks).take(TOGETHER) {
-                let at = Ipa::new(self.plain.guest.start().get() + block * H::BLOCK);
-                // Made up: there was no fault. Where nothing is mapped, nothing comes back.
-                if let (Ok(request), Some(page)) = (
-                    guest.request(&Fault::new(at, Access::Read)),
-                    self.memory.look_up(at),
-                ) && self.gather.collapse(&request, &page) == Ok(true)
-                {
-                    H::count(Event::Collapsed, 1);
+        for slot in plain.iter().flatten() {
+            let blocks = slot.guest.size() / H::BLOCK;
+            for first in (0..blocks).step_by(TOGETHER) {
+                for block in (first..blocks).take(TOGETHER) {
+                    let at = Ipa::new(slot.guest.start().get() + block * H::BLOCK);
+                    // Made up: there was no fault. Where nothing is mapped, nothing comes back.
+                    if let (Ok(request), Some(page)) = (
+                        guest.request(&Fault::new(at, Access::Read)),
+                        self.memory.look_up(at),
+                    ) && self.gather.collapse(&request, &page) == Ok(true)
+                    {
+                        H::count(Event::Collapsed, 1);
+                    }
                 }
+                reclaim(&mut self.gather);
             }
-            reclaim(&mut self.gather);
         }
     }
 }
@@ -419,8 +476,9 @@ pub fn start_one<H: Host>(
 ) {
     let mut driver = Driver::new(watched);
     for page in 0..driver.pages {
-        let at = Ipa::new(driver.plain.guest.start().get() + page * H::PAGE);
-        fault(&Fault::new(at, Access::Write));
+        if let Some(at) = driver.memory.at(page) {
+            fault(&Fault::new(at, Access::Write));
+        }
     }
     H::count(Event::Roots, driver.roots());
     let begun = instructions();
@@ -440,8 +498,10 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     let mut driver = Driver::new(watched);
     let copy_of = |page: u64| area.start().get() + page * H::PAGE;
     let frame_of = |page: u64| {
-        let at = Ipa::new(plain.guest.start().get() + page * H::PAGE);
-        retried::<H, _>(|| memory.look_up(at)).frame.get() & !(H::PAGE - 1)
+        retried::<H, _>(|| memory.look_up(memory.at(page)?))
+            .frame
+            .get()
+            & !(H::PAGE - 1)
     };
     let copy = |page: u64| {
         let from = frame_of(page);
@@ -496,9 +556,13 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     gate.close::<H>();
     match log.kind {
         // Hardware would take what is write-protected for writable. It has marked the leaves that are taken away.
-        Kind::Hardware => take_away(guest.zap(plain.guest), &mut driver.gather, |leaf| {
-            memory.written(leaf, |page| log.mark(page));
-        }),
+        Kind::Hardware => {
+            for slot in plain.iter().flatten() {
+                take_away(guest.zap(slot.guest), &mut driver.gather, |leaf| {
+                    memory.written(leaf, |page| log.mark(page));
+                });
+            }
+        }
         _ => driver.protect_all(),
     }
     // No processor writes anything of the guest from here on.
@@ -514,11 +578,16 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
     }
 
     // From here on the guest is the copy.
-    let zap = retried::<H, _>(|| guest.replace(plain).ok());
+    let zaps = plain.map(|slot| {
+        let slot = slot?;
+        Some(retried::<H, _>(|| guest.replace(slot).ok()))
+    });
     while guest.protect_no_more().is_err() {
         relax::<H>();
     }
-    take_away(zap, &mut driver.gather, |_| ());
+    for zap in zaps.into_iter().flatten() {
+        take_away(zap, &mut driver.gather, |_| ());
+    }
     for page in 0..driver.pages {
         // SAFETY: nothing maps the guest's frames any more.
         unsafe { poison::<H>(frame_of(page)) };

@@ -271,14 +271,16 @@ impl Crowd {
         };
         let mut seen = vec![0_u64; (last / PAGE / 64 + 1) as usize];
         for vm in vms {
-            let first = vm.memory.first().get();
             for (number, frame) in (0..).zip(vm.memory.frames()) {
                 let (word, bit) = ((frame / PAGE / 64) as usize, frame / PAGE % 64);
                 let is_double = seen[word] >> bit & 1 != 0;
                 seen[word] |= 1 << bit;
-                let mapped = vm.guest.space().query(Ipa::new(first + number * PAGE));
+                let Some(at) = vm.memory.at(number) else {
+                    break;
+                };
+                let mapped = vm.guest.space().query(at);
                 let is_other = mapped.is_some_and(|leaf| {
-                    let inside = first + number * PAGE - leaf.input().get();
+                    let inside = at.get() - leaf.input().get();
                     leaf.frame().get() + inside != frame
                 });
                 count(Count::Strays, u64::from(is_double || is_other));

@@ -162,7 +162,7 @@ impl World {
             guest: &self.vm.guest,
             memory: &self.vm.memory,
             log: self.vm.log.as_ref()?,
-            plain: self.slot,
+            plain: [Some(self.slot), None, None, None],
         })
     }
 
@@ -255,7 +255,7 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     let (numbers, scattered) = unsafe {
         (
             take::<AtomicU32>(machine, pages).ok_or(NO_MEMORY)?,
-            take::<AtomicBool>(machine, Memory::blocks(addresses)).ok_or(NO_MEMORY)?,
+            take::<AtomicBool>(machine, Memory::blocks(&addresses.into())).ok_or(NO_MEMORY)?,
         )
     };
     let evictions = Evictions {
@@ -263,7 +263,7 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
         ..Evictions::default()
     };
     let frames = Memory::new(
-        addresses,
+        addresses.into(),
         options.leaves,
         evictions,
         numbers,
@@ -299,7 +299,7 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
         Some(kind) => {
             // SAFETY: zero is an atomic; frames of their own.
             let words = unsafe { take::<AtomicU64>(machine, 2 * pages.div_ceil(64)) };
-            let log = words.and_then(|words| Log::new(kind, pages, words));
+            let log = words.and_then(|words| Log::new::<Machine>(kind, &addresses.into(), words));
             Some(log.ok_or("no memory for the log")?)
         }
         None => None,
