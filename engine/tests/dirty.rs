@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use common::Decoded;
 use proptest::prelude::*;
-use tablewright::dirty::{Bitmap, Flip, Full, LogError, Marker, Ring, RingEntry};
+use tablewright::dirty::{Bitmap, Flip, Full, LogError, Marker, ModificationLog, Ring, RingEntry};
 use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4, Stage2K16};
 use tablewright::guest::{
     Access, Backing, Fault, Guest, Harvest, HarvestError, Log, Pass, Slot, SlotCell,
@@ -565,6 +565,78 @@ fn what_hardware_marks_is_harvested() {
         assert_eq!(found, expected);
     }
     assert!(vm.can_write(0));
+}
+
+/// Nothing can be written that hardware would not log: large leaves are closed, pages are clean, and clean again when they are
+/// harvested.
+#[test]
+fn what_hardware_logs_is_harvested() {
+    let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
+    let cells = [const { SlotCell::new() }; 2];
+    let vm = Vm::<Ept<4>>::new(&platform, &cells);
+    let ram = Slot::memory(span(0, 4 * MIB), 0);
+    vm.guest.insert(ram).unwrap();
+    // A block, and pages that were written.
+    vm.fault(0, Access::Write, 2 * MIB).unwrap();
+    for page in 512..520 {
+        vm.fault(page << 12, Access::Write, 4096).unwrap();
+    }
+    let logged = ram.with_log(Log::ByModification);
+    drop(vm.guest.replace(logged).unwrap());
+    let leaf = |page: u64| vm.guest.space().query(Ipa::new(page << 12)).unwrap();
+    assert!(leaf(512).attrs().dirty && vm.can_write(0));
+    let mut gather = vm.guest.gather();
+    let other = ram.with_log(Log::ByHardware);
+    let refused = gather.begin_modification_log(&other).map(drop);
+    assert_eq!(refused, Err(HarvestError::NotLogged(0)));
+    let begun = gather.begin_modification_log(&logged).unwrap();
+    assert!(begun.changed && !begun.passed_over && gather.finish(|_| ()).is_ok());
+    assert!(!vm.can_write(0) && !vm.can_write(511 << 12));
+    assert!((512..520).all(|page| vm.can_write(page << 12) && !leaf(page).attrs().dirty));
+
+    // One virtual CPU's log: two pages, one of them twice, the other's address, and what has no slot.
+    let words = words(16);
+    let bitmap = Bitmap::new(&words, 1024).unwrap();
+    let page = [const { AtomicU64::new(0) }; 512];
+    for (entry, at) in [
+        (511, 515u64 << 12),
+        (510, 513 << 12),
+        (509, 9 * MIB),
+        (508, 515 << 12),
+    ] {
+        page[entry].store(at, std::sync::atomic::Ordering::Relaxed);
+    }
+    let log = ModificationLog::new(&page);
+    let marked = vm
+        .guest
+        .drain(&log, 507, |slot| (slot.id == 0).then_some(&bitmap));
+    assert_eq!(marked, Ok(3));
+    // A fault that writes is of a page that is dirty from the beginning, and marked by the handler.
+    let request = vm.guest.request(&Fault::new(Ipa::new(0), Access::Write));
+    assert!(request.unwrap().is_logged_write());
+    vm.fault(0, Access::Write, 2 * MIB).unwrap();
+    assert!(leaf(0).attrs().dirty && vm.can_write(0) && !vm.can_write(1 << 12));
+    bitmap.mark(0);
+    let mut found = Vec::new();
+    let each = |first, bits| found.extend(pages_of(first, bits));
+    gather
+        .harvest(&logged, &bitmap, 0..1024, Harvest::empty(), each)
+        .unwrap();
+    assert!(!gather.is_clean() && gather.finish(|_| ()).is_ok());
+    assert_eq!(found, [0, 513, 515]);
+    assert!([0, 513, 515].iter().all(|&page| vm.can_write(page << 12)));
+    assert!([0, 513, 515].iter().all(|&page| !leaf(page).attrs().dirty));
+}
+
+#[test]
+fn hardware_that_marks_nothing_logs_nothing() {
+    let platform = Threads::new(700, 12, 1).with_caps(by_faults());
+    let cells = [const { SlotCell::new() }; 1];
+    let vm = Vm::<Ept<4>>::new(&platform, &cells);
+    let ram = Slot::memory(span(0, 2 * MIB), 0).with_log(Log::ByModification);
+    vm.guest.insert(ram).unwrap();
+    let begun = vm.guest.gather().begin_modification_log(&ram).map(drop);
+    assert_eq!(begun, Err(HarvestError::NoHardware));
 }
 
 #[test]

@@ -96,9 +96,9 @@ impl Experiment {
             Self::PageTableTest if !(arm64 && stage_1 && small) => {
                 Some("page-table-test runs on arm64 with pages of 4 KiB and 48 bits of address")
             }
-            Self::DirtyLog if !architecture.is_x86() => {
-                Some("dirty-log takes tables apart as x86 does, and this is another architecture")
-            }
+            Self::DirtyLog if !(small && (architecture.is_x86() || arm64)) => Some(
+                "dirty-log runs with pages of 4 KiB, on x86 and on arm64 with 48 bits of address",
+            ),
             Self::DirtyLog if marks => {
                 Some("its hardware marks what is written, and dirty-log is by faults")
             }

@@ -28,6 +28,7 @@ mod guest;
 mod image;
 mod invalidation;
 mod links;
+mod modification;
 pub mod replay;
 mod request;
 mod stores;
@@ -37,6 +38,7 @@ use guest::Guest;
 pub(crate) use guest::KnownFirst;
 pub(crate) use image::Image;
 use links::{Aliases, Below};
+use modification::Modifications;
 use request::{Bits, CLEAN, EXECUTE, READ, USER, WRITE};
 pub use request::{Cause, Fault, Look, Request, Translated, Walking, Want};
 
@@ -122,6 +124,8 @@ struct Core {
     runs: Cell<Vec<Run>>,
     /// An access under way, translated and not done, and when it will be.
     under_way: Cell<Option<(Translated, Time)>>,
+    /// Which pages of the guest it makes dirty, it logs.
+    modifications: Cell<Modifications>,
     /// Stage 1 of the guest that it runs, if guests have one.
     guest: Guest,
 }
@@ -250,6 +254,7 @@ impl Hardware {
             speculative: Cell::new(None),
             runs: Cell::default(),
             under_way: Cell::new(None),
+            modifications: Cell::default(),
             guest: Guest::default(),
         };
         Self {

@@ -28,11 +28,18 @@
 //!
 //! [`Ring`]: a list for each virtual CPU, in the order of the faults. Harvesting takes as long as there are marks, and a
 //! processor that writes more than the host copies is stopped by its ring being full.
+//!
+//! [`ModificationLog`]: what hardware has written down of a virtual CPU's writes, until they are marked in a bitmap. There the first
+//! rule is kept by hardware, which logs a page when it sets the dirty flag, and the second is: *a page is harvested, then made
+//! clean, then copied*. Made clean first, it could be written, logged and marked before its mark is taken away; it would be dirty
+//! from then on, and never logged again.
 
 mod bitmap;
+mod modification;
 mod ring;
 
 pub use bitmap::{Bitmap, Flip, Idle, Retired};
+pub use modification::ModificationLog;
 pub use ring::{Collected, Ring, RingEntry};
 
 use core::fmt;

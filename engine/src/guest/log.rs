@@ -3,13 +3,13 @@
 use core::ops::Range;
 
 use crate::addr::{Ipa, Level, Span};
-use crate::dirty::{Bitmap, Marker};
+use crate::dirty::{Bitmap, Marker, ModificationLog};
 use crate::edit::Change;
 use crate::edit::EditError;
 use crate::format::{Attrs, Format, Perms};
 use crate::shared::{Protected, Refused, Relaxed, SharedPlatform, Unprotectable};
 
-use super::{Access, Backing, CLAIM, Gather, Guest, HOST_WRITES, Log, Request, Slot};
+use super::{Access, Backing, CLAIM, Gather, Guest, HOST_WRITES, Log, Request, Slot, SlotError};
 
 bitflags::bitflags! {
     /// How to harvest.
@@ -36,6 +36,8 @@ pub enum HarvestError {
     Pages(u64),
     /// These flags are not known.
     Flags(u32),
+    /// Hardware does not mark what is written ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
+    NoHardware,
 }
 
 impl core::fmt::Display for HarvestError {
@@ -44,6 +46,7 @@ impl core::fmt::Display for HarvestError {
             Self::NotLogged(id) => write!(f, "writes to slot {id} are not logged"),
             Self::Pages(count) => write!(f, "the slot has {count} pages"),
             Self::Flags(bits) => write!(f, "unknown flags {bits:#x}"),
+            Self::NoHardware => write!(f, "hardware does not mark what is written"),
         }
     }
 }
@@ -97,6 +100,38 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         }
     }
 
+    /// Marks what the modification log of this virtual CPU has, which has left its guest; `index` is the register's, which is
+    /// [set](ModificationLog::FIRST) anew afterwards. `bitmap` gives that of a slot. Addresses outside of slots, and of slots
+    /// that are not [logged so](Log::ByModification), are left out. Returns how many pages were marked.
+    ///
+    /// A virtual CPU does it each time that it leaves the guest, and whenever the host is about to harvest it is made to
+    /// leave; what is not drained yet is found by a later harvest.
+    ///
+    /// # Errors
+    /// [`SlotError::Busy`]: the slots are being changed. The log stands as it is, to be drained again; nothing is marked
+    /// that was not written.
+    pub fn drain<'b>(
+        &self,
+        log: &ModificationLog<'_>,
+        index: u16,
+        mut bitmap: impl FnMut(&Slot) -> Option<&'b Bitmap<'b>>,
+    ) -> Result<u64, SlotError> {
+        let mut marked = 0;
+        for at in log.written(index) {
+            let (slot, _) = self.slots.find(at.get())?;
+            let Some(slot) = slot.map(|slot| slot.slot()) else {
+                continue;
+            };
+            if slot.log == Log::ByModification
+                && let Some(bitmap) = bitmap(&slot)
+            {
+                self.mark(&Marker::Bitmap(bitmap), &slot, at);
+                marked += 1;
+            }
+        }
+        Ok(marked)
+    }
+
     /// The addresses of some pages of a slot that is logged.
     fn pages(&self, slot: &Slot, pages: &Range<u64>) -> Result<Option<Span<Ipa>>, HarvestError> {
         if !slot.log.is_on() {
@@ -142,6 +177,55 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
         Ok(self.gather.protect(span, change).unwrap_or_default())
     }
 
+    /// Begins a log [by modification](Log::ByModification) of a slot that is logged so already, and in whose look-ups from
+    /// before no walk is left: all that hardware would not log is closed. Pages are made clean, so that the first write to each
+    /// is logged; large leaves, of which hardware would log one page, lose the permission to write, and are taken apart by
+    /// the first write. **The first copy is made when the gather is finished.**
+    ///
+    /// What was [passed over](Protected::passed_over) was being changed by another edit: begin again.
+    ///
+    /// # Errors
+    /// [`HarvestError::NotLogged`], also of a slot that is logged in another way; [`HarvestError::NoHardware`].
+    pub fn begin_modification_log(&mut self, slot: &Slot) -> Result<Protected, HarvestError> {
+        if slot.log != Log::ByModification {
+            return Err(HarvestError::NotLogged(slot.id));
+        }
+        let space = self.guest.space();
+        if !space.caps().hardware_dirty {
+            return Err(HarvestError::NoHardware);
+        }
+        let mut sum = Protected::default();
+        let mut add = |done: Protected| {
+            sum.changed |= done.changed;
+            sum.passed_over |= done.passed_over;
+        };
+        // Large leaves first. None is put into a slot that is logged, so what is split out of one from here on is closed with it, or
+        // is made clean below.
+        let (start, last) = (slot.guest.start(), slot.guest.last());
+        let mut from = Some(start);
+        while let Some(at) = from
+            && let Ok(rest) = Span::inclusive(at, last)
+            && let Ok(Some(large)) = space.first_large(rest)
+        {
+            let end = space
+                .query(large)
+                .map_or(large.get(), |leaf| leaf.input().get() + (leaf.size() - 1));
+            let page = |at: u64| (at - start.get()) >> F::PAGE_SHIFT;
+            let end = end.clamp(large.get(), last.get());
+            add(self.protect(slot, page(large.get())..page(end) + 1)?);
+            from = (end < last.get())
+                .then(|| Ipa::new(start.get() + ((page(end) + 1) << F::PAGE_SHIFT)));
+        }
+        add(self.clean(slot.guest));
+        Ok(sum)
+    }
+
+    /// Has hardware log the next write to each page.
+    fn clean(&mut self, span: Span<Ipa>) -> Protected {
+        // Pages of a slot lie where the format translates, and what is dirty can be clean.
+        self.gather.clear_dirty(span, |_| ()).unwrap_or_default()
+    }
+
     /// Takes the marks of pages away, gives them out as [`Bitmap::harvest`] does, and protects the pages again. **They may be
     /// copied when the gather is finished**, not before.
     ///
@@ -167,6 +251,7 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
             self.collect(slot, bitmap, span);
         }
         let protects = slot.log == Log::ByFault && !how.contains(Harvest::KEEP);
+        let cleans = slot.log == Log::ByModification;
         bitmap.harvest(pages, |first, bits| {
             let taken = Taken {
                 bitmap,
@@ -175,10 +260,18 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
             };
             each(first, bits);
             core::mem::forget(taken);
-            for run in runs(first, bits).filter(|_| protects) {
-                match self.protect(slot, run.clone()) {
-                    Ok(protected) if !protected.passed_over => {}
-                    // It is not protected, and may be written: it is marked until it is.
+            for run in runs(first, bits).filter(|_| protects || cleans) {
+                let closed = match cleans {
+                    // A flag that is set until it is cleared is of a write before the copy.
+                    true => self
+                        .guest
+                        .pages(slot, &run)
+                        .map(|span| span.map_or_else(Protected::default, |span| self.clean(span))),
+                    false => self.protect(slot, run.clone()),
+                };
+                match closed {
+                    Ok(closed) if !closed.passed_over => {}
+                    // It is not closed, and may be written: it is marked until it is.
                     _ => bitmap.mark_range(run),
                 }
             }

@@ -172,7 +172,9 @@ impl Request {
 
     /// Whether the page has to be marked in the dirty log, once it is mapped.
     pub fn is_logged_write(&self) -> bool {
-        self.slot.log() == Log::ByFault && self.access == Access::Write
+        // What is mapped for a write is dirty from the beginning: hardware does not log it.
+        let is_marked = matches!(self.slot.log(), Log::ByFault | Log::ByModification);
+        is_marked && self.access == Access::Write
     }
 }
 

@@ -62,6 +62,9 @@ pub enum Log {
     ByFault,
     /// Hardware marks in the leaf that the page was written ([`Caps::hardware_dirty`](crate::Caps::hardware_dirty)).
     ByHardware,
+    /// The same, and each virtual CPU has it written to its
+    /// [modification log](crate::dirty::ModificationLog) which pages these are: leaves need not be looked through.
+    ByModification,
 }
 
 impl Log {
@@ -72,7 +75,7 @@ impl Log {
 
     #[inline(always)]
     fn from_bits(bits: u64) -> Self {
-        const LOGS: [Log; 4] = [Log::Off, Log::ByFault, Log::ByHardware, Log::ByHardware];
+        const LOGS: [Log; 4] = [Log::Off, Log::ByFault, Log::ByHardware, Log::ByModification];
         LOGS[bits as usize % LOGS.len()]
     }
 }

@@ -94,8 +94,10 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
                     if request.is_logged_write() {
                         self.mark(&request, at);
                     }
-                    self.world
-                        .set_large(at.get(), self.page > leaf_bytes(Level::PAGE));
+                    // Where writes are logged, leaves are pages.
+                    let large = self.page > leaf_bytes(Level::PAGE);
+                    let logged = request.slot().log.is_on();
+                    self.world.set_large(at.get(), large && !logged);
                     break Handled::Done;
                 }
                 Err(_) => break Handled::Again,

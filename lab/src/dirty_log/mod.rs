@@ -3,6 +3,7 @@
 mod baseline;
 mod engine;
 pub mod figures;
+mod options;
 mod picture;
 pub mod simulate;
 mod world;
@@ -26,6 +27,7 @@ use crate::published;
 use crate::report::{self, Report};
 use crate::size::{Size, human};
 use figures::{Bucket, Metric};
+use options::{By, Options};
 use simulate::{How, Job, Ran, Scale};
 
 /// What `dirty-log` can be asked.
@@ -35,6 +37,8 @@ Examples:
   tablewright dirty-log -s anonymous_hugetlb_1gb -v 416 -b 1G -e
   tablewright dirty-log -s anonymous_hugetlb_2mb -v 64 -b 4G -e --how tablewright --json
   tablewright dirty-log -v 4 -b 64M -i 3 -w 50 -a
+  tablewright dirty-log -v 4 -b 64M --log modification --how tablewright
+  tablewright dirty-log -v 4 -b 64M --machine kunpeng-920
   tablewright dirty-log --on kvm -s anonymous_thp -b 1G -v 2 -e    on the KVM of this computer")]
 pub struct Arguments {
     /// The guest's mode, by name or by its number in the test of 2021: how many addresses it has
@@ -77,9 +81,12 @@ pub struct Arguments {
     /// The profile of a machine, by name or as a file [default: x86-416-vcpus]
     #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
     machine: Option<String>,
-    /// How logging is disabled [default: each way in turn]
+    /// How logging is disabled [default: each way in turn; of arm64 tablewright alone]
     #[arg(long, value_enum)]
     how: Option<How>,
+    /// What finds the pages that are written
+    #[arg(long, value_enum, default_value = "faults")]
+    log: By,
     /// Run with one Nth of the pages, and multiply what takes as long as there are pages [default: a quarter of a
     /// million pages are run, or a block for each vCPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -132,6 +139,10 @@ struct Parameters {
     random_access: bool,
     manual_protect: bool,
     run_while_disabling: bool,
+    log: &'static str,
+    all_set: bool,
+    overlap: bool,
+    nested: bool,
     machine: String,
     /// One page of a run stands for so many.
     scale: u64,
@@ -170,6 +181,8 @@ struct Row {
     kicks: u64,
     faults: u64,
     retries: u64,
+    /// Times that a vCPU left its guest because hardware's log was full.
+    log_full_exits: u64,
 }
 
 /// Runs it, and prints what it took.
@@ -177,7 +190,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.on == On::Kvm {
         return kvm::dirty_log(&on_kvm(arguments)?, arguments.json);
     }
-    arguments.kvm.unused()?;
+    options::only_on_kvm(&arguments.kvm)?;
     let (profile, left_out) = needs::load(
         arguments.machine.as_deref().unwrap_or(MACHINE),
         Experiment::DirtyLog,
@@ -207,6 +220,7 @@ fn on_kvm(arguments: &Arguments) -> Result<kvm::Asked, Error> {
             (arguments.machine.is_some(), "--machine"),
             (arguments.plot.is_some(), "--plot"),
             (arguments.threads.threads.is_some(), "--threads"),
+            (arguments.log != By::Faults, "--log"),
         ],
     )?;
     if arguments.no_manual_protect && arguments.kvm.all_set {
@@ -390,16 +404,15 @@ impl Case {
             seed: 1,
             manual: true,
             running: true,
+            options: Options::default(),
         })
     }
 }
 
 fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
-    let hows = match arguments.how {
-        Some(how) => vec![how],
-        None => How::ALL.to_vec(),
-    };
     let case = case(arguments);
+    let hows = options::ways(arguments, profile)?;
+    let options = Options::of(arguments, profile, case.vcpus)?;
     let mut jobs = Vec::new();
     for how in hows {
         let job = case.job(profile, how)?;
@@ -420,6 +433,7 @@ fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
             seed: arguments.random_seed,
             manual: !arguments.no_manual_protect,
             running: arguments.run_while_disabling,
+            options,
             ..job
         });
     }
@@ -446,7 +460,8 @@ fn test(
     let guest = arguments.guest();
     check(profile, guest.vcpus)?;
     let jobs = jobs(arguments, profile)?;
-    let is_published = case(arguments).is_published() && arguments.run_while_disabling;
+    let is_usual = jobs.iter().all(|job| job.options == Options::default());
+    let is_published = case(arguments).is_published() && arguments.run_while_disabling && is_usual;
     let mut rows = Vec::new();
     for (job, ran) in jobs.iter().zip(run(&jobs)?) {
         sound(job, &ran)?;
@@ -464,6 +479,10 @@ fn test(
             random_access: arguments.random_access,
             manual_protect: !arguments.no_manual_protect,
             run_while_disabling: arguments.run_while_disabling,
+            log: arguments.log.name(),
+            all_set: arguments.kvm.all_set,
+            overlap: arguments.kvm.overlap,
+            nested: arguments.kvm.nested,
             machine: profile.name.clone(),
             scale: jobs
                 .first()
@@ -518,6 +537,7 @@ fn row(job: &Job, ran: &Ran, is_published: bool) -> Row {
         kicks: ran.kicks,
         faults: ran.faults,
         retries: ran.retries,
+        log_full_exits: ran.log_full,
     }
 }
 
@@ -558,6 +578,10 @@ fn phases(row: &Row, manual: bool) -> String {
     text += &over("Get", &row.get);
     if manual {
         text += &over("Clear", &row.clear);
+    }
+    if row.log_full_exits > 0 {
+        let exits = report::counted(row.log_full_exits, "time", "times");
+        text += &format!("Hardware's log was full {exits}\n");
     }
     text
 }

@@ -8,31 +8,35 @@
 //! The published case has 109 million pages. A run has fewer, in one or both of two manners: a page of the host is *smaller*, so that
 //! each table that is taken apart stands for a tree of them, or there are *fewer* of these. What takes as long as there are entries
 //! is multiplied by both, what is done once for a page of the host, such as a flush, by the second alone.
+//!
+//! # By hardware
+//!
+//! Where hardware logs what is written, each vCPU has a page of 512 entries. It marks what is there in the bitmap each time that it
+//! leaves the guest, which it does when the page is full, for a load of each entry and an exchange of its word.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::ValueEnum;
-use tablewright::dirty::Bitmap;
-use tablewright::format::Ept;
+use tablewright::dirty::{Bitmap, ModificationLog};
+use tablewright::format::{Ept, Stage2K4};
 use tablewright::guest::{Guest, Harvest, Log, Slot, SlotCell};
 use tablewright::shared::SharedSpace;
-use tablewright::{AddressSpace, Half, Ipa, Level, Span};
+use tablewright::{AddressSpace, Format, Half, Ipa, Level, Pa, Platform, Span};
 use tablewright_machine::{
-    Architecture, Cpu, Machine, Memory, Profile, Regime, Request, Rule, Setup, Time,
+    Architecture, Cpu, Fault, Machine, MachineLock, Memory, Profile, Request, Rule, Setup, Time,
 };
 
 use super::baseline::{Baseline, Order};
 use super::engine::Engine;
+use super::options::{By, Options};
 use super::world::World;
 use crate::error::Error;
 use crate::harness::{self, Simulated};
 use crate::page_table_test::input::{PAGE, Region, Source};
 use crate::random::Random;
 use crate::write_protect::leaf_bytes;
-use crate::write_protect::simulate::Handled;
-
-type Tables = Ept<4>;
+use crate::write_protect::simulate::{Handled, Stage2, architecture};
 
 /// How logging is disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -101,6 +105,7 @@ pub struct Job {
     pub manual: bool,
     /// The vCPUs go on while logging is disabled.
     pub running: bool,
+    pub options: Options,
 }
 
 /// What a run showed, multiplied by its scale.
@@ -123,6 +128,8 @@ pub struct Ran {
     /// From the issue of an access of the guest to its completion, where that took longer than it takes to leave the guest: how long,
     /// and how many such there are.
     pub stalls: Vec<(Time, u64)>,
+    /// Times that a vCPU left its guest because hardware's log was full.
+    pub log_full: u64,
     /// The first rule of the machine that was broken.
     pub violation: Option<String>,
 }
@@ -163,27 +170,35 @@ fn failed(job: &Job, problem: String) -> Error {
 
 /// Makes a run.
 pub fn run(job: &Job) -> Result<Ran, Error> {
+    match job.profile.architecture.is_x86() {
+        true => run_as::<Ept<4>>(job, Stage2::Ept),
+        false => run_as::<Stage2K4<48, true>>(job, Stage2::Arm64),
+    }
+}
+
+fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Error> {
     let leaf = job.source.level();
     // Every page in a table of its own level, those above, and what vCPUs keep.
     let pages = job.region.bytes / PAGE;
     let tables = pages / 512 + pages / (512 * 512) + 8 * (u64::from(job.vcpus) + 1) + 64;
+    let by_hardware = job.options.by == By::Modification;
+    let of_profile = architecture(&job.profile, format);
     let architecture = Architecture {
-        regime: Regime::Ept {
-            levels: 4,
-            mode_based: false,
-        },
+        hardware_access: of_profile.hardware_access || by_hardware,
+        hardware_dirty: of_profile.hardware_dirty || by_hardware,
         // The TLBs of all vCPUs fit into the caches of this computer; what misses is said by the model.
-        tlb_sets: job.profile.architecture.tlb_sets.min(16),
-        ..job.profile.architecture.clone()
+        tlb_sets: of_profile.tlb_sets.min(16),
+        ..of_profile
     };
+    let tables = tables + if by_hardware { u64::from(job.vcpus) } else { 0 };
     let mut setup = Setup::new(architecture, Memory::new(tables as usize, 12, 1 << 30));
     // One more: the thread that does what the host is asked for.
     setup.scheduler.cpus = usize::from(job.vcpus) + 1;
     setup.costs = job.profile.costs.clone();
-    setup.kicks = true;
+    setup.kicks = format.is_x86();
     let machine = Machine::new(setup);
     let mapper = machine.new_space();
-    let space = AddressSpace::<Tables, _>::new(mapper)
+    let space = AddressSpace::<F, _>::new(mapper)
         .ok_or_else(|| failed(job, "no memory for a root".to_owned()))?;
     mapper.attach(space.root(), Half::Lower, 0);
     let world = World::new(mapper, space.root(), job.region, leaf);
@@ -217,7 +232,7 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
         gathers: (0..job.vcpus).map(|_| guest.gather().into()).collect(),
         cut: RefCell::default(),
     };
-    let baseline = |order| Baseline::<Tables>::new(&world, order);
+    let baseline = |order| Baseline::<F>::new(&world, order);
     let baseline = match job.how {
         How::Before => Some(baseline(Order::Before)),
         How::FlushFirst => Some(baseline(Order::FlushFirst)),
@@ -225,6 +240,11 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
         How::After => Some(baseline(Order::After)),
         How::Tablewright => None,
     };
+    let mut logs = Vec::new();
+    for _ in 0..if by_hardware { job.vcpus } else { 0 } {
+        let page = machine.take_page();
+        logs.push(page.ok_or_else(|| failed(job, "no memory for a log".to_owned()))?);
+    }
     let test = Test {
         job,
         machine: &machine,
@@ -237,9 +257,12 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
         slots: &slots,
         bitmaps: &bitmaps,
         words: &memory,
+        logs,
+        shadow: machine.new_lock(),
         phase: Cell::new((0, Phase::Rest)),
         ready: Cell::new(0),
         retries: Cell::new(0),
+        log_full: Cell::new(0),
         stalls: RefCell::default(),
         ran: RefCell::default(),
     };
@@ -261,25 +284,30 @@ enum Phase {
     Over,
 }
 
-struct Test<'t, 'm, 'g, 's> {
+struct Test<'t, 'm, 'g, 's, F: Format<Input = Ipa>> {
     job: &'t Job,
     machine: &'m Machine,
     world: &'t World<'m>,
-    engine: &'t Engine<'t, 'm, 'g, 's, Tables>,
+    engine: &'t Engine<'t, 'm, 'g, 's, F>,
     way: &'t dyn Way,
     slots: &'t [Slot],
     bitmaps: &'t [Bitmap<'t>],
     words: &'t [AtomicU64],
+    /// Where hardware logs what each vCPU writes, if it does.
+    logs: Vec<Pa>,
+    /// What faults of a guest's guest take: its tables are made of two.
+    shadow: MachineLock<'m>,
     /// How many there have been, and the one that it is.
     phase: Cell<(u32, Phase)>,
     /// vCPUs that are through with it.
     ready: Cell<usize>,
     retries: Cell<u64>,
+    log_full: Cell<u64>,
     stalls: RefCell<Vec<(Time, u64)>>,
     ran: RefCell<Ran>,
 }
 
-impl Test<'_, '_, '_, '_> {
+impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
     fn run(&self) -> Result<Ran, String> {
         let vcpus = usize::from(self.job.vcpus);
         let problem = RefCell::new(None);
@@ -387,6 +415,7 @@ impl Test<'_, '_, '_, '_> {
         ran.kicks = (after.kicks - before.kicks) * fewer;
         ran.faults = (after.faults - before.faults) * all;
         ran.retries = self.retries.get() * all;
+        ran.log_full = self.log_full.get() * all;
         *self.ran.borrow_mut() = ran;
         self.all_vcpus(cpu, Phase::Over);
         Ok(())
@@ -412,7 +441,12 @@ impl Test<'_, '_, '_, '_> {
 
     /// Large leaves are split ahead, and everything loses the permission to write.
     fn enable(&self) -> Result<(), String> {
-        self.replace(Log::ByFault)?;
+        let log = self.job.options.by.log();
+        self.replace(log)?;
+        if self.job.options.all_set {
+            self.bitmaps.iter().for_each(Bitmap::mark_all);
+            return Ok(());
+        }
         for slot in self.slots {
             let mut gather = self.engine.guest.gather();
             let mut from = Some(slot.guest.start());
@@ -425,9 +459,12 @@ impl Test<'_, '_, '_, '_> {
                 self.engine.finish(&mut gather);
             }
             gather.release_tables();
-            let pages = 0..slot.guest.size() / PAGE;
-            let protected = gather.protect(&slot.with_log(Log::ByFault), pages);
-            protected.map_err(|it| it.to_string())?;
+            let slot = slot.with_log(log);
+            let closed = match self.job.options.by {
+                By::Faults => gather.protect(&slot, 0..slot.guest.size() / PAGE),
+                By::Modification => gather.begin_modification_log(&slot),
+            };
+            closed.map_err(|it| it.to_string())?;
             self.engine.finish(&mut gather);
         }
         for at in self.world.parts() {
@@ -452,7 +489,7 @@ impl Test<'_, '_, '_, '_> {
         let mut found = 0;
         for (slot, bitmap) in self.slots.iter().zip(self.bitmaps) {
             let mut gather = self.engine.guest.gather();
-            let slot = slot.with_log(Log::ByFault);
+            let slot = slot.with_log(self.job.options.by.log());
             let harvested = gather.harvest(
                 &slot,
                 bitmap,
@@ -511,6 +548,10 @@ impl Test<'_, '_, '_, '_> {
             let (number, phase) = self.phase.get();
             known = number;
             match phase {
+                Phase::Dirty => self.log_anew(cpu),
+                _ => self.machine.log_modifications(None, 0),
+            }
+            match phase {
                 Phase::Populate => self.own(cpu).for_each(|at| self.access(cpu, at, true)),
                 Phase::Dirty => self.pass(cpu, &mut random, || true),
                 Phase::Disable => {
@@ -528,6 +569,7 @@ impl Test<'_, '_, '_, '_> {
                 Phase::Rest | Phase::Over => self.machine.enter_guest(),
             }
             self.machine.leave_guest();
+            self.drain(cpu);
             // No CPU waits for the end of what goes on until the next phase.
             if self.phase.get().0 == number {
                 self.ready.set(self.ready.get() + 1);
@@ -539,18 +581,69 @@ impl Test<'_, '_, '_, '_> {
         }
     }
 
+    /// Hardware's log of this vCPU is empty, and on.
+    fn log_anew(&self, cpu: Cpu<'_>) {
+        if let Some(&page) = self.logs.get(cpu.id()) {
+            self.machine
+                .log_modifications(Some(page), ModificationLog::FIRST);
+        }
+    }
+
+    /// What hardware has logged of this vCPU is marked.
+    fn drain(&self, cpu: Cpu<'_>) {
+        let Some(&page) = self.logs.get(cpu.id()) else {
+            return;
+        };
+        // SAFETY: a page that is taken for this, of words that are atomic, and lives as long as the machine.
+        let words = unsafe { self.world.mapper.table(page, Level::PAGE).cast().as_ref() };
+        let index = self.machine.modification_index(cpu.id());
+        let bitmap = |slot: &Slot| self.bitmaps.get(usize::from(slot.id));
+        let log = ModificationLog::new(words);
+        match self.engine.guest.drain(&log, index, bitmap) {
+            Ok(marked) => {
+                let costs = self.machine.costs();
+                cpu.spend((costs.load + costs.exchange) * marked);
+            }
+            Err(error) => self.machine.report(Rule::Program, error.to_string()),
+        }
+        if self.phase.get().1 == Phase::Dirty {
+            self.log_anew(cpu);
+        }
+    }
+
+    /// The fault of a guest's guest: the tables of the hypervisor that is a guest are walked, and what is made of both is
+    /// changed under one lock.
+    fn nested<T>(&self, cpu: Cpu<'_>, handle: impl FnOnce() -> T) -> T {
+        if !self.job.options.nested {
+            return handle();
+        }
+        cpu.spend(self.machine.costs().load * (u64::from(F::root_level().height()) + 1));
+        let _held = self.shadow.acquire();
+        handle()
+    }
+
+    /// So much each vCPU accesses.
+    fn each(&self) -> u64 {
+        match self.job.options.overlap {
+            true => self.job.region.bytes,
+            false => self.job.region.bytes / u64::from(self.job.vcpus),
+        }
+    }
+
     /// The pages of a vCPU.
-    fn own(&self, cpu: Cpu<'_>) -> impl Iterator<Item = u64> + use<> {
-        let Region { first, bytes } = self.job.region;
-        let each = bytes / u64::from(self.job.vcpus);
-        let first = first + cpu.id() as u64 * each;
+    fn own(&self, cpu: Cpu<'_>) -> impl Iterator<Item = u64> + use<F> {
+        let (first, each) = (self.job.region.first, self.each());
+        let first = match self.job.options.overlap {
+            true => first,
+            false => first + cpu.id() as u64 * each,
+        };
         (first..first + each).step_by(PAGE as usize)
     }
 
     /// As many accesses as there are pages. While logging is disabled, what is large again is left alone: it would take this
     /// computer time, and show nothing.
     fn pass(&self, cpu: Cpu<'_>, random: &mut Random, goes_on: impl Fn() -> bool) {
-        let each = self.job.region.bytes / u64::from(self.job.vcpus) / PAGE;
+        let each = self.each() / PAGE;
         let mut own = self.own(cpu);
         let first = self.own(cpu).next().unwrap_or(0);
         for _ in 0..each {
@@ -579,13 +672,20 @@ impl Test<'_, '_, '_, '_> {
         let disabling = self.phase.get().1 == Phase::Disable;
         let (begin, worked) = (cpu.now(), self.world.worked());
         let (mut faulted, mut waited) = (false, None);
-        while self.machine.guest_access(request).is_err() {
+        let requested = || self.drain(cpu);
+        while let Err(fault) = self.machine.guest_access_with(request, &requested) {
+            if fault == Fault::LogFull {
+                cpu.spend(self.machine.costs().exit * 2);
+                self.log_full.update(|exits| exits + 1);
+                self.drain(cpu);
+                continue;
+            }
             faulted = true;
             cpu.spend(self.machine.costs().exception);
-            let handled = match disabling {
+            let handled = self.nested(cpu, || match disabling {
                 true => self.way.fault(at, write),
                 false => self.engine.fault(at, write),
-            };
+            });
             match handled {
                 Handled::Done => {}
                 Handled::Again => waited = Some(self.world.worked()),

@@ -60,7 +60,7 @@ pub struct Options {
     /// Written pages are in a ring of so many entries for each vCPU, and not in a bitmap
     #[arg(long, value_name = "ENTRIES", num_args = 0..=1, default_missing_value = "65536")]
     pub ring: Option<u32>,
-    /// The log begins with all pages in it, so that enabling it protects nothing
+    /// The log begins with all pages in it, so that enabling it protects nothing; of dirty-log on the machine as well
     #[arg(long, conflicts_with = "ring")]
     pub all_set: bool,
     /// The vCPUs go on while logging is enabled, read, cleared and disabled: their longest waits are of these calls
@@ -69,13 +69,15 @@ pub struct Options {
     /// Before it runs, say what this profile predicts (dirty-log, of 4 KiB or huge pages, by bitmap)
     #[arg(long, value_name = "PROFILE")]
     pub predict: Option<String>,
-    /// Each vCPU accesses all of the memory
+    /// Each vCPU accesses all of the memory; of dirty-log on the machine as well
     #[arg(short = 'o', long)]
     pub overlap: bool,
-    /// The vCPUs run as guests of the guest, with nested paging of AMD's: KVM keeps tables for two stages at once
+    /// The vCPUs run as guests of the guest, with nested paging of AMD's: KVM keeps tables for two stages at once; of dirty-log on
+    /// the machine as well
     #[arg(short = 'n', long)]
     pub nested: bool,
-    /// The CPUs for the vCPUs, one after the other, and one for the thread that asks KVM
+    /// The CPUs for the vCPUs, one after the other, and one for the thread that asks KVM; of dirty-log on the machine, where
+    /// each has one of its own in any case, as well
     #[arg(short = 'c', long, value_name = "CPUS", value_delimiter = ',')]
     pub cpus: Vec<usize>,
 }

@@ -458,7 +458,7 @@ fn what_cannot_be_run_is_refused() {
         "--stalls: only with --on kvm",
     );
     assert_refused(&["page-table-test", "-c", "0"], "-c: only with --on kvm");
-    assert_refused(&["dirty-log", "-n"], "-n: only with --on kvm");
+    assert_refused(&["page-table-test", "-n"], "-n: only with --on kvm");
     assert_refused(&["write-protect", "-s", "shmem"], "-s: only with --on kvm");
     assert_refused(
         &["dirty-log", "--on", "kvm", "--scale", "2"],

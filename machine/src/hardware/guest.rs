@@ -796,7 +796,7 @@ fn second_fault(ipa: u64, want: Want, on_walk: bool, fault: Fault) -> Fault {
         Fault::AccessFlag { depth } => (Cause::AccessFlag, depth),
         Fault::Permission { depth } => (Cause::Permission, depth),
         Fault::Address => (Cause::Translation, 0),
-        Fault::Second { .. } => return fault,
+        Fault::Second { .. } | Fault::LogFull => return fault,
     };
     Fault::Second {
         ipa,

@@ -166,6 +166,8 @@ pub enum Fault {
     },
     /// No address of a space that is loaded.
     Address,
+    /// The [modification log](crate::Machine::log_modifications) of the CPU is full. Nothing was written, and no flag was set.
+    LogFull,
     /// Of a guest that has a stage 1: stage 2 does not let it go on. A fault of the host's; the others are the guest's.
     Second {
         /// The address that the guest takes for physical.

@@ -338,6 +338,9 @@ impl Hardware {
             return Look::Fault(Fault::Permission { depth });
         }
         if request.want == Want::Write && rights & CLEAN != 0 {
+            if !self.log_modification(cpu, request.va) {
+                return Look::Fault(Fault::LogFull);
+            }
             raw = self.set_flag(at, &leaf, depth, |descriptor| {
                 let regime = self.architecture.regime;
                 with_dirty(regime, self.level(depth), descriptor)

@@ -51,6 +51,8 @@ impl Outcome {
                     Fault::AccessFlag { depth } => (FaultKind::AccessFlag, Some(depth)),
                     Fault::Permission { depth } => (FaultKind::Permission, Some(depth)),
                     Fault::Address => (FaultKind::Translation, None),
+                    // No test has such a log.
+                    Fault::LogFull => return false,
                     Fault::Second { cause, depth, .. } => {
                         let of = match cause {
                             Cause::Translation => FaultKind::Translation,

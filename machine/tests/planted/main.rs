@@ -131,6 +131,9 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (RingStartsMarked, Log, &[Program]),
     (StartNotZapped, Log, &[Program]),
     (StartNotAwaited, Log, &[Program]),
+    (LogThrownAway, Log, &[Program]),
+    (StartNotCleaned, Log, &[Program]),
+    (CleanedBeforeHarvest, Log, &[Program]),
     (LastHarvestBeforeStop, Log, &[Program]),
     (StoppedInHandler, Log, &[Program]),
 ];

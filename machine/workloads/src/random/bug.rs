@@ -195,6 +195,12 @@ pub enum Bug {
     StartNotZapped,
     /// A log starts with everything marked, and walks from before are not waited for.
     StartNotAwaited,
+    /// What hardware has logged is not marked.
+    LogThrownAway,
+    /// Hardware is to log, and pages are dirty from before.
+    StartNotCleaned,
+    /// Pages are made clean, and then their marks are taken away.
+    CleanedBeforeHarvest,
     /// The guest stops after the last harvest.
     LastHarvestBeforeStop,
     /// The guest stops in a handler.

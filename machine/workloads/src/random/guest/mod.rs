@@ -551,7 +551,7 @@ pub fn classify(va: u64, want: Want, trap: Trap, dice: &Dice) -> Option<Fault> {
         Trap::Translation { depth } => (va, want, Cause::Translation, depth),
         Trap::AccessFlag { depth } => (va, want, Cause::AccessFlag, depth),
         Trap::Permission { depth } => (va, want, Cause::Permission, depth),
-        Trap::Address => return None,
+        Trap::Address | Trap::LogFull => return None,
         Trap::Second {
             ipa,
             want,

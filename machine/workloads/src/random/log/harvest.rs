@@ -96,6 +96,15 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 found.left.extend(&used);
                 continue;
             }
+            if self.is(Bug::CleanedBeforeHarvest) && plan.log() == Log::ByModification {
+                let _cleaned = gather.begin_modification_log(slot);
+                self.put_off(gather);
+                self.pause(dice, 8);
+                record.bitmap.harvest(pages, each);
+                found.all.extend(&used);
+                found.left.extend(&used);
+                continue;
+            }
             let bitmap = &record.bitmap;
             let harvested = gather.harvest(slot, bitmap, pages, how, each);
             self.machine
@@ -284,8 +293,10 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             pages,
             page,
             block,
+            logs,
             ..
         } = self;
+        logs.into_iter().for_each(|log| machine.give_page(log));
         let block = base.map_or(0..0, |base| base.get()..base.get() + block);
         for page in pages {
             let own = !block.contains(&page.frame.get().get());

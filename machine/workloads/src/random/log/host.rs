@@ -224,7 +224,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     pub(super) fn migrate<'g>(&'g self, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let hardware = self.machine.architecture().hardware_dirty;
-        let mut plan = Plan::of(dice, hardware);
+        let mut plan = Plan::of(dice, hardware, !self.logs.is_empty());
         if self.is(Bug::RingStartsMarked) && plan.marks == Marks::Ring {
             plan.start = Start::Marked;
         }
@@ -278,10 +278,31 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             Start::Zap => {}
             Start::Step => self.protect_all(),
             // A CPU that has looked the slot up before, when nothing was logged, may be mapping.
-            Start::Marked | Start::Hardware if !self.is(Bug::StartNotAwaited) => {
-                self.wait_for_walks()
+            Start::Marked | Start::Hardware | Start::Modification
+                if !self.is(Bug::StartNotAwaited) =>
+            {
+                self.wait_for_walks();
             }
-            Start::Marked | Start::Hardware => {}
+            Start::Marked | Start::Hardware | Start::Modification => {}
+        }
+        if plan.start == Start::Modification && !self.is(Bug::StartNotCleaned) {
+            self.begin(plan, gather);
+        }
+    }
+
+    /// Hardware logs the next write to each page.
+    fn begin(&self, plan: Plan, gather: &mut Edits<'_, 'a, 'm, F>) {
+        for slot in &self.slots {
+            let slot = slot.with_log(plan.log());
+            loop {
+                let begun = gather.begin_modification_log(&slot);
+                self.put_off(gather);
+                match begun {
+                    Ok(begun) if begun.passed_over => self.wait(),
+                    Ok(_) => break,
+                    Err(error) => return self.machine.report(Rule::Program, error.to_string()),
+                }
+            }
         }
     }
 
@@ -307,7 +328,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.cpu().order();
         let must = (0..self.pages.len()).filter(|&page| {
             let pending = || self.pending.iter().any(|at| at.get() == Some(page));
-            self.pages[page].stale.get() && !pending()
+            self.pages[page].stale.get() && !pending() && !self.is_logged(page)
         });
         let unused = self.active.get() == 0 && self.later.is_empty();
         // Where hardware marks in leaves, those that are being edited are out of reach.

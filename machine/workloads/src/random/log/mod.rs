@@ -11,6 +11,8 @@
 //!   then is let off;
 //! * when the guest was stopped and what was found then is copied, nothing is stale, and the copy equals the original in
 //!   every word.
+//!
+//! What hardware has logged and the virtual CPU has not marked yet is known as well; it has when it has stopped.
 
 mod harvest;
 mod host;
@@ -18,9 +20,10 @@ mod host;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-use tablewright::dirty::{Bitmap, Flip, Marker, Ring, RingEntry};
+use tablewright::dirty::{Bitmap, Flip, Marker, ModificationLog, Ring, RingEntry};
 use tablewright::guest::{
     Access, Backing, Cause, Declined, Fault, Gather, Guest, Harvest, Log, Pass, Request, Slot,
     SlotCell, Zap,
@@ -28,7 +31,7 @@ use tablewright::guest::{
 use tablewright::shared::{Mapped, Refused, SharedSpace};
 use tablewright::{AddressSpace, Change, Entry, Format, Half, Ipa, Leaf, Level, Pa, Platform};
 use tablewright_machine::{
-    Cpu, Fault as Trap, Machine, Mapper, Outcome, Rule, RunError, Time, Want,
+    Cpu, Fault as Trap, Machine, Mapper, Outcome, Regime, Rule, RunError, Time, Want,
 };
 
 use super::guest::{Kind, classify, span};
@@ -46,6 +49,8 @@ const SLOT: u64 = 1 << 33;
 const FAR: u64 = 1 << 41;
 /// Entries of a ring.
 const ENTRIES: usize = 4;
+/// Hardware's log begins so far down: it is full after a few pages.
+const INDEX: u16 = 2;
 /// So many times a CPU waits for others, for some microseconds: where memory is cleaned it may take milliseconds.
 const MOST_WAITS: u32 = 4000;
 /// The first word of a page that the host writes; those before it are the virtual CPUs'.
@@ -81,6 +86,8 @@ enum Start {
     Marked,
     /// Nothing is protected: hardware marks.
     Hardware,
+    /// Nothing but large leaves is protected: hardware logs.
+    Modification,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,10 +99,17 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(dice: &Dice, hardware: bool) -> Self {
+    fn of(dice: &Dice, hardware: bool, logs: bool) -> Self {
         let marks = dice.pick(&[Marks::Bitmap, Marks::Flip, Marks::Ring]);
         // Only a bitmap is for hardware's marks. And everything is not protected in one step where hardware marks.
         let start = match (hardware, marks) {
+            (true, Marks::Bitmap) if logs => dice.pick(&[
+                Start::Zap,
+                Start::Marked,
+                Start::Hardware,
+                Start::Modification,
+                Start::Modification,
+            ]),
             (true, Marks::Bitmap) => dice.pick(&[Start::Zap, Start::Marked, Start::Hardware]),
             (true, Marks::Flip) => dice.pick(&[Start::Zap, Start::Marked]),
             (true, Marks::Ring) => Start::Zap,
@@ -112,6 +126,7 @@ impl Plan {
     fn log(self) -> Log {
         match self.start {
             Start::Hardware => Log::ByHardware,
+            Start::Modification => Log::ByModification,
             _ => Log::ByFault,
         }
     }
@@ -152,6 +167,8 @@ struct Vm<'a, 'm, F: Format<Input = Ipa>> {
     records: Vec<Record<'a>>,
     /// One for each CPU.
     rings: Vec<Ring<'a>>,
+    /// Where hardware logs what each CPU makes dirty, if it does.
+    logs: Vec<Pa>,
     /// The log that is on, or about to be.
     plan: Cell<Option<Plan>>,
     /// The page that a CPU is about to mark.
@@ -188,6 +205,12 @@ enum Served {
     Later,
     /// The ring is full.
     Full,
+}
+
+/// Whether processors log what they make dirty.
+fn hardware_logs(machine: &Machine) -> bool {
+    let architecture = machine.architecture();
+    matches!(architecture.regime, Regime::Ept { .. }) && architecture.hardware_dirty
 }
 
 fn live<F: Format<Input = Ipa>>(
@@ -294,6 +317,10 @@ fn live<F: Format<Input = Ipa>>(
         block,
         records: records.collect(),
         rings: rings.collect(),
+        logs: match hardware_logs(machine) {
+            true => (0..cpus).map(|_| take_page()).collect(),
+            false => Vec::new(),
+        },
         slots,
         pages,
         plan: Cell::new(None),
@@ -315,6 +342,7 @@ fn live<F: Format<Input = Ipa>>(
     let outcome = machine.run(|cpu| {
         mapper.load();
         let dice = Dice::new(seed, cpu.id() as u64);
+        vm.log_anew();
         let mut gather = vm.guest.gather();
         if cpu.id() == 0 {
             for _ in 0..migrations {
@@ -382,7 +410,10 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     fn run_guest<'g>(&'g self, cpu: Cpu<'_>, dice: &Dice, gather: &mut Edits<'g, 'a, 'm, F>) {
         let host_once_in = dice.pick(&[4, 8, 16]);
         loop {
-            self.halt();
+            self.halt(dice);
+            if dice.once_in(8) {
+                self.drain(dice);
+            }
             if self.over.get() {
                 return;
             }
@@ -397,10 +428,54 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         }
     }
 
+    /// The log of the running CPU begins anew.
+    fn log_anew(&self) {
+        if let Some(&page) = self.logs.get(self.cpu().id()) {
+            self.machine.log_modifications(Some(page), INDEX);
+        }
+    }
+
+    /// The log of a CPU.
+    fn log_of(&self, cpu: usize) -> Option<(ModificationLog<'_>, u16)> {
+        let words = NonNull::from(self.word(*self.logs.get(cpu)?, 0)).cast();
+        // SAFETY: a page of ours, of words that are atomic; it goes back at the end.
+        let log = ModificationLog::new(unsafe { words.as_ref() });
+        // What lies above where it has begun is of no write.
+        Some((log, self.machine.modification_index(cpu)))
+    }
+
+    /// The running CPU marks what its hardware has logged.
+    fn drain(&self, dice: &Dice) {
+        let Some((log, index)) = self.log_of(self.cpu().id()) else {
+            return;
+        };
+        if self.is(Bug::LogThrownAway) {
+            return self.log_anew();
+        }
+        let bitmap = |slot: &Slot| Some(&self.records[usize::from(slot.id)].bitmap);
+        while self.guest.drain(&log, index, bitmap).is_err() {
+            self.wait();
+        }
+        if dice.once_in(4) {
+            self.pause(dice, 8);
+        }
+        self.log_anew();
+    }
+
+    /// Whether hardware has logged a page that is not marked yet.
+    fn is_logged(&self, page: usize) -> bool {
+        let at = self.at(page);
+        (0..self.logs.len()).any(|cpu| {
+            let log = self.log_of(cpu);
+            log.is_some_and(|(log, index)| log.written(index).any(|logged| logged.get() == at))
+        })
+    }
+
     /// Stands still while the guest is to stop.
-    fn halt(&self) {
+    fn halt(&self, dice: &Dice) {
         self.cpu().order();
         if self.stop.get() {
+            self.drain(dice);
             self.stopped.update(|stopped| stopped + 1);
             while self.stop.get() {
                 self.wait();
@@ -438,6 +513,10 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             };
             cpu.spend(self.machine.costs().exception);
             self.machine.dsb_stores();
+            self.drain(dice);
+            if trap == Trap::LogFull {
+                continue;
+            }
             let mut served = self.during(|| self.serve(page, va, want, trap, dice, gather));
             while served == Served::Full {
                 self.wait();
@@ -593,7 +672,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             self.pause(dice, 30);
         }
         if self.is(Bug::StoppedInHandler) {
-            self.halt();
+            self.halt(dice);
         }
         if marker.room().is_err() {
             // It was asked for before, and this CPU alone fills its ring.
