@@ -78,7 +78,7 @@ unsafe impl<F: Judged> Platform for Boot<F> {
         self.memory.invalidate(what);
         let told = Told::from(what);
         let covered = |slot: &usize| told.covers(SLOT_BASE + ((*slot as u64) << F::PAGE_SHIFT));
-        // Only what is not mapped at this moment is forgotten for good.
+        // Only what is not mapped now is forgotten for good.
         let gone = |slot: &usize| self.slots[*slot].load() & 1 == 0;
         self.issued
             .borrow_mut()

@@ -136,7 +136,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// What a gather that is dropped has left.
     #[inline(never)]
     fn flush_rest(&mut self) {
-        self.settle();
+        self.issue_and_complete();
         // SAFETY: as in `flush` (1.).
         unsafe { self.left.free::<F, P>(&self.space.platform) };
     }
@@ -155,7 +155,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// Makes the edits visible, has every processor forget, and waits until they have.
     #[cfg_attr(not(feature = "small"), inline(always))]
     #[cfg_attr(feature = "small", inline(never))]
-    fn settle(&mut self) {
+    fn issue_and_complete(&mut self) {
         if self.send() {
             self.space.platform.barrier(Barrier::Complete);
             self.space.pending = false;
@@ -187,7 +187,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// The same of what has been gathered so far: to go on, for instance, where an [`unmap`](Gather::unmap) has stopped.
     #[inline]
     pub fn flush(&mut self, leaves: impl FnMut(Leaf<F>)) {
-        self.settle();
+        self.issue_and_complete();
         // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no software walks it (1.).
         unsafe { self.left.reclaim::<F, P>(&self.space.platform, leaves) };
     }

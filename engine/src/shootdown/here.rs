@@ -285,7 +285,7 @@ pub struct Here<'s, 'm> {
 }
 
 impl Here<'_, '_> {
-    /// Loads another space, or none: before the CPU sleeps, say. Interrupts are held off.
+    /// Loads another space, or none: before the CPU idles, say. Interrupts are held off.
     ///
     /// `load` loads the root of `to` with the identifier that it is given, or that of a kernel that has no space. It
     /// need not forget anything; without identifiers, which are 0 then, a load forgets what is not global.

@@ -216,7 +216,7 @@ fn what_is_broken_is_invalid_until_the_invalidation_is_complete() {
         let mut gather = space.gather();
         edit(&mut gather);
         let seen = watch.seen.take();
-        // One completion for the whole edit, however much is broken: everything at once is invalid at that moment.
+        // One completion for the whole edit, however much is broken: everything at once is invalid then.
         assert_eq!(seen.len(), 1, "completions");
         assert_eq!(seen[0], vec![None; addresses.len()], "at the completion");
         for issued in watch.issued.take() {

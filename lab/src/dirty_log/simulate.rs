@@ -403,8 +403,8 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         disabled?;
         let after = self.machine.counts();
         self.all_vcpus(cpu, Phase::Rest);
-        let ((), settled) = self.timed(cpu, 1, || self.way.reclaim());
-        let took = took + settled;
+        let ((), reclaimed) = self.timed(cpu, 1, || self.way.reclaim());
+        let took = took + reclaimed;
         let worked = self.world.worked().saturating_sub(worked);
         self.check_large();
         let scaled = |took: Time, worked: Time| took.saturating_sub(worked) + worked * smaller;

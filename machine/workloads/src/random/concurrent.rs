@@ -362,7 +362,7 @@ impl Shared<'_, '_> {
                 self.oracle.settle(va, last, attrs);
                 self.machine.give_page(F::address(bits, Level::PAGE));
             } else {
-                // The CPU that unmapped it has settled.
+                // The CPU that unmapped it has reclaimed it.
                 let unused = Attrs {
                     accessed: false,
                     dirty: false,
