@@ -199,6 +199,7 @@ impl<A: Address> Span<A> {
     /// # Errors
     /// [`AddressError::Misaligned`] unless both are multiples of 4 KiB, [`AddressError::Empty`] for a size of 0,
     /// [`AddressError::Wraps`] if the range passes the top of the address space.
+    #[inline]
     pub fn new(start: A, size: u64) -> Result<Self, AddressError> {
         for value in [start.bits(), size] {
             if value & ((1 << MIN_PAGE_SHIFT) - 1) != 0 {
@@ -221,6 +222,7 @@ impl<A: Address> Span<A> {
     ///
     /// # Errors
     /// As [`Span::new`]; `last + 1` has to be a multiple of 4 KiB.
+    #[inline]
     pub fn inclusive(start: A, last: A) -> Result<Self, AddressError> {
         let size = last
             .bits()
@@ -263,6 +265,7 @@ impl<A: Address> Span<A> {
     }
 
     /// Whether both ends are multiples of `1 << shift` bytes.
+    #[inline]
     pub fn is_aligned(self, shift: u32) -> bool {
         shift < 64 && (self.start.bits() | self.size) & ((1 << shift) - 1) == 0
     }
@@ -341,6 +344,7 @@ impl<A: Address, const SHIFT: u32> Page<A, SHIFT> {
     ///
     /// # Errors
     /// [`AddressError::Misaligned`] unless `start` is a multiple of the size of the page.
+    #[inline]
     pub fn new(start: A) -> Result<Self, AddressError> {
         let () = Self::VALID;
         if start.bits() & ((1 << SHIFT) - 1) == 0 {
@@ -361,12 +365,14 @@ impl<A: Address, const SHIFT: u32> Page<A, SHIFT> {
     }
 
     /// The page that `address` lies in.
+    #[inline]
     pub fn containing(address: A) -> Self {
         let () = Self::VALID;
         Self(A::from_bits(address.bits() & !((1 << SHIFT) - 1)))
     }
 
     /// The first address.
+    #[inline]
     pub fn start(self) -> A {
         self.0
     }

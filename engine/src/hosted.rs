@@ -282,6 +282,7 @@ impl Hosted {
         Some(unsafe { self.pointer(number).add(index).as_ref() }.load())
     }
 
+    #[inline]
     fn update(&self, change: impl FnOnce(&mut Counts)) {
         let mut counts = self.counts.get();
         change(&mut counts);

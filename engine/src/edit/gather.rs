@@ -129,6 +129,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     }
 
     /// Whether there is nothing to invalidate. It may still carry tables to free, and stores that are not visible yet.
+    #[inline]
     pub fn is_clean(&self) -> bool {
         self.left.ranges.is_empty()
     }

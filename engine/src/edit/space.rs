@@ -309,6 +309,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// The frame of the root: what goes into the translation table base register.
+    #[inline]
     pub fn root(&self) -> Pa {
         self.root
     }
@@ -325,11 +326,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// The platform it lives on.
+    #[inline]
     pub fn platform(&self) -> &P {
         &self.platform
     }
 
     /// Whether walkers use it.
+    #[inline]
     pub fn liveness(&self) -> Liveness {
         self.liveness
     }
