@@ -246,7 +246,7 @@ pub unsafe trait Platform {
     }
 
     /// The side memory of a table frame, if the embedder keeps any. Without it, a [`Gather`](crate::Gather) carries only
-    /// a few cut-off tables at a time, and an unmap of more stops to have it completed.
+    /// [so many](crate::flush::MAX_UNLINKED) cut-off tables at a time, and an unmap of more stops to have it completed.
     #[inline(always)]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         let _ = frame;

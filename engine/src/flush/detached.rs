@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use crate::walk::Slice;
 
 /// How many cut-off tables a gather holds where the embedder keeps no side memory for tables.
-pub const MAX_UNLINKED: usize = 8;
+pub const MAX_UNLINKED: usize = 32;
 
 /// What becomes of a table that was cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

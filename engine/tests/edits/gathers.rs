@@ -156,20 +156,23 @@ fn reclaiming_in_steps_visits_each_leaf_once_and_frees_each_table_once<F: Judged
 fn an_unmap_stops_when_the_gather_can_carry_no_more_tables() {
     let platform = Hosted::new(64, 12).without_links();
     let mut space = Space::<X86>::new(&platform).unwrap();
-    for block in 0..12 {
+    // What the book says of one flush.
+    const { assert!(MAX_UNLINKED == 32) };
+    let (most, blocks) = (MAX_UNLINKED as u64, MAX_UNLINKED as u64 + 4);
+    for block in 0..blocks {
         map(&mut space, span(block * M2 + K4, K4), 0, Attrs::KERNEL_DATA).unwrap();
     }
-    let full = MAX_UNLINKED as u64 * M2;
+    let full = most * M2;
     let mut gather = space.gather();
-    let progress = gather.unmap(span(0, 12 * M2), |_| panic!("no leaf by itself"));
+    let progress = gather.unmap(span(0, blocks * M2), |_| panic!("no leaf by itself"));
     assert_eq!(progress, Ok(Progress::Stopped(Va::new(full))));
     assert_eq!(leaves(&gather).len(), 4);
     let mut gone = Vec::new();
     gather.finish(|leaf| gone.push(leaf.input().get()));
     gone.sort_unstable();
-    let expected: Vec<u64> = (0..8).map(|block| block * M2 + K4).collect();
+    let expected: Vec<u64> = (0..most).map(|block| block * M2 + K4).collect();
     assert_eq!(gone, expected);
-    unmap(&mut space, span(full, 12 * M2 - full)).unwrap();
+    unmap(&mut space, span(full, blocks * M2 - full)).unwrap();
     assert_eq!(
         (platform.counts().tables, platform.counts().bad_frees),
         (3, 0)
