@@ -7,6 +7,7 @@
 //!
 //! What is printed as the time of a row is never the linear function but one more run, with the fitted costs.
 
+mod curve;
 mod determined;
 pub mod from_run;
 mod solve;
@@ -45,7 +46,7 @@ pub struct Arguments {
     /// Fit to what `dirty-log --on kvm --json` and `doctor --json` have printed into these files, and to no table
     #[arg(long, value_name = "RUN.json", num_args = 1.., conflicts_with_all = ["table", "rows"])]
     from: Vec<PathBuf>,
-    /// The published figures: map-mem for those that come with the program, or a file with the same columns
+    /// The published figures: map-mem or tlb-flush, which come with the program, or a file with the columns of map-mem
     #[arg(long, value_name = "TABLE", default_value = "map-mem")]
     table: String,
     /// Fit to these rows, each the name of a system, or SYSTEM/CONFIGURATION [default: those that the profile was
@@ -139,6 +140,23 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     }
     // Without one, the command line is refused.
     let profile = Profile::load(arguments.machine.as_deref().unwrap_or_default())?;
+    if arguments.table == "tlb-flush" {
+        let said = [
+            (!arguments.rows.is_empty(), "--rows"),
+            (!arguments.free.is_empty(), "--free"),
+            (arguments.output.is_some(), "--output"),
+        ];
+        if let Some((_, option)) = said.iter().find(|(said, _)| *said) {
+            return Err(Error::Usage(format!(
+                "{option}: of tlb-flush the two rows of real are fitted to, and three costs stay a curve"
+            )));
+        }
+        return curve::print(
+            &profile,
+            &crate::harness::software::<crate::tlb_flush::simulate::Job>(arguments.threads),
+            arguments.json,
+        );
+    }
     let target = arguments
         .output
         .as_deref()
@@ -285,7 +303,7 @@ fn cases(arguments: &Arguments, profile: &Profile) -> Result<Cases, Error> {
     {
         if arguments.table != "map-mem" {
             return Err(Error::Usage(format!(
-                "--table {}: the machine cannot run its rows yet; use map-mem or a file",
+                "--table {}: the machine cannot fit to its rows; use map-mem, tlb-flush or a file",
                 arguments.table
             )));
         }
@@ -793,7 +811,7 @@ mod tests {
                 ],
                 "do not tell publish from entry",
             ),
-            (&["--table", "dirty-log"], "cannot run its rows yet"),
+            (&["--table", "dirty-log"], "cannot fit to its rows"),
             (&["--table", "/no/such.csv"], "/no/such.csv: "),
         ] {
             let message = refused(more);

@@ -8,7 +8,7 @@ mod map_mem;
 mod migrate;
 pub mod page;
 mod page_table_test;
-mod tlb_flush;
+pub mod tlb_flush;
 mod write_protect;
 
 use std::path::PathBuf;

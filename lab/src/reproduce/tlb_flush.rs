@@ -1,6 +1,6 @@
 //! Remote flushes: the published program on the machine of its guest's profile, with fewer rounds.
 
-use tablewright_machine::Time;
+use tablewright_machine::{Profile, Time};
 
 use super::Row;
 use super::map_mem::profile_of;
@@ -12,9 +12,35 @@ use crate::tlb_flush::{How, PUBLISHED_CYCLES};
 
 /// Rounds of each thread; a round takes as long as any other.
 const ROUNDS: u32 = 20;
+const THREADS: u16 = 32;
+const CHUNKS: u32 = 10;
+
+/// Runs of the published program.
+pub fn jobs(profile: &Profile, hows: &[How]) -> Vec<Job> {
+    let job = |&how| Job {
+        profile: profile.clone(),
+        how,
+        threads: THREADS,
+        rounds: ROUNDS,
+        chunks: CHUNKS,
+        pages: 16_384,
+        vcpus: 16,
+        physical: 16,
+        slice: Time::ms(4),
+        work: Time::ZERO,
+        ranges: 16,
+    };
+    hows.iter().map(job).collect()
+}
+
+/// What the published program takes if one of these runs takes so long.
+pub fn published_seconds(time: Time) -> f64 {
+    let cycles = u64::from(THREADS) * u64::from(ROUNDS) * u64::from(CHUNKS);
+    time.as_secs_f64() * (PUBLISHED_CYCLES / cycles) as f64
+}
 
 /// The rows of the published table.
-pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Error> {
+pub(super) fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Error> {
     let profile = match published.first() {
         Some(row) => profile_of(&row.system)?,
         None => None,
@@ -23,21 +49,8 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
         let listed = |row| Row::of("tlb-flush", row);
         return Ok(published.into_iter().map(listed).collect());
     };
-    let of = |how| Job {
-        profile: profile.clone(),
-        how,
-        threads: 32,
-        rounds: ROUNDS,
-        chunks: 10,
-        pages: 16_384,
-        vcpus: 16,
-        physical: 16,
-        slice: Time::ms(4),
-        work: Time::ZERO,
-        ranges: 16,
-    };
     // 16,384 pages are a full flush to the published code, before and after: more than 33.
-    let jobs = [How::Interrupt, How::Space, How::Tablewright].map(of);
+    let jobs = jobs(&profile, &[How::Interrupt, How::Space, How::Tablewright]);
     let ran = run(&jobs)?;
     let row = |figure: published::Row| {
         let time: fn(&Ran) -> Time = match figure.metric.as_str() {
@@ -50,8 +63,7 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
                 };
             }
         };
-        let cycles = jobs[0].cycles();
-        let seconds = |ran: &Ran| time(ran).as_secs_f64() * (PUBLISHED_CYCLES / cycles) as f64;
+        let seconds = |ran: &Ran| published_seconds(time(ran));
         let after = ran.get(1).map(seconds);
         let gap = unexplained(
             &profile,
@@ -72,7 +84,7 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
                 &figure.metric,
             ),
             note: format!(
-                "on {}, virtual time, {ROUNDS} of 10000 rounds; fitted on real before the change alone, everything else is a test{}",
+                "on {}, virtual time, {ROUNDS} of 10000 rounds; fitted on real before and after the change, everything else is a test{}",
                 profile.name,
                 gap.map_or(String::new(), |gap| format!("; not explained: {gap}")),
             ),

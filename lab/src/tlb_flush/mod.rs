@@ -281,7 +281,7 @@ fn row(job: &Job, ran: &Ran) -> Row {
         longest_wait: nanoseconds(tally.longest),
         published_cycle,
         error_percent: published_cycle.map(|published| error_percent(cycle, published)),
-        fitted: published_cycle.is_some() && job.how == How::Interrupt,
+        fitted: published_cycle.is_some(),
     }
 }
 

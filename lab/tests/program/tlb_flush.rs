@@ -22,11 +22,12 @@ fn number(row: &Value, key: &str) -> f64 {
 }
 
 #[test]
-fn the_published_case_is_fitted_before_and_tried_after() {
+fn the_published_case_is_fitted_before_and_after() {
     let rows = rows(&["--how", "interrupt", "--how", "space"]);
-    assert_eq!(rows[0]["fitted"], true);
-    assert!(number(&rows[0], "error_percent").abs() < 2.0, "{}", rows[0]);
-    assert_eq!(rows[1]["fitted"], false);
+    for row in &rows {
+        assert_eq!(row["fitted"], true);
+        assert!(number(row, "error_percent").abs() < 2.0, "{row}");
+    }
     assert!(number(&rows[1], "cycle_ns") < number(&rows[0], "cycle_ns"));
     // As published: no more than about one CPU is busy.
     let busy = number(&rows[0], "cpu_time_ns") / number(&rows[0], "time_ns");
