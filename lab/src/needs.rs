@@ -52,7 +52,7 @@ impl Experiment {
             }
             Self::DirtyLog => {
                 "entry load exchange table publish issue complete walk access exception transfer lock_take zero \
-                 fetch find_page interrupt exit"
+                 fetch latency find_page interrupt exit"
             }
             Self::WriteProtect => {
                 "entry load exchange publish issue complete walk access exception transfer lock_take \
@@ -77,7 +77,14 @@ impl Experiment {
 
     /// The costs that it depends on and a profile leaves out.
     pub fn missing(self, profile: &Profile) -> Vec<Cost> {
+        // Where hardware tells no other CPU, interrupts do.
+        let kicks = self == Self::PageTableTest && profile.architecture.is_x86();
+        let kicks = ["interrupt", "exit"]
+            .into_iter()
+            .filter(|_| kicks)
+            .filter_map(|name| name.parse().ok());
         self.depends_on()
+            .chain(kicks)
             .filter(|cost| !profile.states(*cost))
             .collect()
     }
@@ -93,9 +100,12 @@ impl Experiment {
         );
         let stage_1 = matches!(architecture.regime, Regime::Arm64Stage1 { .. });
         match self {
-            Self::PageTableTest if !(arm64 && stage_1 && small) => {
-                Some("page-table-test runs on arm64 with pages of 4 KiB and 48 bits of address")
+            Self::PageTableTest if architecture.is_x86() && marks => {
+                Some("its hardware marks what is written, and page-table-test is by faults")
             }
+            Self::PageTableTest if !(architecture.is_x86() || arm64 && stage_1 && small) => Some(
+                "page-table-test runs on x86-64, and on arm64 with pages of 4 KiB and 48 bits of address",
+            ),
             Self::DirtyLog if !(small && (architecture.is_x86() || arm64)) => Some(
                 "dirty-log runs with pages of 4 KiB, on x86 and on arm64 with 48 bits of address",
             ),
@@ -238,7 +248,7 @@ mod tests {
             let own = match name {
                 "kunpeng-920" => Experiment::PageTableTest,
                 "x86-12-vcpus" => Experiment::WriteProtect,
-                "x86-416-vcpus" => Experiment::DirtyLog,
+                "x86-416-vcpus" | "x86-64-vcpus" => Experiment::DirtyLog,
                 "hyperv-16-vcpus" => Experiment::TlbFlush,
                 _ => Experiment::MapMem,
             };

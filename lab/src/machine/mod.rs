@@ -205,10 +205,7 @@ mod tests {
         assert!(checked.unsourced.is_empty());
         for row in &checked.rows {
             assert!(row.missing.is_empty(), "{}", row.experiment);
-            assert_eq!(
-                row.unsuitable.is_some(),
-                row.experiment == "page-table-test"
-            );
+            assert_eq!(row.unsuitable, None, "{}", row.experiment);
         }
         assert!(
             text(&checked)

@@ -8,6 +8,10 @@
 //! * **cmo-in-handler**: the walk cleans, and only where it is about to install something.
 //! * **install-first**: the block is installed before what was below is visited. As published, it is not cleaned any more,
 //!   on the ground that its pages were; but it is not known that all of them were mapped.
+//! * **parallel**: what came later (Linux 6.2): faults take the lock together and change entries by compare-exchange. An entry in the place of
+//!   which something else is to stand is frozen meanwhile; a vCPU that loses, or finds it frozen, goes back to its guest and faults
+//!   again. A vCPU that finds its page mapped does so before it cleans anything, and one that finds it writable before it
+//!   invalidates. Tables that were cut off are freed when no walk can hold them any more, which is not measured.
 //! * **memcache**: tables are topped up only if the fault was found above the level that will be mapped. The guess can be
 //!   wrong; then the fault is tried again.
 
@@ -20,9 +24,9 @@ use tablewright::{
     Attrs, Barrier, Entry, Format, Hooks, Invalidation, Ipa, Kind, Level, Pa, Perms, Platform,
     Stale, What,
 };
-use tablewright_machine::{Fault, Machine, MachineLock};
+use tablewright_machine::{Fault, Line, LineCosts, Machine, MachineLock, Time};
 
-use super::backing::{Backing, Owner};
+use super::backing::{Backing, Owner, Page};
 use super::handler::Handler;
 use super::input::{PAGE, Region};
 use super::watch::Watch;
@@ -38,7 +42,12 @@ pub struct Changes {
     pub unclean: bool,
     /// Tables are topped up only when one is likely to be needed.
     pub memcache: bool,
+    /// Faults hold the lock together.
+    pub parallel: bool,
 }
+
+/// How long a CPU that waits for others looks away.
+const LOOK_AWAY: Time = Time::ns(100);
 
 /// A vCPU's cache of tables holds so many, and is filled when it has fewer than a walk may need.
 const CACHE: usize = 40;
@@ -50,7 +59,13 @@ pub struct Baseline<'m, F> {
     root: Pa,
     region: Region,
     lock: MachineLock<'m>,
+    /// The line of the lock where faults hold it together, and how many do.
+    line: Line,
+    together: Cell<usize>,
+    alone: Cell<bool>,
     caches: Box<[RefCell<Vec<Pa>>]>,
+    /// Trees that were cut off while others may walk them.
+    cut: RefCell<Vec<(Pa, Level)>>,
     logging: Cell<bool>,
     /// Ranges that the host is taking back, and how often it has done so.
     taking: Cell<u32>,
@@ -81,7 +96,14 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
             root,
             region,
             lock: platform.machine().new_lock(),
+            line: Line::new(LineCosts {
+                owned: platform.machine().costs().lock_take,
+                transfer: platform.machine().costs().transfer,
+            }),
+            together: Cell::new(0),
+            alone: Cell::new(false),
             caches: (0..=vcpus).map(|_| RefCell::default()).collect(),
+            cut: RefCell::default(),
             logging: Cell::new(false),
             taking: Cell::new(0),
             taken: Cell::new(0),
@@ -334,6 +356,14 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
         let page = backing.get(input - self.region.first, write, self);
         let writable = page.writable && (write || !logging);
 
+        if self.changes.parallel {
+            return self.together(|| {
+                if self.taking.get() > 0 || self.taken.get() != taken {
+                    return Err(Stop::Again);
+                }
+                self.map_together(input, &page, writable, permission.then_some(found))
+            });
+        }
         let held = self.lock.acquire();
         if self.taking.get() > 0 || self.taken.get() != taken {
             drop(held);
@@ -355,6 +385,130 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
         done
     }
 
+    /// With the lock held together with other faults.
+    fn together<T>(&self, what: impl FnOnce() -> T) -> T {
+        let cpu = self.machine().cpu();
+        self.line.access(cpu);
+        while self.alone.get() {
+            cpu.spend(LOOK_AWAY);
+            self.line.access(cpu);
+        }
+        self.together.set(self.together.get() + 1);
+        let done = what();
+        self.line.access(cpu);
+        self.together.set(self.together.get() - 1);
+        done
+    }
+
+    /// With the lock held alone, also where faults hold it together.
+    fn alone<T>(&self, what: impl FnOnce() -> T) -> T {
+        let held = self.lock.acquire();
+        if self.changes.parallel {
+            let cpu = self.machine().cpu();
+            self.line.access(cpu);
+            self.alone.set(true);
+            while self.together.get() > 0 {
+                cpu.spend(LOOK_AWAY);
+                cpu.order();
+            }
+        }
+        let done = what();
+        if self.changes.parallel {
+            self.line.access(self.machine().cpu());
+            self.alone.set(false);
+        }
+        drop(held);
+        done
+    }
+
+    /// The entry as it was, or the fault is one for nothing.
+    fn exchange(&self, entry: NonNull<Entry>, bits: u64, new: u64) -> Result<(), Stop> {
+        // SAFETY: an entry of a table of ours.
+        let done = unsafe { self.platform.compare_exchange(entry, bits, new) };
+        done.map_err(|_| Stop::Again)
+    }
+
+    /// Maps a leaf, or allows writing to it, beside other faults.
+    fn map_together(
+        &self,
+        input: u64,
+        page: &Page,
+        writable: bool,
+        permission: Option<Level>,
+    ) -> Result<(), Stop> {
+        let level = match self.logging.get() {
+            true => Level::PAGE,
+            false => page.level,
+        };
+        let size = 1u64 << F::shift(level);
+        let frame = page.frame.get() & !(size - 1);
+        let leaf = |level| F::encode(&attrs(writable), level).unwrap_or(0);
+        if permission == Some(level) {
+            let (entry, bits, at) = self.find(input, Level::PAGE);
+            let new = leaf(at) | F::put_address(F::address(bits, at));
+            if F::kind(bits, at) != Kind::Leaf || new == bits {
+                return Err(Stop::Again);
+            }
+            self.exchange(entry, bits, new)?;
+            self.invalidate_leaf(input, at);
+            return Ok(());
+        }
+        let new = leaf(level) | F::put_address(Pa::new(frame));
+        loop {
+            let (entry, bits, at) = self.find(input, level);
+            if bits == F::FROZEN {
+                return Err(Stop::Again);
+            }
+            let mut cut = None;
+            match F::kind(bits, at) {
+                Kind::Leaf if at == level && F::address(bits, at).get() == frame => {
+                    return Err(Stop::Again);
+                }
+                Kind::Invalid if at > level => {
+                    let table = self.take_table()?;
+                    let linked = self.exchange(entry, bits, F::table(table, Perms::empty()));
+                    if linked.is_err() {
+                        self.keep_table(table);
+                    }
+                    linked?;
+                    continue;
+                }
+                Kind::Leaf if at > level => {
+                    let table = self.take_table()?;
+                    let broken = self.exchange(entry, bits, F::FROZEN);
+                    if broken.is_err() {
+                        self.keep_table(table);
+                    }
+                    broken?;
+                    self.invalidate_leaf(input, at);
+                    self.store(entry, F::table(table, Perms::empty()));
+                    continue;
+                }
+                kind => {
+                    self.exchange(entry, bits, F::FROZEN)?;
+                    match kind {
+                        Kind::Leaf => self.invalidate_leaf(input, at),
+                        Kind::Table => {
+                            self.invalidate(What::Everything);
+                            cut = level.down().map(|below| (F::address(bits, level), below));
+                        }
+                        Kind::Invalid => {}
+                    }
+                }
+            }
+            self.clean(frame, size);
+            self.store(entry, new);
+            self.platform.barrier(Barrier::Publish);
+            self.cut.borrow_mut().extend(cut);
+            return Ok(());
+        }
+    }
+
+    fn keep_table(&self, table: Pa) {
+        let cache = &self.caches[self.machine().cpu().id()];
+        cache.borrow_mut().push(table);
+    }
+
     fn known_level(&self, backing: &Backing<'m>) -> Level {
         if self.logging.get() {
             Level::PAGE
@@ -366,29 +520,29 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
 
 impl<F: Format<Input = Ipa>> Owner for Baseline<'_, F> {
     fn take(&self, first: u64, bytes: u64) {
-        let held = self.lock.acquire();
-        self.taking.set(self.taking.get() + 1);
-        let first = self.region.first + first;
-        self.each_leaf(
-            self.root,
-            F::root_level(),
-            0,
-            (first, first + (bytes - 1)),
-            &|entry, bits, at, level| {
-                self.store(entry, 0);
-                self.invalidate_leaf(at, level);
-                // The guest may have written past the caches.
-                self.clean(F::address(bits, level).get(), 1 << F::shift(level));
-            },
-        );
-        drop(held);
+        self.alone(|| {
+            self.taking.set(self.taking.get() + 1);
+            let first = self.region.first + first;
+            self.each_leaf(
+                self.root,
+                F::root_level(),
+                0,
+                (first, first + (bytes - 1)),
+                &|entry, bits, at, level| {
+                    self.store(entry, 0);
+                    self.invalidate_leaf(at, level);
+                    // The guest may have written past the caches.
+                    self.clean(F::address(bits, level).get(), 1 << F::shift(level));
+                },
+            );
+        });
     }
 
     fn give(&self, _: u64, _: u64) {
-        let held = self.lock.acquire();
-        self.taken.set(self.taken.get() + 1);
-        self.taking.set(self.taking.get() - 1);
-        drop(held);
+        self.alone(|| {
+            self.taken.set(self.taken.get() + 1);
+            self.taking.set(self.taking.get() - 1);
+        });
     }
 }
 
@@ -405,34 +559,37 @@ impl<'m, F: Format<Input = Ipa>> Handler<'m> for Baseline<'m, F> {
     }
 
     fn start_logging(&self) {
-        let held = self.lock.acquire();
-        self.logging.set(true);
-        let Region { first, bytes } = self.region;
-        self.each_leaf(
-            self.root,
-            F::root_level(),
-            0,
-            (first, first + (bytes - 1)),
-            &|entry, bits, _, level| {
-                // What is there stays there; its attributes are those that are given here.
-                self.store(
-                    entry,
-                    F::encode(&attrs(false), level).unwrap_or(0)
-                        | F::put_address(F::address(bits, level)),
-                );
-            },
-        );
-        drop(held);
+        self.alone(|| {
+            self.logging.set(true);
+            let Region { first, bytes } = self.region;
+            self.each_leaf(
+                self.root,
+                F::root_level(),
+                0,
+                (first, first + (bytes - 1)),
+                &|entry, bits, _, level| {
+                    // What is there stays there; its attributes are those that are given here.
+                    self.store(
+                        entry,
+                        F::encode(&attrs(false), level).unwrap_or(0)
+                            | F::put_address(F::address(bits, level)),
+                    );
+                },
+            );
+        });
         self.invalidate(What::Everything);
     }
 
     fn stop_logging(&self) {
-        let held = self.lock.acquire();
-        self.logging.set(false);
-        drop(held);
+        self.alone(|| self.logging.set(false));
     }
 
-    fn grow(&self, _: &Backing<'m>) {}
+    fn grow(&self, _: &Backing<'m>) {
+        // All vCPUs are through.
+        for (table, level) in self.cut.take() {
+            self.visit_and_free(table, level);
+        }
+    }
 
     fn retries(&self) -> u64 {
         self.retries.get()

@@ -374,7 +374,7 @@ fn test(
                 });
             }
             Some(what) => warnings.push(format!("{} breaks a rule of the machine: {what}", how.name())),
-            None if how.is_unsafe() => warnings.push(format!(
+            None if how.is_unsafe() && !profile.architecture.is_x86() => warnings.push(format!(
                 "{} leaves out a cleaning that is needed when not every page was mapped before: see --logging-first",
                 how.name()
             )),

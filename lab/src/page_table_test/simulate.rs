@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use tablewright::format::{FORCED_WRITE_BACK, Stage2K4};
+use tablewright::format::{Ept, FORCED_WRITE_BACK, Stage2K4};
 use tablewright::guest::{Guest, SlotCell};
 use tablewright::shared::SharedSpace;
 use tablewright::{AddressSpace, Format, Half, Ipa};
@@ -95,16 +95,30 @@ const SMALL: u32 = 39;
 
 /// Makes a run.
 pub fn run(job: &Job) -> Result<Ran, Error> {
+    let forced_write_back = job.profile.architecture.forced_write_back;
+    let arm64 = |input_bits| Regime::Arm64Stage2 {
+        granule: Granule::K4,
+        input_bits,
+        wide: false,
+        forced_write_back,
+    };
+    if job.profile.architecture.is_x86() {
+        let regime = Regime::Ept {
+            levels: 4,
+            mode_based: false,
+        };
+        return run_as::<Ept<4>>(job, regime);
+    }
     let wide = (job.region.first + (job.region.bytes - 1)) >> SMALL != 0;
-    match (wide, job.profile.architecture.forced_write_back) {
-        (false, false) => run_as::<Stage2K4<39>>(job),
-        (false, true) => run_as::<Stage2K4<39, FORCED_WRITE_BACK>>(job),
-        (true, false) => run_as::<Stage2K4<48>>(job),
-        (true, true) => run_as::<Stage2K4<48, FORCED_WRITE_BACK>>(job),
+    match (wide, forced_write_back) {
+        (false, false) => run_as::<Stage2K4<39>>(job, arm64(39)),
+        (false, true) => run_as::<Stage2K4<39, FORCED_WRITE_BACK>>(job, arm64(39)),
+        (true, false) => run_as::<Stage2K4<48>>(job, arm64(48)),
+        (true, true) => run_as::<Stage2K4<48, FORCED_WRITE_BACK>>(job, arm64(48)),
     }
 }
 
-fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
+fn run_as<F: Format<Input = Ipa>>(job: &Job, regime: Regime) -> Result<Ran, Error> {
     let failed = |problem: String| Error::Machine {
         machine: job.profile.name.clone(),
         step: "page-table-test",
@@ -115,12 +129,10 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
     let frames = 2 * (tables + tables / 512) + 64 * (u64::from(job.vcpus) + 1) + 64;
     let memory = Memory::new(frames as usize, 12, 1 << 30);
     let architecture = Architecture {
-        regime: Regime::Arm64Stage2 {
-            granule: Granule::K4,
-            input_bits: F::INPUT_BITS as u8,
-            wide: false,
-            forced_write_back: job.profile.architecture.forced_write_back,
-        },
+        // Caches of x86 are seen by all that a guest does.
+        forced_write_back: job.profile.architecture.forced_write_back
+            || job.profile.architecture.is_x86(),
+        regime,
         // The test touches a page once in a phase, so that a TLB that knows many pages finds none more often; but the TLBs of
         // all vCPUs fit into the caches of this computer.
         tlb_sets: job.profile.architecture.tlb_sets.min(16),
@@ -135,6 +147,13 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
     // One more, to start the phases.
     setup.scheduler.cpus = vcpus + 1;
     setup.costs = job.profile.costs.clone();
+    if job.profile.architecture.is_x86() {
+        // Hardware of x86 tells no other CPU: a broadcast stands for an interrupt to each, one after the other, and for the last
+        // to be out of its guest and in it again.
+        let costs = &mut setup.costs;
+        let others = u64::from(job.vcpus).saturating_sub(1);
+        costs.complete += costs.interrupt * others + costs.exit * (2 * others.min(1));
+    }
     let machine = Machine::new(setup);
     let seen = Seen::default();
     let mapper = machine.new_space();

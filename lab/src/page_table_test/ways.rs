@@ -20,19 +20,22 @@ pub enum How {
     Memcache,
     /// All of these changes, with the cleaning that is needed
     All,
+    /// As it became later: faults hold the lock together, and entries are changed by compare-exchange
+    Parallel,
     /// By the engine
     Tablewright,
 }
 
 impl How {
     /// All of them.
-    pub const EACH: [Self; 7] = [
+    pub const EACH: [Self; 8] = [
         Self::Before,
         Self::CmoInHandler,
         Self::InstallFirst,
         Self::InstallFirstClean,
         Self::Memcache,
         Self::All,
+        Self::Parallel,
         Self::Tablewright,
     ];
 
@@ -45,6 +48,7 @@ impl How {
             Self::InstallFirstClean => "install-first-clean",
             Self::Memcache => "memcache",
             Self::All => "all",
+            Self::Parallel => "parallel",
             Self::Tablewright => "tablewright",
         }
     }
@@ -63,6 +67,8 @@ impl How {
             Self::InstallFirstClean => (true, true, false, false),
             Self::Memcache => (true, false, false, true),
             Self::All => (true, true, false, true),
+            // What these three are about is as before in it: blocks first, and tables ahead.
+            Self::Parallel => (true, true, false, false),
             Self::Tablewright => return Way::Tablewright,
         };
         Way::Published(Changes {
@@ -70,6 +76,7 @@ impl How {
             install_first,
             unclean,
             memcache,
+            parallel: matches!(self, Self::Parallel),
         })
     }
 }

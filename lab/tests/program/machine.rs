@@ -111,7 +111,7 @@ fn options_that_do_not_go_together_are_refused() {
                 "--table",
                 "dirty-log",
             ],
-            "cannot run its rows yet",
+            "cannot fit to its rows",
         ),
         (
             vec!["fit", "--machine", "apple-m2-vm-16g", "--rows", "Toaster"],

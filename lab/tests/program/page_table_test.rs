@@ -73,12 +73,69 @@ fn bad_input_is_one_line() {
     ] {
         assert_refused(&[&["page-table-test"], arguments].concat(), says);
     }
-    let x86 = "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"vm\"\nram_gib = 1\n[architecture]\nformat = \"x86-64\"\n";
-    let x86 = Scratch::new("x86.toml", x86);
+    let x86 = Scratch::new("x86.toml", x86(""));
     assert_refused(
         &["page-table-test", "--machine", x86.path()],
-        "page-table-test runs on arm64",
+        "its hardware marks what is written, and page-table-test is by faults",
     );
+}
+
+/// A machine of x86-64 with 24 CPUs.
+fn x86(more: &str) -> String {
+    format!(
+        "name = \"x\"\ndescription = \"\"\n[system]\ncore = \"\"\nkind = \"metal\"\ncpus = 24\nram_gib = 1\n[architecture]\nformat = \"x86-64\"\n{more}"
+    )
+}
+
+/// The machine judges every way on EPT, too; nothing has to be cleaned there, and a flush is an interrupt to each.
+#[test]
+fn a_machine_of_x86_runs_it() {
+    let marks = "hardware_access = false\nhardware_dirty = false\n";
+    let run = |costs: &str| {
+        let profile = Scratch::new("x86-faults.toml", x86(&format!("{marks}{costs}")));
+        let line = [
+            "--machine",
+            profile.path(),
+            "-s",
+            "anonymous_hugetlb_2mb",
+            "-b",
+            "4M",
+            "-v",
+            "4",
+        ];
+        json(&line)
+    };
+    let usual = run("[costs]\ninterrupt = 1500\n");
+    let rows = usual["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        assert_eq!(row["violation"], Value::Null, "{row}");
+        assert_eq!(number(row, "cleaned_bytes"), 0.0, "{row}");
+    }
+    // Three others are told of each flush: that is in each wait for completion.
+    let none = run("[costs]\ninterrupt = 0\n");
+    let update = |report| number(row(report, "before"), "update_s");
+    let flushes = number(row(&usual, "before"), "invalidations_issued");
+    let told = update(&usual) - update(&none);
+    assert!(
+        told > 0.2 * flushes * 3.0 * 1.5e-6,
+        "{told} s for {flushes}"
+    );
+}
+
+/// Faults that hold the lock together do not wait for it, and clean and invalidate once for a page.
+#[test]
+fn faults_in_parallel_do_once_what_was_done_by_each() {
+    let report = json(&["-b", "1M", "-v", "8"]);
+    let of = |how| row(&report, how);
+    let [before, parallel] = ["before", "parallel"].map(of);
+    assert!(number(parallel, "update_s") * 4.0 < number(before, "update_s"));
+    assert!(
+        number(parallel, "invalidations_issued") * 2.0 < number(before, "invalidations_issued")
+    );
+    assert!(number(parallel, "create_s") < number(before, "create_s"));
+    // Each page of zeros, and each that took its place.
+    assert!(number(parallel, "cleaned_bytes") <= 3.0 * f64::from(1 << 20));
 }
 
 /// Without a word about the guest the ways differ.
