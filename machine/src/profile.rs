@@ -318,6 +318,7 @@ built_in! {
     "neutral"
     "x86-12-vcpus"
     "x86-416-vcpus"
+    "x86-64-vcpus"
     "hyperv-16-vcpus"
 }
 

@@ -12,20 +12,31 @@
 //! | flush first | freeze, flush, process, unfreeze |
 //! | unfreeze first | freeze, unfreeze, process, flush |
 //! | after | freeze, flush, unfreeze, process |
+//! | in place | put the large leaf in the place of the table, process; flush when the thread gives way |
+//!
+//! *In place* is of a later change (Linux 6.13): nothing is frozen, no fault has to map anything again, and one flush is for all tables
+//! between two moments at which the thread is asked to give its processor to another, because it may not keep what has not been flushed
+//! beyond that.
 //!
 //! Unfreezing before the flush is right only because the same memory comes back. A page that is merely protected is made
 //! writable by a fault without the lock. Tables are freed later, and not measured.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 
 use tablewright::guest::HOST_WRITES;
 use tablewright::{
-    Attrs, Barrier, Format, Hooks, Invalidation, Ipa, Kind, Level, Pa, Perms, Platform, Stale, What,
+    Attrs, Barrier, Entry, Format, Hooks, Invalidation, Ipa, Kind, Level, Pa, Perms, Platform,
+    Stale, What,
 };
+
+use tablewright::shared::SharedPlatform;
+use tablewright_machine::Time;
 
 use super::simulate::Way;
 use super::world::World;
+use crate::page_table_test::input::Region;
 use crate::write_protect::leaf_bytes;
 use crate::write_protect::simulate::Handled;
 
@@ -36,13 +47,19 @@ pub enum Order {
     FlushFirst,
     UnfreezeFirst,
     After,
+    InPlace,
 }
+
+/// How long the thread works before it is asked to give way: by the 76 flushes that were published for 4.79 s.
+const GIVES_WAY: Time = Time::ms(63);
 
 pub struct Baseline<'w, 'm, F> {
     world: &'w World<'m>,
     order: Order,
     /// The CPU that had the line of the lock and the counts last.
     owner: Cell<usize>,
+    /// In place: when the thread has to give way.
+    until: Cell<Time>,
     format: PhantomData<F>,
 }
 
@@ -52,6 +69,7 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
             world,
             order,
             owner: Cell::new(usize::MAX),
+            until: Cell::new(Time::ZERO),
             format: PhantomData,
         }
     }
@@ -70,6 +88,9 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
         let (Kind::Table, Some(below)) = (F::kind(bits, level), level.down()) else {
             return;
         };
+        if self.order == Order::InPlace {
+            return self.recover(at, (entry, bits, level), below);
+        }
         let mapper = &self.world.mapper;
         let begin = (self.world.cpu().now(), self.world.worked());
         // SAFETY: an entry of a table of ours.
@@ -81,23 +102,7 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
             self.world
                 .work(|| self.process(F::address(bits, level), below));
         };
-        let flush = || {
-            let stale = Stale {
-                first: at,
-                last: at + (leaf_bytes(level) - 1),
-                level: None,
-                tables: true,
-            };
-            mapper.barrier(Barrier::Publish);
-            mapper.invalidate(&Invalidation {
-                root: self.world.root,
-                id: 0,
-                global: false,
-                what: What::Ranges(&[stale]),
-            });
-            mapper.barrier(Barrier::Complete);
-            self.world.flushes.update(|flushes| flushes + 1);
-        };
+        let flush = || self.flush(at, at + (leaf_bytes(level) - 1));
         // SAFETY: an entry of a table of ours.
         let unfreeze = || unsafe { mapper.link(entry, 0) };
         match self.order {
@@ -116,7 +121,7 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
                 process();
                 flush();
             }
-            Order::After => {
+            Order::After | Order::InPlace => {
                 flush();
                 unfreeze();
                 process();
@@ -125,6 +130,67 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
         let took = self.world.cpu().now().saturating_sub(begin.0);
         let worked = self.world.worked().saturating_sub(begin.1);
         self.world.zaps.borrow_mut().push((took, worked));
+    }
+
+    /// The large leaf in the place of a table, and the table taken apart.
+    fn recover(&self, at: u64, entry: (NonNull<Entry>, u64, Level), below: Level) {
+        let (entry, bits, level) = entry;
+        // SAFETY: an entry of a table of ours.
+        let put = unsafe {
+            self.world
+                .mapper
+                .compare_exchange(entry, bits, self.leaf(at))
+        };
+        if put.is_err() {
+            return;
+        }
+        self.world.set_large(at, true);
+        self.world
+            .work(|| self.process(F::address(bits, level), below));
+        let now = self.world.cpu().now();
+        if now >= self.until.get() {
+            let all = self.world.region;
+            self.flush(all.first, at + (leaf_bytes(level) - 1));
+            let slice = Time::ps(GIVES_WAY.as_ps() / self.world.smaller);
+            self.until.set(self.world.cpu().now() + slice);
+        }
+    }
+
+    /// All vCPUs forget.
+    fn flush(&self, first: u64, last: u64) {
+        let mapper = &self.world.mapper;
+        let stale = Stale {
+            first,
+            last,
+            level: None,
+            tables: true,
+        };
+        mapper.barrier(Barrier::Publish);
+        mapper.invalidate(&Invalidation {
+            root: self.world.root,
+            id: 0,
+            global: false,
+            what: What::Ranges(&[stale]),
+        });
+        mapper.barrier(Barrier::Complete);
+        self.world.flushes.update(|flushes| flushes + 1);
+    }
+
+    /// The vCPU forgets what has led to a fault: processors with EPT do by themselves (Intel SDM vol. 3, 30.4.3.1).
+    fn forget_here(&self, at: u64) {
+        let first = at & !(leaf_bytes(self.world.leaf) - 1);
+        let stale = Stale {
+            first,
+            last: first + (leaf_bytes(self.world.leaf) - 1),
+            level: None,
+            tables: true,
+        };
+        self.world.mapper.invalidate_here(&Invalidation {
+            root: self.world.root,
+            id: 0,
+            global: false,
+            what: What::Ranges(&[stale]),
+        });
     }
 
     /// Takes every entry of a table away that was cut off.
@@ -140,6 +206,8 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
                 (Kind::Table, Some(below)) => self.process(F::address(old, level), below),
                 (Kind::Leaf, _) => {
                     machine.cpu().spend(machine.costs().entry);
+                    // The records of the page and of the huge page that it is part of.
+                    self.world.fetch();
                     self.world.fetch();
                     self.count();
                 }
@@ -166,8 +234,14 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
 impl<F: Format<Input = Ipa>> Way for Baseline<'_, '_, F> {
     fn disable(&self) {
         self.count();
+        let slice = Time::ps(GIVES_WAY.as_ps() / self.world.smaller);
+        self.until.set(self.world.cpu().now() + slice);
         for at in self.world.parts() {
             self.zap(at);
+        }
+        if self.order == Order::InPlace {
+            let Region { first, bytes } = self.world.region;
+            self.flush(first, first + (bytes - 1));
         }
         self.count();
     }
@@ -186,6 +260,9 @@ impl<F: Format<Input = Ipa>> Way for Baseline<'_, '_, F> {
             });
             if new == bits {
                 // The vCPU has not forgotten what was there.
+                if self.order == Order::InPlace {
+                    self.forget_here(at);
+                }
                 return Handled::Again;
             }
             // SAFETY: an entry of a table of ours.

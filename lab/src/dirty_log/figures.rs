@@ -36,6 +36,17 @@ pub fn histogram(times: &[Time], each: u64) -> Vec<Bucket> {
     buckets
 }
 
+/// How many of a hundred zaps are in another bucket than published: `published` has the first millisecond of each, and how many.
+pub fn misplaced(buckets: &[Bucket], published: &[(u64, u64)]) -> Option<f64> {
+    let all: u64 = buckets.iter().map(|bucket| bucket.count).sum();
+    let rights = buckets.iter().map(|bucket| {
+        let of = published.iter().find(|(from, _)| *from == bucket.from_ms);
+        of.map_or(0, |(_, count)| bucket.count.min(*count))
+    });
+    let right: u64 = rights.sum();
+    (all > 0).then(|| (all - right) as f64 / all as f64 * 100.0)
+}
+
 /// Of stalls, each of which there are so many: the longest, that which 999 of 1000 do not exceed, and their sum in seconds.
 pub fn stalls(stalls: &[(Time, u64)]) -> (Time, Time, f64) {
     let mut sorted = stalls.to_vec();
@@ -108,6 +119,15 @@ mod tests {
             }
         }
         assert_eq!(calls, 416);
+    }
+
+    #[test]
+    fn what_is_in_another_bucket_is_counted_once() {
+        let found = histogram(&[130, 140, 300, 700].map(Time::ms), 1);
+        let published = [(0, 0), (128, 1), (256, 2), (512, 1)];
+        assert_eq!(misplaced(&found, &published), Some(25.0));
+        assert_eq!(misplaced(&found, &[]), Some(100.0));
+        assert_eq!(misplaced(&[], &published), None);
     }
 
     #[test]

@@ -49,16 +49,19 @@ pub enum How {
     UnfreezeFirst,
     /// Freeze, flush, unfreeze, process, as published
     After,
+    /// In place, a large leaf for each table, and a flush when the thread gives way: as published later
+    InPlace,
     /// By the engine, in place
     Tablewright,
 }
 
 impl How {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Before,
         Self::FlushFirst,
         Self::UnfreezeFirst,
         Self::After,
+        Self::InPlace,
         Self::Tablewright,
     ];
 
@@ -69,6 +72,7 @@ impl How {
             Self::FlushFirst => "flush-first",
             Self::UnfreezeFirst => "unfreeze-first",
             Self::After => "after",
+            Self::InPlace => "in-place",
             Self::Tablewright => "tablewright",
         }
     }
@@ -201,7 +205,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Erro
     let space = AddressSpace::<F, _>::new(mapper)
         .ok_or_else(|| failed(job, "no memory for a root".to_owned()))?;
     mapper.attach(space.root(), Half::Lower, 0);
-    let world = World::new(mapper, space.root(), job.region, leaf);
+    let world = World::new(mapper, space.root(), job.region, leaf, job.scale.smaller);
     let cells: Vec<SlotCell> = (0..job.slots).map(|_| SlotCell::new()).collect();
     let space = SharedSpace::new(space).map_err(|_| failed(job, "the space runs".to_owned()))?;
     let guest = Guest::new(space, &cells);
@@ -238,6 +242,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Erro
         How::FlushFirst => Some(baseline(Order::FlushFirst)),
         How::UnfreezeFirst => Some(baseline(Order::UnfreezeFirst)),
         How::After => Some(baseline(Order::After)),
+        How::InPlace => Some(baseline(Order::InPlace)),
         How::Tablewright => None,
     };
     let mut logs = Vec::new();
@@ -411,7 +416,9 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         ran.disable = scaled(took, worked) * fewer;
         let zaps = self.world.zaps.take().into_iter();
         ran.zaps = zaps.map(|(took, worked)| scaled(took, worked)).collect();
-        ran.flushes = self.world.flushes.get() * fewer;
+        // The last is for what is left, however much there is.
+        let last = u64::from(self.job.how == How::InPlace);
+        ran.flushes = self.world.flushes.get().saturating_sub(last) * fewer + last;
         ran.kicks = (after.kicks - before.kicks) * fewer;
         ran.faults = (after.faults - before.faults) * all;
         ran.retries = self.retries.get() * all;
@@ -681,13 +688,15 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
                 continue;
             }
             faulted = true;
-            cpu.spend(self.machine.costs().exception);
+            // Out of the guest and back into it; what a host does besides it does for a fault that it can serve.
+            let back = (self.machine.costs().exit * 2).min(self.machine.costs().exception);
+            cpu.spend(back);
             let handled = self.nested(cpu, || match disabling {
                 true => self.way.fault(at, write),
                 false => self.engine.fault(at, write),
             });
             match handled {
-                Handled::Done => {}
+                Handled::Done => cpu.spend(self.machine.costs().exception.saturating_sub(back)),
                 Handled::Again => waited = Some(self.world.worked()),
                 Handled::Lost => {
                     let what = format!("no memory for the tables of {at:#x}");
@@ -708,6 +717,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         }
         if !self.world.is_large(at) {
             self.world.fetch();
+            self.world.fetch_own();
         }
     }
 

@@ -3,12 +3,17 @@
 //! # Contention
 //!
 //! With all vCPUs at work, taking an entry out of a table was published to take 65 times as long as it takes alone. What they
-//! contend for is not known. The model is the simplest that has such a thing: **a line that is not in the cache of its CPU comes
-//! through one queue, which serves one line at a time** ([`Costs::fetch`](tablewright_machine::Costs::fetch)).
+//! contend for is not known. The model is a queue with a way to it: **a line that is not in the cache of its CPU comes through one
+//! queue, which serves one line at a time** ([`Costs::fetch`](tablewright_machine::Costs::fetch)), **and takes a
+//! [`latency`](tablewright_machine::Costs::latency) besides, which CPUs spend side by side**. Tables that a log splits ahead are
+//! allocated by the one thread that starts it, on its node of memory, so that all vCPUs fetch from there.
 //!
-//! * A vCPU whose memory is in small leaves has one line of a table to fetch for each page that it writes. With large leaves it has
-//!   none. So contention goes away as memory is collapsed.
-//! * Taking a small leaf away tells the host's record of its page, which is a line of its own.
+//! * A vCPU whose memory is in small leaves has one line of a table to fetch for each page that it writes, and then, with the
+//!   address known, the line that it writes, which is in memory of its own: a latency more. With large leaves the table is in its cache.
+//!   So contention goes away as memory is collapsed; and while few vCPUs are left none waits in the queue, because each is longer on
+//!   its way than the queue takes for all of them.
+//! * Taking a small leaf away marks the page accessed and dirty in the records that the host has of it, two lines: its own, and
+//!   that of the huge page that it is part of.
 //! * The lines of a table come one behind the other once the first is there, as hardware has them come that is read in order.
 //! * A line of the guest's host, with the lock that faults take for reading and the counts of leaves, is fetched by a CPU that
 //!   was not the last to have it.
@@ -42,6 +47,8 @@ pub struct World<'m> {
     /// For so long the host's thread has worked on tables, and since when it does again.
     worked: Cell<Time>,
     since: Cell<Option<Time>>,
+    /// A page of the host stands for one that is so many times larger.
+    pub smaller: u64,
     /// How often all vCPUs were told to forget.
     pub flushes: Cell<u64>,
     /// How long it took to take each table apart, and how much of that was such work.
@@ -49,7 +56,7 @@ pub struct World<'m> {
 }
 
 impl<'m> World<'m> {
-    pub fn new(mapper: Mapper<'m>, root: Pa, region: Region, leaf: Level) -> Self {
+    pub fn new(mapper: Mapper<'m>, root: Pa, region: Region, leaf: Level, smaller: u64) -> Self {
         let parts = region.bytes / leaf_bytes(leaf);
         Self {
             mapper,
@@ -60,6 +67,7 @@ impl<'m> World<'m> {
             large: (0..parts).map(|_| Cell::new(false)).collect(),
             worked: Cell::new(Time::ZERO),
             since: Cell::new(None),
+            smaller,
             flushes: Cell::new(0),
             zaps: RefCell::default(),
         }
@@ -96,6 +104,12 @@ impl<'m> World<'m> {
     pub fn fetch(&self) {
         self.memory
             .acquire(self.cpu(), self.mapper.machine().costs().fetch);
+        self.fetch_own();
+    }
+
+    /// One line that no other CPU waits for.
+    pub fn fetch_own(&self) {
+        self.cpu().spend(self.mapper.machine().costs().latency);
     }
 
     /// All lines of a table.

@@ -25,6 +25,18 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
     for (job, ran) in jobs.iter().zip(&ran) {
         sound(job, ran)?;
     }
+    let wrong = |number: usize, of: fn(&published::Row) -> Option<f64>| {
+        let (job, ran) = (jobs.get(number)?, ran.get(number)?);
+        let buckets = figures::histogram(&ran.zaps, job.scale.fewer);
+        let published = published.iter().filter_map(|row| {
+            let Metric::Calls { from_ms, .. } = figures::metric(row)? else {
+                return None;
+            };
+            Some((from_ms, of(row)? as u64))
+        });
+        figures::misplaced(&buckets, &published.collect::<Vec<_>>())
+    };
+    let wrong = [wrong(0, |row| row.before), wrong(1, |row| row.after)];
     let row = |figure: published::Row| {
         let Some(metric) = figures::metric(&figure) else {
             return Row::of("dirty-log", figure);
@@ -54,6 +66,11 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
         let fitted = profile.is_fitted_on_metric(selects.0, selects.1, selects.2);
         if fitted {
             note += "; fitted on the figure before the change alone, the one after it is a test";
+        }
+        if let (Metric::Disabling, [Some(before), Some(after)]) = (metric, wrong) {
+            note += &format!(
+                "; of the zaps {before:.0} % before and {after:.0} % after are in another bin than published"
+            );
         }
         if let Some(gap) = unexplained(&profile, selects.0, selects.1, selects.2) {
             note += &format!("; not explained: {gap}");
