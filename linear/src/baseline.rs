@@ -62,7 +62,16 @@ where
     let lazy = techniques.has(Technique::LazyUnmap);
     let reach = Early::<F, P, M>::new(platform, fixmap, goal, page, lazy);
     // SAFETY: passed on (1., 2., 3.).
-    unsafe { map::<F, P, _>(techniques, platform, reach, goal.root, &regions) }
+    unsafe {
+        map::<F, P, _>(
+            techniques,
+            Leaves::Pages,
+            platform,
+            reach,
+            goal.root,
+            &regions,
+        )
+    }
 }
 
 /// Maps memory that was added after boot: what of `goal.memory` lies in `added`. Tables are reached through `window`, the
@@ -93,13 +102,32 @@ where
     }
     let regions = goal.regions::<F>(|span| span.intersect(added))?;
     // SAFETY: passed on (1., 2., 3.).
-    unsafe { map::<F, P, _>(techniques, platform, Late(window), goal.root, &regions) }
+    unsafe {
+        map::<F, P, _>(
+            techniques,
+            Leaves::Pages,
+            platform,
+            Late(window),
+            goal.root,
+            &regions,
+        )
+    }
+}
+
+/// How large leaves may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    /// Pages alone, without the hint of a contiguous run.
+    Pages,
+    /// As large as fit, with the hint where a run fits.
+    Largest,
 }
 
 /// # Safety
 /// As [`build`], with `reach` in place of the fixmap.
-unsafe fn map<F, P, R>(
+pub unsafe fn map<F, P, R>(
     techniques: Techniques,
+    leaves: Leaves,
     platform: &P,
     mut reach: R,
     root: Pa,
@@ -114,6 +142,7 @@ where
     let root = unsafe { reach.open(root, F::root_level()) };
     let mut walk = Walk::<F, P, R> {
         techniques,
+        leaves,
         platform,
         reach,
         format: PhantomData,
@@ -142,6 +171,7 @@ fn parts((first, last): (u64, u64), shift: u32) -> impl Iterator<Item = (u64, u6
 /// allocated, so that it can be reached; `map` was promised that.
 struct Walk<'a, F, P, R> {
     techniques: Techniques,
+    leaves: Leaves,
     platform: &'a P,
     reach: R,
     format: PhantomData<F>,
@@ -158,8 +188,11 @@ impl<F: Format<Input = Va>, P: Platform + Hooks, R: Reach> Walk<'_, F, P, R> {
         for part in parts(part, F::shift(open.level)) {
             let entry = open.at(F::index(part.0, open.level));
             match open.level.down() {
+                Some(_) if self.is_leaf(part, open.level, region) => {
+                    self.leaf(entry, open.level, part.0, region)?;
+                }
                 Some(below) => self.table(entry, below, part, region)?,
-                None => self.page(entry, part.0, region)?,
+                None => self.leaf(entry, open.level, part.0, region)?,
             }
         }
         Ok(())
@@ -237,26 +270,51 @@ impl<F: Format<Input = Va>, P: Platform + Hooks, R: Reach> Walk<'_, F, P, R> {
         Ok((frame, shown))
     }
 
-    /// Maps the page at `first`.
-    fn page(
+    /// Whether a block fits: all that an entry translates is wanted, and lies as it should in memory.
+    fn is_leaf(&self, part: (u64, u64), level: Level, region: &Region) -> bool {
+        let low = (1u64 << F::shift(level)) - 1;
+        let whole = part.0 & low == 0 && part.1 & low == low && region.delta & low == 0;
+        self.leaves == Leaves::Largest && F::is_leaf_level(level) && whole
+    }
+
+    /// The hint of a run, where all that it would translate is of the region, and lies as it should.
+    fn hint(&self, first: u64, level: Level, region: &Region) -> u64 {
+        let run = F::contiguous(level);
+        if self.leaves == Leaves::Pages || run == 0 || level.height() > 1 {
+            return 0;
+        }
+        let low = (1u64 << (F::shift(level) + run)) - 1;
+        let inside = region.first <= first & !low && first | low <= region.last;
+        match inside && region.delta & low == 0 {
+            true => F::CONTIGUOUS,
+            false => 0,
+        }
+    }
+
+    /// Maps what an entry at `level` translates from `first` on.
+    fn leaf(
         &self,
         entry: NonNull<Entry>,
+        level: Level,
         first: u64,
         region: &Region,
     ) -> Result<(), EditError<Va>> {
         // The original looks at each entry as well, to see that it changes no mapping in use.
         // SAFETY: an entry of an open table.
         let before = unsafe { self.platform.load(entry) };
-        if F::kind(before, Level::PAGE) != Kind::Invalid {
+        if F::kind(before, level) != Kind::Invalid {
             return Err(EditError::AlreadyMapped(Va::new(first)));
         }
-        let frame = Pa::new(first.wrapping_add(region.delta));
-        // SAFETY: as above.
-        unsafe {
-            self.platform
-                .store(entry, region.page | F::put_address(frame))
+        let bits = match level {
+            Level::PAGE => region.page,
+            _ => F::encode(&region.attrs, level).map_err(EditError::from)?,
         };
-        if !self.techniques.has(Technique::BatchBarriers) {
+        let frame = Pa::new(first.wrapping_add(region.delta));
+        let bits = bits | self.hint(first, level, region) | F::put_address(frame);
+        // SAFETY: as above.
+        unsafe { self.platform.store(entry, bits) };
+        // Tables of pages are published as a whole.
+        if level != Level::PAGE || !self.techniques.has(Technique::BatchBarriers) {
             self.platform.barrier(Barrier::Publish);
         }
         Ok(())

@@ -1,8 +1,12 @@
 //! The engine's way: a coarse map of table memory in a root of its own, the linear map built through it, and the coarse
 //! map taken away again. Where one root serves both halves, [slots](through_slots) have to do.
 
-use tablewright::linear::{Coarse, LinearError, OneToOne, SlotMemory, Slots, Window, Windowed};
-use tablewright::{AddressSpace, Attrs, EditError, Format, Half, Liveness, Pa, Platform, Span, Va};
+use tablewright::linear::{
+    Coarse, LinearError, LinearMap, OneToOne, SlotMemory, Slots, Window, Windowed,
+};
+use tablewright::{
+    AddressSpace, Attrs, EditError, Format, Half, Liveness, Mapping, Pa, Platform, Span, Va,
+};
 
 use super::Goal;
 use super::fixmap::{Fixmap, LAST_LEVEL};
@@ -88,6 +92,36 @@ where
     built
 }
 
+/// The same in blocks and contiguous runs, as large as fit: where the permissions of a page need not be changed alone.
+///
+/// # Errors
+/// [`LinearError`]; nothing has changed then.
+///
+/// # Safety
+/// As for [`through_slots`].
+pub unsafe fn largest<F, P, M>(
+    platform: &P,
+    fixmap: &Fixmap<M>,
+    goal: &Goal<'_>,
+) -> Result<(), LinearError<Va>>
+where
+    F: Format<Input = Va>,
+    P: Platform,
+    M: SlotMemory,
+{
+    let slots = slots::<F, _, _>(platform, fixmap, goal)?;
+    let linear = LinearMap::new(goal.base, Mapping::new(goal.attrs));
+    // SAFETY: passed on (1., 2.).
+    let through = unsafe { Windowed::new(platform, &slots) };
+    // SAFETY: passed on (1., 3.); processors may be using the root, under identity 0.
+    let mut space =
+        unsafe { AddressSpace::<F, _>::adopt(through, goal.root, half::<F>(goal), Liveness::Own) };
+    let built = linear.build(&mut space, &goal.memory);
+    drop(space);
+    slots.end_batch();
+    built
+}
+
 /// Maps memory that was added after boot: what of `goal.memory` lies in `added`. Tables are reached through `window`, the
 /// linear map itself.
 ///
@@ -111,7 +145,7 @@ where
     unsafe { edit::<F, _, _>(platform, window, goal, Some(added)) }
 }
 
-fn slots<'p, F, P, M>(
+pub(super) fn slots<'p, F, P, M>(
     platform: &'p P,
     fixmap: &'p Fixmap<M>,
     goal: &Goal<'_>,
@@ -125,6 +159,14 @@ where
     // SAFETY: the caller of `Fixmap::new` vouched for more entries than these, and nothing else uses them (1.).
     let slots = unsafe { Slots::new(platform, memory, fixmap.base, entries, &goal.attrs, tree) };
     Ok(slots.map_err(EditError::from)?)
+}
+
+/// The half that the map is in.
+fn half<F: Format>(goal: &Goal<'_>) -> Half {
+    match F::HALVES && goal.base.get() >> 63 != 0 {
+        true => Half::Upper,
+        false => Half::Lower,
+    }
 }
 
 /// Maps all memory of `goal`, or what of it lies in `added`, with tables that are reached through `window`.
@@ -144,11 +186,7 @@ where
     P: Platform,
     W: Window,
 {
-    let half = if F::HALVES && goal.base.get() >> 63 != 0 {
-        Half::Upper
-    } else {
-        Half::Lower
-    };
+    let half = half::<F>(goal);
     // SAFETY: passed on (1., 2.).
     let through = unsafe { Windowed::new(platform, window) };
     // SAFETY: passed on (1., 3.); processors may be using the root, under identity 0.

@@ -19,7 +19,7 @@
 //! techniques are independent here, because the series was published in more than one order.
 //!
 //! [`build`] maps all memory through the fixmap, and [`add`] maps memory that is added later, through the linear map
-//! itself. What the engine does instead is in [`engine`]. [`Counted`] tells what each of them asked of the platform.
+//! itself. What was discussed beside the techniques is in [`alternatives`], and what the engine does instead in [`engine`]. [`Counted`] tells what each of them asked of the platform.
 //!
 //! The same code runs on the software machine, in the crate `tablewright-lab`, and on a processor, in `hypervisor/`.
 #![no_std]
@@ -28,6 +28,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod alternatives;
 mod baseline;
 mod count;
 pub mod engine;
@@ -71,6 +72,7 @@ struct Region {
     delta: u64,
     /// A page's descriptor without its address.
     page: u64,
+    attrs: Attrs,
 }
 
 impl Goal<'_> {
@@ -109,6 +111,7 @@ impl Goal<'_> {
                     last,
                     delta: memory.start().get().wrapping_sub(first),
                     page: F::encode(&attrs, Level::PAGE).map_err(EditError::from)?,
+                    attrs,
                 })
             })
             .collect()

@@ -7,6 +7,8 @@
 //! each step there is a mark, by which the emulator tells what to count (`xtask/plugin`). Then the processor is asked where
 //! each page is (`AT S1E1W`).
 //!
+//! How long each step takes is printed, in ticks of the generic timer: on a board that is the published table for it.
+//!
 //! The steps are those of the crate `tablewright-linear`, which the software machine runs as well, and in the same order.
 #![no_std]
 #![no_main]
@@ -20,6 +22,7 @@ use alloc::format;
 use alloc::string::{String, ToString as _};
 use core::arch::{asm, global_asm};
 use core::cell::Cell;
+use core::fmt::Write as _;
 use core::ops::Range;
 use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
@@ -35,10 +38,11 @@ use tablewright::shootdown::arm64::{Encoder, Regime};
 use tablewright::{
     Attrs, Barrier, Entry, Format, Hooks, Invalidation, Level, Pa, Platform, Span, Stale, Va, What,
 };
+use tablewright_linear::alternatives;
 use tablewright_linear::engine::{self, COARSE_ID};
 use tablewright_linear::{Fixmap, Goal, LAST_LEVEL, Technique, Techniques};
 
-use common::{BLOCK, OFFSET, PAGE, REGISTERS, SCTLR, TCR, physical};
+use common::{BLOCK, Console, OFFSET, PAGE, REGISTERS, SCTLR, TCR, physical};
 
 /// What the console's line begins with.
 const NAME: &str = "linear";
@@ -297,12 +301,38 @@ fn check(end: u64) -> Done {
     }
 }
 
-/// Does what the emulator is to count.
-fn counted(step: impl FnOnce() -> Result<(), LinearError<Va>>) -> Done {
-    instruct!("movz xzr, #1");
+/// What the generic timer says, behind all that comes before.
+fn ticks() -> u64 {
+    let now: u64;
+    // SAFETY: reads a counter.
+    unsafe { asm!("isb", "mrs {}, cntvct_el0", out(reg) now, options(nostack)) };
+    now
+}
+
+/// Does what is to be timed, and says how long it took.
+fn timed(name: &str, step: impl FnOnce() -> Result<(), LinearError<Va>>) -> Done {
+    let before = ticks();
     let done = step();
-    instruct!("movz xzr, #0");
+    let took = ticks() - before;
+    let per_second: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mrs {}, cntfrq_el0", out(reg) per_second, options(nostack)) };
+    let _ = writeln!(
+        Console,
+        "{NAME}: {name}: {took} ticks, {} us",
+        took * 1_000_000 / per_second.max(1)
+    );
     done.map_err(|error| error.to_string())
+}
+
+/// Does what the emulator is to count as well.
+fn counted(name: &str, step: impl FnOnce() -> Result<(), LinearError<Va>>) -> Done {
+    timed(name, || {
+        instruct!("movz xzr, #1");
+        let done = step();
+        instruct!("movz xzr, #0");
+        done
+    })
 }
 
 fn span(range: &Range<u64>) -> Result<Span<Pa>, String> {
@@ -370,12 +400,12 @@ impl Kernel {
     }
 }
 
-fn published(techniques: Techniques) -> Done {
+fn published(name: &str, techniques: Techniques) -> Done {
     let kernel = Kernel::boot()?;
     let ram = [span(&RAM)?];
     let goal = kernel.goal(&ram);
     // SAFETY: the root is that which is in use; the fixmap shows any frame, and there is no other editor.
-    counted(|| unsafe {
+    counted(name, || unsafe {
         tablewright_linear::build::<Arm64K4, _, _>(
             techniques,
             &kernel.machine,
@@ -398,7 +428,7 @@ fn coarse() -> Done {
         }
     };
     // SAFETY: as above; the only processor has unloaded the root when its register holds another.
-    counted(|| unsafe {
+    counted("tablewright", || unsafe {
         engine::coarse::<Arm64K4, _, _, _>(&kernel.machine, &kernel.fixmap, &goal, Lower, switch)
     })?;
     check(RAM.end)
@@ -417,8 +447,12 @@ fn late(is_published: bool) -> Done {
     let ram = [span(&RAM)?, added];
     let goal = kernel.goal(&ram);
     let all = Technique::ALL.into_iter().collect();
+    let name = match is_published {
+        true => "late",
+        false => "late-tablewright",
+    };
     // SAFETY: as above; the linear map has all tables, those that are allocated too.
-    counted(|| unsafe {
+    counted(name, || unsafe {
         match is_published {
             true => tablewright_linear::add::<Arm64K4, _, _>(
                 all,
@@ -435,14 +469,60 @@ fn late(is_published: bool) -> Done {
 
 fn all() -> Done {
     let mut techniques = Techniques::default();
-    published(techniques)?;
+    published("base", techniques)?;
     for technique in Technique::ALL {
         techniques = techniques.with(technique);
-        published(techniques)?;
+        published(technique.name(), techniques)?;
     }
     coarse()?;
     late(true)?;
-    late(false)
+    late(false)?;
+    one_to_one()?;
+    blocks()
+}
+
+/// What was discussed beside the techniques; not counted by the emulator.
+fn one_to_one() -> Done {
+    let kernel = Kernel::boot()?;
+    let ram = [span(&RAM)?];
+    let goal = kernel.goal(&ram);
+    // SAFETY: as in `coarse`.
+    let switch = |root: Option<Pa>| unsafe {
+        match root {
+            Some(root) => load_lower(root, COARSE_ID),
+            None => load_lower(physical(&raw const empty), 0),
+        }
+    };
+    let (machine, fixmap) = (&kernel.machine, &kernel.fixmap);
+    // SAFETY: as in `coarse`; all tables are of the memory that is mapped.
+    timed("one-to-one", || unsafe {
+        alternatives::one_to_one::<Arm64K4, _, _, _>(machine, fixmap, &goal, Lower, switch)
+    })?;
+    check(RAM.end)
+}
+
+/// In blocks and contiguous runs, as published and by the engine.
+fn blocks() -> Done {
+    for is_published in [true, false] {
+        let kernel = Kernel::boot()?;
+        let ram = [span(&RAM)?];
+        let goal = kernel.goal(&ram);
+        let (machine, fixmap) = (&kernel.machine, &kernel.fixmap);
+        let techniques = Technique::ALL.into_iter().collect();
+        let name = match is_published {
+            true => "blocks",
+            false => "blocks-tablewright",
+        };
+        // SAFETY: as in `published`.
+        timed(name, || unsafe {
+            match is_published {
+                true => alternatives::blocks::<Arm64K4, _, _>(techniques, machine, fixmap, &goal),
+                false => engine::largest::<Arm64K4, _, _>(machine, fixmap, &goal),
+            }
+        })?;
+        check(RAM.end)?;
+    }
+    Ok(())
 }
 
 #[unsafe(no_mangle)]

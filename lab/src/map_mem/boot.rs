@@ -13,6 +13,7 @@ use tablewright::format::{
 };
 use tablewright::linear::{MemoryMap, SlotMemory, Window};
 use tablewright::{Attrs, Entry, Half, Hooks, Level, Pa, Perms, Platform, Span, Va};
+use tablewright_linear::alternatives::{self, HugeSlots};
 use tablewright_linear::engine::{self, COARSE_ID};
 use tablewright_linear::{Counted, Fixmap, Goal, Technique};
 use tablewright_machine::{
@@ -174,8 +175,9 @@ struct Kernel<'m, F> {
     machine: &'m Machine,
     mapper: Mapper<'m>,
     root: Pa,
-    /// The entries of the fixmap's slots.
+    /// The entries of the fixmap's slots, and of the blocks behind the fixmap.
     slots: NonNull<Entry>,
+    blocks: NonNull<Entry>,
     format: std::marker::PhantomData<F>,
 }
 
@@ -221,7 +223,9 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         };
         let mut level = F::root_level();
         let (root, mut entries) = table(level)?;
+        let mut above = entries;
         while let Some(below) = level.down() {
+            above = entries;
             let (frame, next) = table(below)?;
             // SAFETY: an entry of the table; the one it links is written.
             unsafe {
@@ -237,6 +241,8 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
             machine,
             mapper,
             root,
+            // SAFETY: an entry of the table above the last: the fixmap is not at its end.
+            blocks: unsafe { above.add(F::index(FIXMAP, Level::new(1)) + 1) },
             // SAFETY: an entry of the last table.
             slots: unsafe { entries.add(F::index(FIXMAP, level)) },
             format: std::marker::PhantomData,
@@ -284,6 +290,50 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
                     )
                 }
                 .map_err(|error| error.to_string())
+            }),
+            Way::OneToOne if F::HALVES => self.timed(&counted, || {
+                let window = self.machine.new_space();
+                let switch = |root: Option<Pa>| match root {
+                    Some(root) => {
+                        window.attach(root, Half::Lower, COARSE_ID);
+                        window.load();
+                    }
+                    None => window.detach(),
+                };
+                let identity = window.identity();
+                // SAFETY: as above; all tables are RAM of the plan.
+                unsafe {
+                    alternatives::one_to_one::<F, _, _, _>(
+                        &counted, &fixmap, &goal, identity, switch,
+                    )
+                }
+                .map_err(|error| error.to_string())
+            }),
+            Way::OneToOne => {
+                Err("one root serves both halves, so that it would hide the fixmap".to_owned())
+            }
+            Way::HugeSlots => self.timed(&counted, || {
+                let block = F::shift(Level::new(1));
+                let base = (FIXMAP >> block << block) + (1 << block);
+                let memory = self.machine.memory();
+                let tables = span_of(memory.first(), memory.end() - memory.first())?;
+                // SAFETY: these entries of the table are zero, and have no other user.
+                let slots =
+                    unsafe { HugeSlots::new(Va::new(base), self.blocks, self.mapper.slots(base)) };
+                // SAFETY: as above; all tables are of this memory.
+                unsafe { alternatives::huge_slots::<F, _, _>(&counted, &slots, &goal, tables) }
+                    .map_err(|error| error.to_string())
+            }),
+            Way::Blocks => self.timed(&counted, || {
+                let all = Technique::ALL.into_iter().collect();
+                // SAFETY: as above.
+                unsafe { alternatives::blocks::<F, _, _>(all, &counted, &fixmap, &goal) }
+                    .map_err(|error| error.to_string())
+            }),
+            Way::BlocksTablewright => self.timed(&counted, || {
+                // SAFETY: as above.
+                unsafe { engine::largest::<F, _, _>(&counted, &fixmap, &goal) }
+                    .map_err(|error| error.to_string())
             }),
             // One root serves both halves, so that a coarse map would hide the fixmap.
             Way::Tablewright => {
@@ -382,7 +432,8 @@ impl<'m, F: tablewright::Format<Input = Va>> Kernel<'m, F> {
         let pages = plan.bytes() >> F::PAGE_SHIFT;
         let stride = if pages <= SMALL { page } else { table };
         let added = way.is_late().then(|| Self::added(plan)).transpose()?;
-        if entries < added.map_or(pages, |span| span.size() >> F::PAGE_SHIFT) {
+        let least = added.map_or(pages, |span| span.size() >> F::PAGE_SHIFT);
+        if entries < least && !way.has_blocks() {
             return Err(format!("only {entries} entries were written"));
         }
 
@@ -496,6 +547,31 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Each is checked by the rules of the machine, and page by page; all move next to nothing.
+    #[test]
+    fn the_alternatives_make_the_same_map() {
+        let profile = Profile::load("ampere-altra-vm-64g").unwrap();
+        // A kernel in it, and a hole that begins inside of a block.
+        let plan = plan(&profile, &[(0, 90 * M + 0x3_0000), (96 * M, 256 * M)]);
+        let pages = plan.bytes() >> 12;
+        for step in Choice::Alternatives.steps() {
+            let ran = Boots::default().run(&profile, step, &plan).unwrap();
+            assert!(ran.invalidations < 40, "{}: {ran:?}", step.name);
+            match step.way.has_blocks() {
+                true => assert!(ran.entries < 2000, "{}: {ran:?}", step.name),
+                false => assert!(ran.entries >= pages, "{}: {ran:?}", step.name),
+            }
+        }
+        let x86 = self::profile(Regime::X86_64 { levels: 4 });
+        let plan = self::plan(&x86, &RAM);
+        let one = Boots::default().run(&x86, Choice::Alternatives.steps()[0], &plan);
+        assert!(
+            one.unwrap_err()
+                .to_string()
+                .contains("one root serves both halves")
+        );
     }
 
     /// A set of techniques has one price, and more of them never a higher one.

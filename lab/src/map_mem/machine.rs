@@ -317,7 +317,11 @@ fn linear_run(
                 entries
             };
         }
-        Way::Tablewright => (ran.invalidations, ran.waits, ran.barriers) = (1, 1, 600),
+        Way::Tablewright
+        | Way::OneToOne
+        | Way::HugeSlots
+        | Way::Blocks
+        | Way::BlocksTablewright => (ran.invalidations, ran.waits, ran.barriers) = (1, 1, 600),
         Way::Late | Way::LateTablewright => ran.barriers = 1,
     }
     let costs = &profile.costs;

@@ -18,6 +18,14 @@ pub enum Way {
     Published(Techniques),
     /// The engine's own way: all table memory through one coarse map, which is used while the map is built.
     Tablewright,
+    /// As published with all techniques, through a map of all RAM to its own address.
+    OneToOne,
+    /// The same through slots of a block each.
+    HugeSlots,
+    /// The same, with leaves as large as fit, through the fixmap.
+    Blocks,
+    /// By the engine, with leaves as large as fit, through the fixmap.
+    BlocksTablewright,
     /// Memory is added when the map is there: in the published way, with all techniques.
     Late,
     /// The same by the engine.
@@ -28,6 +36,11 @@ impl Way {
     /// Whether the map is there before the clock starts.
     pub const fn is_late(self) -> bool {
         matches!(self, Self::Late | Self::LateTablewright)
+    }
+
+    /// Whether leaves are larger than a page.
+    pub const fn has_blocks(self) -> bool {
+        matches!(self, Self::Blocks | Self::BlocksTablewright)
     }
 }
 
@@ -54,6 +67,26 @@ impl Step {
         Self {
             name: "late-tablewright",
             way: Way::LateTablewright,
+        },
+    ];
+
+    /// What was discussed, and not merged.
+    const ALTERNATIVES: [Self; 4] = [
+        Self {
+            name: "one-to-one",
+            way: Way::OneToOne,
+        },
+        Self {
+            name: "huge-slots",
+            way: Way::HugeSlots,
+        },
+        Self {
+            name: "blocks",
+            way: Way::Blocks,
+        },
+        Self {
+            name: "blocks-tablewright",
+            way: Way::BlocksTablewright,
         },
     ];
 
@@ -91,7 +124,7 @@ impl Step {
     pub fn techniques(self) -> Option<Techniques> {
         match self.way {
             Way::Published(on) => Some(on),
-            Way::Tablewright | Way::Late | Way::LateTablewright => None,
+            _ => None,
         }
     }
 }
@@ -147,7 +180,9 @@ pub enum Choice {
     Tablewright,
     /// Memory that is added after the boot, as published and by the engine
     Late,
-    /// All of them
+    /// What was discussed beside: a map of all RAM for the time being, slots of a block each, and blocks instead of pages
+    Alternatives,
+    /// All of them but the alternatives
     All,
 }
 
@@ -159,6 +194,7 @@ impl Choice {
         match self {
             Self::All => [all, Step::LATE.to_vec()].concat(),
             Self::Late => Step::LATE.to_vec(),
+            Self::Alternatives => Step::ALTERNATIVES.to_vec(),
             one => vec![all[one as usize]],
         }
     }
@@ -281,6 +317,7 @@ mod tests {
             let steps = choice.steps();
             match choice {
                 Choice::All => assert_eq!(steps.len(), 8),
+                Choice::Alternatives => assert_eq!(steps.len(), 4),
                 Choice::Late => {
                     assert!(steps.len() == 2 && steps.iter().all(|step| step.way.is_late()))
                 }

@@ -37,16 +37,16 @@ struct Parameters {
 #[derive(Serialize)]
 struct Row {
     writable: u16,
-    machine_scan: f64,
-    machine_bitmap: f64,
+    machine_scan_ns: f64,
+    machine_bitmap_ns: f64,
     /// To say of one entry that it may be writable.
-    machine_mark: f64,
-    in_cache_scan: f64,
-    in_cache_bitmap: f64,
+    machine_mark_ns: f64,
+    in_cache_scan_ns: f64,
+    in_cache_bitmap_ns: f64,
     /// Of the two, in each round.
     in_cache_ratio: Samples,
-    in_memory_scan: f64,
-    in_memory_bitmap: f64,
+    in_memory_scan_ns: f64,
+    in_memory_bitmap_ns: f64,
     in_memory_ratio: Samples,
 }
 
@@ -84,14 +84,14 @@ fn compare<F: Format<Input = Ipa>>(
         let far = native::<F>(writable, IN_MEMORY, rounds);
         rows.push(Row {
             writable,
-            machine_scan: scan.0,
-            machine_bitmap: bitmap.0,
-            machine_mark: bitmap.1,
-            in_cache_scan: near.scan.median(),
-            in_cache_bitmap: near.bitmap.median(),
+            machine_scan_ns: scan.0,
+            machine_bitmap_ns: bitmap.0,
+            machine_mark_ns: bitmap.1,
+            in_cache_scan_ns: near.scan.median(),
+            in_cache_bitmap_ns: near.bitmap.median(),
             in_cache_ratio: near.ratio,
-            in_memory_scan: far.scan.median(),
-            in_memory_bitmap: far.bitmap.median(),
+            in_memory_scan_ns: far.scan.median(),
+            in_memory_bitmap_ns: far.bitmap.median(),
             in_memory_ratio: far.ratio,
         });
     }
@@ -287,14 +287,14 @@ fn text(report: &Report<Parameters, Row>) -> String {
         let ratio = |ratio: &Samples| format!("{:.2}", ratio.median());
         [
             row.writable.to_string(),
-            report::time(row.machine_scan),
-            report::time(row.machine_bitmap),
-            report::time(row.machine_mark),
-            report::time(row.in_cache_scan),
-            report::time(row.in_cache_bitmap),
+            report::time(row.machine_scan_ns),
+            report::time(row.machine_bitmap_ns),
+            report::time(row.machine_mark_ns),
+            report::time(row.in_cache_scan_ns),
+            report::time(row.in_cache_bitmap_ns),
             ratio(&row.in_cache_ratio),
-            report::time(row.in_memory_scan),
-            report::time(row.in_memory_bitmap),
+            report::time(row.in_memory_scan_ns),
+            report::time(row.in_memory_bitmap_ns),
             ratio(&row.in_memory_ratio),
         ]
     });
