@@ -216,16 +216,18 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_said_for_each_experiment() {
-        let neutral = check(&Profile::load("neutral").unwrap());
-        let of = |name| {
-            neutral
-                .rows
-                .iter()
-                .find(|row| row.experiment == name)
-                .unwrap()
+        let mut profile = Profile::load("neutral").unwrap();
+        let neutral = check(&profile);
+        profile.architecture.hardware_dirty = true;
+        let marks = check(&profile);
+        let of = |checked: &Checked, name| {
+            let mut rows = checked.rows.iter();
+            let row = rows.find(|row| row.experiment == name).unwrap();
+            (row.missing.clone(), row.unsuitable)
         };
-        assert!(of("tlb-flush").missing.contains(&"cycle"));
-        assert!(of("dirty-log").unsuitable.is_some());
+        assert!(of(&neutral, "tlb-flush").0.contains(&"cycle"));
+        assert_eq!(of(&neutral, "dirty-log").1, None);
+        assert!(of(&marks, "dirty-log").1.is_some());
         let text = text(&neutral);
         assert!(text.contains("cycle (20000 ns)"), "{text}");
         assert!(
