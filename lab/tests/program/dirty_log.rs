@@ -315,8 +315,8 @@ fn hardware_logs_what_is_written() {
     assert_eq!(number(faults, "log_full_exits"), 0.0);
     assert_eq!(number(logged, "log_full_exits"), 2.0 * 4.0 * 7.0);
     let dirty = |row: &Value| row["dirty_s"][1].as_f64().expect("seconds");
-    // Each page was a fault, and now each 512 are an exit.
-    assert!(dirty(faults) > 40.0 * dirty(logged), "{faults} {logged}");
+    // Each page was a fault, and now each 512 are an exit. The line that a write fetches is fetched all the same.
+    assert!(dirty(faults) > 4.0 * dirty(logged), "{faults} {logged}");
     // With huge pages under it, and read, cleared and disabled in one.
     let huge = [
         "-s",

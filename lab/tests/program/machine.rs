@@ -55,7 +55,7 @@ fn options_that_do_not_go_together_are_refused() {
         ),
         (
             on(&["--step", "fly"]),
-            "batch-barriers, tablewright, late, all",
+            "batch-barriers, tablewright, late, alternatives, all",
         ),
         (
             on(&["--step", "base", "--steps", "base"]),
