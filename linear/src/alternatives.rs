@@ -87,7 +87,8 @@ where
         switch(Some(root));
     }
     let built = mapped.and_then(|()| {
-        let reach = Late(&AllRam(identity));
+        let all_ram = AllRam(identity);
+        let reach = Late(&all_ram);
         // SAFETY: passed on (1. to 3.); all tables are RAM, which is mapped so.
         unsafe { map::<F, P, _>(all(), Leaves::Pages, platform, reach, goal.root, &regions) }
     });

@@ -113,11 +113,13 @@ where
     let linear = LinearMap::new(goal.base, Mapping::new(goal.attrs));
     // SAFETY: passed on (1., 2.).
     let through = unsafe { Windowed::new(platform, &slots) };
-    // SAFETY: passed on (1., 3.); processors may be using the root, under identity 0.
-    let mut space =
-        unsafe { AddressSpace::<F, _>::adopt(through, goal.root, half::<F>(goal), Liveness::Own) };
-    let built = linear.build(&mut space, &goal.memory);
-    drop(space);
+    let built = {
+        // SAFETY: passed on (1., 3.); processors may be using the root, under identity 0.
+        let mut space = unsafe {
+            AddressSpace::<F, _>::adopt(through, goal.root, half::<F>(goal), Liveness::Own)
+        };
+        linear.build(&mut space, &goal.memory)
+    };
     slots.end_batch();
     built
 }
