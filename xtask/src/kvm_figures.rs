@@ -67,7 +67,10 @@ fn phases(report: &Value, words: &str) -> Result<Vec<(String, f64)>> {
                 "{words}: {name}: the log is not what was written"
             )));
         }
-        phases.push((name.to_owned(), phase["cpu"].as_f64().unwrap_or(0.0)));
+        let time = phase["cpu_ns"].as_f64();
+        let time = time
+            .ok_or_else(|| Error::Failed(format!("{words}: {name}: its CPU time is not said")))?;
+        phases.push((name.to_owned(), time));
     }
     Ok(phases)
 }
@@ -250,7 +253,7 @@ mod tests {
     fn a_log_that_lacks_a_page_has_no_figures() {
         let report = |harvested| {
             let text = format!(
-                r#"{{"rows": [{{"phases": [{{"phase": "get 1", "cpu": 5.0, "harvested": {harvested}, "written": 9}}]}}]}}"#
+                r#"{{"rows": [{{"phases": [{{"phase": "get 1", "cpu_ns": 5.0, "harvested": {harvested}, "written": 9}}]}}]}}"#
             );
             json(text.as_bytes(), "a run").unwrap()
         };
