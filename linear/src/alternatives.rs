@@ -21,10 +21,10 @@ use tablewright::{
 };
 
 use super::Goal;
-use super::baseline::{Leaves, map};
+use super::baseline::{Leaves, map, through_fixmap};
 use super::engine::{COARSE_ID, slots};
 use super::fixmap::Fixmap;
-use super::reach::{Early, Late, Open, Reach};
+use super::reach::{Late, Open, Reach};
 use super::technique::{Technique, Techniques};
 
 fn all() -> Techniques {
@@ -277,19 +277,6 @@ where
     P: Platform + Hooks,
     M: SlotMemory,
 {
-    let regions = goal.regions::<F>(Some)?;
-    let page = F::encode(&goal.attrs, Level::PAGE).map_err(EditError::from)?;
-    let lazy = techniques.has(Technique::LazyUnmap);
-    let reach = Early::<F, P, M>::new(platform, fixmap, goal, page, lazy);
     // SAFETY: passed on (1. to 3.).
-    unsafe {
-        map::<F, P, _>(
-            techniques,
-            Leaves::Largest,
-            platform,
-            reach,
-            goal.root,
-            &regions,
-        )
-    }
+    unsafe { through_fixmap::<F, P, M>(techniques, Leaves::Largest, platform, fixmap, goal) }
 }

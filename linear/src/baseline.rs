@@ -57,21 +57,32 @@ where
     P: Platform + Hooks,
     M: SlotMemory,
 {
+    // SAFETY: passed on (1., 2., 3.).
+    unsafe { through_fixmap::<F, P, M>(techniques, Leaves::Pages, platform, fixmap, goal) }
+}
+
+/// The same, with leaves of a page or as large as fit.
+///
+/// # Safety
+/// As for [`build`].
+pub(crate) unsafe fn through_fixmap<F, P, M>(
+    techniques: Techniques,
+    leaves: Leaves,
+    platform: &P,
+    fixmap: &Fixmap<M>,
+    goal: &Goal<'_>,
+) -> Result<(), LinearError<Va>>
+where
+    F: Format<Input = Va>,
+    P: Platform + Hooks,
+    M: SlotMemory,
+{
     let regions = goal.regions::<F>(Some)?;
     let page = F::encode(&goal.attrs, Level::PAGE).map_err(EditError::from)?;
     let lazy = techniques.has(Technique::LazyUnmap);
     let reach = Early::<F, P, M>::new(platform, fixmap, goal, page, lazy);
     // SAFETY: passed on (1., 2., 3.).
-    unsafe {
-        map::<F, P, _>(
-            techniques,
-            Leaves::Pages,
-            platform,
-            reach,
-            goal.root,
-            &regions,
-        )
-    }
+    unsafe { map::<F, P, _>(techniques, leaves, platform, reach, goal.root, &regions) }
 }
 
 /// Maps memory that was added after boot: what of `goal.memory` lies in `added`. Tables are reached through `window`, the

@@ -365,7 +365,7 @@ const ON_KVM: [&[&str]; 3] = [
 #[test]
 fn a_user_without_the_right_to_it_is_told_so() {
     // A user that owns nothing, which only root can become.
-    let nobody = || {
+    let without_rights = || {
         // SAFETY: `setgroups`, `setgid`, `setuid`: of this process alone; no group is named.
         let done = unsafe {
             libc::setgroups(0, std::ptr::null()) == 0
@@ -385,10 +385,10 @@ fn a_user_without_the_right_to_it_is_told_so() {
             it.permissions().mode() & 0o006
         });
         if !is_there || others.is_ok_and(|mode| mode != 0) {
-            eprintln!("skipped: /dev/kvm is not there, or is everybody's");
+            eprintln!("skipped: /dev/kvm is not there, or any user may open it");
             return;
         }
-        let Some(message) = refused_after(nobody, arguments) else {
+        let Some(message) = refused_after(without_rights, arguments) else {
             return;
         };
         assert!(
