@@ -148,7 +148,7 @@ pub(crate) fn prefetch_line(entry: *const Entry) {
 /// Side memory of one table frame: 16 bytes that the embedder keeps for it, outside the table.
 ///
 /// The engine chains the tables that a [`Gather`](crate::Gather) carries through it, because the page of a table that
-/// was cut off may still be read by walkers until the invalidation is complete. A link belongs to at most one chain.
+/// was detached may still be read by walkers until the invalidation is complete. A link belongs to at most one chain.
 ///
 /// ```
 /// use tablewright::TableLink;

@@ -12,7 +12,7 @@ use crate::addr::{Level, Pa};
 /// forget everything that was combined with it.
 ///
 /// * arm64, with the VMID loaded: first all ranges by intermediate physical address (`tlbi ipas2e1is` or its range form;
-///   `ipas2le1is` where no `tables` were cut off) and `dsb ish`; *then*, once for all of them, what was combined (`tlbi
+///   `ipas2le1is` where no `tables` were detached) and `dsb ish`; *then*, once for all of them, what was combined (`tlbi
 ///   vmalle1is`), which [`Barrier::Complete`](crate::Barrier::Complete) waits for. The other way round a walker makes a combined entry anew between
 ///   the two, out of what it still remembers of stage 2. [`What::Everything`] is `tlbi vmalls12e1is`, which does both.
 /// * Intel: INVEPT, single-context, whatever the ranges, on every processor that may run the guest; one that is in the
@@ -48,7 +48,7 @@ pub struct Invalidation<'a> {
     pub id: u16,
     /// Translations that may be global are meant, so that processors remember them whatever space they have loaded: all
     /// processors have to be told, by what includes global translations, and what is cached of tables under any identity
-    /// (x86: `INVLPG` where no `tables` were cut off, `INVPCID` type 2, `INVLPGB` with its bit 3; arm64: `VAAE1IS`, `VMALLE1IS`).
+    /// (x86: `INVLPG` where no `tables` were detached, `INVPCID` type 2, `INVLPGB` with its bit 3; arm64: `VAAE1IS`, `VMALLE1IS`).
     pub global: bool,
     /// What to forget.
     pub what: What<'a>,
@@ -97,7 +97,7 @@ pub struct Stale {
     /// to instructions that take one. Where it is not known, the instruction has to be told so; a wrong hint
     /// invalidates nothing.
     pub level: Option<Level>,
-    /// Tables were cut off: what is cached of table descriptors has to go too, not only leaves.
+    /// Tables were detached: what is cached of table descriptors has to go too, not only leaves.
     pub tables: bool,
 }
 

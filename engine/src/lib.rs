@@ -9,7 +9,7 @@
 //! | **edit** | entries that others can see are stored | no |
 //! | **publish** | the stores become visible to the table walkers | no |
 //! | **invalidate** | *issue*: say what must be forgotten; *complete*: wait until it is | no |
-//! | **reclaim** | leaves are accounted for, tables that were cut off are freed | no |
+//! | **reclaim** | leaves are accounted for, tables that were detached are freed | no |
 //!
 //! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a platform on ordinary memory for tests, in
 //! the module `hosted`, and needs `std`; a kernel leaves it out. With the feature `small` it is a fifth less machine code, and calls
@@ -64,7 +64,7 @@
 //!     let leaf = completed.release(leaf).map_err(|_| "of another gather")?;
 //!     let _free = leaf.frame(); // not reached by any processor any more; `leaf.attrs().dirty` is final
 //! }
-//! completed.finish(|_leaf| ()); // frees tables; visits what was mapped below those that were cut off as a whole
+//! completed.finish(|_leaf| ()); // frees tables; visits what was mapped below those that were detached as a whole
 //! assert_eq!(platform.counts().invalidations, 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

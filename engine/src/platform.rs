@@ -138,7 +138,7 @@ impl Default for Caps {
 /// 5. [`invalidate`](Platform::invalidate) is about all that any processor remembers of the space: under the
 ///    [identifier](Invalidation::id) that is named, with which alone the root is ever loaded (9. excepted), and, where
 ///    [global](Invalidation::global) translations are meant, whatever is loaded. All that is named is covered: every range,
-///    at every level where none is named, with what is cached of tables where tables were cut off.
+///    at every level where none is named, with what is cached of tables where tables were detached.
 /// 6. [`barrier(Complete)`](Barrier::Complete) does not return before every invalidation issued before it, by this
 ///    processor or by one whose issuing happens before this call, is complete on every processor. A program that goes on
 ///    on another processor between the two takes that promise with it: a kernel that may move it makes the barrier when
@@ -246,7 +246,7 @@ pub unsafe trait Platform {
     }
 
     /// The side memory of a table frame, if the embedder keeps any. Without it, a [`Gather`](crate::Gather) carries only
-    /// [so many](crate::flush::MAX_UNLINKED) cut-off tables at a time, and an unmap of more stops to have it completed.
+    /// [so many](crate::flush::MAX_UNLINKED) detached tables at a time, and an unmap of more stops to have it completed.
     #[inline(always)]
     fn link_of(&self, frame: Pa) -> Option<&TableLink> {
         let _ = frame;

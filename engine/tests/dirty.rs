@@ -299,11 +299,12 @@ fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
             Pass::Waiting => {}
             Pass::Over => break,
             Pass::Went => {
-                let cut = gather.issue().complete();
+                let deferred = gather.issue().complete();
                 for leaf in held.drain(..) {
-                    taken += cut.release(leaf).ok().unwrap().size();
+                    taken += deferred.release(leaf).ok().unwrap().size();
                 }
-                cut.try_complete()
+                deferred
+                    .try_complete()
                     .ok()
                     .unwrap()
                     .finish(|leaf| taken += leaf.size());

@@ -29,7 +29,7 @@ fn cells<const N: usize>() -> [SlotCell; N] {
 type Vm<'s, F> = Guest<'s, F, &'s Threads>;
 
 fn platform<F: Format>(clean: bool) -> Threads {
-    Threads::new(700, F::PAGE_SHIFT, 2).with_upkeep(CacheMaintenance {
+    Threads::new(700, F::PAGE_SHIFT, 2).with_cache_maintenance(CacheMaintenance {
         clean,
         ..CacheMaintenance::NONE
     })
@@ -396,7 +396,7 @@ fn unmap<'g, 's, F: Format<Input = Ipa>>(
 }
 
 #[test]
-fn what_was_looked_up_before_a_sweep_is_not_mapped_after_it() {
+fn what_was_looked_up_before_a_zap_is_not_mapped_after_it() {
     let (platform, cells) = (platform::<Ept<4>>(false), cells::<1>());
     let vm = vm::<Ept<4>>(&platform, &cells);
     vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
@@ -422,7 +422,7 @@ fn what_was_looked_up_before_a_sweep_is_not_mapped_after_it() {
 }
 
 #[test]
-fn everything_is_dropped_at_once_and_settled_later() {
+fn everything_is_dropped_at_once_and_reclaimed_later() {
     let (platform, cells) = (platform::<K4>(false), cells::<1>());
     let vm = vm::<K4>(&platform, &cells);
     let mut cpu = Vcpu::of(&vm);
@@ -436,14 +436,14 @@ fn everything_is_dropped_at_once_and_settled_later() {
     let (all, mut gather) = (|_| ControlFlow::Continue(()), vm.gather());
     assert_eq!(zap.unmap(&mut gather, all), Ok(Pass::Went));
     assert_eq!(zap.unmap(&mut gather, all), Ok(Pass::Over));
-    let cut = gather.issue().complete();
+    let deferred = gather.issue().complete();
     assert_eq!(platform.tables(), held);
     assert_eq!(size(&vm, 0x5000), None);
     drop(zap);
     // The guest goes on while what was below waits.
     cpu.fault(write(0x5000), 4096).unwrap();
     let mut pages = 0;
-    cut.try_complete().ok().unwrap().finish(|_| pages += 1);
+    deferred.try_complete().ok().unwrap().finish(|_| pages += 1);
     assert_eq!(pages, 64);
     assert!(platform.tables() < 8);
 }

@@ -160,7 +160,7 @@ fn ids(told: &[Told]) -> Vec<u16> {
 }
 
 #[test]
-fn an_invalidation_names_the_identifier_of_its_moment() {
+fn an_invalidation_names_the_identifier_of_its_time() {
     let (holders, mut memory) = ([const { Holder::new() }; 2], [0; 1]);
     let kernel = Ids::new(&holders, &mut memory);
     let hosted = Hosted::new(64, 12);
@@ -306,8 +306,8 @@ fn shared_edits_name_it_too() {
     assert!(gather.map(&leaf.unwrap()).is_ok());
     let unmapped = gather.unmap(span(HEAP + PAGE, 1), |_| ControlFlow::Continue(()));
     assert!(unmapped.unwrap().progress.is_done());
-    let cut = gather.issue().complete();
-    assert!(cut.try_complete().is_ok());
+    let deferred = gather.issue().complete();
+    assert!(deferred.try_complete().is_ok());
     drop(gather);
     let told: Vec<u16> = (threads.take_events().into_iter())
         .filter_map(|event| match event {

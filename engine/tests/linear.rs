@@ -355,7 +355,7 @@ fn memory_comes_and_goes_and_is_sealed_with_one_invalidation() {
         .unwrap();
     assert!(progress.is_done());
     gather.finish(|leaf| removed += leaf.size());
-    // One 1 GiB leaf: it was cut off by itself, not with a table.
+    // One 1 GiB leaf: it was detached by itself, not with a table.
     assert_eq!(removed, 0);
     assert!(space.query(Va::new(offset + 0x1_0000_0000)).is_none());
 }

@@ -123,7 +123,7 @@ fn an_edit_invalidates_its_own_space() {
 
 /// The same for guests: a zap of one does nothing with the gather of another.
 #[test]
-fn a_sweep_takes_the_gather_of_its_guest() {
+fn a_zap_takes_the_gather_of_its_guest() {
     let platform = platform(tablewright::hosted::CAPS);
     let cells = [const { SlotCell::new() }; 2];
     let guests: Vec<_> = cells
@@ -195,8 +195,8 @@ fn a_leaf_is_released_by_its_own_flush_alone() {
         for _ in 0..3 {
             let mut gather = space.gather();
             unmap(&mut gather, va(PAGE, PAGE));
-            let cut = gather.issue().complete();
-            held = vec![cut.release(held.pop().unwrap()).unwrap_err()];
+            let deferred = gather.issue().complete();
+            held = vec![deferred.release(held.pop().unwrap()).unwrap_err()];
         }
     }
 }
@@ -267,11 +267,11 @@ fn a_walk_is_not_over_before_it_is_dropped() {
     // (4.).
     let enter = || unsafe { epochs.enter(0) }.unwrap();
     let (first, second) = (enter(), enter());
-    let cut = epochs.advance();
+    let period = epochs.advance();
     drop(first);
-    assert!(!epochs.is_over(cut));
+    assert!(!epochs.is_over(period));
     drop(second);
-    assert!(epochs.is_over(cut));
+    assert!(epochs.is_over(period));
 }
 
 /// Two unmaps under way, each of which held a walk, were completed in the order in which they were made: the second went
@@ -354,7 +354,7 @@ fn threads_that_play_no_processor_have_walks_of_their_own() {
 
 /// A leaf was made clean, its visitor panicked, and no processor was told to set the flag again.
 #[test]
-fn what_was_washed_is_invalidated_when_a_visitor_unwinds() {
+fn what_was_cleaned_is_invalidated_when_a_visitor_unwinds() {
     let platform = platform(tablewright::hosted::CAPS);
     let space = mapped::<Npt<4>>(&platform, 1, PAGE, pages());
     let mut gather = space.gather();
@@ -601,7 +601,7 @@ fn what_is_protected_already_is_not_complete() {
 /// A harvest was under way when the host took writing away for good: the zap found the page read-only, and no processor
 /// was told.
 #[test]
-fn a_sweep_knows_of_a_harvest_under_way() {
+fn a_zap_knows_of_a_harvest_under_way() {
     let platform = platform(BY_FAULTS);
     let cells = [const { SlotCell::new() }; 1];
     let guest = Guest::new(share::<Ept<4>>(&platform, 1), &cells);

@@ -10,7 +10,7 @@ use common::Judged;
 use tablewright::format::{Arm64K4, Arm64K16, X86_64};
 use tablewright::hosted::{Event, Threads};
 use tablewright::shared::{
-    CacheMaintenance, Cut, Gather, Mapped, NewLeaf, Refused, Relaxed, SharedSpace,
+    CacheMaintenance, DeferredReclaim, Gather, Mapped, NewLeaf, Refused, Relaxed, SharedSpace,
 };
 use tablewright::{
     AddressSpace, Attrs, Caps, Change, Format, Level, Mapping, Memory, Pa, Perms, Span, Va,
@@ -52,11 +52,14 @@ fn reclaim<F: Format<Input = Va>>(gather: &mut Edits<'_, '_, F>, leaves: &mut dy
     wait(gather.issue().complete(), leaves);
 }
 
-fn wait<F: Format<Input = Va>>(mut cut: Cut<F, &Threads>, leaves: &mut dyn FnMut(u64)) {
+fn wait<F: Format<Input = Va>>(
+    mut deferred: DeferredReclaim<F, &Threads>,
+    leaves: &mut dyn FnMut(u64),
+) {
     loop {
-        match cut.try_complete() {
+        match deferred.try_complete() {
             Ok(completed) => return completed.finish(|leaf| leaves(leaf.size())),
-            Err(again) => cut = again,
+            Err(again) => deferred = again,
         }
         thread::yield_now();
     }
@@ -71,11 +74,11 @@ fn unmap_all<F: Format<Input = Va>>(space: &Space<'_, F>, span: Span<Va>) -> u64
         ControlFlow::Continue(())
     });
     assert!(taken.unwrap().progress.is_done());
-    let cut = gather.issue().complete();
+    let deferred = gather.issue().complete();
     for leaf in held {
-        bytes += cut.release(leaf).ok().unwrap().size();
+        bytes += deferred.release(leaf).ok().unwrap().size();
     }
-    let Ok(completed) = cut.try_complete() else {
+    let Ok(completed) = deferred.try_complete() else {
         panic!("no other walk is under way")
     };
     completed.finish(|leaf| bytes += leaf.size());
@@ -124,7 +127,7 @@ fn a_fault_is_answered_by_what_is_there() {
 #[test]
 fn pages_become_a_block_and_a_block_pages() {
     for maintenance in [false, true] {
-        let platform = Threads::new(64, 12, 1).with_upkeep(CacheMaintenance {
+        let platform = Threads::new(64, 12, 1).with_cache_maintenance(CacheMaintenance {
             clean: maintenance,
             instructions: false,
         });
@@ -290,7 +293,7 @@ fn what_was_aged_is_still_remembered() {
 
 #[test]
 fn caches_are_cleaned_for_memory_and_not_for_devices() {
-    let platform = Threads::new(64, 12, 1).with_upkeep(CacheMaintenance {
+    let platform = Threads::new(64, 12, 1).with_cache_maintenance(CacheMaintenance {
         clean: true,
         instructions: true,
     });
@@ -321,7 +324,7 @@ fn a_crowd<F: Judged>(seed: u64, caps: Caps, clean: bool) {
     const THREADS: u16 = 4;
     let platform = Threads::new(600, F::PAGE_SHIFT, THREADS.into())
         .with_caps(caps)
-        .with_upkeep(CacheMaintenance {
+        .with_cache_maintenance(CacheMaintenance {
             clean,
             instructions: false,
         });
@@ -418,7 +421,7 @@ fn a_crowd_leaves_a_tree() {
 
 #[test]
 fn one_of_many_installs_and_only_that_one_cleans() {
-    let platform = Threads::new(200, 12, 4).with_upkeep(CacheMaintenance {
+    let platform = Threads::new(200, 12, 4).with_cache_maintenance(CacheMaintenance {
         clean: true,
         instructions: false,
     });

@@ -15,7 +15,7 @@ use tablewright::hosted::Threads;
 use tablewright::hyperv::{
     self, Flags, FlushEncoder, HostCaps, Input, Output, PAGE_WORDS, Status, Targets, VpSet,
 };
-use tablewright::shared::{Cut, SharedPlatform};
+use tablewright::shared::{DeferredReclaim, SharedPlatform};
 use tablewright::shootdown::amd::{self, Invlpgb};
 use tablewright::shootdown::arm64::{self, Instruction, Op, Regime, Tlbi};
 use tablewright::shootdown::*;
@@ -900,13 +900,13 @@ fn tables_that_were_cut_off_wait_for_software_that_walks_them() {
     let mut gather = space.gather();
     let unmapped = gather.unmap(table.unwrap(), |_| ControlFlow::Continue(()));
     assert!(unmapped.unwrap().is_done());
-    let cut = Cut::from(gather.issue().complete())
+    let deferred = DeferredReclaim::from(gather.issue().complete())
         .try_complete()
         .err()
         .unwrap();
     assert_eq!(platform.tables(), tables);
     drop(walk);
-    cut.try_complete().ok().unwrap().finish(|_| ());
+    deferred.try_complete().ok().unwrap().finish(|_| ());
     assert!(platform.tables() < tables);
 }
 

@@ -181,7 +181,7 @@ pub unsafe fn confine(root: Pa) {
     unsafe { confine_by(HCR, root.get() | u64::from(vmid) << 48, Share::Alone) }
 }
 
-/// Whose the processor is.
+/// Which guests share the processor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Share {
     /// One guest's, with its timers, counters, and all vectors that it has.

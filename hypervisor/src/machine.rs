@@ -108,7 +108,7 @@ pub enum Omit {
     /// Those of the permission to write that a log has taken away. [The log](tablewright_hypervisor_common::snapshot) says which they are,
     /// because what an invalidation is for cannot be seen from it.
     Permissions,
-    /// Those of tables that were cut off, with the leaves below them.
+    /// Those of tables that were detached, with the leaves below them.
     Tables,
     /// Those of everything.
     Everything,
@@ -240,7 +240,7 @@ fn tell(one: Instruction, domain: Domain) {
     execute(one, domain);
 }
 
-/// Whose tables a flush is about.
+/// The regime of the tables that a flush is about.
 fn regime(flush: &Invalidation<'_>) -> Regime {
     match flush.id {
         _ if identifiers::of(flush.root).is_some() => Regime::Stage2,

@@ -22,7 +22,7 @@ plants! {
     Walks = "walks",
     /// Each processor has another VMID.
     Vmids = "vmids",
-    /// Where a table was cut off, leaves are forgotten.
+    /// Where a table was detached, leaves are forgotten.
     LeavesOfTables = "leaves-of-tables",
     /// This processor forgets, and no other.
     Local = "local",

@@ -31,7 +31,7 @@ fn a_planted_stall_is_seen() {
     vm.begin(|_| share);
     vm.finish().unwrap();
     let planted = Duration::from_millis(5);
-    // Another program may take the CPU in the same moment: the shortest of a few is the planted one.
+    // Another program may take the CPU at the same time: the shortest of a few is the planted one.
     let mut seen = Vec::new();
     while seen.len() < 8 || seen.len() < 100 && seen.iter().all(|part| *part >= 1.1) {
         vm.begin(|_| share.endless());

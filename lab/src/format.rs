@@ -5,7 +5,7 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// Whose page tables.
+/// The architecture that the page tables are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 pub enum Architecture {
     /// 64-bit Arm, stage 1
@@ -117,7 +117,7 @@ impl Format {
         })
     }
 
-    /// Whose format it is.
+    /// The architecture of the format.
     pub const fn architecture(self) -> Architecture {
         self.architecture
     }

@@ -106,7 +106,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Whose figure a bar is.
+/// Where the figure of a bar comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Of {
     /// What was published, or measured before.

@@ -1,7 +1,6 @@
 //! Pictures: bars in groups, each group with its bare loop if it has one, or lines over a scale, as one SVG file.
 //!
-//! White behind everything, because a page may be dark; one colour for our own bars and one for the bare loop, which people
-//! who see few colours can tell apart. Text stays text: no fonts are read, and what shows the file brings its own.
+//! White behind everything, because a page may be dark; one colour for our own bars and one for the bare loop, which //! with colour blindness can tell apart. Text stays text: no fonts are read, and what shows the file brings its own.
 
 use std::fmt::Display;
 use std::io;
@@ -39,7 +38,7 @@ pub struct Group {
 
 /// One bar.
 pub struct Bar {
-    /// Whose.
+    /// Its name in the legend.
     pub name: String,
     /// How long.
     pub value: f64,
@@ -163,7 +162,7 @@ pub struct Panel {
 
 /// One line.
 pub struct Line {
-    /// Whose.
+    /// Its name in the legend.
     pub name: String,
     /// What it is beside the others.
     pub role: Role,

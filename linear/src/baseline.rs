@@ -9,7 +9,7 @@
 //!
 //! * The last two levels are filled in contiguous runs, and the table is shown anew for each run, even where no entry
 //!   carries the hint. Formats that have no runs fill a table in one piece. With **no-cont-remap** all do.
-//! * A new table is zeroed in a last-level slot, whatever its level: none is in use at that moment. With
+//! * A new table is zeroed in a last-level slot, whatever its level: none is in use at that time. With
 //!   **no-alloc-remap** it is zeroed in the slot of its own level and stays there for its first run. Alone, this saves
 //!   one of 33 moves (4 KiB pages); with no-cont-remap one of two.
 //! * **lazy-unmap** is about last-level slots, so about zeroing too where that uses one. A table that is shown

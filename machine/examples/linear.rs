@@ -60,7 +60,7 @@ fn main() {
                 .expect("runs to its end");
             least = least.min(start.elapsed().as_secs_f64());
             time = outcome.end;
-            assert_eq!(machine.settle(), []);
+            assert_eq!(machine.finish(), []);
             memory = machine.into_memory();
         }
         println!(

@@ -95,7 +95,7 @@ fn run(name: &str, cpus: u64, each: u64, access: bool) {
         })
         .expect("runs to its end");
     let took = start.elapsed().as_secs_f64();
-    assert_eq!(machine.settle(), []);
+    assert_eq!(machine.finish(), []);
     let mappings = (cpus * each) as f64;
     let counts = machine.counts();
     println!(

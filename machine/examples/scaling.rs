@@ -64,7 +64,7 @@ fn rate(machine: &Machine, pages: u64, run: impl Fn(u64)) -> f64 {
             run(cpu.id() as u64);
         })
         .expect("runs to its end");
-    assert_eq!(machine.settle(), []);
+    assert_eq!(machine.finish(), []);
     pages as f64 / outcome.end.as_secs_f64()
 }
 

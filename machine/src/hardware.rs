@@ -1,7 +1,7 @@
 //! The memory management units of all CPUs: store buffers, table walks, TLBs, invalidation, and the rules.
 //!
-//! Everything here is an operation at one moment: what a CPU or its table walker does between two looks of any other.
-//! *When* these moments come is the business of two drivers: the machine puts them in the order of virtual time,
+//! Everything here is an operation at one instant: what a CPU or its table walker does between two looks of any other.
+//! *When* these instants come is the business of two drivers: the machine puts them in the order of virtual time,
 //! perturbed by a seed, and the litmus explorer tries all orders. Both drive the same
 //! model.
 //!
@@ -832,8 +832,8 @@ impl Hardware {
         self.buffering.set(false);
     }
 
-    /// Everything must have settled: no change is left to invalidate, no store in a buffer.
-    pub(crate) fn settle(&self, cpu: usize) {
+    /// Drains the store buffers, and reports each change that is left to invalidate.
+    pub(crate) fn finish(&self, cpu: usize) {
         for other in 0..self.cores.len() {
             self.drain(other);
         }

@@ -34,14 +34,14 @@
 //!
 //! It is tempting to order only where CPUs synchronise, at locks and barriers, and to let each run freely in between. That
 //! is deterministic as well, and wrong. Whatever is shared is a queue: a cache line, a bus, a port. A CPU that runs ahead
-//! takes its place in the queue at a moment that is still in the future of the others; they come later in the host's
+//! takes its place in the queue at a time that is still in the future of the others; they come later in the host's
 //! order but earlier in virtual time, find the queue busy until then, and wait for something that has not happened yet.
 //! The error is not small: 4 to 13 times on the loads that this machine is for.
 //!
 //! What makes the exact order affordable is that it does not ask for a switch at every access. A CPU whose key is below
 //! the smallest key of all others may **run on**: each of the others has promised, by that key, to touch nothing shared
 //! before. The promise is kept because a waiting CPU does nothing at all, and a parked one is woken only by a CPU that
-//! runs, not before its own moment. So the test in front of an access is one compare, of the running CPU's key with the
+//! runs, not before its own time. So the test in front of an access is one compare, of the running CPU's key with the
 //! first of a [tree](crate#how-it-works).
 //!
 //! # How it works
@@ -61,7 +61,7 @@
 //!
 //! A [`Machine`] puts a memory management unit into each CPU: a store buffer, a table walker that decodes descriptors by
 //! itself, a TLB, a walk cache. The engine runs on it unchanged, on a [`Mapper`] for its platform, and programs make
-//! accesses through the tables that it builds. With a seed, the hardware does at any moment whatever the architecture
+//! accesses through the tables that it builds. With a seed, the hardware does at any time whatever the architecture
 //! lets it do: it walks unasked, remembers, forgets, keeps stores back, translates ahead. What a program owes to that is
 //! checked always, and a [`Violation`] says which [`Rule`] was broken, where, when, by which CPU, and the seed that
 //! does it again. A [trace] has every step.

@@ -4,8 +4,8 @@
 //! hardware (`hardware.rs`), and paid for from the [`Costs`]. The engine runs unchanged: a [`Mapper`] is its
 //! [`Platform`], and every access that it makes to a table is one of these operations.
 //!
-//! A run has two phases. With a seed, the hardware does whatever it may at the worst moment, frames run out, and
-//! time is stretched; from [`Machine::calm`] on nothing of that happens, and in [`Machine::settle`] everything must have
+//! A run has two phases. With a seed, the hardware does whatever it may at the worst time, frames run out, and
+//! time is stretched; from [`Machine::calm`] on nothing of that happens, and in [`Machine::finish`] everything must have
 //! come to rest.
 
 mod accesses;
@@ -141,7 +141,7 @@ struct Prices {
 ///     mapper.load();
 ///     assert_eq!(machine.access(Request::read(0x1008)).unwrap(), 0x8000_0008);
 /// })?;
-/// assert_eq!(machine.settle(), []);
+/// assert_eq!(machine.finish(), []);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Machine {
@@ -619,9 +619,9 @@ impl Machine {
     }
 
     /// Everything must have come to rest. Gives the rules that were broken, now or before.
-    pub fn settle(&self) -> Vec<Violation> {
+    pub fn finish(&self) -> Vec<Violation> {
         self.calm();
-        self.hardware.settle(self.cpu().id());
+        self.hardware.finish(self.cpu().id());
         self.violations()
     }
 

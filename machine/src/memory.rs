@@ -29,7 +29,7 @@ pub(crate) enum State {
     Private,
     /// Reachable from the root of a space.
     Live,
-    /// Cut off, but walkers may know the way.
+    /// Detached, but walkers may know the way.
     Detached,
     /// Not a table.
     Data,
@@ -49,7 +49,7 @@ pub(crate) struct Meta {
     pub generation: Cell<u32>,
     /// The first address that it translates.
     pub first: Cell<u64>,
-    /// The number of the obligation under which it was cut off.
+    /// The number of the obligation under which it was detached.
     pub cut: Cell<u64>,
     /// The entry that links it, or [`ROOT`]. Others are kept by what looks at links.
     pub parent: Cell<u64>,

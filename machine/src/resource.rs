@@ -1,7 +1,7 @@
 //! Things that serve one CPU at a time: one that comes while they are busy waits its turn, in virtual time.
 //!
-//! A bus, a port, the right to write a cache line: all of them are a moment at which they are free again. A CPU that
-//! comes in order reserves the next stretch of time and moves that moment on; since all come in order, one moment is
+//! A bus, a port, the right to write a cache line: all of them are a time at which they are free again. A CPU that
+//! comes in order reserves the next stretch of time and moves that time on; since all come in order, one time is
 //! the whole queue, and no CPU has to be parked.
 //!
 //! What is behind a resource may be touched as soon as the reservation is made, although it is served later: every

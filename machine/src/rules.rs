@@ -169,7 +169,7 @@ impl Cpus {
 /// What has to be invalidated, and how far that has come.
 #[derive(Clone, Debug)]
 pub(crate) struct Obligation {
-    /// Names it, and the tables that were cut off with it.
+    /// Names it, and the tables that were detached with it.
     pub number: u64,
     pub space: u16,
     pub id: u16,
@@ -185,7 +185,7 @@ pub(crate) struct Obligation {
     pub leaves: u8,
     /// The smallest leaf or table of these is for so many bytes, as a power of two.
     pub unit: u8,
-    /// Leaves below a table that was cut off, here and there in the span.
+    /// Leaves below a table that was detached, here and there in the span.
     pub scattered: bool,
     /// It was a member of a contiguous run.
     pub contiguous: bool,
@@ -195,7 +195,7 @@ pub(crate) struct Obligation {
     pub raw: u64,
     /// The CPU that changed it.
     pub writer: u16,
-    /// The CPU that cut off a table above it before the change was visible, and at what depth.
+    /// The CPU that detached a table above it before the change was visible, and at what depth.
     pub cutter: Option<(u16, u8)>,
     /// The change is visible to walkers.
     pub published: bool,
@@ -483,7 +483,7 @@ impl Obligations {
         }
     }
 
-    /// `cpu` cuts off a table with everything below it: what was changed there and is not visible yet is out of reach when
+    /// `cpu` detaches a table with everything below it: what was changed there and is not visible yet is out of reach when
     /// the cut is.
     pub fn cut_off(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
         for o in &mut self.owed {
@@ -503,7 +503,7 @@ impl Obligations {
         })
     }
 
-    /// An entry was seen by this CPU: what another has changed there is visible to all, and what it has cut off there is out
+    /// An entry was seen by this CPU: what another has changed there is visible to all, and what it has detached there is out
     /// of reach.
     pub fn observe(&mut self, cpu: usize, space: u16, span: (u64, u64), depth: u8) {
         for o in &mut self.owed {
@@ -660,7 +660,7 @@ impl Obligations {
         under.for_each(|o| o.harmless = true);
     }
 
-    /// The obligation under which a table was cut off, if it is not discharged.
+    /// The obligation under which a table was detached, if it is not discharged.
     pub fn under(&self, number: u64) -> Option<&Obligation> {
         self.owed.iter().find(|o| o.number == number)
     }

@@ -3,7 +3,7 @@
 //! Invariants, from which the order of all shared accesses follows:
 //!
 //! * `now` is the key of the running CPU: its clock and its number. Every other CPU that can run is in the tree with
-//!   the key of the shared access that it wants to do next, or of the moment at which it wakes up.
+//!   the key of the shared access that it wants to do next, or of the time at which it wakes up.
 //! * Shared state is touched only while `now` is not behind the first of the tree.
 //! * A key enters the tree never before `now`: a CPU that wants to do an access behind the first enters itself, and one
 //!   that is woken is woken after its waker's `now`. So the keys at which shared state is touched never decrease.
@@ -160,7 +160,7 @@ enum State {
     Awake,
     /// In the tree at its deadline, if it has one.
     Parked,
-    /// In the tree at the moment at which it goes on.
+    /// In the tree at the time at which it goes on.
     Woken,
 }
 
@@ -516,7 +516,7 @@ impl Scheduler {
     fn wake(&self, cpu: usize, at: Time) -> bool {
         self.cpu().order();
         let slot = &self.slots[cpu];
-        // An effect never comes before its cause, not even in the order of CPUs at one moment.
+        // An effect never comes before its cause, not even in the order of CPUs at one instant.
         let now = self.now.get();
         let mut key = at.max(time_of(now)).key(cpu);
         if key < now {
@@ -604,7 +604,7 @@ impl<'s> Cpu<'s> {
 
     /// Comes before every access to shared state: returns when this CPU is the first of all in virtual time.
     ///
-    /// The access follows at once, before anything else is asked of the CPU, and so it is done at this moment of
+    /// The access follows at once, before anything else is asked of the CPU, and so it is done at this time of
     /// virtual time. What it costs is spent afterwards.
     #[inline(always)]
     pub fn order(self) {
@@ -635,7 +635,7 @@ impl<'s> Cpu<'s> {
     /// Stops until another CPU [wakes](Cpu::wake) this one.
     ///
     /// A wake-up that comes before is forgotten. A CPU that looks at shared state and then parks misses none, as long
-    /// as it does nothing between the two: parking is an ordered access as well, at the same moment.
+    /// as it does nothing between the two: parking is an ordered access as well, at the same time.
     ///
     /// # Panics
     /// Outside of a run, where no CPU could wake it.
@@ -655,7 +655,7 @@ impl<'s> Cpu<'s> {
     /// awake already, or goes on by then in any case, woken by another or at its deadline.
     ///
     /// A time that is past means at once. At once is a picosecond later for a CPU with a smaller number: the order of
-    /// CPUs at one moment must not put what it does before what caused it.
+    /// CPUs at one instant must not put what it does before what caused it.
     ///
     /// ```
     /// use std::cell::Cell;

@@ -8,7 +8,7 @@ use tablewright::{Invalidation, Pa};
 use crate::machine::Mapper;
 use crate::tlb::Tlbi;
 
-/// Which CPUs are in a walk, and since which moment.
+/// Which CPUs are in a walk, and since which time.
 pub(crate) struct Walks {
     now: Cell<u64>,
     since: Box<[Cell<Option<u64>>]>,
@@ -44,7 +44,7 @@ impl Drop for MachineWalk<'_> {
     }
 }
 
-// SAFETY: a walk is known from its first moment to its last, in the order of virtual time (1.); memory is coherent (2.).
+// SAFETY: a walk is known from its first step to its last, in the order of virtual time (1.); memory is coherent (2.).
 unsafe impl<'m> SharedPlatform for Mapper<'m> {
     type Walk<'a>
         = MachineWalk<'m>

@@ -18,7 +18,7 @@ pub(crate) const CPU_BITS: u32 = 10;
 /// The largest number of CPUs.
 pub const MAX_CPUS: usize = 1 << CPU_BITS;
 
-/// A moment or a length of virtual time, in picoseconds.
+/// A point or a length of virtual time, in picoseconds.
 ///
 /// ```
 /// use tablewright_machine::Time;
@@ -30,7 +30,7 @@ pub const MAX_CPUS: usize = 1 << CPU_BITS;
 pub struct Time(u64);
 
 impl Time {
-    /// No time, and the moment at which a run starts.
+    /// No time, and the time at which a run starts.
     pub const ZERO: Self = Self(0);
     /// The longest run: two and a half hours.
     pub const MAX_RUN: Self = Self((1 << (63 - CPU_BITS)) - 1);
@@ -68,7 +68,7 @@ impl Time {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// The time as the upper part of a key. Longer times than any run are cut off: they end the run in any case.
+    /// The time as the upper part of a key. Longer times than any run are detached: they end the run in any case.
     #[inline(always)]
     pub(crate) const fn high(self) -> u64 {
         let ps = if self.0 < Self::MAX_RUN.0 {

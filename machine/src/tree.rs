@@ -14,7 +14,7 @@ use std::cell::Cell;
 
 use crate::time::MAX_CPUS;
 
-/// The key of a CPU that waits for nothing: behind every moment of every run.
+/// The key of a CPU that waits for nothing: behind every time of every run.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// Room for a tree of the most CPUs. A constant, so that an index is checked by masking it; a smaller tree uses the front.

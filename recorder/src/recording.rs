@@ -290,7 +290,7 @@ pub enum Problem {
     #[error("version {0} of the format; this program knows {VERSION}")]
     Version(u8),
     /// It ends in the middle of this.
-    #[error("the file ends in the middle of {0}: it was cut off")]
+    #[error("the file ends in the middle of {0}: it is truncated")]
     Truncated(&'static str),
     /// This does not fit a number.
     #[error("{0} of more than 64 bits")]

@@ -13,7 +13,7 @@ use crate::sys::page_size;
 const LOOK: Duration = Duration::from_secs(1);
 /// The longest wait without a look at what happened.
 const SLICE: Duration = Duration::from_millis(200);
-/// An address space that is gone belongs to a process that ends, or that is another program in a moment.
+/// An address space that is gone belongs to a process that ends, or that is another program soon.
 const CHANGE: Duration = Duration::from_secs(5);
 
 /// How long, and how finely, is recorded.
@@ -82,7 +82,7 @@ fn watch(methods: &[(Method, u64)], process: &mut Process) -> Result<Watched, St
         if !gone {
             return Err(format!("no method works on it: {}", reasons.join("; ")));
         }
-        // Between two programs it has no memory for a moment.
+        // Between two programs it has no memory for a short time.
         loop {
             if process.ended(1) || start.elapsed() > CHANGE {
                 return Err(WatchError::Gone.to_string());

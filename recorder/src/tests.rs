@@ -807,7 +807,7 @@ fn a_recording_has_every_page_of_a_known_pattern() {
                 assert_eq!(times[page], 0, "page {page}");
             }
         }
-        // A store whose fault is over and that is not done itself, at the moment of a harvest, has another fault.
+        // A store whose fault is over and that is not done itself, at the time of a harvest, has another fault.
         let harvests = recording.summary().intervals;
         assert!(again <= harvests, "{again} of {harvests}");
     });

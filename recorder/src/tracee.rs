@@ -1,9 +1,9 @@
-//! A thread of another process: stopped for a moment, and made to do a system call.
+//! A thread of another process: stopped for a short time, and made to do a system call.
 //!
 //! # It goes on
 //!
 //! A thread is traced only while a [`Tracee`] lives, and dropping that lets it go. If the recorder dies, the kernel lets it
-//! go: it was seized, not stopped by a signal. The one moment in which a death of the recorder (by a signal that cannot
+//! go: it was seized, not stopped by a signal. The one time at which a death of the recorder (by a signal that cannot
 //! be caught) harms the program is between the first change of a register and the last, some ten microseconds.
 //!
 //! # It does not notice

@@ -58,7 +58,7 @@ pub const AMD64: Debian<'_> = Debian {
     apt: "apt-amd64",
 };
 
-/// Who signs for the packages.
+/// The keys that the packages are signed with.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// One file out of a package of Debian's, kept from then on.

@@ -325,7 +325,7 @@ impl Drop for Temporary {
     }
 }
 
-/// A file for a moment. The name of a socket is short: it may not fit into a directory of the build's.
+/// A file for a short time. The name of a socket is short: it may not fit into a directory of the build's.
 fn temporary(what: &str) -> Temporary {
     let file =
         Temporary(std::env::temp_dir().join(format!("tablewright-{what}-{}", std::process::id())));

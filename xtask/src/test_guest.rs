@@ -40,7 +40,7 @@ struct Test {
     cpus: u8,
     leaves: Leaves,
     evict: u64,
-    /// Tables are cut off with the frames that are taken away.
+    /// Tables are detached with the frames that are taken away.
     tables: bool,
     check: u64,
     log: Option<Log>,
@@ -321,8 +321,8 @@ const NAMED: [(&str, bool); 9] = [
 const ROUNDS: u32 = 2;
 
 /// When frames begin to be taken away where that is meant to go wrong, in faults: the guest's kernel sets up its memory. It may
-/// stop before it meets what was not forgotten; then another moment is tried.
-const MOMENTS: &[u64] = &[6000, 7000, 8000];
+/// stop before it meets what was not forgotten; then another delay is tried.
+const DELAYS: &[u64] = &[6000, 7000, 8000];
 
 /// Whether each attempt of the hostile guest was answered as it should be.
 ///
@@ -515,20 +515,20 @@ pub fn run(args: &TestArgs) -> Result<()> {
             }),
             ..Boot::of(&files)
         };
-        let mut moments = match test.omit {
-            Some(_) if test.evict != 0 => MOMENTS,
+        let mut delays = match test.omit {
+            Some(_) if test.evict != 0 => DELAYS,
             // A copy may be made while the guest writes nothing that is missed.
             Some(_) => &[0; 3],
             _ => &[0],
         }
         .iter();
         let (ran, verdict) = loop {
-            let evict_after = moments.next().copied().unwrap_or(0);
+            let evict_after = delays.next().copied().unwrap_or(0);
             let ran = out::clocked(&test.name(), || {
                 qemu::run(&boot(evict_after), |_| (), |_| ())
             })?;
             let verdict = judge(test, &ran);
-            if verdict.is_ok() || moments.len() == 0 {
+            if verdict.is_ok() || delays.len() == 0 {
                 break (ran, verdict);
             }
         };

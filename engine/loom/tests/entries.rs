@@ -95,8 +95,8 @@ fn a_table_that_a_walk_may_hold_is_not_past() {
                 })
                 .collect();
             tables.entry(ROOT, 0).store(0);
-            let cut = epochs.advance();
-            if epochs.is_over(cut) {
+            let period = epochs.advance();
+            if epochs.is_over(period) {
                 tables.poison(child);
             }
             for walk in walks {
@@ -137,8 +137,8 @@ fn a_table_that_a_processor_may_hold_is_not_past_before_it_passes_or_rests() {
                 })
                 .collect();
             tables.entry(ROOT, 0).store(0);
-            let cut = states.advance();
-            if states.is_over(cut) {
+            let period = states.advance();
+            if states.is_over(period) {
                 tables.poison(child);
             }
             for reader in readers {

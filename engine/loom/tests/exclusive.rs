@@ -166,23 +166,23 @@ fn an_unmap_takes_the_last_word_of_the_walker_with_it() {
     explore(|cast| {
         let mut scene = Scene::<false>::pages(cast);
         let mut gather = scene.space.gather();
-        let mut cut = Vec::new();
+        let mut deferred = Vec::new();
         let progress = gather
             .unmap(span(PAGE, PAGE), |leaf| {
-                cut.push(leaf);
+                deferred.push(leaf);
                 ControlFlow::Continue(())
             })
             .unwrap();
         assert!(progress.is_done());
         let completed = gather.issue().complete();
-        let attrs = completed.release(cut.pop().unwrap()).unwrap().attrs();
+        let attrs = completed.release(deferred.pop().unwrap()).unwrap().attrs();
         completed.finish(|_| ());
         assert_eq!(found(attrs), set(&scene.join()));
     });
 }
 
 #[test]
-fn no_table_is_settled_under_a_walk() {
+fn no_table_is_reclaimed_under_a_walk() {
     explore(|cast| {
         let mut scene = Scene::<false>::pages(cast);
         let mut gather = scene.space.gather();

@@ -39,8 +39,8 @@ impl Tree {
     /// Cuts the table off, and frees it if no walk holds it. Whether it has.
     fn cut(&self) -> bool {
         self.descriptor.swap(0, Ordering::AcqRel);
-        let cut = self.epochs.advance();
-        let past = self.epochs.is_over(cut);
+        let period = self.epochs.advance();
+        let past = self.epochs.is_over(period);
         if past {
             self.table.store(POISON, Ordering::Relaxed);
         }
@@ -48,7 +48,7 @@ impl Tree {
     }
 }
 
-/// A processor walks, and is interrupted by a walk at each point of its start and its end. Another cuts the table off.
+/// A processor walks, and is interrupted by a walk at each point of its start and its end. Another detaches the table.
 #[test]
 fn an_interrupt_may_come_at_any_point_of_a_walk() {
     for at in 1.. {

@@ -260,16 +260,16 @@ fn a_shared_unmap_takes_the_last_word_of_the_walker_with_it() {
                 ControlFlow::Continue(())
             });
             assert!(taken.unwrap().progress.is_done());
-            let cut = gather.issue().complete();
-            let attrs = cut.release(held.pop().unwrap()).ok().unwrap().attrs();
+            let deferred = gather.issue().complete();
+            let attrs = deferred.release(held.pop().unwrap()).ok().unwrap().attrs();
             assert_eq!(found(attrs), set(&join(walks)));
-            assert!(cut.try_complete().is_ok());
+            assert!(deferred.try_complete().is_ok());
         });
     }
 }
 
 #[test]
-fn no_table_is_settled_under_a_walk_of_software() {
+fn no_table_is_reclaimed_under_a_walk_of_software() {
     for others in 1..=2 {
         loom::model(move || {
             let space = space(Some(FRESH));
@@ -281,13 +281,14 @@ fn no_table_is_settled_under_a_walk_of_software() {
             let mut gather = space.gather();
             let taken = gather.unmap(span(0, BLOCK_SIZE), |_| ControlFlow::Continue(()));
             assert!(taken.unwrap().progress.is_done());
-            let cut = gather.issue().complete().try_complete();
+            let deferred = gather.issue().complete().try_complete();
             // Either it is over at once, or when every walk is over.
-            let held = cut.map(|completed| completed.finish(|_| ())).err();
+            let held = deferred.map(|completed| completed.finish(|_| ())).err();
             join::<()>(others);
-            if let Some(cut) = held {
+            if let Some(deferred) = held {
                 assert!(
-                    cut.try_complete()
+                    deferred
+                        .try_complete()
                         .map(|completed| completed.finish(|_| ()))
                         .is_ok()
                 );

@@ -38,7 +38,7 @@ fn page(entry: usize, tables: bool) -> Stale {
     }
 }
 
-/// What an edit has cut off or changed.
+/// What an edit has detached or changed.
 #[derive(Clone, Copy, Default)]
 struct Edit {
     tables: bool,

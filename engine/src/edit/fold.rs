@@ -2,7 +2,7 @@
 
 use core::ops::{ControlFlow, Range};
 
-use super::live::Cut;
+use super::live::Footprint;
 use crate::addr::{Level, Pa};
 use crate::bbm::{State, Transition};
 use crate::edit::space::Conditions;
@@ -29,17 +29,17 @@ pub(super) fn how<F: Format>(level: Level, conditions: &Conditions) -> Transitio
 /// Unfolds the runs in a range; all of them are whole.
 pub(super) struct Unfold {
     pub conditions: Conditions,
-    pub cut: Cut,
+    pub changed: Footprint,
     /// What was left suspended, to be [resumed](super::live::Resume).
-    pub broken: Cut,
+    pub broken: Footprint,
 }
 
 impl Unfold {
     pub fn new(conditions: Conditions) -> Self {
         Self {
             conditions,
-            cut: Cut::new(),
-            broken: Cut::new(),
+            changed: Footprint::new(),
+            broken: Footprint::new(),
         }
     }
 
@@ -81,7 +81,7 @@ impl Unfold {
         let extent = extent::<F>(input, level);
         match how {
             Transition::Store => {}
-            Transition::Invalidate => self.cut.add(extent, Some(level)),
+            Transition::Invalidate => self.changed.add(extent, Some(level)),
             Transition::Break => self.broken.add(extent, Some(level)),
         }
     }

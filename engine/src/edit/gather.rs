@@ -50,7 +50,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 /// Made by [`AddressSpace::gather`]. Any number of edits share one invalidation, and one wait for its completion.
 ///
 /// A gather that is dropped, in unwinding for instance, is finished: what was changed is invalidated, and leaves that were
-/// cut off are not visited, so that their frames leak. Of one that is [forgotten](core::mem::forget) the tables leak too, and
+/// detached are not visited, so that their frames leak. Of one that is [forgotten](core::mem::forget) the tables leak too, and
 /// the next gather of the space invalidates everything.
 ///
 /// ```
@@ -177,7 +177,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         }
     }
 
-    /// Issues, completes and reclaims, visiting each leaf of the sub-trees that were cut off. If the visitor unwinds, what is
+    /// Issues, completes and reclaims, visiting each leaf of the sub-trees that were detached. If the visitor unwinds, what is
     /// left of its sub-tree leaks.
     // A function of its own, which is handed the gather where it is: inlined, it would be copied first.
     #[inline(never)]

@@ -2,7 +2,7 @@
 //!
 //! Three things, and an edit of a dead space owes none of them:
 //!
-//! * *What they have to forget*, or to see. A [`Cut`] collects it during a walk, and leaves it to the gather.
+//! * *What they have to forget*, or to see. A [`Footprint`] collects it during a walk, and leaves it to the gather.
 //! * *What has to be broken.* Such an edit has two passes with one invalidation between them, however many entries there
 //!   are: the first takes each entry away and leaves its successor in its place, suspended; then every walker is made to
 //!   forget; the second, [`resume`](AddressSpace::resume), makes the successors valid. Between them the addresses are
@@ -22,7 +22,7 @@ use crate::walk::{Slice, Step, Visit, one_by_one};
 
 /// What was changed in a walk: from the first to the last address, at which level, with or without tables.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct Footprint {
     /// Nothing, if the first is above the last.
     slice: Slice,
     level: Option<Level>,
@@ -31,7 +31,7 @@ pub(super) struct Cut {
     news: bool,
 }
 
-impl Cut {
+impl Footprint {
     #[inline(always)]
     pub fn new() -> Self {
         Self {
@@ -110,7 +110,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The second half of a break-before-make: makes every walker forget what was broken in `slice`, and makes what
     /// was left suspended in the entries valid.
     #[inline(always)]
-    pub(super) fn resume(&self, slice: Slice, broken: &Cut) {
+    pub(super) fn resume(&self, slice: Slice, broken: &Footprint) {
         if let Some(extent) = broken.slice() {
             let mut ranges = Ranges::new();
             ranges.add(extent, broken.level, broken.tables);

@@ -14,7 +14,7 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::Change;
-use super::live::{Cut, Look};
+use super::live::{Footprint, Look};
 use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
 use crate::bbm::{State, Transition};
@@ -263,7 +263,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let conditions = self.space.conditions();
         self.space.owed |= conditions.live;
         self.space.resume(slice, &left.broken);
-        left.cut.add_to(conditions, &mut self.left);
+        left.changed.add_to(conditions, &mut self.left);
     }
 }
 
@@ -448,16 +448,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
 /// What a change leaves to be done.
 pub(super) struct Left {
-    cut: Cut,
+    changed: Footprint,
     /// What was left suspended, to be [resumed](super::live::Resume).
-    broken: Cut,
+    broken: Footprint,
 }
 
 impl Left {
     pub fn new() -> Self {
         Self {
-            cut: Cut::new(),
-            broken: Cut::new(),
+            changed: Footprint::new(),
+            broken: Footprint::new(),
         }
     }
 }
@@ -502,9 +502,9 @@ impl<'a, F: Format> Recode<'a, F> {
         if how == How::Break {
             self.left.broken.add(slice, Some(plan.level()));
         } else if plan.invalidate {
-            self.left.cut.add(slice, Some(plan.level()));
+            self.left.changed.add(slice, Some(plan.level()));
         } else if plan.news {
-            self.left.cut.add_news();
+            self.left.changed.add_news();
         }
     }
 

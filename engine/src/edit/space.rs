@@ -550,7 +550,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.reach.holds(input, input)
     }
 
-    /// Whose translations a flush of the space is about.
+    /// The translations that a flush of the space is about: its root and identifier.
     #[inline]
     pub(crate) fn target(&self) -> Target {
         Target {

@@ -12,7 +12,7 @@ use core::ops::ControlFlow;
 use super::Change;
 use super::build::fill_parts;
 use super::fold::{Unfold, how};
-use super::live::{Cut, Look};
+use super::live::{Footprint, Look};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{State, Transition};
 use crate::edit::Gather;
@@ -68,8 +68,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             largest: Some(largest),
         };
         let owed = core::mem::replace(&mut space.owed, conditions.live);
-        let cut = space.split_where(wish).inspect_err(|_| space.owed = owed)?;
-        cut.add_to(conditions, &mut self.left);
+        let changed = space.split_where(wish).inspect_err(|_| space.owed = owed)?;
+        changed.add_to(conditions, &mut self.left);
         Ok(())
     }
 }
@@ -117,7 +117,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             while let Some((extent, level)) = self.run_over(at, slice) {
                 let Reached { table, index, .. } = self.find(at);
                 if table.load(index) & F::CONTIGUOUS != 0 {
-                    swap.cut.merge(self.unfold(extent));
+                    swap.changed.merge(self.unfold(extent));
                 } else if swap
                     .split::<F>(&mut reserve, &table, index, level, extent)
                     .is_none()
@@ -125,14 +125,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                     break;
                 }
                 self.resume(Slice::around::<F>(at, Level::PAGE), &swap.broken);
-                swap.broken = Cut::new();
+                swap.broken = Footprint::new();
             }
         }
         reserve.release();
         // The old and the new leaves translate alike, but what follows will not: walkers have to forget the block
         // before its parts can differ.
         let mut ranges = Ranges::new();
-        if let (true, Some(slice)) = (conditions.live, swap.cut.slice()) {
+        if let (true, Some(slice)) = (conditions.live, swap.changed.slice()) {
             ranges.add(slice, None, true);
         }
         self.invalidate_now(&mut ranges);
@@ -197,7 +197,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Splits the leaves that `wish` names, and unfolds the runs that they are part of. Allocates everything before it
     /// changes anything.
-    fn split_where(&mut self, wish: Wish) -> Result<Cut, EditError<F::Input>> {
+    fn split_where(&mut self, wish: Wish) -> Result<Footprint, EditError<F::Input>> {
         let Wish { slice, .. } = wish;
         let conditions = self.conditions();
         let ends = [slice.first, slice.last];
@@ -233,23 +233,25 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         };
         for at in ends {
             if let Some((extent, _)) = self.run_over(at, slice) {
-                split.swap.cut.merge(self.unfold(extent));
+                split.swap.changed.merge(self.unfold(extent));
             }
         }
-        split.swap.cut.merge(self.unfold(slice));
+        split.swap.changed.merge(self.unfold(slice));
         let _: ControlFlow<()> = self.visit(slice, &mut split);
-        let Swap { cut, broken, .. } = split.swap;
+        let Swap {
+            changed, broken, ..
+        } = split.swap;
         reserve.release();
         self.resume(slice, &broken);
-        Ok(cut)
+        Ok(changed)
     }
 
     /// Unfolds the runs in `slice`, all of which are whole.
-    fn unfold(&self, slice: Slice) -> Cut {
+    fn unfold(&self, slice: Slice) -> Footprint {
         let mut unfold = Unfold::new(self.conditions());
         let _: ControlFlow<()> = self.visit(slice, &mut unfold);
         self.resume(slice, &unfold.broken);
-        unfold.cut
+        unfold.changed
     }
 }
 
@@ -401,9 +403,9 @@ fn split_how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
 struct Swap<'p, P: Platform> {
     platform: &'p P,
     conditions: Conditions,
-    cut: Cut,
+    changed: Footprint,
     /// What was left suspended, to be [resumed](super::live::Resume).
-    broken: Cut,
+    broken: Footprint,
 }
 
 impl<'p, P: Platform> Swap<'p, P> {
@@ -411,8 +413,8 @@ impl<'p, P: Platform> Swap<'p, P> {
         Self {
             platform,
             conditions,
-            cut: Cut::new(),
-            broken: Cut::new(),
+            changed: Footprint::new(),
+            broken: Footprint::new(),
         }
     }
 
@@ -440,7 +442,7 @@ impl<'p, P: Platform> Swap<'p, P> {
             self.broken.add(extent, Some(level));
             table.exchange(index, F::suspend(link))
         } else {
-            self.cut.add(extent, None);
+            self.changed.add(extent, None);
             if !self.conditions.is_contended::<F>(known, level) {
                 table.link(index, link);
                 return Some(child);

@@ -1,13 +1,13 @@
 //! Unmap: addresses translate to nothing any more.
 //!
-//! Whole sub-trees are cut off by one store at their top and travel with the gather; what is below them is looked at
+//! Whole sub-trees are detached by one store at their top and travel with the gather; what is below them is looked at
 //! when they are reclaimed, after the invalidation, when no walker can change it any more and no processor waits. Only the
 //! leaves at the two ends of the range, in tables that stay, are cut one by one. They are handed to the caller at
 //! once, but sealed until the invalidation is complete.
 
 use core::ops::{ControlFlow, Range};
 
-use super::live::Cut;
+use super::live::Footprint;
 use crate::SMALL;
 use crate::addr::{Address, Level, Span};
 use crate::edit::Gather;
@@ -151,12 +151,12 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             // SAFETY: the root of the space.
             unsafe { descend::<F, P, false>(&self.space.platform, self.space.root, slice) }
             && place.is_whole::<F>(self.space.runs)
-            // A table that is left with nothing is cut off instead.
+            // A table that is left with nothing is detached instead.
             && !slice.is_whole::<F>(Level::PAGE.up())
         {
             let conditions = self.space.conditions();
             self.space.owed |= conditions.live;
-            // If the visitor unwinds, what was cut off until then is not named: everything is, until it has come to its end.
+            // If the visitor unwinds, what was detached until then is not named: everything is, until it has come to its end.
             let everything = &mut self.left.ranges.everything;
             let before = core::mem::replace(everything, conditions.live);
             let mut pages = Pages::new(conditions, serial, held);
@@ -188,15 +188,15 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let mut unmap = Unmap {
             platform: &space.platform,
             pinned: space.pinned,
-            cut: Cut::new(),
+            changed: Footprint::new(),
             denied: Denied::new(Perms::empty()),
             flush: &mut self.left,
             pages: Pages::new(conditions, serial, held),
         };
         let _: ControlFlow<()> = space.visit(slice, &mut unmap);
-        let (cut, progress) = (unmap.cut, unmap.pages.progress::<F>());
+        let (changed, progress) = (unmap.changed, unmap.pages.progress::<F>());
         self.left.ranges.everything = before;
-        cut.add_to(conditions, &mut self.left);
+        changed.add_to(conditions, &mut self.left);
         Ok(progress)
     }
 }
@@ -234,7 +234,7 @@ struct Unmap<'a, P: Platform, V> {
     platform: &'a P,
     /// The root's entries stay.
     pinned: bool,
-    cut: Cut,
+    changed: Footprint,
     denied: Denied,
     flush: &'a mut Flush,
     pages: Pages<V>,
@@ -262,7 +262,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 let first = slice.first;
                 let leaf = Leaf::new(first, entry, level, self.denied.at(level));
                 let last = first + (leaf.size() - 1);
-                self.cut.add(Slice { first, last }, Some(level));
+                self.changed.add(Slice { first, last }, Some(level));
                 self.pages.stop = (self.pages.held)(Held::new(leaf, serial)).is_break();
             }
             (Kind::Table, Some(below)) => {
@@ -280,7 +280,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 let fate = Fate::Unmapped;
                 self.flush
                     .carry(self.platform, child, below, slice.first, denied, fate);
-                self.cut.add(slice, None);
+                self.changed.add(slice, None);
             }
         }
         Step::Next
@@ -292,7 +292,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
         }
         self.pages.denied = self.denied.at(Level::PAGE);
         if let Some(taken) = self.pages.take::<F, P>(table, range, first) {
-            self.cut.add(taken, Some(Level::PAGE));
+            self.changed.add(taken, Some(Level::PAGE));
         }
         match self.pages.end {
             None => ControlFlow::Continue(()),

@@ -1,4 +1,4 @@
-//! Tables that were cut off, chained through the side memory of their frames.
+//! Tables that were detached, chained through the side memory of their frames.
 
 use core::mem::MaybeUninit;
 
@@ -7,10 +7,10 @@ use crate::format::{Format, Perms};
 use crate::platform::Platform;
 use crate::walk::Slice;
 
-/// How many cut-off tables a gather holds where the embedder keeps no side memory for tables.
+/// How many detached tables a gather holds where the embedder keeps no side memory for tables.
 pub const MAX_UNLINKED: usize = 32;
 
-/// What becomes of a table that was cut off.
+/// What becomes of a table that was detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// Everything below it was unmapped: the leaves are visited, the tables freed.
@@ -19,7 +19,7 @@ pub(crate) enum Fate {
     Replaced,
 }
 
-/// The root of a sub-tree that was cut off.
+/// The root of a sub-tree that was detached.
 #[derive(Clone, Copy)]
 pub(super) struct Root {
     pub frame: Pa,
@@ -65,7 +65,7 @@ impl Root {
     }
 }
 
-/// Tables that were cut off: a chain through their side memory, and a few places for those that have none.
+/// Tables that were detached: a chain through their side memory, and a few places for those that have none.
 pub(crate) struct Detached {
     /// The newest root that is chained, as its [word](Root::word) and its first address; its link holds those of the next.
     head: (u64, u64),
@@ -116,8 +116,8 @@ impl Detached {
             place.write(packed);
             self.len += 1;
         } else {
-            // The edit asked for room before it cut the table off. Leaking is what is left, and is safe.
-            debug_assert!(false, "a table was cut off without room for it");
+            // The edit asked for room before it detached the table. Leaking is what is left, and is safe.
+            debug_assert!(false, "a table was detached without room for it");
         }
     }
 

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::format::{Attrs, Format, Perms};
 
-/// A leaf that an edit found or cut off: which addresses it translated, to which frame, how. A contiguous run is one
+/// A leaf that an edit found or detached: which addresses it translated, to which frame, how. A contiguous run is one
 /// leaf.
 ///
 /// ```
@@ -114,7 +114,7 @@ impl<F: Format> Leaf<F> {
     }
 }
 
-/// Something that was cut off and that walkers may still reach: it can be looked at only with the [`Completed`](super::Completed) of the
+/// Something that was detached and that walkers may still reach: it can be looked at only with the [`Completed`](super::Completed) of the
 /// flush that it belongs to, and once.
 ///
 /// ```
@@ -204,7 +204,7 @@ impl Held<Span<Pa>> {
     /// })?;
     /// # assert!(progress.is_done());
     /// let completed = gather.issue().complete();
-    /// // Pages of tables that were not cut off, at both ends: 508 and 4.
+    /// // Pages of tables that were not detached, at both ends: 508 and 4.
     /// let mut free: Vec<Span<Pa>> = held.into_iter().filter_map(|it| completed.release(it).ok()).collect();
     /// assert_eq!(free.len(), 2);
     /// // The table between them, whose pages need not be held.

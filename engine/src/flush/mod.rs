@@ -4,14 +4,14 @@
 //! [`Gather`](crate::Gather) that is finished at once, or dropped, goes through all of it unseen.
 //!
 //! Edits add to a gather ([`Gather`](crate::Gather), or [`shared::Gather`](crate::shared::Gather)): which addresses walkers
-//! have to forget, and which tables were cut off. What was gathered goes through three states, and none can be skipped:
+//! have to forget, and which tables were detached. What was gathered goes through three states, and none can be skipped:
 //!
 //! 1. In the gather. [`issue`](crate::Gather::issue) tells the processors, which is nearly free.
 //! 2. [`Issued`]: they are forgetting. [`complete`](Issued::complete) waits until all have. That is what costs; do
 //!    something else first, if there is something else.
-//! 3. [`Completed`]: no processor reaches what was cut off. [`reclaim`](Completed::reclaim) visits the leaves below it,
-//!    whose accessed and dirty bits are final only now, and frees the tables. What was cut off by a shared edit may still be
-//!    in the hands of software that walks the tables: it is a [`Cut`](crate::shared::Cut) first.
+//! 3. [`Completed`]: no processor reaches what was detached. [`reclaim`](Completed::reclaim) visits the leaves below it,
+//!    whose accessed and dirty bits are final only now, and frees the tables. What was detached by a shared edit may still be
+//!    in the hands of software that walks the tables: it is a [`DeferredReclaim`](crate::shared::DeferredReclaim) first.
 //!
 //! **Nothing is freed before completion**, because only a [`Completed`] can free. A gather that is dropped completes what it
 //! has gathered; an [`Issued`] that is dropped leaks its tables, and the space remembers to wait. A gather that is
@@ -19,7 +19,7 @@
 //!
 //! Memory is bounded, and none of it is touched before there is something to put into it. Ranges merge; when there are more
 //! than fit, or when they are more than the hardware does better one by one, all of the space is invalidated, which is always
-//! correct. Cut-off tables are chained through the side memory of their frames ([`Platform::link_of`]); the page of a
+//! correct. Detached tables are chained through the side memory of their frames ([`Platform::link_of`]); the page of a
 //! table itself is not written, because walkers may still be reading it.
 
 mod detached;
@@ -69,7 +69,7 @@ impl Flush {
         self.detached.has_place() || platform.link_of(frame).is_some()
     }
 
-    /// Carries a table that was cut off, with all below it.
+    /// Carries a table that was detached, with all below it.
     pub fn carry<P: Platform>(
         &mut self,
         platform: &P,
@@ -101,7 +101,7 @@ impl Flush {
         issued
     }
 
-    /// Frees what was cut off. Leaves are not visited.
+    /// Frees what was detached. Leaves are not visited.
     ///
     /// # Safety
     /// As for [`Detached::reclaim`].
@@ -111,7 +111,7 @@ impl Flush {
         }
     }
 
-    /// Reclaims what was cut off, without stopping.
+    /// Reclaims what was detached, without stopping.
     ///
     /// # Safety
     /// As for [`Detached::reclaim`].
@@ -123,7 +123,7 @@ impl Flush {
     ) {
         if !self.detached.is_empty() {
             // SAFETY: passed on. The visitor never breaks off, so one call reclaims everything.
-            let _settled = unsafe {
+            let _all = unsafe {
                 self.detached
                     .reclaim::<F, P>(platform, &mut None, move |leaf| {
                         leaves(leaf);
@@ -139,7 +139,7 @@ mod sealed {
 }
 pub(crate) use sealed::Sealed;
 
-/// How the edits of a gather end: alone, or beside others that may be walking what was cut off.
+/// How the edits of a gather end: alone, or beside others that may be walking what was detached.
 pub trait End<F: Format, P: Platform>: Sealed {
     /// What there is when every processor has forgotten.
     type Completed;
@@ -148,7 +148,7 @@ pub trait End<F: Format, P: Platform>: Sealed {
     fn complete(self, completed: Completed<F, P>) -> Self::Completed;
 }
 
-/// The end of exclusive edits: what was cut off can be reclaimed.
+/// The end of exclusive edits: what was detached can be reclaimed.
 ///
 /// ```
 /// use tablewright::flush::{Alone, End};
@@ -207,7 +207,7 @@ impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
     }
 }
 
-/// A flush that is complete: what was cut off is out of reach, and may be reclaimed and freed.
+/// A flush that is complete: what was detached is out of reach, and may be reclaimed and freed.
 ///
 /// ```
 /// # use core::ops::ControlFlow;
@@ -219,7 +219,7 @@ impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
 /// # space.make_live();
 ///
 /// let mut gather = space.gather();
-/// // A whole gigabyte: the table below it is cut off at once, with its two leaves.
+/// // A whole gigabyte: the table below it is detached at once, with its two leaves.
 /// let all = Span::new(Va::new(0), 1 << 30)?;
 /// assert!(gather.unmap(all, |_| ControlFlow::Continue(()))?.is_done());
 /// let mut completed = gather.issue().complete();
@@ -228,7 +228,7 @@ impl<F: Format, P: Platform, E: End<F, P>> Issued<F, P, E> {
 /// assert_eq!(leaves, 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "the tables that were cut off are freed by reclaiming"]
+#[must_use = "the tables that were detached are freed by reclaiming"]
 pub struct Completed<F: Format, P: Platform> {
     platform: P,
     serial: u64,
@@ -273,14 +273,14 @@ impl<F: Format, P: Platform> Completed<F, P> {
         }
     }
 
-    /// Visits the leaves of the sub-trees that were cut off, and frees their tables.
+    /// Visits the leaves of the sub-trees that were detached, and frees their tables.
     ///
     /// The visitor may break off after any leaf; that leaf counts as visited, and the next call goes on behind it.
     /// Returns whether everything is reclaimed. If the visitor unwinds, what is left of its sub-tree leaks.
     #[must_use = "what is not reclaimed is not freed"]
     pub fn reclaim(&mut self, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) -> bool {
         // SAFETY: it is complete, and out of the hands of software: exclusive edits have no software walks beside them, and
-        // what shared edits have cut off comes out of a `Cut` when they are over (1.).
+        // what shared edits have detached comes out of a `DeferredReclaim` when they are over (1.).
         unsafe {
             self.detached
                 .reclaim::<F, P>(&self.platform, &mut self.current, visit)
@@ -290,7 +290,7 @@ impl<F: Format, P: Platform> Completed<F, P> {
     /// Reclaims all that is left, without stopping.
     pub fn finish(mut self, mut leaves: impl FnMut(Leaf<F>)) {
         // The visitor never breaks, so one call reclaims everything.
-        let _settled = self.reclaim(move |leaf| {
+        let _all = self.reclaim(move |leaf| {
             leaves(leaf);
             ControlFlow::Continue(())
         });

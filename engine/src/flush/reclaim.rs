@@ -1,4 +1,4 @@
-//! What was cut off and is forgotten: its leaves are visited, and its tables freed.
+//! What was detached and is forgotten: its leaves are visited, and its tables freed.
 
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
@@ -47,7 +47,7 @@ impl Detached {
             // A sub-tree that is taken up for the first time is walked whole.
             let slice = slice.unwrap_or_else(|| root.slice::<F>());
             let _: ControlFlow<()> =
-                // SAFETY: the frame was cut off from a tree of this format; it is freed below, once.
+                // SAFETY: the frame was detached from a tree of this format; it is freed below, once.
                 unsafe { walk::<F, P>(platform, root.frame, root.level, slice, &mut reclaim) };
             if let Some(first) = reclaim.end {
                 let last = slice.last;
@@ -92,7 +92,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F
             if index != members.start {
                 return ControlFlow::Continue(());
             }
-            // SAFETY: the table was cut off or never linked, and only this thread of execution knows it.
+            // SAFETY: the table was detached or never linked, and only this thread of execution knows it.
             entry = run::gather::<F>(members, level, &mut |member| unsafe { table.read(member) });
         }
         if self.stop {
@@ -128,7 +128,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
     #[inline(always)]
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
-        // SAFETY: the table was cut off or never linked, and only this thread of execution knows it.
+        // SAFETY: the table was detached or never linked, and only this thread of execution knows it.
         let read = |index: usize| unsafe { table.read(index) };
         let denied = self.denied.at(Level::PAGE);
         let mut index = range.start;

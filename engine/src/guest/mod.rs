@@ -60,8 +60,8 @@ use crate::edit::EditError;
 use crate::flush::{Held, Issued, Leaf};
 use crate::format::{Attrs, Format, Perms};
 use crate::shared::{
-    self, Beside, Cut, Mapped, NewLeaf, Protected, Refused, Relaxed, SharedPlatform, SharedSpace,
-    Taken,
+    self, Beside, DeferredReclaim, Mapped, NewLeaf, Protected, Refused, Relaxed, SharedPlatform,
+    SharedSpace, Taken,
 };
 use crate::walk::MAX_LEVELS;
 
@@ -494,7 +494,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'g, 's, F
     /// # Errors
     /// What may still be walked.
     #[allow(clippy::result_large_err)]
-    pub fn finish(&mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Cut<F, P>> {
+    pub fn finish(&mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), DeferredReclaim<F, P>> {
         self.gather.finish(leaves)
     }
 

@@ -42,12 +42,12 @@ use super::{Gather, Guest};
 ///         Pass::Over => break,
 ///         Pass::Went => {}
 ///     }
-///     let cut = gather.issue().complete();
+///     let deferred = gather.issue().complete();
 ///     // No processor can reach the page now.
-///     if let Some(leaf) = held.take().and_then(|leaf| cut.release(leaf).ok()) {
+///     if let Some(leaf) = held.take().and_then(|leaf| deferred.release(leaf).ok()) {
 ///         assert_eq!(leaf.frame(), Pa::new(0x5000));
 ///     }
-///     if let Ok(completed) = cut.try_complete() {
+///     if let Ok(completed) = deferred.try_complete() {
 ///         completed.finish(|_| ());
 ///     }
 /// }

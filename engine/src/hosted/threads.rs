@@ -257,10 +257,10 @@ enum Periods {
 /// use tablewright::{hosted::Threads, shared::SharedPlatform};
 /// let platform = Threads::new(8, 12, 1);
 /// let walk = platform.enter();
-/// let cut = platform.grace_period();
-/// assert!(!platform.is_over(cut));
+/// let period = platform.grace_period();
+/// assert!(!platform.is_over(period));
 /// drop(walk);
-/// assert!(platform.is_over(cut));
+/// assert!(platform.is_over(period));
 /// ```
 #[must_use = "the walk ends when this is dropped"]
 pub struct Walk<'t> {
@@ -364,7 +364,7 @@ impl Threads {
 
     /// On hardware whose caches need this.
     #[must_use]
-    pub fn with_upkeep(mut self, maintenance: CacheMaintenance) -> Self {
+    pub fn with_cache_maintenance(mut self, maintenance: CacheMaintenance) -> Self {
         self.maintenance = maintenance;
         self
     }
@@ -639,7 +639,7 @@ unsafe impl SharedPlatform for Threads {
             }),
             Periods::States(_) => slot.and_then(|number| {
                 let slot = &self.slots.slots[number];
-                if slot.is_quiet() {
+                if slot.is_outside() {
                     return None;
                 }
                 slot.count();
@@ -700,14 +700,14 @@ mod tests {
             platform.pass();
             let (one, two) = (platform.enter(), platform.enter());
             drop(one);
-            let cut = platform.grace_period();
+            let period = platform.grace_period();
             platform.pass();
-            assert!(!platform.is_over(cut));
+            assert!(!platform.is_over(period));
             platform.rest();
-            assert!(!platform.is_over(cut));
+            assert!(!platform.is_over(period));
             drop(two);
             platform.pass();
-            assert!(platform.is_over(cut));
+            assert!(platform.is_over(period));
         }
     }
 
@@ -765,10 +765,10 @@ mod tests {
                         });
                     }
                     step.wait();
-                    let cut = platform.grace_period();
+                    let period = platform.grace_period();
                     step.wait();
                     step.wait();
-                    let past = platform.is_over(cut);
+                    let past = platform.is_over(period);
                     step.wait();
                     past
                 });
@@ -794,13 +794,13 @@ mod tests {
                 // Until all that the thread had is gone, its claim too.
                 walker.join().unwrap();
             });
-            let cut = platform.grace_period();
+            let period = platform.grace_period();
             // It is not given to this thread, whose walks would end it.
             platform.play(0);
             platform.pass();
             drop(platform.enter());
             platform.rest();
-            assert!(!platform.is_over(cut));
+            assert!(!platform.is_over(period));
         }
     }
 
@@ -812,14 +812,14 @@ mod tests {
             let one = platform.enter();
             platform.play(1);
             let two = platform.enter();
-            let cut = platform.grace_period();
+            let period = platform.grace_period();
             drop(two);
             platform.rest();
-            assert!(!platform.is_over(cut));
+            assert!(!platform.is_over(period));
             drop(one);
             // It has left the first for good.
             platform.play(0);
-            assert!(platform.is_over(cut));
+            assert!(platform.is_over(period));
         }
     }
 

@@ -80,7 +80,7 @@ struct Bulk<'a, F: Format, P: SharedPlatform> {
 }
 
 impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
-    fn needs_upkeep(&self) -> bool {
+    fn needs_cache_maintenance(&self) -> bool {
         self.clean || self.instructions
     }
 
@@ -88,7 +88,7 @@ impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
     /// cleaned under one claim. Where another processor may well be building the rest, or much would be built in vain
     /// if one were, an empty table is linked and filled from there.
     fn may_link_at_once(&self, level: Level, slice: Slice) -> bool {
-        !self.needs_upkeep() && level.height() <= 2 && slice.is_whole::<F>(level)
+        !self.needs_cache_maintenance() && level.height() <= 2 && slice.is_whole::<F>(level)
     }
 
     /// Puts something in the place of a hole: `make` says what. Where caches need something for the memory of `slice`,
@@ -101,7 +101,7 @@ impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
         make: impl FnOnce() -> Option<u64>,
         unmake: impl FnOnce(u64),
     ) -> Result<Option<u64>, ()> {
-        if !self.needs_upkeep() {
+        if !self.needs_cache_maintenance() {
             let new = make().ok_or(())?;
             let filled = table.compare_exchange(index, 0, new);
             return Ok(filled.err().inspect(|_| unmake(new)));

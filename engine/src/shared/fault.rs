@@ -304,7 +304,7 @@ impl<F: Format, P: SharedPlatform + Clone> Gather<'_, F, P> {
         let (clean, instructions) = space.maintenance(&leaf.attrs, Perms::empty());
         let _unfinished = space.begin();
         // It may have just taken the place of a table, whose leaves have another level.
-        let others = self.is_unsettled(leaf.slice(), 1);
+        let others = self.is_unfinished(leaf.slice(), 1);
         let mut ranges = Ranges::new();
         ranges.add(leaf.slice(), (!others).then_some(level), others);
         loop {

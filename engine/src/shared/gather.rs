@@ -42,7 +42,7 @@ const MOST_TABLES: usize = 8;
 /// [clean](Gather::is_clean).
 ///
 /// A gather that is dropped, in unwinding for instance, is completed: what was changed is invalidated, and leaves that were
-/// cut off are not visited, so that their frames leak. Its tables go back to the platform.
+/// detached are not visited, so that their frames leak. Its tables go back to the platform.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, Level, Pa, Va, format::Arm64K4, hosted::Threads};
@@ -223,7 +223,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// Whether something that was changed around `slice` may not be forgotten: by others, or by what this gather has not
     /// issued. `scoped` of those that count are the caller's besides the gather.
     #[inline]
-    pub(super) fn is_unsettled(&self, slice: Slice, scoped: u32) -> bool {
+    pub(super) fn is_unfinished(&self, slice: Slice, scoped: u32) -> bool {
         self.space.has_seen_unfinished(self.count.own() + scoped)
             || self.flush.ranges.overlap(slice)
     }
@@ -256,14 +256,14 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
         }
     }
 
-    /// Issues and completes, and reclaims if every walk that may hold what was cut off is over; if not, gives it back to be
+    /// Issues and completes, and reclaims if every walk that may hold what was detached is over; if not, gives it back to be
     /// tried later. If the visitor unwinds, what is left of its sub-tree leaks.
     ///
     /// # Errors
     /// What may still be walked.
     // Without an allocator there is nowhere else to put what is given back.
     #[allow(clippy::result_large_err)]
-    pub fn finish(&mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Cut<F, P>> {
+    pub fn finish(&mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), DeferredReclaim<F, P>> {
         let Flush { news, detached, .. } = &self.flush;
         if self.is_clean() && !news && detached.is_empty() {
             self.serial = 0;
@@ -284,7 +284,7 @@ impl<F: Format, P: SharedPlatform + Clone> Drop for Gather<'_, F, P> {
 }
 
 /// The end of shared edits: they count as unfinished until they are complete, what was taken away stays frozen until then
-/// where a break is demanded, and what was cut off may be in the hands of software even after that.
+/// where a break is demanded, and what was detached may be in the hands of software even after that.
 ///
 /// Dropped, it waits as [`complete`](Issued::complete) does.
 pub struct Beside<'s, F: Format, P: SharedPlatform + Clone> {
@@ -326,12 +326,12 @@ impl<F: Format, P: SharedPlatform + Clone> Drop for Beside<'_, F, P> {
 impl<F: Format, P: SharedPlatform + Clone> Sealed for Beside<'_, F, P> {}
 
 impl<F: Format, P: SharedPlatform + Clone> End<F, P> for Beside<'_, F, P> {
-    type Completed = Cut<F, P>;
+    type Completed = DeferredReclaim<F, P>;
 
     #[inline]
-    fn complete(mut self, completed: Completed<F, P>) -> Cut<F, P> {
+    fn complete(mut self, completed: Completed<F, P>) -> DeferredReclaim<F, P> {
         self.end();
-        Cut::new(completed)
+        DeferredReclaim::new(completed)
     }
 }
 
@@ -368,21 +368,21 @@ impl<F: Format, P: Platform> Visit<F, P> for Thaw {
     }
 }
 
-/// What was cut off, and the hardware has forgotten; walks of software may still hold its tables.
-#[must_use = "the tables that were cut off are freed when the grace period is over"]
-pub struct Cut<F: Format, P: SharedPlatform> {
+/// What was detached, and the hardware has forgotten; walks of software may still hold its tables.
+#[must_use = "the tables that were detached are freed when the grace period is over"]
+pub struct DeferredReclaim<F: Format, P: SharedPlatform> {
     completed: Completed<F, P>,
     period: GracePeriod,
 }
 
 /// Of edits that are exclusive, too: software may walk the tables without a lock.
-impl<F: Format, P: SharedPlatform> From<Completed<F, P>> for Cut<F, P> {
+impl<F: Format, P: SharedPlatform> From<Completed<F, P>> for DeferredReclaim<F, P> {
     fn from(completed: Completed<F, P>) -> Self {
         Self::new(completed)
     }
 }
 
-impl<F: Format, P: SharedPlatform> Cut<F, P> {
+impl<F: Format, P: SharedPlatform> DeferredReclaim<F, P> {
     fn new(completed: Completed<F, P>) -> Self {
         // Without tables there is nothing to wait for, nor to announce.
         let period = if completed.is_empty() {

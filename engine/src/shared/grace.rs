@@ -1,7 +1,7 @@
-//! When does no walk hold a table any more that was cut off?
+//! When does no walk hold a table any more that was detached?
 //!
 //! A walk of software holds a table between reading the descriptor that points to it and leaving it again. An edit that
-//! cuts the table off meanwhile must not free it: not before the hardware has forgotten it, which a flush takes care of,
+//! detaches the table meanwhile must not free it: not before the hardware has forgotten it, which a flush takes care of,
 //! and not before every such walk is over. Two ways to know the second:
 //!
 //! * **Quiescent states**: [`Quiescence`], or the embedder's own. There are times at which a processor holds no table:
@@ -12,7 +12,7 @@
 //! # Why an announcement is enough
 //!
 //! A walk writes the epoch that it read into its processor's slot, then a full fence, then reads descriptors. An edit that
-//! cuts a table off stores the descriptor, then a full fence, then moves the epoch on, and later looks at the slots. Of
+//! detaches a table stores the descriptor, then a full fence, then moves the epoch on, and later looks at the slots. Of
 //! the two fences one comes first. If it is the walk's, the slot is seen, with an epoch from before the cut, and the
 //! table is kept. If it is the edit's, the walk reads the new descriptor and never comes to the table. A slot that holds
 //! the new epoch belongs to a walk that read it after the cut, and so reads the new descriptor too.
@@ -157,7 +157,7 @@ impl WalkSlot {
     }
 
     /// Whether nothing is announced, on the processor itself.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_outside(&self) -> bool {
         self.epoch.load(Ordering::Relaxed) == IDLE
     }
 
@@ -185,17 +185,17 @@ impl Default for WalkSlot {
     }
 }
 
-/// A grace period: over when no walk is left that started before it, and so none that may know a table cut off before it.
+/// A grace period: over when no walk is left that started before it, and so none that may know a table detached before it.
 ///
 /// ```
 /// use tablewright::shared::{Epochs, WalkSlot};
 /// let slots = [const { WalkSlot::new() }; 2];
 /// let epochs = Epochs::new(&slots);
-/// let cut = epochs.advance();
-/// assert!(epochs.is_over(cut));
+/// let period = epochs.advance();
+/// assert!(epochs.is_over(period));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[must_use = "what was cut off may be freed when it is over"]
+#[must_use = "what was detached may be freed when it is over"]
 pub struct GracePeriod(u64);
 
 impl GracePeriod {
@@ -210,7 +210,7 @@ impl GracePeriod {
     }
 }
 
-/// Epochs: which walks may still hold what was cut off.
+/// Epochs: which walks may still hold what was detached.
 ///
 /// ```
 /// use tablewright::shared::{Epochs, WalkSlot};
@@ -218,10 +218,10 @@ impl GracePeriod {
 /// let epochs = Epochs::new(&slots);
 /// // SAFETY: one thread uses the epochs (1.), without interrupts (2.), to its end (3.), and made them alone (4.).
 /// let walk = unsafe { epochs.enter(1) };
-/// let cut = epochs.advance();
-/// assert!(!epochs.is_over(cut)); // the walk may have seen what was there
+/// let period = epochs.advance();
+/// assert!(!epochs.is_over(period)); // the walk may have seen what was there
 /// drop(walk);
-/// assert!(epochs.is_over(cut));
+/// assert!(epochs.is_over(period));
 /// ```
 #[derive(Debug)]
 pub struct Epochs<'s> {
@@ -239,7 +239,7 @@ impl<'s> Epochs<'s> {
         }
     }
 
-    /// What a walk that starts now would announce. Acquire: such a walk does not find what was cut off before.
+    /// What a walk that starts now would announce. Acquire: such a walk does not find what was detached before.
     #[cfg(all(feature = "hosted", not(feature = "loom")))]
     pub(crate) fn now(&self) -> u64 {
         self.now.load(Ordering::Acquire)
@@ -290,7 +290,7 @@ impl<'s> Epochs<'s> {
         })
     }
 
-    /// Tables have been cut off: a walk that starts later than this does not find them.
+    /// Tables have been detached: a walk that starts later than this does not find them.
     pub fn advance(&self) -> GracePeriod {
         advance(&self.now)
     }
@@ -304,7 +304,7 @@ impl<'s> Epochs<'s> {
 /// Quiescent states: when each processor last held no table.
 ///
 /// A processor that has passed such a state with the number of a cut, or a later one, has read that number after the
-/// cut was made, and comes to no table that was cut off; what it held before, it has let go.
+/// cut was made, and comes to no table that was detached; what it held before, it has let go.
 ///
 /// ```
 /// use tablewright::shared::{Quiescence, WalkSlot};
@@ -312,11 +312,11 @@ impl<'s> Epochs<'s> {
 /// let states = Quiescence::new(&slots);
 /// // SAFETY: one thread uses the states (1.), it walks nothing (2.), and made them alone (3.).
 /// unsafe { states.pass(0) }; // processor 0 has begun; 1 rests
-/// let cut = states.advance();
-/// assert!(!states.is_over(cut));
+/// let period = states.advance();
+/// assert!(!states.is_over(period));
 /// // SAFETY: as before.
 /// unsafe { states.pass(0) };
-/// assert!(states.is_over(cut));
+/// assert!(states.is_over(period));
 /// ```
 #[derive(Debug)]
 pub struct Quiescence<'s> {
@@ -334,7 +334,7 @@ impl<'s> Quiescence<'s> {
         }
     }
 
-    /// The number of a state that is passed now. Acquire: such a walk does not find what was cut off before.
+    /// The number of a state that is passed now. Acquire: such a walk does not find what was detached before.
     #[cfg(all(feature = "hosted", not(feature = "loom")))]
     pub(crate) fn now(&self) -> u64 {
         self.now.load(Ordering::Acquire)
@@ -356,7 +356,7 @@ impl<'s> Quiescence<'s> {
             return;
         };
         let rested = epoch.load(Ordering::Relaxed) == IDLE;
-        // Acquire: what was cut off before this number is not found any more. Release: what was held is let go.
+        // Acquire: what was detached before this number is not found any more. Release: what was held is let go.
         epoch.store(self.now.load(Ordering::Acquire), Ordering::Release);
         if rested {
             // The end of the rest before any descriptor is read, as for epochs.
@@ -378,7 +378,7 @@ impl<'s> Quiescence<'s> {
         }
     }
 
-    /// Tables have been cut off: a processor that passes later than this does not find them.
+    /// Tables have been detached: a processor that passes later than this does not find them.
     pub fn advance(&self) -> GracePeriod {
         advance(&self.now)
     }
@@ -486,9 +486,9 @@ mod tests {
 
         /// A cut that is made now waits for the walks under way.
         fn check(&self) {
-            let cut = self.epochs.advance();
+            let period = self.epochs.advance();
             assert!(
-                self.walks.get() == 0 || !self.epochs.is_over(cut),
+                self.walks.get() == 0 || !self.epochs.is_over(period),
                 "{:?}",
                 self.at
             );
@@ -516,8 +516,8 @@ mod tests {
                 let three = cpu.enter();
                 cpu.leave(three);
                 cpu.leave(two);
-                let cut = epochs.advance();
-                assert!(epochs.is_over(cut), "{:?}", cpu.at);
+                let period = epochs.advance();
+                assert!(epochs.is_over(period), "{:?}", cpu.at);
                 most = most.max(cpu.points.get());
             }
         }
@@ -536,12 +536,12 @@ mod tests {
         let new = Epochs::new(&slots);
         // SAFETY: one thread (1., 3.) without interrupts (2.); these epochs are the last that were made (4.).
         let walk = unsafe { new.enter(0) };
-        let cut = new.advance();
+        let period = new.advance();
         assert!(
-            !new.is_over(cut),
+            !new.is_over(period),
             "the old announcement has a higher number"
         );
         drop(walk);
-        assert!(new.is_over(cut));
+        assert!(new.is_over(period));
     }
 }

@@ -14,8 +14,8 @@
 //!   and breaks made, under a claim, so that one processor does it and no other waits for it.
 //! * **What was taken away stays frozen until it is forgotten**, where the architecture demands a break: a hole would
 //!   invite the next fault to fill it while a processor still remembers what was there.
-//! * **Tables are linked full and cut off whole.** A new table is filled out of reach, and linked by one compare-exchange. A
-//!   table that is cut off goes into the flush with everything below it. Processors that were on their way into it may still
+//! * **Tables are linked full and detached whole.** A new table is filled out of reach, and linked by one compare-exchange. A
+//!   table that is detached goes into the flush with everything below it. Processors that were on their way into it may still
 //!   edit it, and do no harm: its leaves are looked at, and its tables freed, when the hardware has forgotten it *and*
 //!   every walk that may hold it is over ([`grace`]). By then it is at rest.
 //!
@@ -40,7 +40,7 @@ mod protect_all;
 mod range;
 
 pub use fault::{Mapped, NewLeaf, Relaxed};
-pub use gather::{Beside, Cut, Gather};
+pub use gather::{Beside, DeferredReclaim, Gather};
 pub use grace::{Epochs, GracePeriod, Quiescence, WalkSlot, Walking};
 pub use protect_all::{Protecting, Step, Unprotectable};
 pub use range::{Protected, Taken};
@@ -106,7 +106,7 @@ pub unsafe trait SharedPlatform: Platform {
     /// A walk starts on this processor. With quiescent states of the embedder's own there is nothing to do.
     fn enter(&self) -> Self::Walk<'_>;
 
-    /// Tables have been cut off.
+    /// Tables have been detached.
     fn grace_period(&self) -> GracePeriod;
 
     /// Whether a grace period is over: so is every walk that started before it.
@@ -302,8 +302,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
 
     /// Global leaves may be mapped from now on. Before the walk that maps one.
     ///
-    /// An edit that cuts a table off, and does not see this when it looks behind a fence what kind of invalidation that takes,
-    /// has cut it off before the walk begins, which then does not come to the table.
+    /// An edit that detaches a table, and does not see this when it looks behind a fence what kind of invalidation that takes,
+    /// has detached it before the walk begins, which then does not come to the table.
     #[inline(always)]
     fn map_global(&self, global: bool) {
         if global && self.globals.load(Ordering::Acquire) != GLOBALS {
@@ -314,12 +314,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// Whose translations a flush of the space is about; if there are any.
+    /// The translations that a flush of the space is about: its root, its identifier, and whether global ones may be cached.
     #[inline]
     fn target(&self, any: bool) -> Target {
         let mut global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;
         if F::GLOBALS && any && !global {
-            // What was cut off before the look: see `map_global`.
+            // What was detached before the look: see `map_global`.
             fence(Ordering::SeqCst);
             global = self.globals.load(Ordering::Relaxed) != NO_GLOBALS;
         }

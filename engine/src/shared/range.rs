@@ -21,7 +21,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     /// again when it is used. Claims of others are passed over.
     ///
     /// Leaves are handed to `held`, sealed until what was [`Taken`] is complete; sub-trees that lie in the range whole are
-    /// cut off and visited when they are reclaimed. It stops where `held` breaks off, or no more can be carried.
+    /// detached and visited when they are reclaimed. It stops where `held` breaks off, or no more can be carried.
     ///
     /// # Errors
     /// [`EditError::Misaligned`], [`EditError::InputOutOfRange`].
@@ -248,10 +248,10 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
             let mut ranges = Ranges::new();
             // It may be a leaf that has just taken the place of a table, which is not forgotten yet: one table must not take
             // the place of another, nor be taken for a leaf.
-            let unsettled = self.is_unsettled(slice, 1);
-            let level = (!unsettled).then_some(at);
-            ranges.add(slice, level, unsettled);
-            let breaks = how == Transition::Break || unsettled && F::RULE.breaks();
+            let unfinished = self.is_unfinished(slice, 1);
+            let level = (!unfinished).then_some(at);
+            ranges.add(slice, level, unfinished);
+            let breaks = how == Transition::Break || unfinished && F::RULE.breaks();
             let swapped = if breaks {
                 space.claim_and(&found, entry, F::frozen(KEPT), link, |space| {
                     ranges.run::<F, P>(&space.platform, space.target(true));
@@ -263,7 +263,7 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
                 let now = F::RULE.spares_other_levels();
                 found.replace(entry, link).inspect(|()| match now {
                     // An invalidation of a part, at whatever level, has the old leaf forgotten there.
-                    false => self.flush.ranges.add(slice, level, unsettled),
+                    false => self.flush.ranges.add(slice, level, unfinished),
                     // It names the level of the part, and the old leaf has another.
                     true => {
                         ranges.run::<F, P>(&space.platform, space.target(true));

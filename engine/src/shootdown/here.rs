@@ -421,7 +421,7 @@ impl Here<'_, '_> {
     ///
     /// `flush` is of this space: the root and the identifier in it mean nothing. Messengers are tried in this order,
     /// those that cost more than interrupts left out. On return all CPUs have forgotten, or will before they use the
-    /// space. Tables that were cut off may still be in the hands of [software](super#tables).
+    /// space. Tables that were detached may still be in the hands of [software](super#tables).
     ///
     /// It may be called by a handler that has interrupted another flush on this CPU, where it costs more: see
     /// [above](super#flushes-in-interrupt-handlers).

@@ -31,7 +31,7 @@
 //! * the ranges, global translations of them included. INVLPG does that; what the CPU may remember of the ranges under
 //!   the identifier of a space that it has not loaded stays, and goes when it loads that space, because the generation
 //!   moves on as with any other flush;
-//! * everything under all identifiers, if the flush is of everything, or if tables were cut off: table descriptors are
+//! * everything under all identifiers, if the flush is of everything, or if tables were detached: table descriptors are
 //!   cached under the identifier that was loaded when the walker read them, those of global leaves too (SDM vol. 3A
 //!   4.10.4.1: INVLPG drops those of the current PCID).
 //!
@@ -120,7 +120,7 @@
 //!
 //! A flush by interrupt waits for every CPU that has interrupts held off, and software that walks tables without locks
 //! used to be safe behind that. With any other messenger it is not. Tables are freed when their walks are over: see
-//! [`Cut`](crate::shared::Cut), which a [`Completed`](crate::flush::Completed) can be made into.
+//! [`DeferredReclaim`](crate::shared::DeferredReclaim), which a [`Completed`](crate::flush::Completed) can be made into.
 //!
 //! # Ranges, or everything
 //!
@@ -164,7 +164,7 @@ pub enum Forget {
     /// All under one identifier. Global ones may stay.
     Space(u16),
     /// A range, which may be of large leaves, and everything cached of tables under the identifier if `range.tables`
-    /// says that some were cut off.
+    /// says that some were detached.
     Range {
         /// The identifier. It is that of the space which this CPU has loaded, except where `global` is set: then it may
         /// be another, and what is remembered under it may stay.

@@ -149,7 +149,7 @@ fn a_run_is_seen_as_one_leaf_with_the_flags_of_all_members() {
                     });
                     assert_eq!((walked, seen), (Ok(()), 1));
                 }
-                // Cut off by itself, and with its table.
+                // Detached by itself, and with its table.
                 let (mut held, mut gone) = (Vec::new(), 0);
                 let mut gather = space.gather();
                 let progress = gather.unmap(cut, |leaf| {

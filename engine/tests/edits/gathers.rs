@@ -1,4 +1,4 @@
-//! What was cut off, until it is reclaimed; and gathers that are dropped, forgotten, mixed up or unwound.
+//! What was detached, until it is reclaimed; and gathers that are dropped, forgotten, mixed up or unwound.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn landscape<F: Judged>(space: &mut Space<'_, F>) -> (Span<Va>, Vec<u64>) {
     map(space, span(6 * block - page, page), 0, pages).unwrap();
     map(space, span(7 * block + 5 * page, 3 * page), 0, pages).unwrap();
     map(space, span(9 * block - 2 * page, 2 * page), 0, pages).unwrap();
-    // Further up: below another entry of the level above, so that a sub-tree of several levels can be cut off.
+    // Further up: below another entry of the level above, so that a sub-tree of several levels can be detached.
     let above = 1u64 << F::shift(Level::new(2));
     let mut size = 10 * block;
     if F::LEVELS > 3 || F::entries(Level::new(2)) > 2 {
@@ -45,7 +45,7 @@ fn unmapping_in_steps_cuts_each_leaf_once<F: Judged>() {
                 let (all, expected) = landscape(&mut space);
                 space.make_live();
                 let last = all.last().get() - shrink;
-                // Not from 0, so that the upper tables stay and the blocks are cut off one by one.
+                // Not from 0, so that the upper tables stay and the blocks are detached one by one.
                 let (mut first, mut gone) = (page, Vec::new());
                 loop {
                     let mut held: Vec<Held<Leaf<F>>> = Vec::new();
@@ -181,7 +181,7 @@ fn an_unmap_stops_when_the_gather_can_carry_no_more_tables() {
 
 const READ: Change = Change::new().perms(Perms::READ);
 
-/// Unmaps, and returns the last leaf that was cut off by itself.
+/// Unmaps, and returns the last leaf that was detached by itself.
 fn cut<P: Platform + Clone>(
     gather: &mut Gather<'_, X86, P>,
     at: Span<Va>,
@@ -557,7 +557,7 @@ fn a_visitor_that_unwinds_leaves_nothing_that_an_unmap_has_cut_off_to_be_remembe
                     Liveness::Dead => assert_eq!((told, completions), (vec![], 0)),
                     _ => assert_eq!((told, completions), (vec![true], 1)),
                 }
-                // What was not reached is there, what was cut off is freed, and the next gather owes nothing.
+                // What was not reached is there, what was detached is freed, and the next gather owes nothing.
                 assert_eq!(leaves(&space).len(), total - at_call - with_table);
                 let counts = platform.counts();
                 assert_eq!((counts.tables, counts.bad_frees), (space.count_tables(), 0));

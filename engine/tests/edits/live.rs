@@ -88,7 +88,7 @@ fn the_own_space_refuses_what_needs_a_break_and_does_the_rest() {
                 );
                 before.assert_untouched(&snapshot::<F>(&platform, gather.root()));
                 assert!(gather.is_clean());
-                gather.finish(|_| panic!("a refused edit cuts nothing off"));
+                gather.finish(|_| panic!("a refused edit detaches nothing"));
                 let now = platform.counts();
                 assert_eq!(
                     (now.tables, now.invalidations, now.completions),
@@ -475,7 +475,7 @@ fn the_level_is_not_told_where_leaves_of_several_levels_or_tables_are_concerned(
         protect(span(0, M2 + 4 * K4)),
         one(range(0, M2 + 4 * K4, None, false))
     );
-    // A table that is cut off; a table and leaves.
+    // A table that is detached; a table and leaves.
     let unmap = |at: Span<Va>| {
         let (at_once, later) = invalidations::<X86>(without_flags(0), mixed, |gather| {
             let progress = gather.unmap(at, keep_going);

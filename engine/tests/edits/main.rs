@@ -146,7 +146,7 @@ fn refused<'h, F: Judged, T: std::fmt::Debug>(
     let mut gather = space.gather();
     assert_eq!(edit(&mut gather).unwrap_err(), expected);
     assert!(gather.is_clean());
-    gather.finish(|_| panic!("a refused edit cuts nothing off"));
+    gather.finish(|_| panic!("a refused edit detaches nothing"));
     before.assert_untouched(&snapshot::<F>(platform, space.root()));
     let now = platform.counts();
     assert_eq!(

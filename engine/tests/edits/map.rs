@@ -508,7 +508,7 @@ fn a_leaf_that_was_cut_off_has_the_permissions_it_had() {
         completed.finish(|leaf| after.push(leaf.attrs()));
         assert_eq!(after, [before], "{} over {at}", F::NAME);
     }
-    // One page, cut off by itself; its table; the tables above.
+    // One page, detached by itself; its table; the tables above.
     for at in [span(0, K4), span(0, M2), span(0, 512 * G1)] {
         check::<Arm64K4>(3 | 3 << 59, 0x783 | 0x4000_0000, at);
         check::<X86>(7 | 1 << 63, 0x4000_0061, at);

@@ -301,13 +301,13 @@ impl<'h, F: Decoded> World<'h, F> {
         }
     }
 
-    /// The same of an edit that cuts no leaf off.
+    /// The same of an edit that detaches no leaf.
     fn exhaust_and_finish<T>(
         &mut self,
         edit: impl FnMut(&mut Gather<'_, F, &'h Hosted>) -> Outcome<F, T>,
     ) -> Outcome<F, T> {
         self.exhaust(edit, |gather, _| {
-            gather.finish(|_| panic!("a leaf was cut off"));
+            gather.finish(|_| panic!("a leaf was detached"));
         })
     }
 
@@ -459,7 +459,7 @@ impl<'h, F: Decoded> World<'h, F> {
                     let result = self.exhaust(edit, |gather, result| {
                         let mut completed = gather.issue().complete();
                         let mut add = |leaf: Leaf<F>| {
-                            assert!(result.is_ok(), "a refused edit cuts nothing off");
+                            assert!(result.is_ok(), "a refused edit detaches nothing");
                             let mapped = Mapped {
                                 size: leaf.size(),
                                 pa: leaf.frame().get(),

@@ -93,7 +93,7 @@ fn what_is_parked_comes_back<F: Decoded>() {
 
                 let mut gather = space.gather();
                 gather.protect(all, NONE).unwrap();
-                gather.finish(|_| panic!("nothing was cut off"));
+                gather.finish(|_| panic!("nothing was detached"));
                 assert_eq!(platform.counts().invalidations, counts.invalidations + 1);
                 assert!(judge::<F>(&platform, space.root()).0.is_empty());
                 let mut bytes = 0;

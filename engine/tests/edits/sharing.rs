@@ -94,11 +94,11 @@ fn a_shared_gather_of_more_pieces_than_there_are_ranges_invalidates_everything<F
             });
             assert!(taken.unwrap().progress.is_done());
         }
-        let cut = gather.issue().complete();
+        let deferred = gather.issue().complete();
         let events = platform.take_events();
         assert_eq!(invalidated(&events).everything, everything, "{pieces}");
         for leaf in held {
-            assert!(cut.release(leaf).is_ok());
+            assert!(deferred.release(leaf).is_ok());
         }
         // Nothing is left claimed.
         fill(&space, pieces as u64 * K4);

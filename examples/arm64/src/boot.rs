@@ -78,7 +78,7 @@ global_asm!(
     "isb",
     "blr x3",
     ".ltorg",
-    // By physical addresses: two blocks for the image and the devices, at OFFSET and, for the moment when the MMU comes on, at 0.
+    // By physical addresses: two blocks for the image and the devices, at OFFSET and, for the time when the MMU comes on, at 0.
     ".section .tables, \"aw\"",
     ".balign 4096",
     ".global early, identity, empty",
@@ -175,7 +175,7 @@ pub unsafe fn switch(root: Pa) {
 }
 
 /// This processor reads tables as the engine was told, and has no process loaded, nor anything else in the lower half.
-pub fn settle() -> Result<(), &'static str> {
+pub fn configure() -> Result<(), &'static str> {
     let ids = ids();
     let tcr = tcr_el1::<Arm64K4, Arm64K4>(&ids, &ids.caps()).map_err(|lacks| lacks.0)?;
     leave();
@@ -199,7 +199,7 @@ pub unsafe fn load(switch: Switch) {
 /// No process is loaded on this processor.
 pub fn leave() {
     // SAFETY: nothing of the kernel's is in the lower half, and the table, which stays, translates nothing (1.): under
-    // identifier 0, which no process has, nothing is remembered of another (2.), but for the early map, until `settle`.
+    // identifier 0, which no process has, nothing is remembered of another (2.), but for the early map, until `configure`.
     unsafe { load_ttbr0_el1(ttbr::<Arm64K4>(physical(&raw const empty), 0, false)) };
 }
 

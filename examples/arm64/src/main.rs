@@ -50,7 +50,7 @@ fn boot() -> Result<(), &'static str> {
     // SAFETY: the root of the kernel's map.
     unsafe { boot::switch(root) };
     boot::start_second(root)?;
-    boot::settle()
+    boot::configure()
 }
 
 /// One of the processors is saying how it ended.

@@ -75,7 +75,7 @@ pub struct Evictions {
     pub count: u64,
     /// None before so many faults.
     pub after: u64,
-    /// With each page all that is mapped around it: the table is cut off, and what was below it faults again.
+    /// With each page all that is mapped around it: the table is detached, and what was below it faults again.
     pub tables: bool,
 }
 
@@ -397,18 +397,18 @@ pub fn take_away<H: Host>(
     }
 }
 
-/// Completes what was gathered and frees what was cut off. Until no walk holds that it waits: walks take microseconds, and
+/// Completes what was gathered and frees what was detached. Until no walk holds that it waits: walks take microseconds, and
 /// none waits for anything.
 pub fn reclaim<H: Host>(gather: &mut Gather<H>) {
     reclaim_seen(gather, |_| ());
 }
 
-/// The same; `seen` is shown each leaf of the tables that were cut off.
+/// The same; `seen` is shown each leaf of the tables that were detached.
 fn reclaim_seen<H: Host>(gather: &mut Gather<H>, seen: impl Fn(&Leaf<H::Format>)) {
     let mut done = gather.finish(|leaf| seen(&leaf));
-    while let Err(cut) = done {
+    while let Err(deferred) = done {
         relax::<H>();
-        done = cut
+        done = deferred
             .try_complete()
             .map(|completed| completed.finish(|leaf| seen(&leaf)));
     }

@@ -444,7 +444,7 @@ impl<H: Host> Driver<H> {
     }
 }
 
-/// What others may be in the way of, for a moment.
+/// What others may be in the way of, for a short time.
 fn retried<H: Host, T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     loop {
         match attempt() {

@@ -103,7 +103,7 @@ global_asm!(
     "b exception",
     ".endr",
     // The tables that are there before anything else, by physical addresses: two blocks for the image and the devices, at
-    // OFFSET and, for the moment when the MMU comes on, at 0; and those of the fixmap, down to its slots.
+    // OFFSET and, for the time when the MMU comes on, at 0; and those of the fixmap, down to its slots.
     ".section .tables, \"aw\"",
     ".balign 4096",
     "identity: .quad blocks - {offset} + 3",

@@ -35,7 +35,7 @@ const AT_END: u64 = 1 << 41;
 const LISTS: usize = 4;
 
 /// Whether the interrupt of the virtual timer is off on this processor.
-static QUIET: [AtomicBool; cpu::MOST] = [const { AtomicBool::new(false) }; cpu::MOST];
+static IS_OFF: [AtomicBool; cpu::MOST] = [const { AtomicBool::new(false) }; cpu::MOST];
 
 /// Registers of the distributor, one word each, that are kept for a guest.
 pub struct Distributor {
@@ -134,7 +134,7 @@ pub fn no_timer() {
 
 fn timer_is_on(crowd: &Crowd, is_on: bool) {
     let number = cpu::number();
-    if QUIET[number].swap(!is_on, Ordering::Relaxed) == is_on {
+    if IS_OFF[number].swap(!is_on, Ordering::Relaxed) == is_on {
         let offset = if is_on { 0x100 } else { 0x180 };
         write(own(crowd, number) + offset, 1 << TIMER);
     }

@@ -1,4 +1,4 @@
-//! Disabling as published: under the lock for reading, one table after the other is cut off, and the next fault maps its memory
+//! Disabling as published: under the lock for reading, one table after the other is detached, and the next fault maps its memory
 //! in a large leaf.
 //!
 //! What stands for a table that is being taken away is *frozen*: a fault that finds it leaves the lock, and the guest faults again.
@@ -15,7 +15,7 @@
 //! | in place | put the large leaf in the place of the table, process; flush when the thread gives way |
 //!
 //! *In place* is of a later change (Linux 6.13): nothing is frozen, no fault has to map anything again, and one flush is for all tables
-//! between two moments at which the thread is asked to give its processor to another, because it may not keep what has not been flushed
+//! between two points at which the thread is asked to give its processor to another, because it may not keep what has not been flushed
 //! beyond that.
 //!
 //! Unfreezing before the flush is right only because the same memory comes back. A page that is merely protected is made
@@ -89,7 +89,7 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
             return;
         };
         if self.order == Order::InPlace {
-            return self.recover(at, (entry, bits, level), below);
+            return self.in_place(at, (entry, bits, level), below);
         }
         let mapper = &self.world.mapper;
         let begin = (self.world.cpu().now(), self.world.worked());
@@ -133,7 +133,7 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
     }
 
     /// The large leaf in the place of a table, and the table taken apart.
-    fn recover(&self, at: u64, entry: (NonNull<Entry>, u64, Level), below: Level) {
+    fn in_place(&self, at: u64, entry: (NonNull<Entry>, u64, Level), below: Level) {
         let (entry, bits, level) = entry;
         // SAFETY: an entry of a table of ours.
         let put = unsafe {
@@ -193,7 +193,7 @@ impl<'w, 'm, F: Format<Input = Ipa>> Baseline<'w, 'm, F> {
         });
     }
 
-    /// Takes every entry of a table away that was cut off.
+    /// Takes every entry of a table away that was detached.
     fn process(&self, table: Pa, level: Level) {
         let machine = self.world.mapper.machine();
         self.world.fetch_table();

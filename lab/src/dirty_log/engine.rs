@@ -1,13 +1,13 @@
 //! The engine's own way: large leaves are put in the place of tables, which stay in use until then, and many are flushed together.
 //!
-//! What was cut off is reclaimed at the end, when all have forgotten it. No entry is ever frozen, so no vCPU waits. The same host serves the faults
+//! What was detached is reclaimed at the end, when all have forgotten it. No entry is ever frozen, so no vCPU waits. The same host serves the faults
 //! of all phases before, whichever way comes last.
 
 use std::cell::RefCell;
 
 use tablewright::dirty::{Bitmap, Marker};
 use tablewright::guest::{Access, Backing, Fault, Gather, Guest, Request};
-use tablewright::shared::{Cut, Refused};
+use tablewright::shared::{DeferredReclaim, Refused};
 use tablewright::{Format, Ipa, Level};
 use tablewright_machine::{Mapper, Rule, Time};
 
@@ -31,7 +31,7 @@ pub struct Engine<'w, 'm, 'g, 's, F: Format<Input = Ipa>> {
     /// Of each vCPU.
     pub gathers: Box<[RefCell<Gather<'g, 's, F, Mapper<'m>>>]>,
     /// What was collapsed, to be reclaimed.
-    pub cut: RefCell<Vec<Cut<F, Mapper<'m>>>>,
+    pub deferred: RefCell<Vec<DeferredReclaim<F, Mapper<'m>>>>,
 }
 
 impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
@@ -39,16 +39,16 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
         self.world.cpu().spend(LOOK_AWAY);
     }
 
-    /// Completes what was gathered, and reclaims what was cut off when walks that may hold it are over.
+    /// Completes what was gathered, and reclaims what was detached when walks that may hold it are over.
     pub fn finish(&self, gather: &mut Gather<'g, 's, F, Mapper<'m>>) {
-        self.settle_cut(gather.issue().complete());
+        self.reclaim(gather.issue().complete());
     }
 
-    fn settle_cut(&self, cut: Cut<F, Mapper<'m>>) {
-        while !self.guest.space().is_over(cut.grace_period()) {
+    fn reclaim(&self, deferred: DeferredReclaim<F, Mapper<'m>>) {
+        while !self.guest.space().is_over(deferred.grace_period()) {
             self.look_away();
         }
-        match cut.try_complete() {
+        match deferred.try_complete() {
             Ok(completed) => completed.finish(|_| ()),
             Err(_) => self.report("walks that were over are not".to_owned()),
         }
@@ -56,12 +56,12 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
 
     /// All vCPUs forget what was below the leaves that were collapsed.
     fn forget(&self, gather: &mut Gather<'g, 's, F, Mapper<'m>>, batch: &mut Vec<u64>) {
-        let cut = gather.issue().complete();
+        let deferred = gather.issue().complete();
         if batch.is_empty() {
             return;
         }
         self.world.flushes.update(|flushes| flushes + 1);
-        self.cut.borrow_mut().push(cut);
+        self.deferred.borrow_mut().push(deferred);
         batch
             .drain(..)
             .for_each(|at| self.world.set_large(at, true));
@@ -153,9 +153,12 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
     }
 
     fn reclaim(&self) {
-        let cut = self.cut.take();
-        self.world
-            .work(|| cut.into_iter().for_each(|cut| self.settle_cut(cut)));
+        let deferred = self.deferred.take();
+        self.world.work(|| {
+            deferred
+                .into_iter()
+                .for_each(|deferred| self.reclaim(deferred))
+        });
     }
 
     fn fault(&self, at: u64, write: bool) -> Handled {

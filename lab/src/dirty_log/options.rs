@@ -9,7 +9,7 @@ use super::simulate::How;
 use crate::error::Error;
 use crate::kvm;
 
-/// Who finds out what is written.
+/// What finds the pages that are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum By {
     /// The first write to each page faults

@@ -234,7 +234,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Erro
         bitmaps: &bitmaps,
         page: job.source.bytes().min(leaf_bytes(leaf)),
         gathers: (0..job.vcpus).map(|_| guest.gather().into()).collect(),
-        cut: RefCell::default(),
+        deferred: RefCell::default(),
     };
     let baseline = |order| Baseline::<F>::new(&world, order);
     let baseline = match job.how {
@@ -277,7 +277,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Erro
 /// What the vCPUs do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// They are in the guest for a moment.
+    /// They are in the guest for a short time.
     Rest,
     /// They write every page once.
     Populate,
@@ -330,7 +330,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         if let Some(problem) = problem.take() {
             return Err(problem);
         }
-        let violation = self.machine.settle().into_iter().next();
+        let violation = self.machine.finish().into_iter().next();
         Ok(Ran {
             stalls: self.stalls.take(),
             violation: violation.map(|violation| violation.to_string()),

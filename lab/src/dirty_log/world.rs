@@ -158,7 +158,7 @@ impl<'m> World<'m> {
     }
 
     pub fn entry(&self, table: Pa, level: Level, index: usize) -> NonNull<Entry> {
-        // SAFETY: a table of the tree, or one that was cut off from it; none is freed while it is in use. An index of the format.
+        // SAFETY: a table of the tree, or one that was detached from it; none is freed while it is in use. An index of the format.
         unsafe { self.mapper.table(table, level).add(index) }
     }
 

@@ -160,7 +160,7 @@ fn boot<F: tablewright::Format<Input = Va>>(
                 Ok(ran)
             });
             // Also what a failed run has broken.
-            let ran = match machine.settle().first() {
+            let ran = match machine.finish().first() {
                 Some(violation) => Err(violation.to_string()),
                 None => ran,
             };
@@ -670,7 +670,7 @@ mod tests {
                 .run(|_| {
                     let kernel = Kernel::<Arm64K4>::start(&machine, &less).unwrap();
                     let _ = kernel.make(step.way, &more);
-                    let broken = machine.settle();
+                    let broken = machine.finish();
                     let says = broken.first().map(ToString::to_string).unwrap_or_default();
                     assert!(says.contains("forbidden memory"), "{}: {says}", step.name);
                 })

@@ -44,7 +44,7 @@ pub struct Arguments {
     /// One range of RAM of this size, from address 0
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     ram: Option<Size>,
-    /// Whose page tables [default: this computer's]
+    /// The architecture whose page tables are built [default: this computer's]
     #[arg(long, value_enum)]
     format: Option<Architecture>,
     /// The smallest page; x86-64 has 4K only [default: 4K]

@@ -1,6 +1,6 @@
 //! What the guest writes: by a model, or as a real program did.
 //!
-//! Each virtual CPU has a stream of pages, and for each page a moment before which it is not written. A stream depends on
+//! Each virtual CPU has a stream of pages, and for each page just before which it is not written. A stream depends on
 //! nothing but its parameters, so that each kind of logging meets the same guest.
 
 use std::sync::Arc;
@@ -195,7 +195,7 @@ impl Replay {
         }
     }
 
-    /// The next page and its moment, in nanoseconds of the guest.
+    /// The next page and its time, in nanoseconds of the guest.
     fn take(&mut self) -> Option<(u64, Time)> {
         if !self.any {
             return None;

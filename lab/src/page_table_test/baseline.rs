@@ -11,7 +11,7 @@
 //! * **parallel**: what came later (Linux 6.2): faults take the lock together and change entries by compare-exchange. An entry in the place of
 //!   which something else is to stand is frozen meanwhile; a vCPU that loses, or finds it frozen, goes back to its guest and faults
 //!   again. A vCPU that finds its page mapped does so before it cleans anything, and one that finds it writable before it
-//!   invalidates. Tables that were cut off are freed when no walk can hold them any more, which is not measured.
+//!   invalidates. Tables that were detached are freed when no walk can hold them any more, which is not measured.
 //! * **memcache**: tables are topped up only if the fault was found above the level that will be mapped. The guess can be
 //!   wrong; then the fault is tried again.
 
@@ -64,7 +64,7 @@ pub struct Baseline<'m, F> {
     together: Cell<usize>,
     alone: Cell<bool>,
     caches: Box<[RefCell<Vec<Pa>>]>,
-    /// Trees that were cut off while others may walk them.
+    /// Trees that were detached while others may walk them.
     cut: RefCell<Vec<(Pa, Level)>>,
     logging: Cell<bool>,
     /// Ranges that the host is taking back, and how often it has done so.
@@ -280,7 +280,7 @@ impl<'m, F: Format<Input = Ipa>> Baseline<'m, F> {
                 self.visit_and_free(F::address(bits, level), below);
             }
         }
-        // SAFETY: cut off, and forgotten by the hardware; walks of software are under the lock.
+        // SAFETY: detached, and forgotten by the hardware; walks of software are under the lock.
         unsafe { self.platform.free_table(table, level) };
     }
 

@@ -10,7 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
 
 use tablewright::guest::{Backing as Found, Gather, Guest, Log, Pass, Slot};
-use tablewright::shared::Cut;
+use tablewright::shared::DeferredReclaim;
 use tablewright::{Format, Ipa, Level, Perms, Span};
 use tablewright_machine::{Fault as Trap, Rule, Time};
 
@@ -34,7 +34,7 @@ pub struct Engine<'g, 's, 'm, F: Format<Input = Ipa>> {
     /// Ranges that the host is taking back.
     taking: RefCell<Vec<(u64, u64)>>,
     /// What is complete and may still be walked.
-    later: RefCell<Vec<Cut<F, Watch<'m>>>>,
+    later: RefCell<Vec<DeferredReclaim<F, Watch<'m>>>>,
     retries: Cell<u64>,
 }
 
@@ -80,14 +80,14 @@ impl<'g, 's, 'm, F: Format<Input = Ipa>> Engine<'g, 's, 'm, F> {
 
     /// Completes what was gathered; what may still be walked is kept for later.
     fn finish(&self, gather: &mut Gather<'g, 's, F, Watch<'m>>) {
-        if let Err(cut) = gather.finish(|_| ()) {
-            self.later.borrow_mut().push(cut);
+        if let Err(deferred) = gather.finish(|_| ()) {
+            self.later.borrow_mut().push(deferred);
         }
         let first = self.later.borrow_mut().pop();
-        if let Some(cut) = first {
-            match cut.try_complete() {
+        if let Some(deferred) = first {
+            match deferred.try_complete() {
                 Ok(completed) => completed.finish(|_| ()),
-                Err(cut) => self.later.borrow_mut().push(cut),
+                Err(deferred) => self.later.borrow_mut().push(deferred),
             }
         }
     }

@@ -14,6 +14,6 @@ pub trait Handler<'m>: Owner {
     fn stop_logging(&self);
     /// Makes leaves as large as the memory is, where faults do not.
     fn grow(&self, backing: &Backing<'m>);
-    /// Faults that found nothing to do, or nothing that could be done at that moment.
+    /// Faults that found nothing to do, or nothing that could be done at that time.
     fn retries(&self) -> u64;
 }

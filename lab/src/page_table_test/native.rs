@@ -47,12 +47,14 @@ struct Vcpu<'g, 's, 'p> {
     faults: u64,
 }
 
-/// Completes what was gathered: no other has to forget anything, and what was cut off is freed when no walk holds it.
+/// Completes what was gathered: no other has to forget anything, and what was detached is freed when no walk holds it.
 fn finish(gather: &mut Edits<'_, '_, '_>) {
     let mut done = gather.finish(|_| ());
-    while let Err(cut) = done {
+    while let Err(deferred) = done {
         thread::yield_now();
-        done = cut.try_complete().map(|completed| completed.finish(|_| ()));
+        done = deferred
+            .try_complete()
+            .map(|completed| completed.finish(|_| ()));
     }
 }
 

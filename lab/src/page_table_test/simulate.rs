@@ -220,7 +220,7 @@ impl<'t, 'm, H: Handler<'m>> Test<'t, 'm, H> {
                 }
             })
             .map_err(|error| error.to_string())?;
-        let violation = self.machine.settle().into_iter().next();
+        let violation = self.machine.finish().into_iter().next();
         let counts = self.machine.counts();
         let (invalid_longest, invalid_total) = self.platform.seen.invalid();
         Ok(Ran {

@@ -455,7 +455,7 @@ impl<'c> Host<'c> {
             return self.leave_space(cpu);
         }
         self.machine.set_state(CpuState::Lazy);
-        // The same moment.
+        // The same time.
         this.lazy.set(true);
         self.doing(cpu).here(|here| here.be_lazy());
     }

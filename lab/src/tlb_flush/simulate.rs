@@ -141,7 +141,7 @@ struct Thread {
     step: Cell<Step>,
     /// It waits in the queue of the lock.
     queued: Cell<bool>,
-    asleep: Cell<bool>,
+    sleeping: Cell<bool>,
     random: RefCell<Random>,
 }
 
@@ -199,7 +199,7 @@ fn run_as<F: Format<Input = Va>>(job: &Job, tell: &Tell<'_>) -> Result<Ran, Erro
         left: Cell::new(cycles),
         step: Cell::new(Step::Compute),
         queued: Cell::new(false),
-        asleep: Cell::new(false),
+        sleeping: Cell::new(false),
         random: RefCell::new(Random(number.into())),
     };
     let program = Program::<F> {
@@ -213,7 +213,7 @@ fn run_as<F: Format<Input = Va>>(job: &Job, tell: &Tell<'_>) -> Result<Ran, Erro
     (0..program.threads.len()).for_each(|thread| host.begin(thread));
     let outcome = machine.run(|cpu| program.vcpu(cpu));
     let outcome = outcome.map_err(|error| failed(error.to_string()))?;
-    let broken = machine.settle().into_iter().next();
+    let broken = machine.finish().into_iter().next();
     let broken = broken.map(|violation| violation.to_string());
     match host.problem.take().or(broken) {
         Some(problem) => Err(failed(problem)),
@@ -287,7 +287,7 @@ impl<F: Format<Input = Va>> Program<'_, F> {
         }
     }
 
-    /// Takes the lock. If that is not possible the thread is in the queue, and asleep.
+    /// Takes the lock. If that is not possible the thread is in the queue, and sleeping.
     fn take(&self, cpu: Cpu<'_>, number: usize, alone: bool) -> bool {
         let (lock, thread) = (&self.lock, &self.threads[number]);
         if !thread.queued.get() {
@@ -304,7 +304,7 @@ impl<F: Format<Input = Va>> Program<'_, F> {
             if !thread.queued.replace(true) {
                 lock.queue.borrow_mut().push_back((number, alone));
             }
-            thread.asleep.set(true);
+            thread.sleeping.set(true);
         }
         taken
     }
@@ -319,7 +319,7 @@ impl<F: Format<Input = Va>> Program<'_, F> {
         let mut takes = Time::ZERO;
         for (thread, _) in first {
             // Not those that are on their way.
-            if self.threads[thread].asleep.replace(false) {
+            if self.threads[thread].sleeping.replace(false) {
                 takes += self.host.wake(cpu, thread);
             }
         }

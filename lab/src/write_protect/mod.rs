@@ -43,7 +43,7 @@ pub struct Arguments {
     /// What backs the guest's memory, on kvm alone [default: anonymous]
     #[arg(short, long, value_name = "BACKING")]
     source: Option<Backing>,
-    /// Whose tables
+    /// The format of the tables
     #[arg(long, value_enum, default_value = "ept")]
     format: Stage2,
     /// The profile of a machine, by name or as a file [default: x86-12-vcpus, or kunpeng-920 for arm64]

@@ -28,7 +28,7 @@ const PHYSICAL: u64 = 1 << 45;
 /// So many pages of its own each vCPU has written before the log is started.
 const KNOWN: u64 = 64;
 
-/// Whose tables.
+/// The format of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Stage2 {
     /// EPT, 4 levels
@@ -344,7 +344,7 @@ impl<'t, L: Logger> Test<'t, L> {
                 false => self.vcpu(cpu),
             })
             .map_err(|error| error.to_string())?;
-        let violation = self.machine.settle().into_iter().next();
+        let violation = self.machine.finish().into_iter().next();
         Ok(Ran {
             retries: self.retries.get(),
             bitmap_bytes: (self.job.bytes >> PAGE_SHIFT).div_ceil(64) * 8,

@@ -180,7 +180,7 @@ fn machine<F: Format<Input = Ipa>>(
         problem,
     };
     done.map_err(|error| failed(error.to_string()))?;
-    if let Some(violation) = machine.settle().first() {
+    if let Some(violation) = machine.finish().first() {
         return Err(failed(violation.to_string()));
     }
     let (took, marked) = took.take().ok_or_else(|| failed("no memory".to_owned()))?;

@@ -7,7 +7,7 @@
 //!
 //! An entry for a table is made writable, and protected, under the lock, and its bit says exactly that. A leaf that is protected
 //! for the log is opened by the first write without the lock, so its bit is set as long as it is mapped: a bit that came with the
-//! opening could be taken away, by a start in between, from a leaf that is writable a moment later.
+//! opening could be taken away, by a start in between, from a leaf that is writable shortly after.
 
 use std::ptr::NonNull;
 

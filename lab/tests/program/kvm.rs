@@ -279,7 +279,7 @@ fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
         let ours = |name: &std::ffi::OsString| name.to_string_lossy().contains("tablewright");
         names.filter(ours).collect()
     };
-    // In its start, in what it does natively, and among its guests: somewhere else each time. A failure names the moment.
+    // In its start, in what it does natively, and among its guests: somewhere else each time. A failure names the delay.
     let mut random = SystemTime::UNIX_EPOCH
         .elapsed()
         .map_or(1, |time| u64::from(time.subsec_nanos()));
@@ -290,7 +290,7 @@ fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        let moment = (random >> 33) % (most * 1000);
+        let delay = (random >> 33) % (most * 1000);
         let mut doctor = Command::new(env!("CARGO_BIN_EXE_tablewright"))
             .args(["doctor", "--json", "--report", "results"])
             .current_dir(&directory)
@@ -300,7 +300,7 @@ fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
             .stderr(Stdio::null())
             .spawn()
             .expect("the program runs");
-        std::thread::sleep(Duration::from_micros(moment));
+        std::thread::sleep(Duration::from_micros(delay));
         let id = doctor.id();
         // Without guests it may be through: then its page is there, as a whole, and its end is no signal's.
         if doctor.try_wait().expect("its state").is_some() {
@@ -311,7 +311,7 @@ fn doctor_leaves_nothing_behind_whenever_and_however_it_is_killed() {
         // SAFETY: `kill`: the process is a child that was not waited for, so that the number is still its own.
         unsafe { libc::kill(id as libc::pid_t, signal) };
         let status = doctor.wait().expect("its end");
-        let what = format!("signal {signal} after {moment} us");
+        let what = format!("signal {signal} after {delay} us");
         assert_eq!(status.signal(), Some(signal), "{what}");
         assert_eq!(children.unwrap_or_default(), "", "{what}");
         let left: Vec<_> = fs::read_dir(&directory)

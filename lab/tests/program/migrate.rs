@@ -111,7 +111,7 @@ fn a_recording_that_is_none_is_refused_and_nothing_is_written() {
     let plot = std::env::temp_dir().join(format!("tablewright-{}-none.svg", std::process::id()));
     let plot = plot.to_str().expect("UTF-8");
     for (name, bytes, says) in [
-        ("cut.twr", &whole[..whole.len() - 6], "it was cut off"),
+        ("cut.twr", &whole[..whole.len() - 6], "it is truncated"),
         ("foreign.twr", &b"# not one"[..], "not a recording"),
     ] {
         let file = Scratch::new(name, bytes);

@@ -189,7 +189,7 @@ fn a_process_of_another_user_is_refused() {
         .args([
             "record",
             "-o",
-            "/dev/shm/tablewright-nobody.twr",
+            "/dev/shm/tablewright-missing.twr",
             "--pid",
             &sleeper.id(),
         ])
@@ -243,7 +243,7 @@ fn a_command_is_recorded_until_it_ends() {
 
     let bytes = fs::read(&file).unwrap();
     let cut = Scratch::new("cut-short.twr", &bytes[..bytes.len() - 9]);
-    assert_refused(&["record", "--show", cut.path()], "it was cut off");
+    assert_refused(&["record", "--show", cut.path()], "it is truncated");
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn signals_end_a_recording_and_keep_it() {
                 ])
                 .stdout(Stdio::null()),
         );
-        // From the moment on at which it catches them.
+        // From the time at which it catches them.
         let caught = || u64::from_str_radix(&recorder.status("SigCgt:"), 16).unwrap();
         while caught() & (1 << (signal - 1)) == 0 {
             std::thread::sleep(Duration::from_millis(5));

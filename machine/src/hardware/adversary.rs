@@ -5,7 +5,7 @@ use crate::memory::State;
 use super::{CpuState, Early, Fault, Hardware, Look, Request, Translated, Want};
 
 impl Hardware {
-    /// Something that the hardware is free to do at any moment happens, if the dice say so: a walk of some CPU for an
+    /// Something that the hardware is free to do at any time happens, if the dice say so: a walk of some CPU for an
     /// address close to what is being edited, all of it or a part, an eviction, a store that leaves its buffer, a
     /// translation ahead of time.
     #[inline(always)]
@@ -121,7 +121,7 @@ impl Hardware {
         }
     }
 
-    /// A whole walk in one moment. `None` if no root is loaded.
+    /// A whole walk in one step. `None` if no root is loaded.
     pub(crate) fn walk_at_once(
         &self,
         cpu: usize,

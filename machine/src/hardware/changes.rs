@@ -15,7 +15,7 @@ struct Change {
     new: u64,
     was: Descriptor,
     is: Descriptor,
-    /// What was below it, if it has cut off a table.
+    /// What was below it, if it has detached a table.
     below: Below,
 }
 
@@ -110,7 +110,7 @@ impl Hardware {
         }
     }
 
-    /// An entry of a table that was cut off links a table no more. What walkers remember of the ways above does not lead to that
+    /// An entry of a table that was detached links a table no more. What walkers remember of the ways above does not lead to that
     /// one: it is out of their reach when the addresses of this entry are forgotten, though the larger cut is not complete. That
     /// need not be done, since the larger cut covers it.
     pub(super) fn changed_below_a_cut(
@@ -317,7 +317,7 @@ impl Hardware {
         let obligations = self.obligations.borrow();
         let mut wrong = None;
         for obligation in obligations.about(space, span) {
-            // What a table that was cut off led to may be anything.
+            // What a table that was detached led to may be anything.
             let raw = obligation.raw;
             let old = self.decode(obligation.depth, obligation.span.0, Denied::default(), raw);
             // A leaf as it would be if it began where this entry does.
@@ -334,7 +334,7 @@ impl Hardware {
             let same = || self.translate_alike(cpu, depth, span.0, &old, is);
             let contradicts = || needs_break(architecture, &old, is, depth, alike, same);
             let why = if obligation.table && obligation.depth > depth {
-                Some("what was cut off above it may still be remembered")
+                Some("what was detached above it may still be remembered")
             } else if obligation.depth == depth {
                 contradicts()
             } else {

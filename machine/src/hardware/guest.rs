@@ -657,7 +657,7 @@ impl Hardware {
             .or(known.map(|known| known.page))
     }
 
-    /// Something that the hardware is free to do at any moment happens to a guest. `near` is an address of stage 2 that is
+    /// Something that the hardware is free to do at any time happens to a guest. `near` is an address of stage 2 that is
     /// being worked on.
     pub(super) fn disturb_guest(&self, cpu: usize, other: usize, near: u64) {
         let guest = &self.cores[other].guest;
@@ -724,7 +724,7 @@ impl Hardware {
         }
     }
 
-    /// A whole walk in one moment.
+    /// A whole walk in one step.
     pub(crate) fn guest_at_once(&self, cpu: usize, request: Request) -> Result<Translated, Fault> {
         let mut look = self.guest_look_now(cpu, request, false);
         loop {

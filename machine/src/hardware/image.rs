@@ -269,7 +269,7 @@ impl Hardware {
     }
 
     /// A walk is like any other with the same tables before it.
-    pub(crate) fn settled(walking: Walking) -> Walking {
+    pub(crate) fn normalised(walking: Walking) -> Walking {
         Walking {
             stamp: 0,
             ..walking
@@ -385,7 +385,7 @@ impl Hardware {
 
 impl Translated {
     /// Like any other with the same entry.
-    pub(crate) fn settled(mut self) -> Self {
+    pub(crate) fn normalised(mut self) -> Self {
         self.entry.stamp = 0;
         self.generation = 0;
         self

@@ -1,11 +1,11 @@
-//! What is reachable: tables that are linked and cut off, and memory that must not be mapped.
+//! What is reachable: tables that are linked and detached, and memory that must not be mapped.
 //!
 //! A table may be linked by several entries: at two addresses of a space, or below several roots, as the kernel's half is. Each
 //! frame has the entry that linked it first; the others are kept apart, so that a table with one parent costs one word. Where a
 //! table translates is found from below: every way up to a root is a *place*, a space and a first address. Only a change
 //! of what may be remembered asks for them, and only if any table is linked twice.
 //!
-//! A table of which one link is cut off stays reachable, and may be remembered at the place that it has lost. So it keeps the number
+//! A table of which one link is detached stays reachable, and may be remembered at the place that it has lost. So it keeps the number
 //! of each cut until the invalidation of that is complete; a cut below it is none the less remembered there.
 
 use std::cell::{Cell, RefCell};
@@ -28,13 +28,13 @@ pub(super) struct Aliases {
     any: Cell<bool>,
     /// Entries that link a table, besides the first.
     entries: RefCell<HashMap<u64, Vec<u64>>>,
-    /// Numbers of the obligations under which one of its links was cut off, besides the last.
+    /// Numbers of the obligations under which one of its links was detached, besides the last.
     cuts: RefCell<HashMap<u64, Vec<u64>>>,
-    /// Tables that were cut off once more below a cut, and the number of the obligation of that.
+    /// Tables that were detached once more below a cut, and the number of the obligation of that.
     parted: RefCell<HashMap<u64, u64>>,
 }
 
-/// What is found below a table that is cut off.
+/// What is found below a table that is detached.
 pub(super) struct Below {
     /// Depths of leaves, as bit sets: of those that are not global, and of those that are.
     pub leaves: u8,
@@ -248,7 +248,7 @@ impl Hardware {
         let mut entries = self.aliases.entries.borrow_mut();
         let others = entries.get_mut(&table);
         if meta.parent.get() != parent {
-            // Two CPUs have cut it off there, one of them late.
+            // Two CPUs have detached it there, one of them late.
             if let Some(others) = others {
                 others.retain(|&other| other != parent);
             }
@@ -287,7 +287,7 @@ impl Hardware {
         self.aliases.parted.borrow_mut().remove(&table);
     }
 
-    /// A table below a cut is cut off once more, with all below it.
+    /// A table below a cut is detached once more, with all below it.
     pub(super) fn part(&self, table: u64, depth: u8, numbers: (u64, u64), below: &mut Below) {
         let Some(frame) = self.memory.frame_at(table) else {
             return;
@@ -302,7 +302,7 @@ impl Hardware {
         }
     }
 
-    /// Whether CPUs were told of a table alone, where it was cut off once more below a cut.
+    /// Whether CPUs were told of a table alone, where it was detached once more below a cut.
     pub(super) fn is_parted(&self, table: u64) -> bool {
         let parted = self.aliases.parted.borrow();
         let obligations = self.obligations.borrow();
@@ -427,7 +427,7 @@ impl Hardware {
                 return;
             }
             State::Live => {}
-            // One that was out of reach is linked in a table that was cut off.
+            // One that was out of reach is linked in a table that was detached.
             State::Private => meta.depth.set(depth),
             State::Free | State::Detached | State::Data => return,
         }
@@ -485,7 +485,7 @@ impl Hardware {
         leaf & global != 0 || not_global != 0 && leaf & not_global == 0
     }
 
-    /// A table is linked, with all below it, in one that was cut off; or was linked a moment before, and is seen there now.
+    /// A table is linked, with all below it, in one that was detached; or was linked just before, and is seen there now.
     pub(super) fn make_known(&self, table: u64, parent: u64, first: u64, depth: u8, above: &Meta) {
         let Some(frame) = self.memory.frame_at(table) else {
             return;

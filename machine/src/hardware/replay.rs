@@ -10,7 +10,7 @@
 //!
 //! What is checked beside the rules of the machine is what only a program itself knows, and a run shows:
 //!
-//! * *Frames are taken and given back* ([`taken`](Replay::taken), [`given`](Replay::given)). A table that was cut off is given back when
+//! * *Frames are taken and given back* ([`taken`](Replay::taken), [`given`](Replay::given)). A table that was detached is given back when
 //!   all CPUs have forgotten the way to it, and when walks of software are over: since the cut, the CPU that gives it back has
 //!   looked at the announcement of each CPU, and found no walk or one made later.
 //! * *Pages are used* ([`touched`](Replay::touched)). A CPU that takes a page away from the guest, or the permission to write it, and then
@@ -123,7 +123,7 @@ pub struct Replayed {
 /// run.store(0, first, (first + 0x1000) | 3, Made::Plain);
 /// run.executed(0, 0xd503_3a9f, None); // dsb ishst
 /// run.load_root(0, 1 << 48 | first);
-/// // The table is cut off, and given back at once.
+/// // The table is detached, and given back at once.
 /// run.store(0, first, 0, Made::Plain);
 /// run.given(0, first + 0x1000);
 /// assert_eq!(run.findings()[0].rule, Rule::FreedEarly);
@@ -257,7 +257,7 @@ impl Replay {
             {
                 Some(format!(
                     "the frame at {frame:#x} is given back too early: a walk of CPU {other} may hold the table for \
-                     {first:#x}, and since it was cut off CPU {cpu} has not seen that none does"
+                     {first:#x}, and since it was detached CPU {cpu} has not seen that none does"
                 ))
             } else {
                 None
@@ -607,7 +607,7 @@ impl Hardware {
         let obligations = self.obligations.borrow();
         let leads = |o: &&Obligation| {
             let reaches = |(first, end): (u64, u64)| first <= last && page <= end;
-            // What a table that was cut off led to is still in it.
+            // What a table that was detached led to is still in it.
             usize::from(o.writer) == cpu
                 && !o.harmless
                 && match o.table {

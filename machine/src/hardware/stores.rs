@@ -160,7 +160,7 @@ impl Hardware {
         }
     }
 
-    /// What an entry links is reached by the walkers that reach its table: by all, or, if that was cut off, by those that still
+    /// What an entry links is reached by the walkers that reach its table: by all, or, if that was detached, by those that still
     /// know the way.
     fn linked(&self, cpu: usize, pa: u64, frame: usize, value: u64) {
         let meta = self.memory.meta(frame);
@@ -176,7 +176,7 @@ impl Hardware {
         };
         match state {
             State::Detached => self.make_known(table, pa, first, depth - 1, meta),
-            // It was linked and cut off again before either was visible.
+            // It was linked and detached again before either was visible.
             _ if self.visible_to(cpu, pa) != value => {}
             // Nothing happens if it is known.
             _ => {
@@ -271,7 +271,7 @@ impl Hardware {
             && let Some(frame) = self.memory.frame_at(pa)
         {
             let meta = self.memory.meta(frame);
-            // What was changed before the table was cut off, too.
+            // What was changed before the table was detached, too.
             if matches!(meta.state.get(), State::Live | State::Detached) {
                 let depth = meta.depth.get();
                 let mut obligations = self.obligations.borrow_mut();

@@ -30,7 +30,7 @@
 //!   found only where nothing after it has begun.
 //! * *Fills that are not used*: of an address that the CPU does not access any more, unless they set an access flag.
 //! * *What an access's own walk remembers of a run of contiguous entries.* It uses the member that it has read; the run, or
-//!   a member, is remembered by fills, which come at the same moments. What stage 1 of a guest says is found the same way.
+//!   a member, is remembered by fills, which come at the same points. What stage 1 of a guest says is found the same way.
 //! * *Waiting for nothing*: a step that only its own CPU sees, and after which that CPU may do all that it might before,
 //!   is taken at once.
 
@@ -228,7 +228,7 @@ impl Explorer<'_> {
                 .collect(),
             writers: vec![0; words.len()],
         };
-        self.settle(&mut state);
+        self.normalise(&mut state);
         state
     }
 

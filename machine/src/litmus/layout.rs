@@ -269,7 +269,7 @@ impl Layout {
                 hardware.attach(0, on_machine, root, false, space.id);
             }
         }
-        // Loose tables, and those that are cut off at first, are in the sight of every CPU: one that links them early
+        // Loose tables, and those that are detached at first, are in the sight of every CPU: one that links them early
         // does so in front of all walkers.
         let loose = test.tables.iter().zip(&self.tables).enumerate();
         for (number, (table, &pa)) in loose {

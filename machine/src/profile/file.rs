@@ -23,7 +23,7 @@ pub(super) struct ProfileToml {
     unexplained: Vec<Unexplained>,
 }
 
-/// Whose tables.
+/// The format of the tables.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 enum FormatToml {
     #[serde(rename = "arm64")]

@@ -12,7 +12,7 @@ const LOG: &str = "guest/log.rs";
 const PROTECT_ALL: &str = "shared/protect_all.rs";
 
 pub const BUGS: &[Bug] = &[
-    // Claims, and who loses them.
+    // Claims, and CPUs that lose one.
     Bug {
         name: "an entry is claimed by a load and a store",
         file: FAULT,
@@ -29,7 +29,7 @@ pub const BUGS: &[Bug] = &[
         ],
     },
     Bug {
-        name: "who loses the race for a table takes that of the winner",
+        name: "a CPU that loses the race for a table takes that of the winner",
         file: FAULT,
         find: "«// Another processor was first. The tables go back as they came.»\n",
         with: "let now = if PLANTED { found.table.load(found.index) } else { 0 }; \
@@ -68,7 +68,7 @@ pub const BUGS: &[Bug] = &[
         rules: &["linked early"],
     },
     Bug {
-        name: "the first table of what was cut off is not freed",
+        name: "the first table of what was detached is not freed",
         file: RECLAIM,
         find: "«unsafe { platform.free_table(root.frame, root.level) };»\n            if reclaim.stop",
         with: "",
@@ -104,7 +104,7 @@ pub const BUGS: &[Bug] = &[
         rules: &["invalidation", "break-before-make"],
     },
     Bug {
-        name: "a table is cut off, and leaves are forgotten",
+        name: "a table is detached, and leaves are forgotten",
         file: RANGE,
         find: "«self.flush.ranges.add(slice, None, true);»\n                    return",
         with: "self.flush.ranges.add(slice, Some(level), false);",
@@ -218,7 +218,7 @@ pub const BUGS: &[Bug] = &[
         rules: &["program"],
     },
     Bug {
-        name: "who was second to add a permission faults for ever",
+        name: "a CPU that was second to add a permission faults for ever",
         file: FAULT,
         find: "fn relaxed(&self, slice: Slice, level: Level) {«»",
         with: "if PLANTED { return; }",

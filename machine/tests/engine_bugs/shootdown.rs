@@ -23,7 +23,7 @@ const STALE: &[&str] = &[
 const REUSED: &[&str] = &["identifier reused", "program", "freed early", "stale use"];
 
 pub const BUGS: &[Bug] = &[
-    // Who is told.
+    // Which CPUs are told.
     Bug {
         name: "a lazy processor is not told that tables have gone",
         file: HERE,
@@ -89,7 +89,7 @@ pub const BUGS: &[Bug] = &[
         rules: STALE,
     },
     Bug {
-        name: "who sends does not forget himself",
+        name: "the sender does not forget for itself",
         file: HERE,
         find: "        if «here» {",
         with: "false",

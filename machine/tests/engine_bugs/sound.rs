@@ -130,7 +130,7 @@ pub const BUGS: &[Bug] = &[
         with: "self.count.end();",
         rules: FORGOTTEN,
     },
-    // Whose flush it is.
+    // The space that a flush is of.
     Bug {
         name: "an exclusive edit invalidates another identity",
         file: SPACE,
@@ -319,7 +319,7 @@ pub const BUGS: &[Bug] = &[
         rules: &["freed early", "program", "walk astray"],
     },
     Bug {
-        name: "a table that all roots share is cut off from one",
+        name: "a table that all roots share is detached from one",
         file: UNMAP,
         find: "«self.pinned && level == F::root_level()»",
         with: "false",

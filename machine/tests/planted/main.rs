@@ -247,7 +247,7 @@ const STORIES: &[(Workload, &[u64], &str)] = &[
     (
         Edits,
         &[53443],
-        "a table was linked and cut off again before either store was visible, and taken for linked when they were",
+        "a table was linked and detached again before either store was visible, and taken for linked when they were",
     ),
     (
         Concurrent,

@@ -91,7 +91,7 @@ impl Loaded {
 ///
 /// The program stays on its processor, and loads no other space, from the start of an `invalidate` to its end.
 ///
-/// Where global translations are meant, and no tables were cut off, INVLPG is relied on. Some Intel processors of 2021 and
+/// Where global translations are meant, and no tables were detached, INVLPG is relied on. Some Intel processors of 2021 and
 /// later, without a fix of their microcode, keep them if `CR4.PCIDE` is set; leave it clear there.
 ///
 /// ```

@@ -287,7 +287,7 @@ fn looks_unused(state: &State) -> bool {
     leaf(state).is_some_and(|leaf| !leaf.attrs.accessed)
 }
 
-const UNUSED: &str = "an entry whose access flag is clear is not held, but it may have been set until a moment ago, and what \
+const UNUSED: &str = "an entry whose access flag is clear is not held, but it may have been set until just before, and what \
                       was made of it then is held still; or it may be set before the invalidation is complete";
 
 const ARM_EXCESS: &[Excess] = &[

@@ -581,7 +581,7 @@ impl<F: Judged> World<'_, '_, F> {
     }
 
     fn complete(&mut self) {
-        self.gather.flush(|_| panic!("no leaf was cut off"));
+        self.gather.flush(|_| panic!("no leaf was detached"));
     }
 
     fn map(&mut self, at: Span<Va>, mapping: Mapping) {

@@ -416,7 +416,7 @@ impl Bench<'_> {
         self.is_gone(TO, frame(1))
     }
 
-    fn table_cut_off(&mut self) -> Done {
+    fn table_detached(&mut self) -> Done {
         let span = Span::new(Ipa::new(WIDE), BLOCK).map_err(|_| "no such pages")?;
         let at = [0, 17, 511].map(|page| page * PAGE);
         let frame = |at: u64| Pa::new(MEMORY + BLOCK + at);
@@ -534,7 +534,7 @@ fn run() -> Result<u32, &'static str> {
     bench.check("a page goes to other frames", Bench::moved);
     bench.check("a page may not be written any more", Bench::protected);
     bench.check("a page is taken away", Bench::taken_away);
-    bench.check("a table is cut off with its pages", Bench::table_cut_off);
+    bench.check("a table is detached with its pages", Bench::table_detached);
     bench.check(
         "a block is split, and a page of it protected",
         Bench::block_split,

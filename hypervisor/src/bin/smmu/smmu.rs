@@ -201,7 +201,7 @@ impl Smmu {
                 self.command([FORGET_GUEST | guest, 0]);
                 continue;
             }
-            // Of leaves alone, where no table was cut off.
+            // Of leaves alone, where no table was detached.
             let leaf = u64::from(!range.tables);
             for index in 0..=last {
                 self.command([FORGET_PAGE | guest, (range.first + (index << shift)) | leaf]);

@@ -65,7 +65,7 @@ pub enum Mode {
     /// It runs a guest, or is about to.
     Guest,
     /// It sleeps, or is about to.
-    Asleep,
+    Sleeping,
 }
 
 /// What is known of a processor.

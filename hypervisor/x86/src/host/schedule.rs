@@ -110,7 +110,7 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
             .find(|&index| (index != turn || !is_over) && contexts.get(index).is_some_and(runs));
         let next = next.or_else(|| Some(turn).filter(|&turn| contexts.get(turn).is_some_and(runs)));
         let Some(next) = next else {
-            me.set(Mode::Asleep);
+            me.set(Mode::Sleeping);
             fence(Ordering::SeqCst);
             look(contexts);
             if !contexts.iter().any(runs) {

@@ -40,7 +40,7 @@ impl Subject for Aarch64Paging {
                     Constraints::NO_BLOCK_MAPPINGS | Constraints::NO_CONTIGUOUS_HINT,
                 ),
                 Operation::Protect => mapping.modify_range(&range, &read_only),
-                // The faster of its two ways. Of a whole table it would cut off the table and look at none of its pages.
+                // The faster of its two ways. Of a whole table it would detach the table and look at none of its pages.
                 Operation::Unmap if calls.pages < MOST => mapping.map_range(
                     &range,
                     PhysicalAddress(0),

@@ -233,7 +233,7 @@ fn abort<'s, F: Format<Input = Ipa>, S: States>(
     }
     gather
         .finish(|_| ())
-        .map_err(|_| "has cut something off".to_owned())
+        .map_err(|_| "has detached something".to_owned())
 }
 
 fn faults<F: Format<Input = Ipa>, S: States>(

@@ -19,7 +19,7 @@ use crate::stats::Samples;
 /// The tables of pages, and those above them.
 const ALL_TABLES: u64 = TABLES + 3;
 
-/// Tables more than are needed: a table that is cut off is held until the end of a round.
+/// Tables more than are needed: a table that is detached is held until the end of a round.
 const SPARE: u64 = 16;
 
 /// What was measured of one operation of one subject.

@@ -28,7 +28,7 @@ struct Edited<F: Format<Input = Va>> {
 }
 
 impl<F: Format<Input = Va>> Tablewright<F> {
-    /// Where hardware sets flags, what is mapped is neither accessed nor dirty, so that it may set them at any moment.
+    /// Where hardware sets flags, what is mapped is neither accessed nor dirty, so that it may set them at any time.
     pub fn new(hardware_flags: bool) -> Self {
         Self {
             hardware_flags,

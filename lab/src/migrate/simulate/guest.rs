@@ -38,7 +38,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
                 break;
             }
             let (page, due) = stream.next();
-            match moment(due, start, own.lost.get()) {
+            match due_time(due, start, own.lost.get()) {
                 Some(at) if at <= cpu.now() => {
                     self.write(cpu, own, page);
                     stream.advance();
@@ -65,9 +65,9 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
     /// A throttled vCPU sleeps so long that it runs for the rest of the time.
     fn sleep(&self, cpu: Cpu<'_>, own: &Vcpu) {
         let percent = self.throttle.get();
-        let asleep = Time::ps(TIMESLICE.as_ps() * percent / (100 - percent));
-        own.lost.set(own.lost.get() + asleep);
-        let until = cpu.now() + asleep;
+        let away = Time::ps(TIMESLICE.as_ps() * percent / (100 - percent));
+        own.lost.set(own.lost.get() + away);
+        let until = cpu.now() + away;
         cpu.order();
         while !self.stop.get() && cpu.now() < until {
             cpu.park_until(until);
@@ -80,7 +80,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
         let end = at + QUANTUM;
         while at < end {
             let (page, due) = stream.next();
-            match moment(due, start, own.lost.get()) {
+            match due_time(due, start, own.lost.get()) {
                 Some(due) if due < end && self.image.is_open(page) => at = at.max(due),
                 _ => break,
             }
@@ -182,7 +182,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
 
 /// When the next page is due, in the machine's time.
 #[inline]
-fn moment(due: Due, start: Time, lost: Time) -> Option<Time> {
+fn due_time(due: Due, start: Time, lost: Time) -> Option<Time> {
     match due {
         Due::Now => Some(Time::ZERO),
         Due::At(at) => Some(start + at),

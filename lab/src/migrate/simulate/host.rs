@@ -40,10 +40,10 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         }
         let mut later = self.later.take();
         later.extend(gather.finish(|_| ()).err());
-        for cut in later {
-            match cut.try_complete() {
+        for deferred in later {
+            match deferred.try_complete() {
                 Ok(completed) => completed.finish(|_| ()),
-                Err(cut) => self.later.borrow_mut().push(cut),
+                Err(deferred) => self.later.borrow_mut().push(deferred),
             }
         }
     }
@@ -74,8 +74,8 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         for gather in &self.gathers {
             gather.borrow_mut().release_tables();
         }
-        for cut in self.later.take() {
-            if let Ok(completed) = cut.try_complete() {
+        for deferred in self.later.take() {
+            if let Ok(completed) = deferred.try_complete() {
                 completed.finish(|_| ());
             }
         }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 /// What the guest's memory holds, and what has arrived of it.
 pub struct Image {
     pub source: Box<[Cell<u32>]>,
-    /// What was found writable: the chunk's epoch at that moment.
+    /// What was found writable: the chunk's epoch at that time.
     pub opened: Box<[Cell<u32>]>,
     /// Even: the permission to write is not being taken in the chunk.
     pub epochs: Box<[Cell<u32>]>,

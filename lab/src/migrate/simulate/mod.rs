@@ -27,7 +27,7 @@ use std::sync::atomic::AtomicU64;
 use tablewright::dirty::{Bitmap, Ring, RingEntry};
 use tablewright::format::{Ept, FORCED_WRITE_BACK, Stage2K4};
 use tablewright::guest::{Gather, Guest, Slot, SlotCell};
-use tablewright::shared::{Cut, SharedSpace};
+use tablewright::shared::{DeferredReclaim, SharedSpace};
 use tablewright::{AddressSpace, Format, Half, Ipa, Span};
 use tablewright_machine::{
     Architecture, Granule, Machine, MachineLock, Mapper, Memory, Profile, Regime, Setup, Time,
@@ -303,7 +303,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
     if let Some(problem) = migration.problem.take() {
         return Err(failed(problem));
     }
-    if let Some(violation) = machine.settle().into_iter().next() {
+    if let Some(violation) = machine.finish().into_iter().next() {
         return Err(failed(violation.to_string()));
     }
     Ok(migration.ran.take())
@@ -340,7 +340,7 @@ struct Migration<'t, 'm, F: Format<Input = Ipa>> {
     /// Of each vCPU, and of the host.
     gathers: Box<[RefCell<Gather<'t, 't, F, Mapper<'m>>>]>,
     /// What is complete and may still be walked.
-    later: RefCell<Vec<Cut<F, Mapper<'m>>>>,
+    later: RefCell<Vec<DeferredReclaim<F, Mapper<'m>>>>,
     started: Cell<Option<Time>>,
     stop: Cell<bool>,
     stopped: Cell<usize>,

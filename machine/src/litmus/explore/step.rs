@@ -73,7 +73,7 @@ impl Explorer<'_> {
                     *phase = if hardware.is_lost(cpu, walking, va) {
                         Phase::Idle
                     } else {
-                        Phase::Walking(Hardware::settled(*walking), *first)
+                        Phase::Walking(Hardware::normalised(*walking), *first)
                     };
                 }
             }
@@ -93,11 +93,11 @@ impl Explorer<'_> {
             }
             *word = now;
         }
-        self.settle(next);
+        self.normalise(next);
     }
 
     /// Leaves out of a state what does not matter any more.
-    pub(super) fn settle(&self, state: &mut State) {
+    pub(super) fn normalise(&self, state: &mut State) {
         for cpu in 0..state.cores.len() {
             let mut core = std::mem::take(&mut state.cores[cpu]);
             let root = core.root();
@@ -471,7 +471,7 @@ impl Explorer<'_> {
                 if dirtied && !(before.is_certain() && self.is_unread(state, thread, at)) {
                     return None;
                 }
-                Phase::Translated(translated.settled(), dirtied)
+                Phase::Translated(translated.normalised(), dirtied)
             }
         };
         Some(Some((thread, held)))

@@ -219,7 +219,7 @@ impl Editor<'_, '_> {
         self.platform.barrier(Barrier::Complete);
     }
 
-    /// Takes an entry out; its flags are those that it had in the last moment.
+    /// Takes an entry out; its flags are those that it had in the end.
     fn clear(&self, place: Place) -> u64 {
         place.exchange(&self.platform, 0)
     }
@@ -291,7 +291,7 @@ impl Editor<'_, '_> {
         if !early {
             self.forget(va, last, Some(Level::PAGE), false);
         }
-        self.oracle.settle(va, last, Self::attrs::<F>(bits));
+        self.oracle.account_for(va, last, Self::attrs::<F>(bits));
         spot.end();
         self.machine.give_page(Pa::new(page.pa));
         self.free_empty::<F>(va);
@@ -394,7 +394,7 @@ impl Editor<'_, '_> {
             self.forget(va, end, Some(Level::PAGE), false);
             // The flags were there from the start.
             self.oracle
-                .settle(va, end, Self::attrs::<F>(bits & !F::CONTIGUOUS));
+                .account_for(va, end, Self::attrs::<F>(bits & !F::CONTIGUOUS));
             self.oracle
                 .inside(va, end)
                 .for_each(super::oracle::Spot::end);
@@ -475,7 +475,7 @@ impl Editor<'_, '_> {
                 } else {
                     self.forget(va, last, None, true);
                 }
-                self.oracle.settle(va, last, attrs);
+                self.oracle.account_for(va, last, attrs);
                 self.oracle
                     .inside(va, last)
                     .for_each(super::oracle::Spot::end);
@@ -581,7 +581,7 @@ impl Editor<'_, '_> {
             });
             self.platform.barrier(Barrier::Complete);
         }
-        self.oracle.settle(va, last, Attrs::KERNEL_DATA);
+        self.oracle.account_for(va, last, Attrs::KERNEL_DATA);
         self.oracle
             .inside(va, last)
             .for_each(super::oracle::Spot::end);

@@ -15,7 +15,7 @@ pub enum Bug {
     NoWait,
     /// No wait between break and make.
     NoWaitInBreak,
-    /// No wait before what was cut off is reused.
+    /// No wait before what was detached is reused.
     NoWaitInFlush,
     /// Nothing is invalidated.
     NoInvalidation,
@@ -27,7 +27,7 @@ pub enum Bug {
     HintOfAnotherLevel,
     /// A hint where leaves of several levels or tables were changed.
     HintWhereThereIsNone,
-    /// Only leaves are invalidated where tables were cut off.
+    /// Only leaves are invalidated where tables were detached.
     TablesForgotten,
     /// A range without its last page.
     RangeTooShort,
@@ -113,9 +113,9 @@ pub enum Bug {
     NoBarrierBeforeTlbi,
     /// `page_table_multiarch`: more than 32 pages are invalidated on this CPU only.
     AllOnlyLocal,
-    /// `page-table-generic`: leaves are invalidated, then their table is cut off and freed.
+    /// `page-table-generic`: leaves are invalidated, then their table is detached and freed.
     TableFreedUnforgotten,
-    /// The same in one step: a table is cut off, and its leaves are invalidated.
+    /// The same in one step: a table is detached, and its leaves are invalidated.
     TableFreedAfterLeaves,
     /// `ostd`: attributes are loaded, worked out, and stored.
     ProtectedByStore,

@@ -252,7 +252,7 @@ impl Shared<'_, '_> {
         }
     }
 
-    /// Freezes a leaf. Gives what it said in the last moment.
+    /// Freezes a leaf. Gives what it said in the end.
     fn freeze<F: Format<Input = Va>>(&self, place: Place) -> Option<u64> {
         let platform = &self.platform;
         let mark = if self.is(Bug::EntryLeftToOthersEarly) {
@@ -313,7 +313,7 @@ impl Shared<'_, '_> {
         self.forget(va, self.page, Some(Level::PAGE));
         // Also for a page in a table that is being taken away: the next in this entry has not been used yet.
         let attrs = F::decode(bits, Level::PAGE);
-        self.oracle.settle(va, va + (self.page - 1), attrs);
+        self.oracle.account_for(va, va + (self.page - 1), attrs);
         if !gone() {
             spot.end();
         }
@@ -359,7 +359,7 @@ impl Shared<'_, '_> {
             let last = va + (self.page - 1);
             if F::kind(bits, Level::PAGE) == Kind::Leaf {
                 let attrs = F::decode(bits, Level::PAGE);
-                self.oracle.settle(va, last, attrs);
+                self.oracle.account_for(va, last, attrs);
                 self.machine.give_page(F::address(bits, Level::PAGE));
             } else {
                 // The CPU that unmapped it has reclaimed it.
@@ -368,7 +368,7 @@ impl Shared<'_, '_> {
                     dirty: false,
                     ..Attrs::USER_DATA
                 };
-                self.oracle.settle(va, last, unused);
+                self.oracle.account_for(va, last, unused);
             }
         }
         self.spots(table).for_each(Spot::end);

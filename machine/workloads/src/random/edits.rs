@@ -667,7 +667,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
         }
     }
 
-    /// Has everything forgotten that was changed, and gives back what was cut off.
+    /// Has everything forgotten that was changed, and gives back what was detached.
     fn complete(&mut self) {
         let fault = self.fault;
         let Some(gather) = self.gather.take() else {
@@ -705,7 +705,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
                     .report(Rule::Program, "a leaf of another gather".to_owned()),
             }
         }
-        let mut settle = || {
+        let mut reclaim = || {
             completed.reclaim(|leaf| {
                 give_back(self.machine, self.oracle, &leaf);
                 if self.dice.once_in(8) {
@@ -715,7 +715,7 @@ impl<'a, 'm, F: Format<Input = Va>> Editor<'a, 'm, F> {
                 }
             })
         };
-        while !settle() {}
+        while !reclaim() {}
     }
 
     /// Unmaps everything: now nothing may fail, and nothing may be left.

@@ -482,13 +482,13 @@ impl<'m, F: Format<Input = Ipa>> Guest<'m, F> {
     /// Everything goes: no page, no table is lost.
     fn tear_down(self) {
         while !self.later.is_empty() {
-            self.later.settle_one(|_| ());
+            self.later.reclaim_one(|_| ());
         }
         let mut gather = self.space.gather();
         if let Ok(all) = Span::new(Ipa::new(0), 2 * Self::block()) {
             let _taken = gather.unmap(all, |_| ControlFlow::Continue(()));
         }
-        let _not_quiet = gather.finish(|_| ());
+        let _deferred = gather.finish(|_| ());
         for page in self.backing.borrow().values().copied().flatten() {
             self.machine.give_page(page);
         }

@@ -89,7 +89,7 @@ pub fn run<F: Format<Input = Va>>(
     Ok(outcome)
 }
 
-/// A CPU runs a process for a moment.
+/// A CPU runs a process for a short time.
 fn look(machine: &Machine, cpu: Cpu<'_>, known: &Known<'_>, dice: &Dice) {
     cpu.order();
     let number = known.number.get();

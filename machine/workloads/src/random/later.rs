@@ -1,13 +1,13 @@
-//! What was cut off and is forgotten, until no walk holds it.
+//! What was detached and is forgotten, until no walk holds it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use tablewright::shared::{Cut, Gather, SharedPlatform};
+use tablewright::shared::{DeferredReclaim, Gather, SharedPlatform};
 use tablewright::{Format, Leaf};
 
 /// What is complete and may still be walked.
-pub struct Later<F: Format, P: SharedPlatform>(RefCell<VecDeque<Cut<F, P>>>);
+pub struct Later<F: Format, P: SharedPlatform>(RefCell<VecDeque<DeferredReclaim<F, P>>>);
 
 impl<F: Format, P: SharedPlatform> Default for Later<F, P> {
     fn default() -> Self {
@@ -27,8 +27,8 @@ impl<F: Format, P: SharedPlatform> Later<F, P> {
     }
 
     /// Keeps what is complete.
-    pub fn push(&self, cut: Cut<F, P>) {
-        self.0.borrow_mut().push_back(cut);
+    pub fn push(&self, deferred: DeferredReclaim<F, P>) {
+        self.0.borrow_mut().push_back(deferred);
     }
 
     /// Completes what was gathered, and keeps what may still be walked for later.
@@ -37,17 +37,17 @@ impl<F: Format, P: SharedPlatform> Later<F, P> {
         P: Clone,
     {
         self.push(gather.issue().complete());
-        self.settle_one(|_| ());
+        self.reclaim_one(|_| ());
     }
 
     /// Reclaims the oldest, if no walk holds it. Whether that was so.
-    pub fn settle_one(&self, leaves: impl FnMut(Leaf<F>)) -> bool {
+    pub fn reclaim_one(&self, leaves: impl FnMut(Leaf<F>)) -> bool {
         // It is taken out: others may come here while this CPU waits for its turn.
         let oldest = self.0.borrow_mut().pop_front();
-        let Some(cut) = oldest else {
+        let Some(deferred) = oldest else {
             return false;
         };
-        match cut.try_complete() {
+        match deferred.try_complete() {
             Ok(completed) => {
                 completed.finish(leaves);
                 true

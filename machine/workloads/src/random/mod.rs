@@ -418,7 +418,7 @@ fn finish(
     }
     let mut digests = [0; 2];
     let outcome = program(&machine, &mut |digest| digests[0] = digest);
-    let violations = machine.settle();
+    let violations = machine.finish();
     digests[1] = machine.digest();
     let counts = machine.counts();
     MEMORIES.with_borrow_mut(|memories| memories.push(machine.into_memory()));

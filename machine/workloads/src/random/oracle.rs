@@ -388,11 +388,11 @@ impl<'m> Oracle<'m> {
     /// A leaf was unmapped, and is not used any more: it has to say what was done to its pages.
     pub fn account<F: Format<Input = Va>>(&self, leaf: &Leaf<F>) {
         let first = leaf.input().get();
-        self.settle(first, first + (leaf.size() - 1), leaf.attrs());
+        self.account_for(first, first + (leaf.size() - 1), leaf.attrs());
     }
 
     /// The same for any that has unmapped these addresses.
-    pub fn settle(&self, first: u64, last: u64, attrs: Attrs) {
+    pub fn account_for(&self, first: u64, last: u64, attrs: Attrs) {
         for spot in self.inside(first, last) {
             // What a change has cleared that is not complete by itself is not asked for.
             let (cleared, cleaned) = spot.clears.get();

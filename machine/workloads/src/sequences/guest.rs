@@ -182,7 +182,7 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
             Kind::CollapseGuest => host.collapse(),
             Kind::Zap => host.zap(),
             Kind::TakeBack => host.take_back(),
-            Kind::SweepStep => host.sweep_step(),
+            Kind::ZapStep => host.zap_step(),
             _ => {}
         }
     }
@@ -226,10 +226,14 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
         }
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
         for mut it in gathers {
-            let cut = it.gather.issue().complete();
+            let deferred = it.gather.issue().complete();
             world.reclaimed(cpu, it.batch);
-            world.release_all(cpu, it.batch, |held| cut.release(held));
-            world.local(cpu).cuts.borrow_mut().push((it.batch, cut));
+            world.release_all(cpu, it.batch, |held| deferred.release(held));
+            world
+                .local(cpu)
+                .deferred
+                .borrow_mut()
+                .push((it.batch, deferred));
             drop(it.gather);
             world.slots[it.slot].users.update(|users| users - 1);
         }
@@ -316,16 +320,16 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
     fn complete(&self, it: &mut Gathering<'m, F>) {
         let local = self.world.local(self.cpu);
         if self.dice.once_in(2) {
-            let cut = it.gather.issue().complete();
+            let deferred = it.gather.issue().complete();
             self.world.reclaimed(self.cpu, it.batch);
             self.world
-                .release_all(self.cpu, it.batch, |held| cut.release(held));
-            local.cuts.borrow_mut().push((it.batch, cut));
+                .release_all(self.cpu, it.batch, |held| deferred.release(held));
+            local.deferred.borrow_mut().push((it.batch, deferred));
         } else {
             let finished = it.gather.finish(|_| ());
             self.world.reclaimed(self.cpu, it.batch);
-            let mut cuts = local.cuts.borrow_mut();
-            cuts.extend(finished.err().map(|cut| (it.batch, cut)));
+            let mut deferred = local.deferred.borrow_mut();
+            deferred.extend(finished.err().map(|deferred| (it.batch, deferred)));
         }
         it.batch = self.world.silent_number();
     }
@@ -741,7 +745,7 @@ impl<'m, F: Format<Input = Ipa>> Host<'_, 'm, F> {
         self.world.machine.give_page(frame);
     }
 
-    fn sweep_step(&self) {
+    fn zap_step(&self) {
         let Some(mut it) = take_any(self.dice, &self.local().zaps) else {
             return;
         };

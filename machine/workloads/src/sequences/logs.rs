@@ -151,7 +151,7 @@ pub fn walks<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
     }
     let epochs = Epochs::new(&slots);
     let mut walks = Vec::new();
-    // Moments, and the numbers of the walks that were under way.
+    // Grace periods, and the numbers of the walks that were under way.
     let mut cuts: Vec<(GracePeriod, Vec<u32>)> = Vec::new();
     for number in 0..24 {
         match dice.below(5) {

@@ -405,7 +405,7 @@ fn run_with<'m, F: Format, G: Guests<'m, F>>(
     if outcome.is_ok() && machine.violations().is_empty() {
         machine.calm();
         world.end();
-        machine.settle();
+        machine.finish();
     }
     outcome
 }

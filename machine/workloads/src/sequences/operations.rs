@@ -29,7 +29,7 @@ operations! {
         "edit::AddressSpace::root" "edit::AddressSpace::id" "edit::AddressSpace::half" "edit::AddressSpace::platform"
         "edit::AddressSpace::liveness" "edit::AddressSpace::count_tables" "shared::SharedSpace::root"
         "shared::SharedSpace::platform" "edit::Gather::is_clean" "shared::Gather::space" "shared::Gather::is_clean"
-        "shared::Gather::tables" "shared::Cut::grace_period"
+        "shared::Gather::tables" "shared::DeferredReclaim::grace_period"
     ];
     /// A space is destroyed, or refuses to be.
     Destroy 4 ["edit::AddressSpace::destroy"];
@@ -73,13 +73,13 @@ operations! {
     // ---- What was gathered ----
     Complete 5 ["flush::Issued::complete"];
     /// What is held is released, of this flush or of another.
-    Release 5 ["flush::Completed::release" "shared::Cut::release"];
+    Release 5 ["flush::Completed::release" "shared::DeferredReclaim::release"];
     /// Some of the leaves are visited.
     Reclaim 4 ["flush::Completed::reclaim"];
     /// A visitor unwinds.
     UnwindReclaim 1 ["flush::Completed::reclaim"];
     FinishCompleted 4 ["flush::Completed::finish"];
-    TryComplete 4 ["shared::Cut::try_complete"];
+    TryComplete 4 ["shared::DeferredReclaim::try_complete"];
     /// Some value that is alive is dropped.
     Drop 4 [];
     /// Some value that is alive is forgotten.
@@ -137,7 +137,7 @@ operations! {
     /// The host takes a page back.
     TakeBack 3 ["guest::Guest::zap"];
     /// A zap goes on, with a gather of its guest or of another.
-    SweepStep 8 ["guest::Zap::unmap" "guest::Zap::protect"];
+    ZapStep 8 ["guest::Zap::unmap" "guest::Zap::protect"];
 
     // ---- Logs by themselves ----
     Bitmaps 1 [
@@ -222,7 +222,7 @@ impl Kind {
 
     /// Whether it is about guests.
     pub fn is_of_guest(self) -> bool {
-        (Self::Insert as u8..=Self::SweepStep as u8).contains(&(self as u8))
+        (Self::Insert as u8..=Self::ZapStep as u8).contains(&(self as u8))
     }
 }
 

@@ -28,7 +28,7 @@ pub enum Bug {
     FreesEarly,
     /// Pages that were released are given back twice.
     FreesTwice,
-    /// What is cut off is mapped again before that is complete.
+    /// What is detached is mapped again before that is complete.
     ReusesEarly,
     /// A guest's page is given back when its zap begins.
     FreesBeforeZap,

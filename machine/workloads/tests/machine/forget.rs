@@ -91,7 +91,7 @@ fn left(pages: &[u64], whole_table: bool, tlbi: Tlbi) -> (Vec<u64>, Vec<Rule>) {
             found.borrow_mut().extend(pages.iter().filter(is_left));
         })
         .unwrap();
-    let rules = machine.settle().into_iter().map(|it| it.rule).collect();
+    let rules = machine.finish().into_iter().map(|it| it.rule).collect();
     (found.take(), rules)
 }
 
@@ -173,7 +173,7 @@ fn a_hint_of_another_level_leaves_what_is_below_a_table_that_went() {
                 machine.dsb();
             })
             .unwrap();
-        let broken: Vec<_> = machine.settle().into_iter().map(|it| it.rule).collect();
+        let broken: Vec<_> = machine.finish().into_iter().map(|it| it.rule).collect();
         assert_eq!(broken, rules);
     }
 }
@@ -222,7 +222,7 @@ fn a_global_translation_survives_what_spares_it_and_is_found_under_every_root() 
                 assert_eq!(machine.read(0).is_ok(), survives, "{tlbi:?}");
             })
             .unwrap();
-        let broken = !machine.settle().is_empty();
+        let broken = !machine.finish().is_empty();
         assert_eq!(broken, survives, "{tlbi:?}");
     }
 }
@@ -291,7 +291,7 @@ fn a_global_leaf_is_owed_by_cpus_that_have_another_root() {
                 machine.give_page(page);
             })
             .unwrap();
-        let broken: Vec<_> = machine.settle().into_iter().map(|it| it.rule).collect();
+        let broken: Vec<_> = machine.finish().into_iter().map(|it| it.rule).collect();
         assert_eq!(broken.is_empty(), told, "{broken:?}");
     }
 }
@@ -334,7 +334,7 @@ fn a_page_is_owed_at_every_place_of_its_table() {
         });
         machine.dsb();
         machine.give_page(page);
-        let broken: Vec<_> = machine.settle().into_iter().map(|it| it.rule).collect();
+        let broken: Vec<_> = machine.finish().into_iter().map(|it| it.rule).collect();
         if left_out == places.len() {
             assert_eq!(broken, []);
         } else {
@@ -397,7 +397,7 @@ fn what_is_below_a_table_is_owed_where_it_has_lost_a_link() {
         machine.tlbi(tlbi);
         mapper.claim_as((0, BLOCK - 1), &tlbi);
         machine.dsb();
-        let broken: Vec<_> = machine.settle().into_iter().map(|it| it.rule).collect();
+        let broken: Vec<_> = machine.finish().into_iter().map(|it| it.rule).collect();
         assert_eq!(broken, rules);
     }
 }
@@ -433,7 +433,7 @@ fn a_half_that_is_shared_outlives_a_space() {
         machine.read(BLOCK),
         Err(Fault::Translation { .. })
     ));
-    assert_eq!(machine.settle(), []);
+    assert_eq!(machine.finish(), []);
 }
 
 /// A trace says which CPU has loaded which root, and under which identifier.

@@ -180,7 +180,7 @@ fn run<F: Format<Input = Ipa>>(
         })
         .unwrap();
     machine
-        .settle()
+        .finish()
         .iter()
         .map(|violation| violation.rule)
         .collect()

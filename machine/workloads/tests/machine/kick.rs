@@ -87,7 +87,7 @@ fn after_a_kick_no_vcpu_writes() {
                 machine.leave_guest();
             })
             .unwrap();
-        assert_eq!(machine.settle(), [], "seed {seed}");
+        assert_eq!(machine.finish(), [], "seed {seed}");
         let counts = machine.counts();
         assert!(counts.kicks <= 3 && counts.flushes >= 2, "{counts:?}");
     }
@@ -173,5 +173,5 @@ fn a_vcpu_that_is_not_told_writes_on() {
         })
         .unwrap();
     assert!(written.get() > 0);
-    assert!(!machine.settle().is_empty());
+    assert!(!machine.finish().is_empty());
 }

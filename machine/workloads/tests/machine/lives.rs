@@ -86,7 +86,7 @@ fn live<F: Format<Input = Va>>(machine: &Machine, seed: u64) {
         matches!(loaded, Err(Fault::Translation { .. })),
         "{loaded:?}"
     );
-    assert_eq!(machine.settle(), [], "seed {seed}");
+    assert_eq!(machine.finish(), [], "seed {seed}");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_seed_is_one_run_and_another_seed_another() {
     assert!(traced(11) != traced(12));
 }
 
-/// What was cleaned a moment ago is cheaper to clean again, until as much as a cache holds has been cleaned since.
+/// What was cleaned just before is cheaper to clean again, until as much as a cache holds has been cleaned since.
 #[test]
 fn a_page_that_was_just_cleaned_is_cheaper_to_clean_again() {
     let regime = Regime::Arm64Stage1 {
@@ -232,7 +232,7 @@ fn what_a_cache_holds_of_memory_elsewhere_is_seen() {
                 machine.touch(Request::read(0x1008)).unwrap();
             })
             .unwrap();
-        let broken: Vec<_> = machine.settle().into_iter().map(|it| it.rule).collect();
+        let broken: Vec<_> = machine.finish().into_iter().map(|it| it.rule).collect();
         let expected: &[Rule] = if cleaned {
             &[]
         } else {

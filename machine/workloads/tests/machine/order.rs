@@ -1,7 +1,7 @@
 //! The order of shared accesses, against a model that looks for the earliest event among all of them, each time.
 //!
 //! Random programs do everything that a CPU can do, in steps of a few picoseconds, so that most things happen at the
-//! same moment. The model has no coroutines, no tree and no queues: it searches.
+//! same time. The model has no coroutines, no tree and no queues: it searches.
 
 use std::cell::RefCell;
 

@@ -338,7 +338,7 @@ fn live((pages, copies): (u64, u64), together: bool, seed: u64, bug: Option<Bug>
     };
     let left = machine.memory().used();
     if violations.is_empty() {
-        violations = machine.settle();
+        violations = machine.finish();
     }
     Life {
         counted: world.counted.take(),

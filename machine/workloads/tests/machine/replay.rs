@@ -354,7 +354,7 @@ fn an_identifier_of_before_is_behind_a_flush() {
     assert_eq!(first(&replay), Some(Rule::NeverInvalidated));
 }
 
-/// A table of pages is cut off, and given back.
+/// A table of pages is detached, and given back.
 const CUT: [Step; 9] = [
     Store(MIDDLE, 0),
     Do(DSB_ISHST, 0),
@@ -384,7 +384,7 @@ fn a_table_is_given_back_when_it_is_out_of_reach() {
     ] {
         assert_eq!(rule(&wrong), Some(Rule::FreedEarly), "{wrong:?}");
     }
-    // Looked at before it was cut off.
+    // Looked at before it was detached.
     let early = with(&CUT, Look(1), &[]);
     let early = [&[Look(1)][..], &early].concat();
     assert_eq!(rule(&early), Some(Rule::FreedEarly));

@@ -225,7 +225,7 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
 
     machine.calm();
     while !guest.later.is_empty() {
-        guest.later.settle_one(|_| ());
+        guest.later.reclaim_one(|_| ());
     }
     // Everything goes: no page, no table is lost.
     let all = Span::new(Va::new(0), 2 * Guest::<F>::block()).unwrap();
@@ -236,7 +236,7 @@ fn live<F: Format<Input = Va>>(architecture: &Architecture, seed: u64, cpus: usi
     for &page in guest.backing.borrow().values() {
         machine.give_page(page);
     }
-    let violations = machine.settle();
+    let violations = machine.finish();
     assert_eq!(violations, [], "{}: seed {seed}", F::NAME);
     // The root is left, and the tables above the two regions.
     let left = machine.memory().used();
@@ -320,7 +320,7 @@ fn park_in_place<F: Format<Input = Va>>(architecture: &Architecture, seed: u64) 
         assert!(gather.finish(|_| ()).is_ok(), "no CPU walks for long");
     });
     outcome.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-    assert_eq!(machine.settle(), [], "{}: seed {seed}", F::NAME);
+    assert_eq!(machine.finish(), [], "{}: seed {seed}", F::NAME);
 }
 
 #[test]

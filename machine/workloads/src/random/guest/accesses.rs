@@ -100,7 +100,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         false
     }
 
-    /// What is known about an address at this moment.
+    /// What is known about an address at this time.
     pub(super) fn seen(&self, va: u64) -> Seen {
         let at = Ipa::new(va);
         let slots = self.slots.borrow();

@@ -230,9 +230,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             if dice.once_in(4) {
                 self.cpu().spend(dice.time());
             }
-            let cut = issued.complete();
+            let deferred = issued.complete();
             for leaf in held {
-                match cut.release(leaf) {
+                match deferred.release(leaf) {
                     Ok(leaf) => self.host.report(&leaf),
                     Err(_) => self.machine.report(
                         Rule::Program,
@@ -240,12 +240,12 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                     ),
                 }
             }
-            self.keep(cut);
+            self.keep(deferred);
         }
     }
 
     /// All that is mapped of some of the host's memory is zapped.
-    pub(super) fn sweep_host<'g>(
+    pub(super) fn zap_host<'g>(
         &'g self,
         first: u64,
         size: u64,
@@ -263,9 +263,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     }
 
     /// What is complete is reclaimed when no walk holds it.
-    pub(super) fn keep(&self, cut: Cut<F, Mapper<'m>>) {
-        self.later.push(cut);
-        self.settle_some();
+    pub(super) fn keep(&self, deferred: DeferredReclaim<F, Mapper<'m>>) {
+        self.later.push(deferred);
+        self.reclaim_some();
     }
 
     pub(super) fn put_off(&self, gather: &mut Edits<'_, 'a, 'm, F>) {
@@ -273,8 +273,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         self.keep(gather.issue().complete());
     }
 
-    pub(super) fn settle_some(&self) {
-        if self.later.settle_one(|leaf| self.host.report(&leaf)) {
+    pub(super) fn reclaim_some(&self) {
+        if self.later.reclaim_one(|leaf| self.host.report(&leaf)) {
             self.open.update(|open| open - 1);
         }
     }
@@ -292,7 +292,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             18 => self.age(dice, gather),
             19..=21 => self.split(dice, gather),
             22 => self.collapse(dice, gather),
-            _ => self.settle_some(),
+            _ => self.reclaim_some(),
         }
     }
 
@@ -308,12 +308,12 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             return;
         };
         host.change(number, Now::Moving);
-        self.sweep_host(host.at(number), host.page, |zap| {
+        self.zap_host(host.at(number), host.page, |zap| {
             self.unmap(zap, dice, gather);
         });
         self.check_gone(number, frame);
         self.check_dirty(number, self.open.get() == 0);
-        host.settle(number);
+        host.forget_past(number);
         let is_zero = host.pages.borrow()[number].words.is_empty();
         let away = if is_zero || !host.is_simulated(frame) {
             host.pages.borrow_mut()[number].words.clear();
@@ -376,10 +376,10 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         };
         let here = |frame, writable| Now::Here { frame, writable };
         host.change(number, here(frame, false));
-        self.sweep_host(host.at(number), host.page, |zap| {
+        self.zap_host(host.at(number), host.page, |zap| {
             self.protect(zap, gather);
         });
-        host.settle(number);
+        host.forget_past(number);
         self.cpu().spend(dice.time() * 8);
         let copy = host
             .is_simulated(frame)
@@ -391,12 +391,12 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         host.change(number, here(copy.unwrap_or(frame), true));
         if copy.is_some() {
             // Faults of others may put the copy in the place of the page, or not.
-            self.sweep_host(host.at(number), host.page, |zap| {
+            self.zap_host(host.at(number), host.page, |zap| {
                 self.cpu().spend(dice.time() * dice.below(8));
                 self.unmap(zap, dice, gather);
             });
         }
-        host.settle(number);
+        host.forget_past(number);
         host.unlock(number);
         if copy.is_some() {
             host.give(frame);
@@ -464,11 +464,11 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             host.second.set(Block::Parts(base));
         }
         if at_once {
-            self.sweep_host(first, size, |zap| self.unmap(zap, dice, gather));
+            self.zap_host(first, size, |zap| self.unmap(zap, dice, gather));
         } else {
-            self.sweep_host(first, size, |zap| self.protect(zap, gather));
+            self.zap_host(first, size, |zap| self.protect(zap, gather));
         }
-        (SMALL..PAGES).for_each(|number| host.settle(number));
+        (SMALL..PAGES).for_each(|number| host.forget_past(number));
         for (number, &now) in (SMALL..PAGES).zip(&before) {
             let Now::Here { frame: to, .. } = here(number, true) else {
                 continue;
@@ -486,12 +486,12 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         host.second.set(Block::Whole(base));
         (SMALL..PAGES).for_each(|number| host.change(number, here(number, true)));
         if !at_once {
-            self.sweep_host(first, size, |zap| {
+            self.zap_host(first, size, |zap| {
                 self.cpu().spend(dice.time() * dice.below(8));
                 self.unmap(zap, dice, gather);
             });
         }
-        (SMALL..PAGES).for_each(|number| host.settle(number));
+        (SMALL..PAGES).for_each(|number| host.forget_past(number));
         // What was there goes.
         for now in before {
             match now {

@@ -181,7 +181,7 @@ impl Host<'_> {
     }
 
     /// What it was cannot be reached any more.
-    pub(super) fn settle(&self, page: usize) {
+    pub(super) fn forget_past(&self, page: usize) {
         let page = &mut self.pages.borrow_mut()[page];
         page.before.clear();
         page.version += 1;

@@ -21,7 +21,7 @@ use std::ops::ControlFlow;
 use tablewright::guest::{
     Access, Backing, Cause, Declined, Fault, Gather, Guest, Log, Pass, Slot, SlotCell, Zap,
 };
-use tablewright::shared::{Cut, Mapped, Refused, SharedPlatform, SharedSpace};
+use tablewright::shared::{DeferredReclaim, Mapped, Refused, SharedPlatform, SharedSpace};
 use tablewright::{AddressSpace, Change, Format, Half, Ipa, Leaf, Level, Memory, Pa, Perms, Span};
 use tablewright_machine::{
     Architecture, Cause as Why, Cpu, Fault as Trap, Granule, Machine, Mapper, Memory as Frames,
@@ -266,7 +266,7 @@ pub fn run(
 
 // ---- The host's memory ----
 
-/// A slot that the guest has, will have, or had a moment ago.
+/// A slot that the guest has, will have, or had just before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Coming,
@@ -479,7 +479,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             if self.later.is_empty() {
                 break;
             }
-            self.settle_some();
+            self.reclaim_some();
         }
         for number in 0..PAGES {
             self.check_dirty(number, true);
@@ -509,7 +509,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
     }
 }
 
-/// What is known about an address at a moment.
+/// What is known about an address at one time.
 struct Seen {
     version: u32,
     slots: Vec<(Slot, Phase)>,

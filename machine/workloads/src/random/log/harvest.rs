@@ -218,9 +218,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         while self.stopped.get() != self.pending.len() - 1 {
             self.wait();
         }
-        // No walk is under way: all of it can be drained, and what hardware has marked in what was cut off comes out.
+        // No walk is under way: all of it can be drained, and what hardware has marked in what was detached comes out.
         while !self.later.is_empty() {
-            self.settle_one();
+            self.reclaim_one();
         }
         if !self.is(Bug::LastHarvestBeforeStop) {
             self.round(plan, dice, gather);
@@ -284,7 +284,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             if self.later.is_empty() {
                 break;
             }
-            self.settle_one();
+            self.reclaim_one();
         }
         let Self {
             machine,

@@ -19,7 +19,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             6 | 7 => self.split(dice, gather),
             8 | 9 => self.collapse(page, dice, gather),
             10 => self.age(page, gather),
-            _ => self.settle_one(),
+            _ => self.reclaim_one(),
         }
     }
 
@@ -148,11 +148,11 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
 
     pub(super) fn put_off(&self, gather: &mut Edits<'_, 'a, 'm, F>) {
         self.later.push(gather.issue().complete());
-        self.settle_one();
+        self.reclaim_one();
     }
 
-    pub(super) fn settle_one(&self) {
-        self.later.settle_one(|leaf| self.report(&leaf));
+    pub(super) fn reclaim_one(&self) {
+        self.later.reclaim_one(|leaf| self.report(&leaf));
     }
 
     pub(super) fn unmap<'g>(
@@ -180,9 +180,9 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             if dice.once_in(4) {
                 self.pause(dice, 4);
             }
-            let cut = issued.complete();
+            let deferred = issued.complete();
             for leaf in held {
-                match cut.release(leaf) {
+                match deferred.release(leaf) {
                     Ok(leaf) => self.report(&leaf),
                     Err(_) => self.machine.report(
                         Rule::Program,
@@ -190,8 +190,8 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                     ),
                 }
             }
-            self.later.push(cut);
-            self.settle_one();
+            self.later.push(deferred);
+            self.reclaim_one();
         }
     }
 

@@ -501,7 +501,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
                 Some(value) => (Want::Write, self.machine.write(va, value)),
             };
             let Err(trap) = result else {
-                // At the moment of the access: no other CPU has run since.
+                // At the time of the access: no other CPU has run since.
                 if value.is_some() {
                     self.pages[page].stale.set(true);
                 }
@@ -721,7 +721,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
             Some(to) => self.machine.copy_page(page.frame.get(), to),
             None => self.cpu().order(),
         }
-        // At the moment of the copy: no other CPU has run since.
+        // At the time of the copy: no other CPU has run since.
         page.stale.set(false);
         self.unlock(number);
     }

@@ -250,7 +250,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
             }
             11 | 12 if at.process.is_some() => {
                 machine.set_state(CpuState::Lazy);
-                // The same moment.
+                // The same time.
                 self.kernel.here().be_lazy();
                 at.state = CpuState::Lazy;
             }
@@ -381,7 +381,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
     fn be_preempted(&self, cpu: Cpu<'_>, at: &At<'a, 'm, F>, dice: &Dice) {
         let (machine, flag) = (self.kernel.machine, &self.kernel.flags[cpu.id()]);
         machine.set_state(CpuState::Stopped);
-        // The same moment.
+        // The same time.
         flag.preempt();
         cpu.spend(Time::us(2 + dice.below(20)));
         cpu.order();

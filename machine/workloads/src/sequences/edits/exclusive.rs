@@ -20,7 +20,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     }
 
     /// What an edit leaves is often completed at once.
-    pub(super) fn settle_edit(
+    pub(super) fn account_for(
         &self,
         cpu: usize,
         slot: &Slot<'m, F, G>,
@@ -38,7 +38,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// Has everything forgotten that was done to these addresses, if it matters to what is done next.
     ///
     /// arm64: whether an entry needs a break is seen from what it says. What it said before, and processors remember until it
-    /// is complete, must not matter any more; and what is cut off is not mapped again before.
+    /// is complete, must not matter any more; and what is detached is not mapped again before.
     pub(super) fn forget_before(
         &self,
         cpu: usize,
@@ -136,7 +136,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             if mapped.is_err() && tracked {
                 self.give_back(frame);
             }
-            self.settle_edit(cpu, slot, exclusive, dice);
+            self.account_for(cpu, slot, exclusive, dice);
         });
     }
 
@@ -195,7 +195,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     .iter()
                     .for_each(|frame| self.give_back(frame.start()));
             }
-            self.settle_edit(cpu, slot, exclusive, dice);
+            self.account_for(cpu, slot, exclusive, dice);
         });
     }
 
@@ -246,8 +246,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             } else {
                 self.check(size == 0, || "a fork failed, and told of leaves".into());
             }
-            self.settle_edit(cpu, slot, exclusive, dice);
-            self.settle_edit(cpu, other, child, dice);
+            self.account_for(cpu, slot, exclusive, dice);
+            self.account_for(cpu, other, child, dice);
         });
     }
 
@@ -358,7 +358,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
                 Err(error) => self.judge_refusal(slot, exclusive, span, error),
             }
-            self.settle_edit(cpu, slot, exclusive, dice);
+            self.account_for(cpu, slot, exclusive, dice);
         });
     }
 
@@ -437,7 +437,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             if dice.once_in(3) {
                 self.flush_with_one(cpu, slot, exclusive, dice);
             }
-            self.settle_edit(cpu, slot, exclusive, dice);
+            self.account_for(cpu, slot, exclusive, dice);
         });
     }
 
@@ -499,7 +499,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
                 Err(error) => self.judge_refusal(slot, exclusive, span, error),
             }
-            self.settle_edit(cpu, slot, exclusive, dice);
+            self.account_for(cpu, slot, exclusive, dice);
         });
     }
 
@@ -513,7 +513,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             if let Err(error) = self.edit(slot, exclusive, |gather| gather.split(span, level)) {
                 self.judge_refusal(slot, exclusive, span, error);
             }
-            self.settle_edit(cpu, slot, exclusive, dice);
+            self.account_for(cpu, slot, exclusive, dice);
         });
     }
 
@@ -529,7 +529,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             {
                 self.judge_refusal(slot, exclusive, span, error);
             }
-            self.settle_edit(cpu, slot, exclusive, dice);
+            self.account_for(cpu, slot, exclusive, dice);
         });
     }
 
@@ -666,7 +666,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     _ => {}
                 }
             }
-            self.settle_edit(cpu, slot, exclusive, dice);
+            self.account_for(cpu, slot, exclusive, dice);
         });
     }
 }

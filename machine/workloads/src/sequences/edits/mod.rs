@@ -215,7 +215,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                     "a grace period is not over any more".into()
                 });
             }),
-            // The machine takes a table of stage 1 that takes permissions away from what is below it for one that was cut off.
+            // The machine takes a table of stage 1 that takes permissions away from what is below it for one that was detached.
             Kind::ProtectAndSplit if self.is_arm() && F::Input::SIGNED => {}
             Kind::ProtectAll => self.with_shared(dice, |index, space| {
                 if let Ok(start) = space.protect_all() {
@@ -259,8 +259,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 it.gather.tables(),
             );
         }
-        for (_, cut) in local.cuts.borrow().iter() {
-            let _ = cut.grace_period();
+        for (_, deferred) in local.deferred.borrow().iter() {
+            let _ = deferred.grace_period();
         }
     }
 
@@ -325,10 +325,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
             }
         } else if let Some((batch, slot, issued)) = take_any(dice, &local.issued_beside) {
-            let cut = issued.complete();
+            let deferred = issued.complete();
             self.reclaimed(cpu, batch);
             self.slots[slot].users.update(|users| users - 1);
-            local.cuts.borrow_mut().push((batch, cut));
+            local.deferred.borrow_mut().push((batch, deferred));
         }
     }
 
@@ -339,10 +339,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             self.refuse(cpu, batch, |held| completed.release(held));
             local.completed.borrow_mut().push((batch, completed));
         }
-        if let Some((batch, cut)) = take_any(dice, &local.cuts) {
-            self.release_all(cpu, batch, |held| cut.release(held));
-            self.refuse(cpu, batch, |held| cut.release(held));
-            local.cuts.borrow_mut().push((batch, cut));
+        if let Some((batch, deferred)) = take_any(dice, &local.deferred) {
+            self.release_all(cpu, batch, |held| deferred.release(held));
+            self.refuse(cpu, batch, |held| deferred.release(held));
+            local.deferred.borrow_mut().push((batch, deferred));
         }
     }
 
@@ -393,12 +393,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     fn try_complete(&self, cpu: usize, dice: &Dice) {
         let local = self.local(cpu);
-        let Some((batch, cut)) = take_any(dice, &local.cuts) else {
+        let Some((batch, deferred)) = take_any(dice, &local.deferred) else {
             return;
         };
-        match cut.try_complete() {
+        match deferred.try_complete() {
             Ok(completed) => local.completed.borrow_mut().push((batch, completed)),
-            Err(cut) => local.cuts.borrow_mut().push((batch, cut)),
+            Err(deferred) => local.deferred.borrow_mut().push((batch, deferred)),
         }
     }
 
@@ -464,10 +464,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 }
                 None => lost = false,
             },
-            4 => match take_any(dice, &local.cuts) {
-                Some((_, cut)) => {
+            4 => match take_any(dice, &local.deferred) {
+                Some((_, deferred)) => {
                     self.leaked.set(true);
-                    lose!(cut);
+                    lose!(deferred);
                 }
                 None => lost = false,
             },

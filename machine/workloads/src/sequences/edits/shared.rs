@@ -182,9 +182,12 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         let batch = it.batch;
         let finished = it.gather.finish(|leaf| self.out(batch, &leaf));
         self.reclaimed(cpu, batch);
-        if let Err(cut) = finished {
-            self.release_all(cpu, batch, |held| cut.release(held));
-            self.local(cpu).cuts.borrow_mut().push((batch, cut));
+        if let Err(deferred) = finished {
+            self.release_all(cpu, batch, |held| deferred.release(held));
+            self.local(cpu)
+                .deferred
+                .borrow_mut()
+                .push((batch, deferred));
         }
         it.batch = self.number_for(&self.slots[it.slot]);
         let clean = it.gather.is_clean();

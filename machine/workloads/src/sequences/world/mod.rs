@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 use tablewright::flush::{Alone, Completed, Held, Issued};
 use tablewright::guest::{Backing, Request, SlotCell};
-use tablewright::shared::{self, Beside, Cut, Protecting, SharedSpace};
+use tablewright::shared::{self, Beside, DeferredReclaim, Protecting, SharedSpace};
 use tablewright::{
     Address, AddressError, AddressSpace, Attrs, Change, EditError, Format, Gather, Half, Leaf,
     Level, Liveness, Memory, Pa, Perms, Span,
@@ -213,7 +213,7 @@ pub struct Local<'m, F: Format, L> {
     pub issued: RefCell<Vec<(u64, u64, Issued<F, Plat<'m>, Alone>)>>,
     pub issued_beside: RefCell<Vec<(u64, usize, IssuedBeside<'m, F>)>>,
     pub completed: RefCell<Vec<(u64, Completed<F, Plat<'m>>)>>,
-    pub cuts: RefCell<Vec<(u64, Cut<F, Plat<'m>>)>>,
+    pub deferred: RefCell<Vec<(u64, DeferredReclaim<F, Plat<'m>>)>>,
     pub held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
     edited: RefCell<Vec<Edited<'m>>>,
     pub protecting: RefCell<Vec<(usize, Protecting<'m, F, Plat<'m>>)>>,
@@ -229,7 +229,7 @@ impl<F: Format, L: Default> Default for Local<'_, F, L> {
             issued: RefCell::default(),
             issued_beside: RefCell::default(),
             completed: RefCell::default(),
-            cuts: RefCell::default(),
+            deferred: RefCell::default(),
             held: RefCell::default(),
             edited: RefCell::default(),
             protecting: RefCell::default(),
@@ -267,7 +267,7 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     planned: [Cell<Option<Kind>>; 2],
     done: [Cell<bool>; 2],
     /// What might still be walked when its CPU was done.
-    later: RefCell<Vec<(u64, Cut<F, Plat<'m>>)>>,
+    later: RefCell<Vec<(u64, DeferredReclaim<F, Plat<'m>>)>>,
     later_held: RefCell<Vec<(u64, Held<Leaf<F>>)>>,
 }
 
@@ -502,7 +502,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
 
     // ---- Spaces ----
 
-    /// Has everything forgotten that was changed in a space, and takes out what was cut off.
+    /// Has everything forgotten that was changed in a space, and takes out what was detached.
     pub fn complete(&self, cpu: usize, slot: &Slot<'m, F, G>, exclusive: &mut Exclusive<'m, F>) {
         let (batch, gather) = match exclusive.gather.take() {
             Some(it) => it,
@@ -700,18 +700,18 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
         G::retire(self, cpu);
         let gathers = std::mem::take(&mut *local.gathers.borrow_mut());
         for mut it in gathers {
-            let cut = it.gather.issue().complete();
+            let deferred = it.gather.issue().complete();
             self.reclaimed(cpu, it.batch);
-            self.release_all(cpu, it.batch, |held| cut.release(held));
-            local.cuts.borrow_mut().push((it.batch, cut));
+            self.release_all(cpu, it.batch, |held| deferred.release(held));
+            local.deferred.borrow_mut().push((it.batch, deferred));
             drop(it.gather);
             self.slots[it.slot].users.update(|users| users - 1);
         }
         let issued = std::mem::take(&mut *local.issued_beside.borrow_mut());
         for (batch, slot, issued) in issued {
-            let cut = issued.complete();
+            let deferred = issued.complete();
             self.reclaimed(cpu, batch);
-            local.cuts.borrow_mut().push((batch, cut));
+            local.deferred.borrow_mut().push((batch, deferred));
             self.slots[slot].users.update(|users| users - 1);
         }
         // A start goes on when the other CPU's walks are over, and nothing at the root is claimed; one that cannot is left.
@@ -744,8 +744,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 self.complete(cpu, slot, exclusive);
             });
         }
-        let mut cuts = std::mem::take(&mut *local.cuts.borrow_mut());
-        self.later.borrow_mut().append(&mut cuts);
+        let mut deferred = std::mem::take(&mut *local.deferred.borrow_mut());
+        self.later.borrow_mut().append(&mut deferred);
         let mut held = std::mem::take(&mut *local.held.borrow_mut());
         self.later_held.borrow_mut().append(&mut held);
         local.requests.borrow_mut().clear();
@@ -758,11 +758,11 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             .held
             .borrow_mut()
             .append(&mut self.later_held.borrow_mut());
-        for (batch, cut) in later {
-            self.release_all(0, batch, |held| cut.release(held));
-            match cut.try_complete() {
+        for (batch, deferred) in later {
+            self.release_all(0, batch, |held| deferred.release(held));
+            match deferred.try_complete() {
                 Ok(completed) => completed.finish(|leaf| self.out(batch, &leaf)),
-                Err(_) => self.fail("no walk is under way, and a cut may still be walked"),
+                Err(_) => self.fail("no walk is under way, and a deferred may still be walked"),
             }
         }
         self.locals[0].held.borrow_mut().clear();
