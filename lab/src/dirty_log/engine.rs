@@ -41,10 +41,10 @@ impl<'m, 'g, 's, F: Format<Input = Ipa>> Engine<'_, 'm, 'g, 's, F> {
 
     /// Completes what was gathered, and reclaims what was detached when walks that may hold it are over.
     pub fn finish(&self, gather: &mut Gather<'g, 's, F, Mapper<'m>>) {
-        self.reclaim(gather.issue().complete());
+        self.finish_deferred(gather.issue().complete());
     }
 
-    fn reclaim(&self, deferred: DeferredReclaim<F, Mapper<'m>>) {
+    fn finish_deferred(&self, deferred: DeferredReclaim<F, Mapper<'m>>) {
         while !self.guest.space().is_over(deferred.grace_period()) {
             self.look_away();
         }
@@ -157,7 +157,7 @@ impl<F: Format<Input = Ipa>> Way for Engine<'_, '_, '_, '_, F> {
         self.world.work(|| {
             deferred
                 .into_iter()
-                .for_each(|deferred| self.reclaim(deferred))
+                .for_each(|deferred| self.finish_deferred(deferred))
         });
     }
 
