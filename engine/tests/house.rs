@@ -362,3 +362,162 @@ fn words_are_the_fields() {
     assert!(in_engine.is_empty(), "{in_engine:#?}");
     assert!(elsewhere.len() <= ELSEWHERE, "{elsewhere:#?}");
 }
+
+/// The pages of experiments, and what is run for each.
+const EXPERIMENTS: &[(&str, &[&str])] = &[
+    ("compare", &["lab/src/compare"]),
+    ("dirty-log", &["lab/src/dirty_log"]),
+    ("map-mem", &["lab/src/map_mem", "linear/src"]),
+    ("migrate", &["lab/src/migrate"]),
+    (
+        "page-table-test",
+        &["lab/src/page_table_test", "lab/src/host.rs"],
+    ),
+    ("tlb-flush", &["lab/src/tlb_flush"]),
+    ("write-protect", &["lab/src/write_protect"]),
+];
+
+/// The public functions of a file: its types, each with the names of their methods.
+fn methods(text: &str) -> BTreeSet<(String, String)> {
+    let mut found = BTreeSet::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let is_block = [
+            "impl",
+            "unsafe impl",
+            "pub trait",
+            "pub unsafe trait",
+            "pub struct",
+        ];
+        if !is_block.iter().any(|begins| line.starts_with(begins)) {
+            continue;
+        }
+        let mut head = line.to_owned();
+        while !head.contains(['{', ';', '}']) {
+            match lines.next() {
+                Some(more) => head.push_str(more),
+                None => break,
+            }
+        }
+        let of_trait = head.contains(" for ") || head.contains("trait ");
+        let bare = without_generics(&head);
+        let words = bare.split(|it: char| !(it.is_alphanumeric() || it == '_'));
+        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+        let after = words.iter().position(|word| *word == "for");
+        let skipped = ["impl", "unsafe", "pub", "trait", "struct"];
+        let Some(name) = after
+            .map(|at| words[at + 1])
+            .or_else(|| words.iter().find(|word| !skipped.contains(word)).copied())
+        else {
+            continue;
+        };
+        found.insert((name.to_owned(), String::new()));
+        if head.contains(';') || head.contains('}') {
+            continue;
+        }
+        for line in lines.by_ref().take_while(|line| !line.starts_with('}')) {
+            let Some((qualifiers, rest)) = line.split_once("fn ") else {
+                continue;
+            };
+            let is_public = qualifiers.trim_start().starts_with("pub ") || of_trait;
+            let end = rest.find(['(', '<']);
+            if let (true, Some(end)) = (is_public && !line.trim_start().starts_with("//"), end) {
+                found.insert((name.to_owned(), rest[..end].to_owned()));
+            }
+        }
+    }
+    found
+}
+
+/// The head of a block, without what is between angle brackets.
+fn without_generics(head: &str) -> String {
+    let mut depth = 0i32;
+    let mut bare = String::new();
+    let mut before = ' ';
+    for character in head.chars() {
+        match character {
+            '<' => depth += 1,
+            '>' if before != '-' => depth -= 1,
+            '{' => break,
+            other if depth == 0 => bare.push(other),
+            _ => {}
+        }
+        before = character;
+    }
+    bare
+}
+
+/// The functions that a page says its column calls: `module::Type::function`, or a type alone.
+fn said_calls(page: &str) -> Vec<String> {
+    let Some((_, rest)) = page.split_once("**What `tablewright` calls**") else {
+        return Vec::new();
+    };
+    let paragraph = rest.split("\n\n").next().unwrap();
+    let quoted = paragraph.split('`').skip(1).step_by(2);
+    let paths = quoted.filter(|it| it.contains("::"));
+    paths.map(str::to_owned).collect()
+}
+
+#[test]
+fn pages_name_what_their_column_calls() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |path: &Path| fs::read_to_string(path).unwrap();
+    let mut sources = Vec::new();
+    files(&source(), &mut sources);
+    let public: Vec<(String, BTreeSet<(String, String)>)> = sources
+        .iter()
+        .map(|path| {
+            let module = path.strip_prefix(source()).unwrap();
+            (module.to_str().unwrap().to_owned(), methods(&read(path)))
+        })
+        .collect();
+    for (page, places) in EXPERIMENTS {
+        let calls = said_calls(&read(&root.join(format!("docs/{page}.md"))));
+        assert!(calls.len() > 3, "docs/{page}.md says {calls:?}");
+        let mut run = Vec::new();
+        for place in *places {
+            match root.join(place) {
+                file if file.is_file() => run.push(file),
+                directory => files(&directory, &mut run),
+            }
+        }
+        let run: String = run.iter().map(|path| read(path)).collect();
+        for call in calls {
+            let mut parts: Vec<&str> = call.split("::").collect();
+            let last = parts.pop().unwrap();
+            let is_type = last.starts_with(char::is_uppercase);
+            let (of, function) = match is_type {
+                true => (last, ""),
+                false => (parts.pop().unwrap(), last),
+            };
+            let module = parts.first().copied().unwrap_or("");
+            let exists = public.iter().any(|(path, methods)| {
+                path.starts_with(module) && methods.contains(&(of.to_owned(), function.to_owned()))
+            });
+            assert!(
+                exists,
+                "docs/{page}.md: {call} is no public item of the engine"
+            );
+            let is_used = match is_type {
+                true => run.contains(of),
+                false => run.contains(&format!("{function}(")),
+            };
+            assert!(
+                is_used,
+                "docs/{page}.md: {call} is not called in {places:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn public_functions_are_found() {
+    let text = "impl<F: Format<Input = Va>, P> Deref\n    for Cut<F, P>\n{\n    fn deref(&self) {}\n}\n\
+        impl<'s, F> Gather<'s, F> {\n    pub const fn map(&self) {}\n    fn inner<T>() {}\n}\npub struct One;\n";
+    let found = methods(text);
+    let has = |of: &str, function: &str| found.contains(&(of.to_owned(), function.to_owned()));
+    assert!(has("Cut", "deref") && has("Gather", "map") && has("One", ""));
+    assert!(!has("Gather", "inner"));
+    let page = "The\n\n**What `tablewright` calls**: `a::B::c`, `D`,\n`E::f`.\n\n`G::h`\n";
+    assert_eq!(said_calls(page), ["a::B::c", "E::f"]);
+}
