@@ -2,10 +2,11 @@
 
 use std::fs;
 
+use tablewright_experiments::linear_map::iomem::MemoryMap;
+
 use crate::compare::{self, Against};
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
-use crate::iomem::MemoryMap;
 use crate::map_mem;
 use crate::report::{self, print};
 use crate::reproduce::{self, Problem};

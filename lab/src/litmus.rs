@@ -158,7 +158,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     };
     report.print(arguments.json, text)?;
     if failed > 0 {
-        return Err(Error::Verdicts { failed, total });
+        return Err(Error::Failed(format!(
+            "{failed} of {total} verdicts do not hold"
+        )));
     }
     Ok(())
 }

@@ -2,21 +2,13 @@
 //!
 //! Each sub-command is a module with its arguments and a `run`; what they share is beside them.
 
-mod arena;
-mod bare;
 mod cli;
-mod compare;
 mod dirty_log;
 mod doctor;
-mod error;
-mod file;
+#[cfg(test)]
+mod fakes;
 mod first;
 mod fit;
-mod format;
-mod harness;
-mod host;
-mod iomem;
-mod judge;
 mod kvm;
 mod litmus;
 mod machine;
@@ -25,21 +17,18 @@ mod migrate;
 mod needs;
 mod page;
 mod page_table_test;
-mod plan;
-mod platform;
-mod plot;
-mod progress;
 mod published;
-mod random;
 mod record;
-mod report;
 mod reproduce;
-mod size;
-mod stats;
 mod tlb_flush;
 mod write_protect;
 
 use std::process::ExitCode;
+
+use tablewright_compare as compare;
+use tablewright_harness::{
+    arena, bare, error, file, format, judge, platform, plot, progress, report, runs, size, stats,
+};
 
 fn main() -> ExitCode {
     match cli::run(std::env::args_os()) {

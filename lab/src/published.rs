@@ -51,6 +51,12 @@ pub struct Row {
     pub improvement: String,
 }
 
+impl From<TableError> for Error {
+    fn from(error: TableError) -> Self {
+        Self::Usage(error.to_string())
+    }
+}
+
 /// What is wrong with a table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
@@ -140,10 +146,7 @@ pub fn built_in(experiment: &str) -> Option<Vec<Row>> {
 /// The table in a file.
 pub fn read(path: &Path) -> Result<Vec<Row>, Error> {
     let bytes = file::read(path, "table")?;
-    parse(&bytes[..]).map_err(|error| Error::Table {
-        path: path.to_owned(),
-        error,
-    })
+    parse(&bytes[..]).map_err(|error| Error::input(path.display(), error))
 }
 
 /// The rows of a table.

@@ -1,34 +1,29 @@
 //! `dirty-log`: logging what a guest writes, phase by phase as in the well-known test, and above all how the log is disabled.
 
-mod baseline;
-mod engine;
 pub mod figures;
 mod options;
 mod picture;
-pub mod simulate;
-mod world;
 
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use tablewright_experiments::dirty_log::{self as simulate, By, How, Job, Options, Ran, Scale};
+use tablewright_experiments::input::{Backing, Guest, Mode, PAGE, Region, Source};
+use tablewright_experiments::no_violation;
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::file::Target;
-use crate::harness::{self, Threads};
 use crate::kvm::{self, On};
 use crate::machine::named::Named;
-use crate::map_mem::machine::{error_percent, no_violation, percent};
 use crate::needs::{self, Experiment};
 use crate::page_table_test;
-use crate::page_table_test::input::{Backing, Guest, Mode, PAGE, Region, Source};
 use crate::published;
-use crate::report::{self, Report};
+use crate::report::{self, Report, error_percent, percent};
+use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use figures::{Bucket, Metric};
-use options::{By, Options};
-use simulate::{How, Job, Ran, Scale};
 
 /// What `dirty-log` can be asked.
 #[derive(Args, Debug)]
@@ -200,7 +195,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let report = test(
         arguments,
         &profile,
-        &harness::software::<simulate::Job>(arguments.threads),
+        &runs::software::<simulate::Job>(arguments.threads),
     )?;
     needs::warn(left_out.as_ref());
     report.print(arguments.json, text)?;
@@ -412,7 +407,7 @@ impl Case {
 fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
     let case = case(arguments);
     let hows = options::ways(arguments, profile)?;
-    let options = Options::of(arguments, profile, case.vcpus)?;
+    let options = options::of(arguments, profile, case.vcpus)?;
     let mut jobs = Vec::new();
     for how in hows {
         let job = case.job(profile, how)?;

@@ -1,91 +1,45 @@
 //! What the well-known test takes besides, and how the log comes about.
 
-use clap::ValueEnum;
-use tablewright::guest::Log;
+use tablewright_experiments::dirty_log::{By, How, Options};
 use tablewright_machine::Profile;
 
 use super::Arguments;
-use super::simulate::How;
 use crate::error::Error;
 use crate::kvm;
 
-/// What finds the pages that are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum By {
-    /// The first write to each page faults
-    #[default]
-    Faults,
-    /// Hardware, in a log of 512 pages for each vCPU, which leaves the guest when that is full (Intel's PML)
-    Modification,
-}
-
-impl By {
-    /// As a slot is told.
-    pub const fn log(self) -> Log {
-        match self {
-            Self::Faults => Log::ByFault,
-            Self::Modification => Log::ByModification,
-        }
+/// What is asked for, if such a machine can do it.
+pub fn of(arguments: &Arguments, profile: &Profile, vcpus: u16) -> Result<Options, Error> {
+    let asked = &arguments.kvm;
+    let usage = |why: String| Err(Error::Usage(why));
+    let x86 = profile.architecture.is_x86();
+    let by_hardware = arguments.log == By::Modification;
+    if !x86 && (by_hardware || arguments.kvm.nested) {
+        let option = if by_hardware {
+            "--log modification"
+        } else {
+            "-n"
+        };
+        return usage(format!(
+            "{option}: {} is arm64, and that is x86's",
+            profile.name
+        ));
     }
-
-    /// As on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Faults => "faults",
-            Self::Modification => "modification",
-        }
+    if asked.all_set && by_hardware {
+        return usage(
+            "--all-set: not with --log modification: large leaves have to be closed first"
+                .to_owned(),
+        );
     }
-}
-
-/// What of it a run is told.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    pub by: By,
-    /// The log begins with all pages in it, and nothing is protected.
-    pub all_set: bool,
-    /// Each vCPU accesses all of the memory.
-    pub overlap: bool,
-    /// The guest is one of a hypervisor that is a guest itself.
-    pub nested: bool,
-}
-
-impl Options {
-    /// What is asked for, if such a machine can do it.
-    pub fn of(arguments: &Arguments, profile: &Profile, vcpus: u16) -> Result<Self, Error> {
-        let asked = &arguments.kvm;
-        let usage = |why: String| Err(Error::Usage(why));
-        let x86 = profile.architecture.is_x86();
-        let by_hardware = arguments.log == By::Modification;
-        if !x86 && (by_hardware || arguments.kvm.nested) {
-            let option = if by_hardware {
-                "--log modification"
-            } else {
-                "-n"
-            };
-            return usage(format!(
-                "{option}: {} is arm64, and that is x86's",
-                profile.name
-            ));
-        }
-        if asked.all_set && by_hardware {
-            return usage(
-                "--all-set: not with --log modification: large leaves have to be closed first"
-                    .to_owned(),
-            );
-        }
-        if asked.all_set && arguments.no_manual_protect {
-            return usage(
-                "--all-set: not with -g: it is clearing the log that protects".to_owned(),
-            );
-        }
-        check_pins(&asked.cpus, profile, vcpus)?;
-        Ok(Self {
-            by: arguments.log,
-            all_set: asked.all_set,
-            overlap: asked.overlap,
-            nested: arguments.kvm.nested,
-        })
+    if asked.all_set && arguments.no_manual_protect {
+        return usage("--all-set: not with -g: it is clearing the log that protects".to_owned());
     }
+    check_pins(&asked.cpus, profile, vcpus)?;
+    Ok(Options {
+        by: arguments.log,
+        all_set: asked.all_set,
+        overlap: asked.overlap,
+        nested: arguments.kvm.nested,
+    })
 }
 
 /// The ways to disable that a machine has.

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use tablewright_experiments::input::Backing;
+
 use crate::error::Error;
 use crate::fit::from_run::Measured;
 use crate::kvm::{self, Asked, HostKind, Options, PhaseRow};
-use crate::page_table_test::input::Backing;
 
 /// Small enough for a minute, large enough to be steady.
 const BYTES: u64 = SMALL * 2;

@@ -1,19 +1,19 @@
 //! What the published changes and the engine would take in the same place: the software machine, with what was measured here.
 
+use tablewright_experiments::dirty_log::{self as logs, How as Disable};
+use tablewright_experiments::input::{Backing, Mode};
+use tablewright_experiments::linear_map as linear;
+use tablewright_experiments::linear_map::steps::Step;
+use tablewright_experiments::tlb_flush::How as Tell;
+use tablewright_experiments::tlb_flush::{self as flushes};
+use tablewright_experiments::write_protect::leaf_for;
+use tablewright_experiments::write_protect::{self as starts, How as Start, Stage2, Then};
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use super::native::Unmap;
 use crate::dirty_log::Case;
-use crate::dirty_log::simulate::{self as logs, How as Disable};
 use crate::error::Error;
-use crate::harness::{self, Threads};
-use crate::map_mem::machine as linear;
-use crate::map_mem::steps::Step;
-use crate::page_table_test::input::{Backing, Mode};
-use crate::tlb_flush::How as Tell;
-use crate::tlb_flush::simulate::{self as flushes};
-use crate::write_protect::leaf_for;
-use crate::write_protect::simulate::{self as starts, How as Start, Stage2, Then};
+use crate::runs::{self, Threads};
 
 /// The guest that a user has in mind.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +54,7 @@ pub fn linear(size: Size, entry: f64, published: f64) -> Result<[f64; 2], Error>
             plan: plan.clone(),
         })
         .collect();
-    let ran = harness::software::<linear::Job>(Threads::default())(&jobs)?;
+    let ran = runs::software::<linear::Job>(Threads::default())(&jobs)?;
     let mut times = ran
         .iter()
         .map(|ran| nanoseconds(ran.time) * size.bytes as f64 / some as f64);
@@ -94,7 +94,7 @@ pub fn unmap(size: Size, unmap: Unmap) -> Result<Option<[f64; 3]>, Error> {
     };
     let jobs = [Tell::Interrupt, Tell::Space, Tell::Tablewright].map(job);
     let cycles = jobs[0].cycles() as f64;
-    let ran = harness::software::<flushes::Job>(Threads::default())(&jobs)?;
+    let ran = runs::software::<flushes::Job>(Threads::default())(&jobs)?;
     let mut times = ran.iter().map(|ran| nanoseconds(ran.time) / cycles);
     let mut next = || times.next().unwrap_or_default();
     Ok(Some([next(), next(), next()]))
@@ -113,7 +113,7 @@ pub fn start(profile: &Profile, size: Size) -> Result<f64, Error> {
         then: Then::Nothing,
         before: 0,
     };
-    let ran = harness::software::<starts::Job>(Threads::default())(&[job])?;
+    let ran = runs::software::<starts::Job>(Threads::default())(&[job])?;
     Ok(ran.first().map_or(0.0, |ran| nanoseconds(ran.start)))
 }
 

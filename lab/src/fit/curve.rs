@@ -6,16 +6,16 @@
 //! the machine, and the rows on which nothing was fitted say what is to be had from the choice.
 
 use serde::Serialize;
+use tablewright_experiments::tlb_flush::How;
+use tablewright_experiments::tlb_flush::{Job, Ran};
 use tablewright_machine::{Profile, Time};
 
 use crate::error::Error;
-use crate::harness::Run;
-use crate::map_mem::machine::{error_percent, percent};
 use crate::published;
 use crate::report;
+use crate::report::{error_percent, percent};
 use crate::reproduce::tlb_flush::{jobs, published_seconds};
-use crate::tlb_flush::How;
-use crate::tlb_flush::simulate::{Job, Ran};
+use crate::runs::Run;
 
 /// Nanoseconds of an interrupt for which the others are found.
 const INTERRUPTS: [u64; 5] = [0, 1_170, 2_512, 5_000, 10_000];

@@ -7,16 +7,16 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tablewright_experiments::dirty_log::{self, How, Job, Ran};
+use tablewright_experiments::input::{Backing, Mode, PAGE};
 use tablewright_machine::{Cost, Profile, Provenance, RowSelector, Source, Time};
 
 use super::solve::{self, Undetermined};
 use crate::dirty_log::Case;
-use crate::dirty_log::simulate::{self, How, Job, Ran};
 use crate::error::Error;
 use crate::file::{self, Target};
-use crate::map_mem::machine::{error_percent, percent};
-use crate::page_table_test::input::{Backing, Mode, PAGE};
 use crate::report;
+use crate::report::{error_percent, percent};
 use crate::size::human;
 
 /// What is asked for.
@@ -364,7 +364,7 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
     );
     let mut compared = Vec::new();
     for run in runs {
-        let ran = simulate::run(&run.parameters.job(&profile)?)?;
+        let ran = dirty_log::run(&run.parameters.job(&profile)?)?;
         compared.extend(compare(run, &phases(&ran), true));
     }
     Ok(Found {
@@ -385,7 +385,7 @@ fn counted(profile: &Profile, runs: &[Measured], free: &[Cost]) -> Result<Counte
     let (mut rows, mut right, mut names) = (Vec::new(), Vec::new(), Vec::new());
     for run in runs {
         let of = |profile: &Profile| -> Result<Vec<(String, f64)>, Error> {
-            Ok(phases(&simulate::run(&run.parameters.job(profile)?)?))
+            Ok(phases(&dirty_log::run(&run.parameters.job(profile)?)?))
         };
         let now = of(profile)?;
         let mut more = Vec::new();

@@ -16,18 +16,21 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
+use tablewright_experiments::linear_map::plan::Plan;
+use tablewright_experiments::linear_map::steps::Step;
+use tablewright_experiments::linear_map::{self, Job, Run};
 use tablewright_machine::{Cost, Profile, Provenance, RowSelector, Source, Time};
 
 use crate::error::Error;
 use crate::file::Target;
-use crate::harness::{self, Threads};
 use crate::machine::named::Named;
-use crate::map_mem::machine::{self, Job, Run, error_percent, percent};
-use crate::map_mem::steps::Step;
+use crate::map_mem::machine;
+use crate::map_mem::steps::step_of;
 use crate::needs::Experiment;
-use crate::plan::Plan;
 use crate::published;
 use crate::report;
+use crate::report::{error_percent, percent};
+use crate::runs::{self, Threads};
 use determined::{Counts, Determined};
 use solve::Undetermined;
 
@@ -153,7 +156,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         }
         return curve::print(
             &profile,
-            &crate::harness::software::<crate::tlb_flush::simulate::Job>(arguments.threads),
+            &crate::runs::software::<tablewright_experiments::tlb_flush::Job>(arguments.threads),
             arguments.json,
         );
     }
@@ -165,7 +168,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let (report, fitted) = fit(
         arguments,
         profile,
-        &harness::software::<machine::Job>(arguments.threads),
+        &runs::software::<linear_map::Job>(arguments.threads),
     )?;
     if arguments.json {
         report::print_json(&report)?;
@@ -334,8 +337,8 @@ fn cases(arguments: &Arguments, profile: &Profile) -> Result<Cases, Error> {
             continue;
         }
         cases.push(Case {
-            step: Step::of(&figure)?,
-            plan: machine::plan_of(profile, figure.ram()?.bytes())?,
+            step: step_of(&figure)?,
+            plan: linear_map::plan_of(profile, figure.ram()?.bytes())?,
             published_ms: figure.after_ms()?,
             fitted,
             figure,
@@ -625,7 +628,7 @@ fn said(determined: &Determined) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map_mem::machine::linear;
+    use crate::fakes::linear_map as linear;
     use clap::Parser;
 
     #[derive(Parser)]

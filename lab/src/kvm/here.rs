@@ -1,15 +1,14 @@
 //! The three experiments on KVM, and their answers.
 
-use std::path::Path;
 use std::time::Instant;
 
 use serde::Serialize;
-use tablewright_kvm::host::{Host, Paging, abilities, open};
+use tablewright_experiments::dirty_log;
+use tablewright_kvm::host::{Host, Paging};
 use tablewright_machine::Profile;
 
 use super::summary::{self, HostKind, PhaseRow};
 use super::{Asked, sequence};
-use crate::dirty_log::simulate;
 use crate::error::Error;
 use crate::fit::from_run::{self, Compared, HostLine, Measured, MeasuredPhase, MeasuredRow};
 use crate::progress::Progress;
@@ -22,7 +21,7 @@ use crate::stats;
 /// # Errors
 /// There is no KVM.
 pub fn host() -> Result<HostKind, Error> {
-    open(Path::new("/dev/kvm"))?;
+    sequence::able()?;
     Ok(kind(&Host::read()))
 }
 
@@ -36,7 +35,7 @@ pub fn computer() -> Option<HostKind> {
 /// # Errors
 /// There is no KVM.
 pub fn has_manual() -> Result<bool, Error> {
-    Ok(abilities(&open(Path::new("/dev/kvm"))?).manual)
+    Ok(sequence::able()?.manual)
 }
 
 /// How much memory a guest can have.
@@ -279,7 +278,7 @@ fn predict(
     };
     let profile = Profile::load(name)?;
     let parameters = as_measured(&parameters(asked, host.clone()), &[]).parameters;
-    let ran = simulate::run(&parameters.job(&profile)?)?;
+    let ran = dirty_log::run(&parameters.job(&profile)?)?;
     let predicted = from_run::phases(&ran);
     if !json {
         let cells = predicted
@@ -365,7 +364,7 @@ pub fn write_protect(
     json: bool,
 ) -> Result<(), Error> {
     let host = host()?;
-    let can = abilities(&open(Path::new("/dev/kvm"))?);
+    let can = sequence::able()?;
     let mut ways = vec![("protect", false)];
     if can.all_set {
         ways.push(("all set", true));

@@ -20,9 +20,9 @@ pub mod summary;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
+use tablewright_experiments::input::Backing;
 
 use crate::error::Error;
-use crate::page_table_test::input::Backing;
 
 #[cfg(all(
     target_os = "linux",

@@ -1,18 +1,18 @@
 //! What is done with a guest, once: the phases of the experiments, each with its times, its stalls, and KVM's counts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tablewright_experiments::input::{PAGE, Source};
 use tablewright_kvm::clock::Took;
 use tablewright_kvm::guest::Orders;
-use tablewright_kvm::host::{abilities, open};
+use tablewright_kvm::host::{Abilities, abilities, open};
 use tablewright_kvm::{Backing, Bitmap, Counts, Done, Error as KvmError, Protect, Setup, Vm};
 
 use super::Asked;
 use super::summary::Phase;
 use crate::error::Error;
-use crate::page_table_test::input::{PAGE, Source};
 
 /// What backs memory, as the host has it.
 fn backing(asked: &Asked) -> Result<Backing, Error> {
@@ -25,6 +25,26 @@ fn backing(asked: &Asked) -> Result<Backing, Error> {
             shared: name.starts_with("shared"),
         },
     })
+}
+
+const DEVICE: &str = "/dev/kvm";
+
+/// What KVM can do here.
+///
+/// # Errors
+/// There is none.
+pub fn able() -> Result<Abilities, Error> {
+    open(Path::new(DEVICE))
+        .map(|kvm| abilities(&kvm))
+        .map_err(refused)
+}
+
+/// Another command line, another user or another computer would help; or the figures are not to be believed.
+fn refused(error: KvmError) -> Error {
+    match error.is_refusal() {
+        true => Error::Usage(error.to_string()),
+        false => Error::Failed(error.to_string()),
+    }
 }
 
 fn setup(asked: &Asked) -> Result<Setup, Error> {
@@ -46,7 +66,7 @@ fn setup(asked: &Asked) -> Result<Setup, Error> {
         (first, _) => first,
     };
     let setup = Setup {
-        device: PathBuf::from("/dev/kvm"),
+        device: PathBuf::from(DEVICE),
         vcpus: asked.vcpus,
         backing: (backing, asked.backing.name),
         bytes: asked.bytes,
@@ -61,7 +81,7 @@ fn setup(asked: &Asked) -> Result<Setup, Error> {
         nested: asked.options.nested,
         cpus: asked.options.cpus.clone(),
     };
-    setup.check(&abilities(&open(&setup.device)?))?;
+    setup.check(&able()?).map_err(refused)?;
     divisible(asked, backing)?;
     Ok(setup)
 }
@@ -114,7 +134,7 @@ pub struct Run<'a> {
 impl<'a> Run<'a> {
     /// Makes the guest.
     pub fn new(asked: &'a Asked) -> Result<Self, Error> {
-        let vm = Vm::new(&setup(asked)?)?;
+        let vm = Vm::new(&setup(asked)?).map_err(refused)?;
         vm.seed(asked.seed);
         Ok(Self {
             asked,
@@ -167,7 +187,7 @@ impl<'a> Run<'a> {
         let before = self.vm.counts();
         let begin = Instant::now();
         self.vm.begin(&orders);
-        let done = self.vm.finish()?;
+        let done = self.vm.finish().map_err(refused)?;
         let wall = begin.elapsed();
         let counts = self.vm.counts().since(&before);
         self.vm.mark_written(&orders, &done, &mut self.sure);
@@ -244,7 +264,7 @@ impl<'a> Run<'a> {
         }
         let result = call(self);
         if running {
-            done = self.vm.stop()?;
+            done = self.vm.stop().map_err(refused)?;
             let mut wrote = self.vm.bitmap();
             self.vm
                 .mark_written(|id| orders(id).endless(), &done, &mut wrote);
@@ -254,7 +274,7 @@ impl<'a> Run<'a> {
                     .mark_accessed(|id| orders(id).endless(), &done, &mut self.maybe);
             }
         }
-        let (result, took) = result?;
+        let (result, took) = result.map_err(refused)?;
         let counts = self.vm.counts().since(&before);
         let pages = self.vm.pages();
         self.phase(name, pages, took, 1, &done, counts, None);
@@ -344,15 +364,14 @@ impl<'a> Run<'a> {
         more.remove(&self.sure);
         more.remove(&self.maybe);
         if let Some(first) = lacks.first().or_else(|| more.first()) {
-            return Err(KvmError::Log {
+            return Err(refused(KvmError::Log {
                 phase: phase.to_owned(),
                 got: got.count(),
                 wrote: self.sure.count(),
                 lacks: lacks.count(),
                 more: more.count(),
                 first,
-            }
-            .into());
+            }));
         }
         if let Some(phase) = self.phases.iter_mut().rev().find(|it| it.name == phase) {
             phase.harvested = Some(got.count());

@@ -102,7 +102,7 @@ pub fn rows(rounds: &[Vec<Phase>]) -> Vec<PhaseRow> {
         let all = || rounds.iter().filter_map(|round| round.get(at));
         let median = |of: &dyn Fn(&Phase) -> Option<f64>| -> Option<f64> {
             let samples: Samples = all().filter_map(of).collect();
-            (samples.len() > 0).then(|| samples.median())
+            (!samples.is_empty()).then(|| samples.median())
         };
         let cpu: Samples = all().map(|phase| phase.cpu).collect();
         let names = all().flat_map(|phase| phase.counts.keys().cloned());

@@ -5,10 +5,10 @@ use tablewright::format::{
 };
 use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::{AddressSpace, Attrs, Half, Mapping, Pa, Span, Va};
+use tablewright_experiments::linear_map::plan::{Contents, Leaves, Plan};
 
 use crate::arena::Arena;
 use crate::format::{Architecture, Granule};
-use crate::plan::{Contents, Leaves, Plan};
 use crate::platform::Lean;
 
 /// The name of the engine that this program belongs to.

@@ -1,11 +1,11 @@
 //! Whether the linear map is what was planned: every page, and nothing else.
 
+use tablewright_experiments::linear_map::plan::{Contents, Leaves, Plan};
 use tablewright_walker::{Granule as WalkerGranule, Half, Regime};
 
 use crate::arena::Arena;
 use crate::format::{Architecture, Format, Granule};
 use crate::judge::{Expected, Found, Tree};
-use crate::plan::{Contents, Leaves, Plan};
 use crate::progress::Progress;
 
 /// How a processor is set up to read tables of this format.
@@ -62,7 +62,7 @@ mod tests {
     use super::super::builder;
     use super::*;
     use crate::arena::Memory;
-    use crate::iomem::{Extent, MemoryMap};
+    use tablewright_experiments::linear_map::iomem::{Extent, MemoryMap};
 
     const M: u64 = 1 << 20;
 

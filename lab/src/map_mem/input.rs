@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use tablewright_experiments::linear_map::iomem::{self, Extent, IomemError, MemoryMap};
+
 use crate::error::Error;
 use crate::file;
 use crate::format::Format;
-use crate::iomem::{self, Extent, IomemError, MemoryMap};
 use crate::size::{Size, human};
 
 /// This computer's own memory map.
@@ -31,22 +32,21 @@ pub fn read(
 /// This computer's memory map, from `path`. It was not asked for by name, so if it cannot be read, the error says what
 /// to ask for instead.
 fn own(path: &Path) -> Result<MemoryMap, Error> {
-    read_map(path).map_err(|error| match error {
+    let hinted = |error: Error| {
+        let hint = "use --ram SIZE, or --iomem FILE with the memory map of another computer";
+        Error::Usage(format!("{error}; {hint}"))
+    };
+    let bytes = file::read(path, "memory map").map_err(hinted)?;
+    iomem::parse(&bytes).map_err(|error| match error {
         // That one says it already.
-        Error::Iomem {
-            error: IomemError::Hidden,
-            ..
-        } => error,
-        error => Error::OwnMap(Box::new(error)),
+        IomemError::Hidden => Error::input(path.display(), error),
+        _ => hinted(Error::input(path.display(), error)),
     })
 }
 
 fn read_map(path: &Path) -> Result<MemoryMap, Error> {
     let bytes = file::read(path, "memory map")?;
-    iomem::parse(&bytes).map_err(|error| Error::Iomem {
-        path: path.to_owned(),
-        error,
-    })
+    iomem::parse(&bytes).map_err(|error| Error::input(path.display(), error))
 }
 
 fn one_range(size: Size, format: Format) -> Result<MemoryMap, Error> {

@@ -1,112 +1,14 @@
 //! `map-mem` on the software machine: virtual time, beside what was published for the same step.
 
 use serde::Serialize;
+use tablewright_experiments::linear_map::Ran;
+use tablewright_experiments::linear_map::steps::Step;
 use tablewright_linear::Techniques;
-use tablewright_machine::{Granule as MachineGranule, Profile, Regime, Time};
+use tablewright_machine::{Profile, Time};
 
-use super::boot::Boots;
-use super::steps::{Step, techniques_of};
-use crate::error::Error;
-use crate::format::{Architecture, Format, Granule};
-use crate::harness::{self, Simulated};
-use crate::iomem::{Extent, MemoryMap};
-use crate::plan::{Leaves, Plan};
+use super::steps::techniques_of;
 use crate::published::{self, TableError};
-use crate::report;
-
-/// What a run showed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ran {
-    /// How long it took.
-    pub time: Time,
-    /// Tables of the finished map.
-    pub tables: u64,
-    /// Entries written, besides links to tables.
-    pub entries: u64,
-    /// How often a window was moved to another table.
-    pub windows: u64,
-    /// Invalidations issued.
-    pub invalidations: u64,
-    /// Waits until invalidations were complete.
-    pub waits: u64,
-    /// Barriers after stores to entries.
-    pub barriers: u64,
-}
-
-/// One run to be made.
-#[derive(Clone)]
-pub struct Job {
-    /// On which machine.
-    pub profile: Profile,
-    /// What to do there.
-    pub step: Step,
-    /// The linear map to make.
-    pub plan: Plan,
-}
-
-/// Makes runs, and gives what each showed, in their order.
-pub type Run<'r> = harness::Run<'r, Job>;
-
-impl Simulated for Job {
-    type Ran = Ran;
-    type Kept = Boots;
-
-    fn run(&self, boots: &mut Boots) -> Result<Ran, Error> {
-        boots.run(&self.profile, self.step, &self.plan)
-    }
-
-    fn name(&self) -> String {
-        format!("{}: {}", self.profile.name, self.step.name)
-    }
-}
-
-/// A linear map is of the kernel's own space.
-pub const NOT_STAGE_1: &str =
-    "a linear map is of the first stage, and this machine has tables of the second";
-
-/// The format of a profile's tables.
-pub fn format_of(profile: &Profile) -> Result<Format, Error> {
-    let (architecture, granule, bits) = match profile.architecture.regime {
-        Regime::Arm64Stage1 { granule, wide } => (
-            Architecture::Arm64,
-            match granule {
-                MachineGranule::K4 => Granule::K4,
-                MachineGranule::K16 => Granule::K16,
-                MachineGranule::K64 => Granule::K64,
-            },
-            if wide { 52 } else { 48 },
-        ),
-        Regime::X86_64 { levels } => (
-            Architecture::X86_64,
-            Granule::K4,
-            if levels == 5 { 57 } else { 48 },
-        ),
-        // No profile has another size of input, or EL2.
-        Regime::Arm64Stage1Sized { .. }
-        | Regime::Arm64El2 { .. }
-        | Regime::Arm64Stage2 { .. }
-        | Regime::Ept { .. }
-        | Regime::Npt { .. } => {
-            return Err(Error::Usage(NOT_STAGE_1.to_owned()));
-        }
-    };
-    Ok(Format::new(architecture, granule, bits)?)
-}
-
-/// The linear map of so much RAM, from address 0, in pages: what the published figures are of.
-pub fn plan_of(profile: &Profile, bytes: u64) -> Result<Plan, Error> {
-    let map = MemoryMap {
-        ram: vec![Extent {
-            start: 0,
-            last: bytes - 1,
-        }],
-        ..MemoryMap::default()
-    };
-    Plan::new(&map, format_of(profile)?, Leaves::Pages).map_err(|error| Error::Plan {
-        source_name: profile.name.clone(),
-        error,
-    })
-}
+use crate::report::{self, error_percent, percent};
 
 /// A row of the result.
 #[derive(Clone, Debug, Serialize)]
@@ -147,27 +49,6 @@ pub const PS_PER_MS: f64 = 1e9;
 /// A time in milliseconds.
 pub fn ms(time: Time) -> f64 {
     time.as_ps() as f64 / PS_PER_MS
-}
-
-/// How much more `this` is, in percent of `that`.
-pub fn error_percent(this: f64, that: f64) -> f64 {
-    (this - that) / that * 100.0
-}
-
-/// That no rule was broken in a step of an experiment.
-pub fn no_violation(
-    profile: &Profile,
-    step: &'static str,
-    violation: Option<&str>,
-) -> Result<(), Error> {
-    match violation {
-        None => Ok(()),
-        Some(problem) => Err(Error::Machine {
-            machine: profile.name.clone(),
-            step,
-            problem: problem.to_owned(),
-        }),
-    }
 }
 
 /// What a profile says that it does not explain in a published row.
@@ -268,75 +149,11 @@ pub fn table(rows: &[Row]) -> String {
     format!("{times}\n{counts}")
 }
 
-/// An error for people.
-pub fn percent(error: f64) -> String {
-    // No "-0.0".
-    let error = if error.abs() < 0.05 { 0.0 } else { error };
-    format!("{error:+.1} %")
-}
-
-/// A machine for the tests of all that compares: time is what the operations of costs.md cost, and nothing else.
-#[cfg(test)]
-pub fn linear(jobs: &[Job]) -> Result<Vec<Ran>, Error> {
-    Ok(jobs.iter().map(linear_run).collect())
-}
-
-#[cfg(test)]
-fn linear_run(
-    Job {
-        profile,
-        step,
-        plan,
-    }: &Job,
-) -> Ran {
-    use super::steps::Way;
-    use tablewright_linear::Technique;
-
-    let per_table = plan.format.entries_per_table();
-    let entries = plan.bytes() / plan.format.page_bytes();
-    let tables = entries / per_table;
-    let mut ran = Ran {
-        tables,
-        entries,
-        ..Ran::default()
-    };
-    match step.way {
-        Way::Published(on) => {
-            let runs = per_table / 16;
-            ran.windows = tables
-                * if !on.has(Technique::NoContRemap) {
-                    runs + u64::from(!on.has(Technique::NoAllocRemap))
-                } else {
-                    1 + u64::from(!on.has(Technique::NoAllocRemap))
-                };
-            ran.invalidations = ran.windows;
-            ran.waits = ran.windows / if on.has(Technique::LazyUnmap) { 16 } else { 1 };
-            ran.barriers = if on.has(Technique::BatchBarriers) {
-                tables
-            } else {
-                entries
-            };
-        }
-        Way::Tablewright
-        | Way::OneToOne
-        | Way::HugeSlots
-        | Way::Blocks
-        | Way::BlocksTablewright => (ran.invalidations, ran.waits, ran.barriers) = (1, 1, 600),
-        Way::Late | Way::LateTablewright => ran.barriers = 1,
-    }
-    let costs = &profile.costs;
-    ran.time = costs.entry * entries
-        + costs.publish * ran.barriers
-        + costs.issue * ran.invalidations
-        + costs.complete * ran.waits;
-    ran
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::steps::Choice;
     use super::*;
-    use crate::harness::{Threads, software};
+    use crate::runs::{Threads, software};
 
     fn rows(name: &str, bytes: u64) -> Vec<Row> {
         let profile = Profile::load(name).unwrap();

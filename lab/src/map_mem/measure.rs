@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use tablewright_experiments::linear_map::plan::Plan;
+
 use super::builder::Builder;
 use super::check;
 use crate::arena::{Arena, Memory};
 use crate::bare::Tables;
 use crate::error::Error;
 use crate::judge::Found;
-use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::stats::{self, Samples};
 
@@ -102,8 +103,8 @@ mod tests {
     use super::super::builder;
     use super::*;
     use crate::format::Format;
-    use crate::iomem::{Extent, MemoryMap};
-    use crate::plan::Leaves;
+    use tablewright_experiments::linear_map::iomem::{Extent, MemoryMap};
+    use tablewright_experiments::linear_map::plan::Leaves;
 
     /// Takes tables, one more each time, and maps nothing.
     struct Fake {

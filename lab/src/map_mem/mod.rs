@@ -1,7 +1,6 @@
 //! `map-mem`: builds the linear map of a memory map, as a kernel does when it boots: on this computer, or step by step on
 //! the software machine.
 
-mod boot;
 mod builder;
 mod check;
 pub mod input;
@@ -14,14 +13,14 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use tablewright_experiments::linear_map::iomem::MemoryMap;
+use tablewright_experiments::linear_map::plan::{Contents, Leaves, Plan};
 
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
-use crate::harness::{self, Threads};
-use crate::iomem::MemoryMap;
 use crate::machine::named::Named;
-use crate::plan::{Contents, Leaves, Plan};
 use crate::report::{self, Report};
+use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use crate::stats::{self, Samples};
 use measure::Outcome;
@@ -132,7 +131,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         On::Native => run_native(arguments),
         On::Machine => simulate::run(
             arguments,
-            &harness::software::<machine::Job>(arguments.threads),
+            &runs::software::<tablewright_experiments::linear_map::Job>(arguments.threads),
         ),
     }
 }
@@ -164,10 +163,7 @@ fn measure(
     leaves: Leaves,
     rounds: u32,
 ) -> Result<(Plan, Outcome), Error> {
-    let plan = Plan::new(map, format, leaves).map_err(|error| Error::Plan {
-        source_name: source.to_owned(),
-        error,
-    })?;
+    let plan = Plan::new(map, format, leaves).map_err(|error| Error::input(source, error))?;
     let mut builder = builder::native(&plan).map_err(|problem| Error::Subject {
         subject: builder::OURS,
         operation: "map",

@@ -1,15 +1,16 @@
 //! `map-mem --on machine`: the steps one after the other, in virtual time.
 
 use serde::Serialize;
+use tablewright_experiments::linear_map::plan::{Leaves, Plan};
+use tablewright_experiments::linear_map::{self, Job, Run};
 use tablewright_machine::Profile;
 
-use super::machine::{self, Job, Row, Run};
+use super::machine::{self, Row};
 use super::steps::{Choice, Order};
 use super::{Arguments, On, input, refuse};
 use crate::error::Error;
 use crate::format::{Architecture, Granule};
 use crate::needs::{self, Experiment};
-use crate::plan::{Leaves, Plan};
 use crate::report::{self, Report};
 use crate::size::human;
 
@@ -61,20 +62,18 @@ fn simulate(
     profile: &Profile,
     run: Run<'_>,
 ) -> Result<Report<Parameters, Row>, Error> {
-    let format = machine::format_of(profile)?;
+    let format = linear_map::format_of(profile)?;
     let own = arguments.iomem.is_none() && arguments.ram.is_none();
     let (source, plan) = if own {
         let bytes = profile.system.ram_bytes();
         (
             format!("the RAM of {}", profile.name),
-            machine::plan_of(profile, bytes)?,
+            linear_map::plan_of(profile, bytes)?,
         )
     } else {
         let (source, map) = input::read(arguments.iomem.as_deref(), arguments.ram, format)?;
-        let plan = Plan::new(&map, format, Leaves::Pages).map_err(|error| Error::Plan {
-            source_name: source.clone(),
-            error,
-        })?;
+        let plan =
+            Plan::new(&map, format, Leaves::Pages).map_err(|error| Error::input(&source, error))?;
         (source, plan)
     };
     // A figure of other memory is none of this.
@@ -193,7 +192,7 @@ mod tests {
             .map_err(|error| Error::Usage(error.to_string()))?
             .arguments;
         let profile = Profile::load(profile).unwrap();
-        simulate(&arguments, &profile, &machine::linear)
+        simulate(&arguments, &profile, &crate::fakes::linear_map)
     }
 
     fn steps(line: &str) -> Vec<(&'static str, Option<f64>)> {

@@ -2,10 +2,6 @@
 
 mod measured;
 mod picture;
-pub mod simulate;
-#[cfg(test)]
-mod tests;
-pub mod writes;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,19 +9,21 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use tablewright::dirty::LogError;
+use tablewright_experiments::migrate::writes::{Model, Writes};
+use tablewright_experiments::migrate::{
+    self as simulate, BLOCK, Job, Logging, PAGE, PERIOD, Ran, SLICE,
+};
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
 use crate::file::Target;
-use crate::harness::{self, Threads};
 use crate::machine::named::Named;
 use crate::needs::{self, Experiment};
 use crate::report::{self, Report};
+use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use measured::Rates;
-use simulate::{BLOCK, Job, PAGE, PERIOD, Ran, SLICE};
 use tablewright_recorder::recording::Interval;
-use writes::{Model, Writes};
 
 /// What `migrate` can be asked.
 #[derive(Args, Debug)]
@@ -112,42 +110,6 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// How writes are logged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Logging {
-    /// A bitmap; all pages are protected at the start, one by one, and again by chunks before they are sent
-    Manual,
-    /// A bitmap with everything marked at the start; pages are protected by chunks before they are sent
-    AllSet,
-    /// A bitmap; everything is protected in one step, at the start and in each round
-    ProtectAll,
-    /// A ring for each vCPU; all pages are protected at the start, one by one
-    Ring,
-    /// As manual, and large leaves are split at the start
-    EagerSplit,
-}
-
-impl Logging {
-    const USUAL: [Self; 4] = [Self::Manual, Self::AllSet, Self::ProtectAll, Self::Ring];
-
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Manual => "manual",
-            Self::AllSet => "all-set",
-            Self::ProtectAll => "protect-all",
-            Self::Ring => "ring",
-            Self::EagerSplit => "eager-split",
-        }
-    }
-
-    /// Marks are taken, and pages protected, when a chunk is about to be sent.
-    pub const fn harvests_by_chunk(self) -> bool {
-        matches!(self, Self::Manual | Self::AllSet | Self::EagerSplit)
-    }
 }
 
 /// The pages of the host.
@@ -310,7 +272,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             ..job.clone()
         })
         .collect();
-    let ran = harness::software::<simulate::Job>(arguments.threads)(&jobs)?;
+    let ran = runs::software::<simulate::Job>(arguments.threads)(&jobs)?;
     let mut warnings = Vec::from_iter(left_out);
     for (kind, ran) in kinds.iter().zip(&ran) {
         if !ran.converged {
@@ -490,7 +452,6 @@ fn plan(
         work: Time::ns(work),
         zeros: Time::ZERO,
         auto_converge: arguments.auto_converge,
-        #[cfg(test)]
         order: simulate::Order::Right,
     };
     Ok((parameters, job))

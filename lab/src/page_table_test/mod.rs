@@ -1,35 +1,25 @@
 //! `page-table-test`: vCPUs fault on one stage-2 table, as in the well-known test of that name.
 
-mod backing;
-mod baseline;
-mod engine;
-mod handler;
-pub mod input;
-mod native;
 pub mod published;
-pub mod simulate;
-mod watch;
-pub mod ways;
 
 use std::thread;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use tablewright_experiments::input::{Backing, Guest, Mode, Region};
+use tablewright_experiments::page_table_test::ways::How;
+use tablewright_experiments::page_table_test::{self as simulate, Job, Ran, native};
 use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
-use crate::harness::{self, Threads};
 use crate::kvm;
 use crate::machine::named::Named;
-use crate::map_mem::machine::{error_percent, percent};
 use crate::needs::{self, Experiment};
-use crate::report::{self, Report};
+use crate::report::{self, Report, error_percent, percent};
+use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use crate::stats;
-use input::{Backing, Guest, Mode, Region};
 use published::Figures;
-use simulate::{Job, Ran};
-use ways::How;
 
 /// What `page-table-test` can be asked.
 #[derive(Args, Debug)]
@@ -185,7 +175,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let report = test(
         arguments,
         &profile,
-        &harness::software::<simulate::Job>(arguments.threads),
+        &runs::software::<simulate::Job>(arguments.threads),
     )?;
     needs::warn(left_out.as_ref());
     report.print(arguments.json, text)

@@ -1,9 +1,9 @@
 //! The published figures of this test, by what they were measured with.
 
+use tablewright_experiments::input::{Backing, Mode};
+use tablewright_experiments::page_table_test::ways::How;
 use tablewright_machine::Profile;
 
-use super::input::{Backing, Mode};
-use super::ways::How;
 use crate::published::{self, Row, TableError};
 use crate::size::Size;
 

@@ -20,7 +20,8 @@ pub fn record(arguments: &Arguments) -> Result<(), Error> {
     let methods = working(arguments.method)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(Error::Signal)?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))
+            .map_err(|error| Error::Failed(format!("cannot handle signals: {error}")))?;
     }
     let mut command = match arguments.pid {
         None => Some(start(arguments)?),
@@ -61,10 +62,7 @@ fn record_into(
         Some(command) => command.display().to_string(),
         None => format!("process {pid}"),
     };
-    let refused = |problem: String| Error::Process {
-        process: name.clone(),
-        problem,
-    };
+    let refused = |problem: String| Error::input(&name, problem);
     let process = match command {
         Some(command) => Process::of_command(command),
         None => Process::open(pid),
@@ -87,10 +85,8 @@ fn record_into(
     drop(progress);
     let recorded = session.finish();
     target.fill(&recorded)?;
-    let recording = Recording::parse(recorded).map_err(|error| Error::Recording {
-        path: arguments.output.clone(),
-        error,
-    })?;
+    let recording = Recording::parse(recorded)
+        .map_err(|error| Error::input(arguments.output.display(), error))?;
     show::print(&arguments.output, &recording, false, arguments.json)?;
     Ok(outcome)
 }
@@ -111,7 +107,10 @@ fn working(choice: Choice) -> Result<Vec<(Method, u64)>, Error> {
         }
     }
     if working.is_empty() {
-        return Err(Error::Unrecordable(reasons.join("; ")));
+        return Err(Error::Failed(format!(
+            "this computer has no way to record what a process writes: {}",
+            reasons.join("; ")
+        )));
     }
     Ok(working)
 }
@@ -124,8 +123,7 @@ fn start(arguments: &Arguments) -> Result<Child, Error> {
     if arguments.json {
         command.stdout(Stdio::from(std::io::stderr()));
     }
-    command.spawn().map_err(|error| Error::Process {
-        process: program.display().to_string(),
-        problem: format!("cannot be started: {error}"),
-    })
+    command
+        .spawn()
+        .map_err(|error| Error::input(program.display(), format!("cannot be started: {error}")))
 }

@@ -95,10 +95,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 /// Reads a recording.
 pub fn open(path: &Path) -> Result<Recording, Error> {
     let bytes = file::read_up_to(path, LONGEST, "recording")?;
-    Recording::parse(bytes).map_err(|error| Error::Recording {
-        path: path.to_owned(),
-        error,
-    })
+    Recording::parse(bytes).map_err(|error| Error::input(path.display(), error))
 }
 
 #[cfg(target_os = "linux")]

@@ -1,13 +1,15 @@
 //! Disabling a dirty log: the published case on the machine of its system's profile.
 
+use tablewright_experiments::dirty_log::{How, Run};
+
 use super::Row;
 use super::map_mem::profile_of;
 use crate::dirty_log::figures::{self, Metric};
-use crate::dirty_log::simulate::{How, Run};
 use crate::dirty_log::{Case, sound};
 use crate::error::Error;
-use crate::map_mem::machine::{error_percent, unexplained};
+use crate::map_mem::machine::unexplained;
 use crate::published;
+use crate::report::error_percent;
 
 const HOWS: [How; 3] = [How::Before, How::After, How::Tablewright];
 

@@ -1,12 +1,15 @@
 //! The boot-time linear map: each published system on the machine of its profile.
 
+use tablewright_experiments::linear_map::steps::Step;
+use tablewright_experiments::linear_map::{Job, Run, plan_of};
 use tablewright_machine::Profile;
 
 use super::Row;
 use crate::error::Error;
-use crate::map_mem::machine::{self, Job, Run, error_percent, ms, plan_of};
-use crate::map_mem::steps::Step;
+use crate::map_mem::machine::{self, ms};
+use crate::map_mem::steps::step_of;
 use crate::published;
+use crate::report::error_percent;
 
 /// The rows of the published table. Each system is run once without any technique, once in the engine's own way, and
 /// once for each row.
@@ -17,7 +20,7 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
         let profile = profile_of(&column[0].system)?;
         if let Some(profile) = &profile {
             let plan = plan_of(profile, column[0].ram()?.bytes())?;
-            let steps = column.iter().map(Step::of);
+            let steps = column.iter().map(step_of);
             for step in [Ok(Step::base()), Ok(Step::TABLEWRIGHT)]
                 .into_iter()
                 .chain(steps)
@@ -94,7 +97,11 @@ mod tests {
 
     #[test]
     fn every_row_has_both_figures_and_says_what_it_was_fitted_on() {
-        let rows = rows(published::built_in("map-mem").unwrap(), &machine::linear).unwrap();
+        let rows = rows(
+            published::built_in("map-mem").unwrap(),
+            &crate::fakes::linear_map,
+        )
+        .unwrap();
         assert_eq!(rows.len(), 30);
         for column in rows.chunk_by(|a, b| a.system == b.system) {
             assert_eq!(column.iter().filter(|row| row.fitted).count(), 2);

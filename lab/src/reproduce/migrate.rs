@@ -13,12 +13,12 @@
 //!
 //! Before: everything is protected page by page, at the start and at each look at the log. After: in one step, as the engine does it.
 
+use tablewright_experiments::migrate::Logging;
+use tablewright_experiments::migrate::writes::{Model, Writes};
+use tablewright_experiments::migrate::{Job, PAGE, PERIOD, Ran, Run, SLICE};
 use tablewright_machine::{Profile, Time};
 
 use crate::error::Error;
-use crate::migrate::Logging;
-use crate::migrate::simulate::{Job, PAGE, PERIOD, Ran, Run, SLICE};
-use crate::migrate::writes::{Model, Writes};
 use crate::published;
 
 /// Bytes in a second.
@@ -99,8 +99,7 @@ pub fn figures(
         work: Time::ns(WORK),
         zeros: ZEROS,
         auto_converge: false,
-        #[cfg(test)]
-        order: crate::migrate::simulate::Order::Right,
+        order: tablewright_experiments::migrate::Order::Right,
     });
     let ms = |time: Time| time.as_secs_f64() * 1e3 * part as f64;
     let figures = |ran: &Ran| [ran.dirty_rate, ms(ran.total), ms(ran.setup)];

@@ -16,18 +16,19 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use serde::Serialize;
+use tablewright_experiments::dirty_log as disabling;
+use tablewright_experiments::linear_map;
+use tablewright_experiments::migrate as migrations;
+use tablewright_experiments::page_table_test as faulting;
+use tablewright_experiments::tlb_flush as flushes;
+use tablewright_experiments::write_protect as starts;
 
-use crate::dirty_log::simulate as disabling;
 use crate::error::Error;
 use crate::file::Target;
-use crate::harness::{self, Threads};
-use crate::map_mem::machine::{self, percent};
-use crate::migrate::simulate as migrations;
-use crate::page_table_test::simulate;
 use crate::published;
+use crate::report::percent;
 use crate::report::{self, Report};
-use crate::tlb_flush::simulate as flushes;
-use crate::write_protect::simulate as starts;
+use crate::runs::{self, Threads};
 
 /// What `reproduce` can be asked.
 #[derive(Args, Debug)]
@@ -114,12 +115,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let report = reproduce(
         &arguments.only,
         Runs {
-            map_mem: &harness::software::<machine::Job>(arguments.threads),
-            page_table_test: &harness::software::<simulate::Job>(arguments.threads),
-            dirty_log: &harness::software::<disabling::Job>(arguments.threads),
-            write_protect: &harness::software::<starts::Job>(arguments.threads),
-            migrate: &harness::software::<migrations::Job>(arguments.threads),
-            tlb_flush: &harness::software::<flushes::Job>(arguments.threads),
+            map_mem: &runs::software::<linear_map::Job>(arguments.threads),
+            page_table_test: &runs::software::<faulting::Job>(arguments.threads),
+            dirty_log: &runs::software::<disabling::Job>(arguments.threads),
+            write_protect: &runs::software::<starts::Job>(arguments.threads),
+            migrate: &runs::software::<migrations::Job>(arguments.threads),
+            tlb_flush: &runs::software::<flushes::Job>(arguments.threads),
         },
     )?;
     report.print(arguments.json, text)?;
@@ -132,8 +133,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 /// What makes the runs of each experiment.
 #[derive(Clone, Copy)]
 struct Runs<'r> {
-    map_mem: machine::Run<'r>,
-    page_table_test: simulate::Run<'r>,
+    map_mem: linear_map::Run<'r>,
+    page_table_test: faulting::Run<'r>,
     dirty_log: disabling::Run<'r>,
     write_protect: starts::Run<'r>,
     migrate: migrations::Run<'r>,
@@ -166,18 +167,18 @@ pub fn problems() -> Result<Vec<Problem>, Error> {
     let found = [
         (
             "a kernel maps 64 GiB at boot",
-            map_mem::rows(boot, &harness::software::<machine::Job>(threads))?,
+            map_mem::rows(boot, &runs::software::<linear_map::Job>(threads))?,
         ),
         (
             "80 vCPUs fault on 1 GiB",
-            page_table_test::rows(faults, &harness::software::<simulate::Job>(threads))?,
+            page_table_test::rows(faults, &runs::software::<faulting::Job>(threads))?,
         ),
         (
             "a dirty log of 3 GiB starts",
             write_protect::rows(
                 starts,
-                &harness::software::<starts::Job>(threads),
-                &harness::software::<migrations::Job>(threads),
+                &runs::software::<starts::Job>(threads),
+                &runs::software::<migrations::Job>(threads),
             )?,
         ),
     ];
@@ -343,11 +344,12 @@ fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
 /// Machines for the tests of what is around them.
 #[cfg(test)]
 fn quick() -> Runs<'static> {
+    use crate::fakes;
     Runs {
-        map_mem: &machine::linear,
-        page_table_test: &simulate::linear,
-        dirty_log: &disabling::linear,
-        write_protect: &starts::linear,
+        map_mem: &fakes::linear_map,
+        page_table_test: &fakes::page_table_test,
+        dirty_log: &fakes::dirty_log,
+        write_protect: &fakes::write_protect,
         migrate: &|jobs| Ok(vec![migrations::Ran::default(); jobs.len()]),
         tlb_flush: &|jobs| Ok(vec![flushes::Ran::default(); jobs.len()]),
     }

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use super::{Parameters, Row, figure};
-use crate::map_mem::machine::percent;
 use crate::page::{self, Bar, Group, Of, Table, escaped};
 use crate::report::Report;
+use crate::report::percent;
 
 /// Of a table; the second is left out where all rows have the same figure, which the picture above them names.
 const COLUMNS: [&str; 9] = [

@@ -1,16 +1,17 @@
 //! Faults on one stage-2 table: each published command line on the machine of its system's profile.
 
+use tablewright_experiments::input::{Region, Source};
+use tablewright_experiments::page_table_test::ways::How;
+use tablewright_experiments::page_table_test::{Job, Ran, Run};
 use tablewright_machine::Profile;
 
 use super::Row;
 use super::map_mem::profile_of;
 use crate::error::Error;
-use crate::map_mem::machine::{error_percent, unexplained};
-use crate::page_table_test::input::{Region, Source};
+use crate::map_mem::machine::unexplained;
 use crate::page_table_test::published::Case;
-use crate::page_table_test::simulate::{Job, Ran, Run};
-use crate::page_table_test::ways::How;
 use crate::published;
+use crate::report::error_percent;
 
 /// With so much memory the runs are made, or with one page of the backing if that is more: every page takes as long as any
 /// other, and times are multiplied.
@@ -165,7 +166,7 @@ fn note(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::{Threads, software};
+    use crate::runs::{Threads, software};
 
     /// The published improvements within 15 %, but for what the profile says that it cannot explain.
     #[test]

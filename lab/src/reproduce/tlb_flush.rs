@@ -1,14 +1,15 @@
 //! Remote flushes: the published program on the machine of its guest's profile, with fewer rounds.
 
+use tablewright_experiments::tlb_flush::{How, Job, Ran, Run};
 use tablewright_machine::{Profile, Time};
 
 use super::Row;
 use super::map_mem::profile_of;
 use crate::error::Error;
-use crate::map_mem::machine::{error_percent, unexplained};
+use crate::map_mem::machine::unexplained;
 use crate::published;
-use crate::tlb_flush::simulate::{Job, Ran, Run};
-use crate::tlb_flush::{How, PUBLISHED_CYCLES};
+use crate::report::error_percent;
+use crate::tlb_flush::PUBLISHED_CYCLES;
 
 /// Rounds of each thread; a round takes as long as any other.
 const ROUNDS: u32 = 20;

@@ -1,14 +1,15 @@
 //! Starting a dirty log, and a migration with it: the published cases on the machine of their system's profile.
 
 use tablewright::Level;
+use tablewright_experiments::migrate as migrations;
+use tablewright_experiments::write_protect::{How, Job, Run, Stage2, Then};
 
 use super::map_mem::profile_of;
 use super::{Row, migrate};
 use crate::error::Error;
-use crate::map_mem::machine::{error_percent, unexplained};
-use crate::migrate::simulate as migrations;
+use crate::map_mem::machine::unexplained;
 use crate::published;
-use crate::write_protect::simulate::{How, Job, Run, Stage2, Then};
+use crate::report::error_percent;
 use crate::write_protect::{metric, nanoseconds, sound};
 
 const HOWS: [How; 3] = [How::Slow, How::Fast, How::Tablewright];

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use tablewright_experiments::tlb_flush::{self as simulate, Job, Ran, Run};
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
-use super::simulate::{self, Job, Ran, Run};
 use super::{How, Parameters};
 use crate::error::Error;
 use crate::file;

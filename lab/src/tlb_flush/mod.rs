@@ -1,30 +1,25 @@
 //! `tlb-flush`: having other CPUs forget, by each messenger, in a guest whose vCPUs may not all run.
 
 mod from;
-mod host;
-mod messenger;
 pub mod native;
-pub mod simulate;
-mod tables;
 
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use tablewright_experiments::tlb_flush::{self as simulate, How, Job, Ran};
 use tablewright_machine::{Kind, MAX_CPUS, Profile, Time};
 
 use crate::error::Error;
-use crate::harness::{self, Threads};
 use crate::kvm;
 use crate::machine::named::Named;
-use crate::map_mem::machine::{error_percent, percent};
 use crate::needs::{self, Experiment};
 use crate::page_table_test::On;
 use crate::published;
 use crate::report::{self, Report};
+use crate::report::{error_percent, percent};
+use crate::runs::{self, Threads};
 use crate::write_protect::nanoseconds;
-pub use messenger::How;
-use simulate::{Job, Ran};
 
 /// What `tlb-flush` can be asked.
 #[derive(Args, Debug)]
@@ -157,7 +152,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         arguments.machine.as_deref().unwrap_or(MACHINE),
         Experiment::TlbFlush,
     )?;
-    let software = harness::software::<simulate::Job>(arguments.threads);
+    let software = runs::software::<simulate::Job>(arguments.threads);
     if let Some(path) = &arguments.from {
         let report = from::compare(path, &profile, &software)?;
         needs::warn(left_out.as_ref());

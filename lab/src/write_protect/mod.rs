@@ -1,27 +1,25 @@
 //! `write-protect`: starting a dirty log, the published ways and the engine's.
 
-mod baseline;
-mod engine;
-pub mod simulate;
 mod tables;
-mod writable;
 
 use clap::Args;
 use serde::Serialize;
 use tablewright::Level;
+use tablewright_experiments::input::Backing;
+use tablewright_experiments::no_violation;
+use tablewright_experiments::write_protect::{
+    self as simulate, How, Job, MOST_LEAVES, Ran, Stage2, Then, leaf_bytes, leaf_for,
+};
 use tablewright_machine::{MAX_CPUS, Profile};
 
 use crate::error::Error;
-use crate::harness::{self, Threads};
 use crate::kvm::{self, On};
 use crate::machine::named::Named;
-use crate::map_mem::machine::{error_percent, no_violation, percent};
 use crate::needs::{self, Experiment};
-use crate::page_table_test::input::Backing;
 use crate::published;
-use crate::report::{self, Report};
+use crate::report::{self, Report, error_percent, percent};
+use crate::runs::{self, Threads};
 use crate::size::{Size, human};
-use simulate::{How, Job, Ran, Stage2, Then};
 
 /// What `write-protect` can be asked.
 #[derive(Args, Debug)]
@@ -118,8 +116,6 @@ const SIZES: [u64; 8] = [
     4 << 40,
     16 << 40,
 ];
-/// More leaves than this are replaced by fewer and larger ones: the machine has a table for every 512.
-const MOST_LEAVES: u64 = 1 << 22;
 /// What `-b` takes, in pages of 4 KiB: the published guests have up to 30 GiB, and it is for the user to wait for them.
 const MOST_PAGES: u64 = 1 << 23;
 /// No memory is larger: the host's lies beside it.
@@ -226,22 +222,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     let report = test(
         arguments,
         &profile,
-        &harness::software::<simulate::Job>(arguments.threads),
+        &runs::software::<simulate::Job>(arguments.threads),
     )?;
     needs::warn(left_out.as_ref());
     report.print(arguments.json, text)
-}
-
-/// The smallest leaves of which there are not too many.
-pub fn leaf_for(bytes: u64) -> Option<Level> {
-    (0..3).map(Level::new).find(|&leaf| {
-        bytes / leaf_bytes(leaf) <= MOST_LEAVES && bytes.is_multiple_of(leaf_bytes(leaf))
-    })
-}
-
-/// The memory that a leaf translates.
-pub fn leaf_bytes(leaf: Level) -> u64 {
-    4096 << (9 * u32::from(leaf.height()))
 }
 
 /// Whether a machine can run it.

@@ -9,11 +9,13 @@ use std::time::Instant;
 use serde::Serialize;
 use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4};
 use tablewright::{Attrs, Entry, Format, Ipa, Level, Pa, Platform};
+use tablewright_experiments::write_protect::writable::{
+    Host, Side, protect_by_bitmap, protect_by_scan, protect_leaf,
+};
+use tablewright_experiments::write_protect::{PAGE_SHIFT, Stage2, architecture};
 use tablewright_machine::{Machine, Memory, Profile, Setup};
 
 use super::nanoseconds;
-use super::simulate::{PAGE_SHIFT, Stage2, architecture};
-use super::writable::{Host, Side, protect_by_bitmap, protect_by_scan, protect_leaf};
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::report::{self, Report};

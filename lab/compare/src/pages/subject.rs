@@ -1,0 +1,160 @@
+//! What is asked of a crate, and which crates write which format.
+
+use serde::Serialize;
+use tablewright::format::Arm64K4;
+
+use super::super::subject::{BARE, CANDIDATES, OURS};
+use super::aarch64_paging::Aarch64Paging;
+use super::bare::Bare;
+use super::calls::Calls;
+use super::page_table_generic::{Arm64Entry, Generic};
+#[cfg(target_arch = "x86_64")]
+use super::page_table_multiarch::{Arm64, X64};
+use super::tablewright::Tablewright;
+use crate::arena::Arena;
+use crate::format::Architecture;
+use crate::page_table_generic::Entry as X86Entry;
+
+/// What a call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    /// Map the range, which nothing maps, writable.
+    Map,
+    /// Make it read-only.
+    Protect,
+    /// Take it away.
+    Unmap,
+    /// Where each page of it is mapped to, and whether it can be written.
+    Query,
+    /// A fault on one page that nothing maps, in an address space that processors share.
+    Fault,
+    /// As many atomic exchanges as the call has pages, and nothing else.
+    Exchange,
+}
+
+impl Operation {
+    /// Those that every crate has, in the order in which they are measured.
+    pub const ALL: [Self; 4] = [Self::Map, Self::Query, Self::Protect, Self::Unmap];
+
+    /// Its name in tables and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Map => "map",
+            Self::Protect => "protect",
+            Self::Unmap => "unmap",
+            Self::Query => "query",
+            Self::Fault => "fault (shared)",
+            Self::Exchange => "exchange",
+        }
+    }
+}
+
+/// A crate, or the bare loop, in one format. A cycle maps, queries, protects and unmaps the same ranges, in one order.
+///
+/// All tables come from the arena that `begin` was given, and no reference into a table outlives the call that made it. An
+/// error is one line.
+pub trait Subject {
+    /// Makes an empty space. Not timed.
+    fn begin(&mut self, arena: Arena) -> Result<(), String>;
+
+    /// From here on the tables count as used by processors. Not timed.
+    fn go_live(&mut self) {}
+
+    /// Does the operation in each of the ranges by a call of its own, and whatever is to be done once for all of them. Of
+    /// queries: the sum of the [answers](super::calls::answer).
+    fn run(&mut self, operation: Operation, calls: &Calls) -> Result<u64, String>;
+
+    /// The address of the root table.
+    fn root(&self) -> Option<u64>;
+
+    /// Gives back all tables. Not timed.
+    fn finish(&mut self);
+}
+
+/// A subject, before it does anything.
+pub struct Candidate {
+    /// The crate's name.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// Whether it minds flags that hardware sets in entries under its hands.
+    pub hardware_flags: bool,
+    /// Makes its subject.
+    pub subject: fn() -> Box<dyn Subject>,
+}
+
+impl Candidate {
+    /// Whether it is the engine that this program belongs to.
+    pub fn is_ours(&self) -> bool {
+        self.name == OURS
+    }
+
+    /// Whether it does this in the same way as it does without flags of hardware.
+    pub fn repeats(&self, operation: Operation) -> bool {
+        self.is_limit()
+            && self.hardware_flags
+            && matches!(operation, Operation::Map | Operation::Query)
+    }
+
+    /// Whether it is the bare loop.
+    pub fn is_limit(&self) -> bool {
+        self.name == BARE.name
+    }
+}
+
+/// Everything that is measured of a format: the bare loop first, without and with flags of hardware, then the crates that write
+/// it, if they are `chosen`.
+pub fn candidates(architecture: Architecture, chosen: impl Fn(&str) -> bool) -> Vec<Candidate> {
+    let version = |name| {
+        let known = CANDIDATES.iter().find(|candidate| candidate.name == name);
+        known.map_or("", |candidate| candidate.version)
+    };
+    type Make = fn() -> Box<dyn Subject>;
+    let all: Vec<(&'static str, bool, Make)> = match architecture {
+        Architecture::Arm64 => vec![
+            (BARE.name, false, || Box::new(Bare::arm64(false))),
+            (BARE.name, true, || Box::new(Bare::arm64(true))),
+            (OURS, false, || Box::new(Tablewright::<Arm64K4>::new(false))),
+            (OURS, true, || Box::new(Tablewright::<Arm64K4>::new(true))),
+            ("aarch64-paging", false, || {
+                Box::new(Aarch64Paging::default())
+            }),
+            ("page-table-generic", false, || {
+                Box::new(Generic::<Arm64Entry>::default())
+            }),
+            #[cfg(target_arch = "x86_64")]
+            ("page_table_multiarch", false, || Box::new(Arm64::default())),
+        ],
+        Architecture::X86_64 => vec![
+            (BARE.name, false, || Box::new(Bare::x86_64(false))),
+            (BARE.name, true, || Box::new(Bare::x86_64(true))),
+            (OURS, false, || {
+                Box::new(Tablewright::<tablewright::format::X86_64<4>>::new(false))
+            }),
+            (OURS, true, || {
+                Box::new(Tablewright::<tablewright::format::X86_64<4>>::new(true))
+            }),
+            ("page-table-generic", false, || {
+                Box::new(Generic::<X86Entry>::default())
+            }),
+            #[cfg(target_arch = "x86_64")]
+            ("page_table_multiarch", false, || Box::new(X64::default())),
+            #[cfg(target_arch = "x86_64")]
+            (
+                "x86_64",
+                false,
+                || Box::new(super::x86_64::X8664::default()),
+            ),
+        ],
+    };
+    all.into_iter()
+        .filter(|(name, ..)| *name == BARE.name || chosen(name))
+        .map(|(name, hardware_flags, subject)| Candidate {
+            name,
+            version: version(name),
+            hardware_flags,
+            subject,
+        })
+        .collect()
+}

@@ -1,0 +1,110 @@
+//! What can go wrong, in one line each, and what it means to the shell.
+
+use std::fmt::Display;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tablewright_machine::ProfileError;
+use tablewright_machine::litmus::ParseError;
+
+use crate::format::FormatError;
+
+/// Why the program gives no result.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command line, or what it names, makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// A file cannot be read.
+    #[error("{path}: {error}", path = .path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// There is no such machine.
+    #[error("{0}")]
+    Profile(#[from] ProfileError),
+    /// No processor has such tables.
+    #[error("{0}")]
+    Format(#[from] FormatError),
+    /// A file is not one of litmus tests.
+    #[error("{0}")]
+    Litmus(#[from] ParseError),
+    /// The tables would not fit into this computer.
+    #[error(
+        "the tables need {needed} and this computer has {available} to spare: give a smaller size"
+    )]
+    Memory {
+        /// What the tables need.
+        needed: String,
+        /// What there is.
+        available: String,
+    },
+    /// The host refuses memory.
+    #[error("cannot map memory for tables: {0}")]
+    Map(io::Error),
+    /// A crate did not do what was asked, or not as asked.
+    #[error("{subject}: {operation}: {problem}")]
+    Subject {
+        /// The crate.
+        subject: &'static str,
+        /// What it was doing.
+        operation: &'static str,
+        /// What happened.
+        problem: String,
+    },
+    /// The machine did not do what was asked, or broke a rule.
+    #[error("{machine}: {step}: {problem}")]
+    Machine {
+        /// The profile.
+        machine: String,
+        /// What it was doing.
+        step: &'static str,
+        /// What happened.
+        problem: String,
+    },
+    /// Something else, for which neither the command line nor a file is to blame.
+    #[error("{0}")]
+    Failed(String),
+    /// A result has nowhere to go.
+    #[error("{option} {path}: {error}", path = .path.display())]
+    Output {
+        /// The option that asked for it.
+        option: &'static str,
+        /// Where it should go.
+        path: PathBuf,
+        /// Why it cannot.
+        error: io::Error,
+    },
+    /// The result cannot be written.
+    #[error("cannot write the result: {0}")]
+    Write(io::Error),
+}
+
+impl Error {
+    /// What was given is not as it should be: what it is, a file for one, and what is wrong with it.
+    pub fn input(what: impl Display, problem: impl Display) -> Self {
+        Self::Usage(format!("{what}: {problem}"))
+    }
+
+    /// 2 if another command line or another file would help, 1 otherwise.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Usage(_)
+            | Self::Read { .. }
+            | Self::Profile(_)
+            | Self::Format(_)
+            | Self::Litmus(_)
+            | Self::Memory { .. }
+            | Self::Output { .. } => 2,
+            Self::Map(_)
+            | Self::Subject { .. }
+            | Self::Machine { .. }
+            | Self::Failed(_)
+            | Self::Write(_) => 1,
+        })
+    }
+}
