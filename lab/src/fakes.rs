@@ -13,7 +13,8 @@ pub fn linear_map(jobs: &[linear_map::Job]) -> Result<Vec<linear_map::Ran>, Erro
     Ok(jobs.iter().map(linear_run).collect())
 }
 
-fn linear_run(
+/// The same of one.
+pub fn linear_run(
     linear_map::Job {
         profile,
         step,

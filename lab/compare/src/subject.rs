@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn versions_are_those_in_the_manifest() {
-        let manifest = include_str!("../../Cargo.toml");
+        let manifest = include_str!("../Cargo.toml");
         for candidate in CANDIDATES.iter().filter(|candidate| candidate.name != OURS) {
             let exact = format!("\"={}\"", candidate.version);
             assert!(

@@ -152,7 +152,10 @@ pub fn table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::steps::Choice;
+    use tablewright_experiments::linear_map::{Job, format_of, plan_of};
+
     use super::*;
+    use crate::fakes::linear_run;
     use crate::runs::{Threads, software};
 
     fn rows(name: &str, bytes: u64) -> Vec<Row> {
