@@ -6,13 +6,16 @@
 #![no_std]
 #![no_main]
 
+mod payload;
+
 use core::arch::{asm, global_asm};
+use core::fmt::Write as _;
 use core::panic::PanicInfo;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Where the machine has its UART.
-const UART: u64 = 0x900_0000;
+use payload::{call, console};
+
 /// Where the hypervisor is told that the load is at work, and says whether it was copied.
 const BELL: u64 = 0xb00_0000;
 /// Memory that is touched, from the 2 MiB behind the image on, and how far apart.
@@ -30,16 +33,7 @@ const CPU_ON: u64 = 0xc400_0003;
 const SYSTEM_OFF: u64 = 0x8400_0008;
 
 global_asm!(
-    ".section .head, \"ax\"",
-    ".global head",
-    "head:",
-    "b start",
-    ".long 0",
-    ".quad 0", // loaded to any 2 MiB
-    ".quad image_size",
-    ".quad 0, 0, 0, 0",
-    ".ascii \"ARM\\x64\"",
-    ".long 0",
+    payload::head!(),
     "start:",
     "mov x1, x0",
     "mov x0, #0",
@@ -65,25 +59,6 @@ static LOST: AtomicU32 = AtomicU32::new(0);
 /// The last round; it is put off until the guest was copied.
 static LAST: AtomicU64 = AtomicU64::new(ROUNDS);
 
-/// A firmware call.
-fn call(function: u64, [first, second, third]: [u64; 3]) -> i64 {
-    let result;
-    // SAFETY: what firmware does is asked for. It changes no more registers than these (DEN0028, 2.6).
-    unsafe {
-        asm!("smc #0", inout("x0") function => result, inout("x1") first => _, inout("x2") second => _, inout("x3") third => _);
-    }
-    result
-}
-
-fn say(text: &[u8]) {
-    for &byte in text {
-        // SAFETY: a register of the UART.
-        unsafe {
-            ptr::with_exposed_provenance_mut::<u32>(UART as usize).write_volatile(byte.into())
-        };
-    }
-}
-
 /// Whether the device tree says that the guest is to be copied.
 fn is_copied(tree: u64) -> bool {
     const NAME: &[u8] = b"churn copy";
@@ -98,6 +73,10 @@ fn is_copied(tree: u64) -> bool {
 fn word(number: u64, round: u64) -> *mut u64 {
     let first = ((&raw const stack_end).addr() as u64).next_multiple_of(2 << 20);
     ptr::with_exposed_provenance_mut((first + number * APART + round % 512 * 8) as usize)
+}
+
+fn say(text: &str) {
+    let _ = console().write_str(text);
 }
 
 #[unsafe(no_mangle)]
@@ -159,8 +138,8 @@ extern "C" fn main(cpu: u64, tree: u64) -> ! {
     }
     if cpu == 0 {
         match LOST.load(Ordering::Acquire) {
-            0 => say(b"churn: done\n"),
-            _ => say(b"churn: WRONG: what was written is lost\n"),
+            0 => say("churn: done\n"),
+            _ => say("churn: WRONG: what was written is lost\n"),
         }
         call(SYSTEM_OFF, [0; 3]);
     }
@@ -172,7 +151,7 @@ extern "C" fn main(cpu: u64, tree: u64) -> ! {
 
 #[panic_handler]
 fn panic(_: &PanicInfo<'_>) -> ! {
-    say(b"churn: WRONG: it panicked\n");
+    say("churn: WRONG: it panicked\n");
     call(SYSTEM_OFF, [0; 3]);
     loop {
         core::hint::spin_loop();

@@ -6,6 +6,8 @@
 #![no_std]
 #![no_main]
 
+mod payload;
+
 use core::arch::{asm, global_asm};
 use core::cell::Cell;
 use core::fmt::{self, Write as _};
@@ -13,6 +15,7 @@ use core::ops::ControlFlow;
 use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
 
+use payload::console;
 use smccc::{Smc, psci};
 use tablewright::arch::arm64::{Cpu, Ids};
 use tablewright::format::Stage2;
@@ -24,8 +27,6 @@ use tablewright::{
 type Format = Stage2<12, 40>;
 
 const PAGE: u64 = 4096;
-/// Where the machine has its UART.
-const UART: usize = 0x900_0000;
 /// The ranges of the flush, each in a table of its own.
 const RANGES: u64 = 16;
 /// What one table of pages translates.
@@ -35,16 +36,7 @@ const FRAMES: usize = 4 + RANGES as usize;
 
 // There are no exceptions to take.
 global_asm!(
-    ".section .head, \"ax\"",
-    ".global head",
-    "head:",
-    "b start",
-    ".long 0",
-    ".quad 0", // loaded to any 2 MiB
-    ".quad image_size",
-    ".quad 0, 0, 0, 0",
-    ".ascii \"ARM\\x64\"",
-    ".long 0",
+    payload::head!(),
     "start:",
     "adrp x0, stack_end",
     "add x0, x0, :lo12:stack_end",
@@ -156,20 +148,6 @@ extern "C" fn main() -> ! {
     }
 }
 
-struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            // SAFETY: a register of the machine, which sends what is written.
-            unsafe {
-                ptr::with_exposed_provenance_mut::<u32>(UART).write_volatile(byte.into());
-            }
-        }
-        Ok(())
-    }
-}
-
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
     end(format_args!("WRONG: {info}"))
@@ -177,7 +155,7 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 
 /// Says how it ended, and switches the machine off.
 fn end(how: fmt::Arguments<'_>) -> ! {
-    let _ = writeln!(Console, "flushes: {how}");
+    let _ = writeln!(console(), "flushes: {how}");
     let _ = psci::system_off::<Smc>();
     loop {
         core::hint::spin_loop();

@@ -5,27 +5,21 @@
 #![no_std]
 #![no_main]
 
+mod payload;
+
 use core::arch::{asm, global_asm};
-use core::fmt::{self, Write as _};
+use core::fmt::Write as _;
 use core::panic::PanicInfo;
 
-/// Where the machine has its devices; a guest that means no good needs no device tree.
-const UART: u64 = 0x900_0000;
+use payload::{UART, call, console};
+
+/// Where the machine has a device; a guest that means no good needs no device tree.
 const REDISTRIBUTOR: u64 = 0x80a_0000;
 /// Memory of the hypervisor's: the first of all, its image, and the last below this guest.
 const FORBIDDEN: [u64; 3] = [0x4000_0000, 0x4020_0000, 0x43ff_f000];
 
 global_asm!(
-    ".section .head, \"ax\"",
-    ".global head",
-    "head:",
-    "b start",
-    ".long 0",
-    ".quad 0", // loaded to any 2 MiB
-    ".quad image_size",
-    ".quad 0, 0, 0, 0",
-    ".ascii \"ARM\\x64\"",
-    ".long 0",
+    payload::head!(),
     "start:",
     "adrp x0, stack_end",
     "add x0, x0, :lo12:stack_end",
@@ -84,27 +78,6 @@ fn fetch(at: u64) -> u64 {
     attempt!("blr {}", in(reg) at, out("x30") _)
 }
 
-/// A firmware call.
-fn call(function: u64, first: u64, second: u64, third: u64) -> i64 {
-    let result;
-    // SAFETY: what it may do to this program is tried on purpose.
-    unsafe {
-        asm!("smc #0", inout("x0") function => result, inout("x1") first => _, inout("x2") second => _, inout("x3") third => _);
-    }
-    result
-}
-
-struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            write(UART, byte.into());
-        }
-        Ok(())
-    }
-}
-
 struct Report {
     wrong: u32,
 }
@@ -115,7 +88,7 @@ impl Report {
             self.wrong += 1;
         }
         let verdict = if is_right { "ok" } else { "WRONG" };
-        let _ = writeln!(Console, "hostile: {verdict}: {what} {at:#x}: {got:#x}");
+        let _ = writeln!(console(), "hostile: {verdict}: {what} {at:#x}: {got:#x}");
     }
 
     /// An external abort of this class: there is nothing.
@@ -215,7 +188,7 @@ extern "C" fn main() -> ! {
             -1,
         ),
     ] {
-        let got = call(function, first, second, third);
+        let got = call(function, [first, second, third]);
         report.expect(what, function, got == right, got as u64);
     }
     let hvc: i64;
@@ -247,8 +220,8 @@ extern "C" fn main() -> ! {
         attempt!("dc isw, {}", in(reg) way << 30);
     }
 
-    let _ = writeln!(Console, "hostile: done, {} wrong", report.wrong);
-    call(0x8400_0008, 0, 0, 0);
+    let _ = writeln!(console(), "hostile: done, {} wrong", report.wrong);
+    call(0x8400_0008, [0; 3]);
     loop {
         core::hint::spin_loop();
     }
@@ -256,8 +229,8 @@ extern "C" fn main() -> ! {
 
 #[panic_handler]
 fn panic(_: &PanicInfo<'_>) -> ! {
-    let _ = writeln!(Console, "hostile: WRONG: panic");
-    call(0x8400_0008, 0, 0, 0);
+    let _ = writeln!(console(), "hostile: WRONG: panic");
+    call(0x8400_0008, [0; 3]);
     loop {
         core::hint::spin_loop();
     }

@@ -17,6 +17,7 @@ extern crate alloc;
 
 #[macro_use]
 mod common;
+mod payload;
 
 use alloc::format;
 use alloc::string::{String, ToString as _};
@@ -42,7 +43,7 @@ use tablewright_linear::alternatives;
 use tablewright_linear::engine::{self, COARSE_ID};
 use tablewright_linear::{Fixmap, Goal, LAST_LEVEL, Technique, Techniques};
 
-use common::{BLOCK, Console, OFFSET, PAGE, REGISTERS, SCTLR, TCR, physical};
+use common::{BLOCK, OFFSET, PAGE, REGISTERS, SCTLR, TCR, console, physical};
 
 /// What the console's line begins with.
 const NAME: &str = "linear";
@@ -57,16 +58,7 @@ const ADDED: Range<u64> = 4 << 30..5 << 30;
 /// Memory for tables, at the end of what is mapped at first, as on the software machine.
 const TABLES: u64 = 16 << 20;
 global_asm!(
-    ".section .head, \"ax\"",
-    ".global head",
-    "head:",
-    "b start",
-    ".long 0",
-    ".quad 0", // loaded to the first 2 MiB that are free
-    ".quad image_size",
-    ".quad 0, 0, 0, 0",
-    ".ascii \"ARM\\x64\"",
-    ".long 0",
+    payload::head!(),
     "start:",
     "adrp x0, identity",
     "msr ttbr0_el1, x0",
@@ -318,7 +310,7 @@ fn timed(name: &str, step: impl FnOnce() -> Result<(), LinearError<Va>>) -> Done
     // SAFETY: reads a register.
     unsafe { asm!("mrs {}, cntfrq_el0", out(reg) per_second, options(nostack)) };
     let _ = writeln!(
-        Console,
+        console(),
         "{NAME}: {name}: {took} ticks, {} us",
         took * 1_000_000 / per_second.max(1)
     );

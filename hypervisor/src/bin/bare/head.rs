@@ -6,9 +6,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::interrupts;
-
-/// Where the machine has its UART.
-const UART: usize = 0x900_0000;
+use crate::payload::console;
 
 /// The most processors.
 pub const CPUS: usize = 4;
@@ -16,16 +14,7 @@ pub const CPUS: usize = 4;
 // Each processor has a stack of 32 KiB, and TPIDR_EL1 is its number. MAIR: write-back, Device-nGnRE, not cached. TCR: 39 bits,
 // walks cacheable and inner shareable, 40 bits of output. SCTLR: MMU and caches, what is one where features are missing.
 global_asm!(
-    ".section .head, \"ax\"",
-    ".global head",
-    "head:",
-    "b start",
-    ".long 0",
-    ".quad 0", // loaded to any 2 MiB
-    ".quad image_size",
-    ".quad 0, 0, 0, 0",
-    ".ascii \"ARM\\x64\"",
-    ".long 0",
+    crate::payload::head!(),
     "start:",
     "mov x0, xzr",
     ".global secondary",
@@ -212,19 +201,6 @@ pub fn attempt(what: impl FnOnce()) -> Option<Trap> {
     })
 }
 
-/// The console.
-pub struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            // SAFETY: a register of the machine, which sends what is written.
-            unsafe { ptr::with_exposed_provenance_mut::<u32>(UART).write_volatile(byte.into()) };
-        }
-        Ok(())
-    }
-}
-
 /// What one group of checks has found.
 pub struct Report {
     group: &'static str,
@@ -241,7 +217,7 @@ impl Report {
     pub fn check(&mut self, is_right: bool, what: fmt::Arguments<'_>) {
         let verdict = if is_right { "ok" } else { "WRONG" };
         self.wrong += u32::from(!is_right);
-        let _ = writeln!(Console, "bare: {}: {verdict}: {what}", self.group);
+        let _ = writeln!(console(), "bare: {}: {verdict}: {what}", self.group);
     }
 
     /// How many were wrong.

@@ -10,13 +10,15 @@ mod features;
 mod head;
 mod interrupts;
 mod pages;
+#[path = "../payload/mod.rs"]
+mod payload;
 mod psci;
 mod vectors;
 
 use core::fmt::Write as _;
 use core::panic::PanicInfo;
 
-use head::Console;
+use payload::console;
 
 extern "C" fn main() -> ! {
     psci::find();
@@ -24,7 +26,7 @@ extern "C" fn main() -> ! {
     let mut wrong = features::run() + psci::run();
     psci::begin();
     wrong += vectors::run() + interrupts::run() + caches::run();
-    let _ = writeln!(Console, "bare: done, {wrong} wrong");
+    let _ = writeln!(console(), "bare: done, {wrong} wrong");
     psci::off()
 }
 
@@ -35,6 +37,6 @@ extern "C" fn other() -> ! {
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    let _ = writeln!(Console, "bare: WRONG: {info}");
+    let _ = writeln!(console(), "bare: WRONG: {info}");
     psci::off()
 }

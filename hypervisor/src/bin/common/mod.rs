@@ -1,17 +1,16 @@
 //! What the kernels for tests have in common: where their images run, how translation is switched on, and how they end.
 
 use core::fmt::{self, Write as _};
-use core::ptr;
 
 use smccc::{Hvc, psci};
 use tablewright::Pa;
+
+use crate::payload::{Console, UART};
 
 /// The size of a page.
 pub const PAGE: u64 = 4096;
 /// From where the image was loaded to where it runs.
 pub const OFFSET: u64 = 0xffff_8000_0000_0000;
-/// Where the machine has its UART.
-pub const UART: u64 = 0x900_0000;
 
 /// TCR_EL1: 48 bits in both halves, walks cacheable and inner shareable, 4 KiB granules (bit 31 for the upper half), 40 bits of
 /// output, identifiers of 16 bits.
@@ -39,23 +38,14 @@ macro_rules! instruct {
     };
 }
 
-/// The UART.
-pub struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let register = ptr::with_exposed_provenance_mut::<u32>((OFFSET + UART) as usize);
-        for byte in text.bytes() {
-            // SAFETY: the data register of the UART.
-            unsafe { register.write_volatile(byte.into()) };
-        }
-        Ok(())
-    }
+/// The UART, in the upper half.
+pub fn console() -> Console {
+    Console(OFFSET + UART)
 }
 
 /// Says how a kernel ended, and switches the machine off.
 pub fn end(name: &str, how: fmt::Arguments<'_>) -> ! {
-    let _ = writeln!(Console, "{name}: {how}");
+    let _ = writeln!(console(), "{name}: {how}");
     let _ = psci::system_off::<Hvc>();
     loop {
         core::hint::spin_loop();

@@ -7,17 +7,19 @@
 #![no_main]
 
 mod pattern;
+#[path = "../payload/mod.rs"]
+mod payload;
 
 use core::arch::{asm, global_asm};
-use core::fmt::{self, Write as _};
+use core::fmt::Write as _;
 use core::panic::PanicInfo;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use pattern::{LAST, NOTHING, WORDS, hash, word};
+use payload::{call, console};
 
-/// Where a guest has its UART, and a register that says whether its time is over.
-const UART: u64 = 0x900_0000;
+/// Where a guest has a register that says whether its time is over.
 const BELL: u64 = 0xb00_0000;
 /// From the start of its memory: words, and code that is written.
 const DATA: u64 = 2 << 20;
@@ -34,18 +36,9 @@ const TIMER: u64 = 27;
 const CALL: u64 = 3;
 
 global_asm!(
-    ".section .head, \"ax\"",
+    payload::head!(),
     ".arch_extension fp",
     ".arch_extension simd",
-    ".global head",
-    "head:",
-    "b start",
-    ".long 0",
-    ".quad 0", // loaded to any 2 MiB
-    ".quad image_size",
-    ".quad 0, 0, 0, 0",
-    ".ascii \"ARM\\x64\"",
-    ".long 0",
     "start:",
     "mov x20, x1",
     "mov x0, #0",
@@ -180,34 +173,10 @@ macro_rules! system {
     };
 }
 
-/// A firmware call.
-fn call(function: u64, [first, second, third]: [u64; 3]) -> i64 {
-    let result;
-    // SAFETY: what firmware does is asked for, or is an error. It changes no more registers than these (DEN0028, 2.6).
-    unsafe {
-        asm!("smc #0", inout("x0") function => result, inout("x1") first => _, inout("x2") second => _, inout("x3") third => _);
-    }
-    result
-}
-
-struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            // SAFETY: a register of the UART.
-            unsafe {
-                ptr::with_exposed_provenance_mut::<u32>(UART as usize).write_volatile(byte.into());
-            }
-        }
-        Ok(())
-    }
-}
-
 fn wrong(what: &str, is: u64, should: u64) {
     // The first few are enough.
     if WRONG.fetch_add(1, Ordering::Relaxed) < 5 {
-        let _ = writeln!(Console, "small: WRONG: {what}: {is:#x}, not {should:#x}");
+        let _ = writeln!(console(), "small: WRONG: {what}: {is:#x}, not {should:#x}");
     }
 }
 
@@ -421,7 +390,7 @@ fn end(guest: u64, rounds: u64, cpus: u64) -> ! {
     }
     let wrong = WRONG.load(Ordering::Relaxed);
     let _ = writeln!(
-        Console,
+        console(),
         "small: hash {hashed:016x}, {rounds} rounds, {ticks} ticks, {calls} calls, {wrong} wrong"
     );
     call(SYSTEM_OFF, [0; 3]);
@@ -432,7 +401,7 @@ fn end(guest: u64, rounds: u64, cpus: u64) -> ! {
 
 #[panic_handler]
 fn panic(_: &PanicInfo<'_>) -> ! {
-    let _ = writeln!(Console, "small: WRONG: it panicked");
+    let _ = writeln!(console(), "small: WRONG: it panicked");
     call(SYSTEM_OFF, [0; 3]);
     loop {
         core::hint::spin_loop();

@@ -8,6 +8,8 @@
 #![no_main]
 
 mod device;
+#[path = "../payload/mod.rs"]
+mod payload;
 mod smmu;
 
 use core::arch::{asm, global_asm};
@@ -26,6 +28,7 @@ use tablewright::{
 };
 
 use device::Device;
+use payload::console;
 use smmu::{Fault, Smmu};
 
 type Format = Stage2<12, 40>;
@@ -33,8 +36,6 @@ type Space<'m> = AddressSpace<Format, &'m Machine>;
 
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
-/// Where the machine has its UART.
-const UART: usize = 0x900_0000;
 /// A word that says what is left out: 1 is the device's invalidations, 2 the processor's.
 const PLANT: usize = 0x47ff_f000;
 /// The guest.
@@ -51,16 +52,7 @@ const TO: u64 = 0x20_1000;
 const WIDE: u64 = 0x40_0000;
 
 global_asm!(
-    ".section .head, \"ax\"",
-    ".global head",
-    "head:",
-    "b start",
-    ".long 0",
-    ".quad 0", // loaded to any 2 MiB
-    ".quad image_size",
-    ".quad 0, 0, 0, 0",
-    ".ascii \"ARM\\x64\"",
-    ".long 0",
+    payload::head!(),
     "start:",
     "adrp x0, stack_end",
     "add x0, x0, :lo12:stack_end",
@@ -357,10 +349,10 @@ impl Bench<'_> {
 
     fn check(&mut self, name: &str, check: fn(&mut Self) -> Done) {
         match check(self) {
-            Ok(()) => _ = writeln!(Console, "smmu: ok: {name}"),
+            Ok(()) => _ = writeln!(console(), "smmu: ok: {name}"),
             Err(why) => {
                 self.wrong += 1;
-                let _ = writeln!(Console, "smmu: WRONG: {name}: {why}");
+                let _ = writeln!(console(), "smmu: WRONG: {name}: {why}");
             }
         }
         // What is left over is not the next one's.
@@ -570,20 +562,6 @@ extern "C" fn unexpected() -> ! {
     ))
 }
 
-struct Console;
-
-impl fmt::Write for Console {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            // SAFETY: a register of the machine, which sends what is written.
-            unsafe {
-                ptr::with_exposed_provenance_mut::<u32>(UART).write_volatile(byte.into());
-            }
-        }
-        Ok(())
-    }
-}
-
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
     end(format_args!("WRONG: all: {info}"))
@@ -591,7 +569,7 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 
 /// Says how it ended, and switches the machine off.
 fn end(how: fmt::Arguments<'_>) -> ! {
-    let _ = writeln!(Console, "smmu: {how}");
+    let _ = writeln!(console(), "smmu: {how}");
     let _ = psci::system_off::<Smc>();
     loop {
         core::hint::spin_loop();
