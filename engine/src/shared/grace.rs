@@ -210,6 +210,41 @@ impl GracePeriod {
     }
 }
 
+/// The number that processors announce, and what each has announced.
+#[derive(Debug)]
+struct Announced<'s> {
+    now: AtomicU64,
+    slots: &'s [WalkSlot],
+}
+
+impl<'s> Announced<'s> {
+    /// Nothing is announced in the slots.
+    fn new(slots: &'s [WalkSlot]) -> Self {
+        slots.iter().for_each(WalkSlot::reset);
+        Self {
+            now: AtomicU64::new(IDLE + 1),
+            slots,
+        }
+    }
+
+    /// Moves the number on that walks announce.
+    fn advance(&self) -> GracePeriod {
+        // The descriptor before the look at the slots: see above.
+        fence(Ordering::SeqCst);
+        GracePeriod(self.now.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+
+    /// Whether no slot holds a number from before it.
+    fn is_over(&self, period: GracePeriod) -> bool {
+        fence(Ordering::SeqCst);
+        self.slots.iter().all(|slot| {
+            // What the walk did to the table is done before it is freed: acquire, for its release.
+            let entered = slot.epoch.load(Ordering::Acquire);
+            entered == IDLE || entered >= period.0
+        })
+    }
+}
+
 /// Epochs: which walks may still hold what was detached.
 ///
 /// ```
@@ -224,25 +259,18 @@ impl GracePeriod {
 /// assert!(epochs.is_over(period));
 /// ```
 #[derive(Debug)]
-pub struct Epochs<'s> {
-    now: AtomicU64,
-    slots: &'s [WalkSlot],
-}
+pub struct Epochs<'s>(Announced<'s>);
 
 impl<'s> Epochs<'s> {
     /// Epochs for as many processors as there are slots. What was announced in the slots before is forgotten.
     pub fn new(slots: &'s [WalkSlot]) -> Self {
-        slots.iter().for_each(WalkSlot::reset);
-        Self {
-            now: AtomicU64::new(IDLE + 1),
-            slots,
-        }
+        Self(Announced::new(slots))
     }
 
     /// What a walk that starts now would announce. Acquire: such a walk does not find what was detached before.
     #[cfg(all(feature = "hosted", not(feature = "loom")))]
     pub(crate) fn now(&self) -> u64 {
-        self.now.load(Ordering::Acquire)
+        self.0.now.load(Ordering::Acquire)
     }
 
     /// Processor number `cpu` starts a walk. It may have others under way, which may end in any order. `None` for a
@@ -281,9 +309,9 @@ impl<'s> Epochs<'s> {
     /// As for [`enter`](Epochs::enter).
     #[inline(always)]
     unsafe fn enter_with(&self, cpu: usize, interrupt: impl FnMut()) -> Option<Walking<'_>> {
-        let slot = self.slots.get(cpu)?;
+        let slot = self.0.slots.get(cpu)?;
         // SAFETY: passed on.
-        unsafe { slot.start(&self.now, interrupt) };
+        unsafe { slot.start(&self.0.now, interrupt) };
         Some(Walking {
             slot: Some(slot),
             not_send: PhantomData,
@@ -292,12 +320,12 @@ impl<'s> Epochs<'s> {
 
     /// Tables have been detached: a walk that starts later than this does not find them.
     pub fn advance(&self) -> GracePeriod {
-        advance(&self.now)
+        self.0.advance()
     }
 
     /// Whether a grace period is over: so is every walk that started before it. Does not wait.
     pub fn is_over(&self, period: GracePeriod) -> bool {
-        all_past(self.slots, period)
+        self.0.is_over(period)
     }
 }
 
@@ -319,25 +347,18 @@ impl<'s> Epochs<'s> {
 /// assert!(states.is_over(period));
 /// ```
 #[derive(Debug)]
-pub struct Quiescence<'s> {
-    now: AtomicU64,
-    slots: &'s [WalkSlot],
-}
+pub struct Quiescence<'s>(Announced<'s>);
 
 impl<'s> Quiescence<'s> {
     /// Quiescent states of as many processors as there are slots. All of them rest.
     pub fn new(slots: &'s [WalkSlot]) -> Self {
-        slots.iter().for_each(WalkSlot::reset);
-        Self {
-            now: AtomicU64::new(IDLE + 1),
-            slots,
-        }
+        Self(Announced::new(slots))
     }
 
     /// The number of a state that is passed now. Acquire: such a walk does not find what was detached before.
     #[cfg(all(feature = "hosted", not(feature = "loom")))]
     pub(crate) fn now(&self) -> u64 {
-        self.now.load(Ordering::Acquire)
+        self.0.now.load(Ordering::Acquire)
     }
 
     /// Processor number `cpu` holds no table now, and may walk from now on. Nothing happens for one that has no slot, and
@@ -352,12 +373,12 @@ impl<'s> Quiescence<'s> {
     /// 3. Nothing else has been made of the slots since this was: no other states and no [`Epochs`].
     #[inline(always)]
     pub unsafe fn pass(&self, cpu: usize) {
-        let Some(WalkSlot { epoch, .. }) = self.slots.get(cpu) else {
+        let Some(WalkSlot { epoch, .. }) = self.0.slots.get(cpu) else {
             return;
         };
         let rested = epoch.load(Ordering::Relaxed) == IDLE;
         // Acquire: what was detached before this number is not found any more. Release: what was held is let go.
-        epoch.store(self.now.load(Ordering::Acquire), Ordering::Release);
+        epoch.store(self.0.now.load(Ordering::Acquire), Ordering::Release);
         if rested {
             // The end of the rest before any descriptor is read, as for epochs.
             fence(Ordering::SeqCst);
@@ -373,37 +394,20 @@ impl<'s> Quiescence<'s> {
     ///    returned.
     #[inline(always)]
     pub unsafe fn rest(&self, cpu: usize) {
-        if let Some(WalkSlot { epoch, .. }) = self.slots.get(cpu) {
+        if let Some(WalkSlot { epoch, .. }) = self.0.slots.get(cpu) {
             epoch.store(IDLE, Ordering::Release);
         }
     }
 
     /// Tables have been detached: a processor that passes later than this does not find them.
     pub fn advance(&self) -> GracePeriod {
-        advance(&self.now)
+        self.0.advance()
     }
 
     /// Whether a grace period is over: every processor has passed, or rested, since it began. Does not wait.
     pub fn is_over(&self, period: GracePeriod) -> bool {
-        all_past(self.slots, period)
+        self.0.is_over(period)
     }
-}
-
-/// Moves the number on that walks announce.
-fn advance(now: &AtomicU64) -> GracePeriod {
-    // The descriptor before the look at the slots: see above.
-    fence(Ordering::SeqCst);
-    GracePeriod(now.fetch_add(1, Ordering::SeqCst) + 1)
-}
-
-/// Whether no slot holds a number from before it.
-fn all_past(slots: &[WalkSlot], period: GracePeriod) -> bool {
-    fence(Ordering::SeqCst);
-    slots.iter().all(|slot| {
-        // What the walk did to the table is done before it is freed: acquire, for its release.
-        let entered = slot.epoch.load(Ordering::Acquire);
-        entered == IDLE || entered >= period.0
-    })
 }
 
 /// A walk by one processor, until this is dropped.
