@@ -3,7 +3,7 @@
 //! Two crates read it. `descriptors.rs` holds the walker to it, and the engine's `formats.rs` the engine: so two decoders
 //! that share no code are measured against a third opinion, and neither against the other.
 //!
-//! A row of [`ROWS`] stands alone in its table; the tables above it restrict nothing. Its meaning is one line:
+//! A [row](rows) stands alone in its table; the tables above it restrict nothing. Its meaning is one line:
 //!
 //! ```text
 //! PA  SIZE[xRUN]  privileged/user  G|n  mMEMORY  sSH  A|-  DIRTY  swSOFTWARE  kKEY  [gp] [ns] [xs] [ipat] [sve]
@@ -23,22 +23,26 @@
 
 #![allow(dead_code)] // Each test reads a part.
 
+mod arm64;
+mod stage2;
+mod x86_64;
+
 use tablewright_walker::{Access, DirtyState, Granule, Leaf, Permissions, Regime};
 
-const fn arm64(granule: Granule, wide: bool) -> Regime {
+const fn stage1(granule: Granule, wide: bool) -> Regime {
     Regime::Arm64Stage1 { granule, wide }
 }
 
-pub const A4: Regime = arm64(Granule::K4, false);
-pub const A4W: Regime = arm64(Granule::K4, true);
-pub const A16: Regime = arm64(Granule::K16, false);
-pub const A16W: Regime = arm64(Granule::K16, true);
-pub const A64: Regime = arm64(Granule::K64, false);
-pub const A64W: Regime = arm64(Granule::K64, true);
+pub const A4: Regime = stage1(Granule::K4, false);
+pub const A4W: Regime = stage1(Granule::K4, true);
+pub const A16: Regime = stage1(Granule::K16, false);
+pub const A16W: Regime = stage1(Granule::K16, true);
+pub const A64: Regime = stage1(Granule::K64, false);
+pub const A64W: Regime = stage1(Granule::K64, true);
 pub const X4: Regime = Regime::X86_64 { levels: 4 };
 pub const X5: Regime = Regime::X86_64 { levels: 5 };
 
-const fn stage2(granule: Granule, input_bits: u8, wide: bool, forced_write_back: bool) -> Regime {
+const fn guest(granule: Granule, input_bits: u8, wide: bool, forced_write_back: bool) -> Regime {
     Regime::Arm64Stage2 {
         granule,
         input_bits,
@@ -82,19 +86,19 @@ pub const H16W: Regime = el2(Granule::K16, 52, true);
 pub const H64: Regime = el2(Granule::K64, 42, false);
 
 /// From level 1.
-pub const S4: Regime = stage2(Granule::K4, 40, false, false);
+pub const S4: Regime = guest(Granule::K4, 40, false, false);
 /// From level 0.
-pub const S4F: Regime = stage2(Granule::K4, 48, false, true);
+pub const S4F: Regime = guest(Granule::K4, 48, false, true);
 /// From level 0, 16 tables.
-pub const S4W: Regime = stage2(Granule::K4, 52, true, false);
+pub const S4W: Regime = guest(Granule::K4, 52, true, false);
 /// From level 2, 16 tables.
-pub const S16: Regime = stage2(Granule::K16, 40, false, false);
+pub const S16: Regime = guest(Granule::K16, 40, false, false);
 /// From level 0.
-pub const S16W: Regime = stage2(Granule::K16, 52, true, true);
+pub const S16W: Regime = guest(Granule::K16, 52, true, true);
 /// From level 2, with 16 entries.
-pub const S64: Regime = stage2(Granule::K64, 33, false, true);
+pub const S64: Regime = guest(Granule::K64, 33, false, true);
 /// From level 1.
-pub const S64W: Regime = stage2(Granule::K64, 52, true, false);
+pub const S64W: Regime = guest(Granule::K64, 52, true, false);
 pub const E4: Regime = Regime::Ept {
     levels: 4,
     mode_based: false,
@@ -115,7 +119,7 @@ pub const REGIMES: [Regime; 28] = [
 /// the input space is, but for a run that is larger.
 pub const fn rows_of(regime: Regime) -> Regime {
     match regime {
-        Regime::Arm64Stage1Sized { granule, wide, .. } => arm64(granule, wide),
+        Regime::Arm64Stage1Sized { granule, wide, .. } => stage1(granule, wide),
         Regime::Arm64El2 {
             granule: Granule::K4,
             wide: false,
@@ -151,620 +155,10 @@ const EPT_TABLE: &str = "reserved: a reserved bit of a table entry";
 /// The regime, the level, the descriptor, its meaning.
 pub type Row = (Regime, i8, u64, &'static str);
 
-#[rustfmt::skip]
-pub const ROWS: &[Row] = &[
-    // 4 KiB, 48 bits. Permissions of a page: every value of UXN (54), PXN (53), AP[2:1] (7:6).
-    (A4, 3, 0x0000_0000_4000_0703, "0x40000000 4K rwx/--x G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0000_0000_4000_0743, "0x40000000 4K rw-/rwx G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0000_0000_4000_0783, "0x40000000 4K r-x/--x G m0 s3 A ro sw0 k0"),
-    (A4, 3, 0x0000_0000_4000_07c3, "0x40000000 4K r-x/r-x G m0 s3 A ro sw0 k0"),
-    (A4, 3, 0x0020_0000_4000_0703, "0x40000000 4K rw-/--x G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0020_0000_4000_0743, "0x40000000 4K rw-/rwx G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0020_0000_4000_0783, "0x40000000 4K r--/--x G m0 s3 A ro sw0 k0"),
-    (A4, 3, 0x0020_0000_4000_07c3, "0x40000000 4K r--/r-x G m0 s3 A ro sw0 k0"),
-    (A4, 3, 0x0040_0000_4000_0703, "0x40000000 4K rwx/--- G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0040_0000_4000_0743, "0x40000000 4K rw-/rw- G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0040_0000_4000_0783, "0x40000000 4K r-x/--- G m0 s3 A ro sw0 k0"),
-    (A4, 3, 0x0040_0000_4000_07c3, "0x40000000 4K r-x/r-- G m0 s3 A ro sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_0703, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_0743, "0x40000000 4K rw-/rw- G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_0783, "0x40000000 4K r--/--- G m0 s3 A ro sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_07c3, "0x40000000 4K r--/r-- G m0 s3 A ro sw0 k0"),
-    // nG (11), AF (10), SH (9:8), AttrIndx (4:2).
-    (A4, 3, 0x0040_0001_2345_6f43, "0x123456000 4K rw-/rw- n m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0020_0000_8000_0fc7, "0x80000000 4K r--/r-x n m1 s3 A ro sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_0303, "0x40000000 4K rw-/--- G m0 s3 - - sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_0603, "0x40000000 4K rw-/--- G m0 s2 A - sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_0403, "0x40000000 4K rw-/--- G m0 s0 A - sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_0503, SH_01),
-    (A4, 3, 0x0060_0000_4000_070b, "0x40000000 4K rw-/--- G m2 s3 A - sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_0713, "0x40000000 4K rw-/--- G m4 s3 A - sw0 k0"),
-    (A4, 3, 0x0060_0000_4000_041f, "0x40000000 4K rw-/--- G m7 s0 A - sw0 k0"),
-    // DBM (51), software (58:55), PBHA (62:59), bit 63, GP (50), NS (5).
-    (A4, 3, 0x0068_0000_4000_0783, "0x40000000 4K r--/--- G m0 s3 A dbm+ro sw0 k0"),
-    (A4, 3, 0x0068_0000_4000_0703, "0x40000000 4K rw-/--- G m0 s3 A dbm sw0 k0"),
-    (A4, 3, 0x0008_0000_4000_07c3, "0x40000000 4K r-x/r-x G m0 s3 A dbm+ro sw0 k0"),
-    (A4, 3, 0x00e0_0000_4000_0783, "0x40000000 4K r--/--- G m0 s3 A ro sw1 k0"),
-    (A4, 3, 0x0560_0000_4000_0703, "0x40000000 4K rw-/--- G m0 s3 A - swa k0"),
-    (A4, 3, 0x07e0_0000_4000_0703, "0x40000000 4K rw-/--- G m0 s3 A - swf k0"),
-    (A4, 3, 0x7860_0000_4000_0703, "0x40000000 4K rw-/--- G m0 s3 A - sw0 kf"),
-    (A4, 3, 0x0860_0000_4000_0703, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k1"),
-    (A4, 3, 0x8060_0000_4000_0703, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0064_0000_4000_0703, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k0 gp"),
-    (A4, 3, 0x0060_0000_4000_0723, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k0 ns"),
-    // The address, the Contiguous bit (52), what is no page.
-    (A4, 3, 0x0060_ffff_ffff_f703, "0xfffffffff000 4K rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0060_0000_0000_1703, "0x1000 4K rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0070_0000_4000_0703, "0x40000000 4Kx16 rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x8010_0000_8000_0703, "0x80000000 4Kx16 rwx/--x G m0 s3 A - sw0 k0"),
-    (A4, 3, 0x0061_0000_4000_0703, RES0_LEAF),
-    (A4, 3, 0x0062_0000_4000_0703, RES0_LEAF),
-    (A4, 3, 0x0060_0000_4000_0701, NO_BLOCK),
-    (A4, 3, 0x0060_0000_4000_0702, "invalid"),
-    (A4, 3, 0xffff_ffff_ffff_fffe, "invalid"),
-    (A4, 3, 0, "invalid"),
-    // Blocks of 2 MiB and 1 GiB: of the bits below the address, nT (16) alone may be set.
-    (A4, 2, 0x0060_0000_8020_0701, "0x80200000 2M rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 2, 0x0000_0000_4020_0fc5, "0x40200000 2M r-x/r-x n m1 s3 A ro sw0 k0"),
-    (A4, 2, 0x0060_0000_8021_0701, "0x80200000 2M rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 2, 0x0070_0000_8200_0701, "0x82000000 2Mx16 rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 2, 0x0060_ffff_ffe0_0701, "0xffffffe00000 2M rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 2, 0x0060_0000_8020_1701, RES0_LEAF),
-    (A4, 2, 0x0060_0000_8020_8701, RES0_LEAF),
-    (A4, 2, 0x0060_0000_8022_0701, RES0_LEAF),
-    (A4, 2, 0x0060_0000_8030_0701, RES0_LEAF),
-    (A4, 2, 0x0061_0000_8020_0701, RES0_LEAF),
-    (A4, 2, 0x0060_0000_8020_0700, "invalid"),
-    (A4, 2, 0x0000_0000_4000_0702, "invalid"),
-    (A4, 1, 0x0060_0001_4000_0701, "0x140000000 1G rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 1, 0x0070_0004_0000_0701, "0x400000000 1Gx16 rw-/--- G m0 s3 A - sw0 k0"),
-    (A4, 1, 0x0060_0001_6000_0701, RES0_LEAF),
-    (A4, 0, 0x0060_0080_0000_0701, NO_BLOCK),
-    (A4, 0, 0, "invalid"),
-    // Tables: the address, the ignored bits (58:51 and 11:2), the reserved ones.
-    (A4, 2, 0x0000_0000_8765_4003, "table 0x87654000"),
-    (A4, 2, 0x0000_0000_4000_0703, "table 0x40000000"),
-    (A4, 2, 0x07f8_0000_8765_4fff, "table 0x87654000"),
-    (A4, 1, 0x0000_0000_0000_1003, "table 0x1000"),
-    (A4, 0, 0x0000_ffff_ffff_f003, "table 0xfffffffff000"),
-    (A4, 2, 0x0004_0000_8765_4003, RES0_TABLE),
-    (A4, 2, 0x0001_0000_8765_4003, RES0_TABLE),
-    (A4, 1, 0x0002_0000_8765_4003, RES0_TABLE),
-    // PXNTable (59), UXNTable (60), APTable[0] (61), APTable[1] (62).
-    (A4, 2, 0x0800_0000_4000_0003, "table 0x40000000 --x/---"),
-    (A4, 1, 0x1000_0000_4000_0003, "table 0x40000000 ---/--x"),
-    (A4, 0, 0x2000_0000_4000_0003, "table 0x40000000 ---/rw-"),
-    (A4, 0, 0x4000_0000_4000_0003, "table 0x40000000 -w-/-w-"),
-    (A4, 1, 0x6000_0000_4000_0003, "table 0x40000000 -w-/rw-"),
-    (A4, 2, 0x7800_0000_4000_0003, "table 0x40000000 -wx/rwx"),
-
-    // 4 KiB, LPA2: address bits 49:48 in place, 51:50 in bits 9:8, no SH.
-    (A4W, 3, 0x0063_1234_5678_9703, "0xf123456789000 4K rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 3, 0x0060_0000_4000_0503, "0x4000040000000 4K rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 3, 0x0060_0000_4000_0603, "0x8000040000000 4K rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 3, 0x0061_0000_4000_0403, "0x1000040000000 4K rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 3, 0x0002_0000_4000_0403, "0x2000040000000 4K rwx/--x G m0 s- A - sw0 k0"),
-    (A4W, 3, 0x05ec_0000_4000_08d7, "0x40000000 4K r--/r-- n m5 s- - dbm+ro swb k0 gp"),
-    (A4W, 3, 0x0070_0000_4000_0403, "0x40000000 4Kx16 rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 3, 0x0060_0000_4000_0401, NO_BLOCK),
-    (A4W, 3, 0x0060_0000_4000_0402, "invalid"),
-    (A4W, 2, 0x0060_0000_8020_0701, "0xc000080200000 2M rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 2, 0x0060_0000_8020_8401, RES0_LEAF),
-    (A4W, 1, 0x0062_0000_4000_0601, "0xa000040000000 1G rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 1, 0x0070_0004_0000_0401, "0x400000000 1Gx16 rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 0, 0x0061_0080_0000_0501, "0x5008000000000 512G rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 0, 0x0060_0080_0001_0401, "0x8000000000 512G rw-/--- G m0 s- A - sw0 k0"),
-    (A4W, 0, 0x0000_0080_0000_0701, "0xc008000000000 512G rwx/--x G m0 s- A - sw0 k0"),
-    (A4W, 0, 0x0060_00c0_0000_0401, RES0_LEAF),
-    (A4W, 0, 0x0070_0080_0000_0401, RES0_CONT),
-    (A4W, -1, 0x0060_0000_0000_0401, NO_BLOCK),
-    (A4W, -1, 0x0002_0000_0000_1203, "table 0xa000000001000"),
-    (A4W, 0, 0x2000_0000_8765_4003, "table 0x87654000 ---/rw-"),
-    (A4W, 1, 0x1000_0000_8765_4203, "table 0x8000087654000 ---/--x"),
-    (A4W, 2, 0x0003_0000_8765_4103, "table 0x7000087654000"),
-    (A4W, 2, 0x0800_0000_8765_4cff, "table 0x87654000 --x/---"),
-    (A4W, -1, 0x4000_0000_8765_4303, "table 0xc000087654000 -w-/-w-"),
-    (A4W, 2, 0x0004_0000_8765_4003, RES0_TABLE),
-
-    // 16 KiB, 48 bits: bits 13:12 are no address.
-    (A16, 3, 0x0060_0000_4000_4703, "0x40004000 16K rw-/--- G m0 s3 A - sw0 k0"),
-    (A16, 3, 0x0020_ffff_ffff_cfcf, "0xffffffffc000 16K r--/r-x n m3 s3 A ro sw0 k0"),
-    (A16, 3, 0x0070_0000_4020_0703, "0x40200000 16Kx128 rw-/--- G m0 s3 A - sw0 k0"),
-    (A16, 3, 0x0060_0000_4000_2703, RES0_LEAF),
-    (A16, 3, 0x0060_0000_4000_1703, RES0_LEAF),
-    (A16, 3, 0x0060_0000_4000_4701, NO_BLOCK),
-    (A16, 3, 0x0060_0000_4000_4702, "invalid"),
-    (A16, 2, 0x0060_0000_4200_0701, "0x42000000 32M rw-/--- G m0 s3 A - sw0 k0"),
-    (A16, 2, 0x0000_0000_0600_0701, "0x6000000 32M rwx/--x G m0 s3 A - sw0 k0"),
-    (A16, 2, 0x0060_0000_4201_0701, "0x42000000 32M rw-/--- G m0 s3 A - sw0 k0"),
-    (A16, 2, 0x0070_0000_4000_0701, "0x40000000 32Mx32 rw-/--- G m0 s3 A - sw0 k0"),
-    (A16, 2, 0x0060_0000_4300_0701, RES0_LEAF),
-    (A16, 1, 0x0060_0010_0000_0701, NO_BLOCK),
-    (A16, 0, 0x0060_8000_0000_0701, NO_BLOCK),
-    (A16, 0, 0x0000_0000_0001_c003, "table 0x1c000"),
-    (A16, 0, 0x4000_ffff_ffff_c003, "table 0xffffffffc000 -w-/-w-"),
-    (A16, 1, 0x2000_0000_0001_4003, "table 0x14000 ---/rw-"),
-    (A16, 2, 0x1000_0000_0001_8003, "table 0x18000 ---/--x"),
-    (A16, 1, 0x0800_0000_0001_c003, "table 0x1c000 --x/---"),
-    (A16, 0, 0x0000_0000_0001_d003, RES0_TABLE),
-    (A16, 2, 0x0000_0000_0001_e003, RES0_TABLE),
-    // 16 KiB, LPA2.
-    (A16W, 3, 0x0063_0000_4000_4703, "0xf000040004000 16K rw-/--- G m0 s- A - sw0 k0"),
-    (A16W, 3, 0x0000_0000_8000_0603, "0x8000080000000 16K rwx/--x G m0 s- A - sw0 k0"),
-    (A16W, 3, 0x0060_0000_4000_5403, RES0_LEAF),
-    (A16W, 3, 0x0060_0000_4000_4402, "invalid"),
-    (A16W, 2, 0x0062_0000_4200_0501, "0x6000042000000 32M rw-/--- G m0 s- A - sw0 k0"),
-    (A16W, 2, 0x0070_0000_4000_0701, "0xc000040000000 32Mx32 rw-/--- G m0 s- A - sw0 k0"),
-    (A16W, 1, 0x0061_0010_0000_0501, "0x5001000000000 64G rw-/--- G m0 s- A - sw0 k0"),
-    (A16W, 1, 0x0000_0010_0000_0401, "0x1000000000 64G rwx/--x G m0 s- A - sw0 k0"),
-    (A16W, 1, 0x0060_0018_0000_0401, RES0_LEAF),
-    (A16W, 1, 0x0070_0010_0000_0401, RES0_CONT),
-    (A16W, 0, 0x0060_8000_0000_0401, NO_BLOCK),
-    (A16W, 0, 0x0001_0000_0001_c303, "table 0xd00000001c000"),
-    (A16W, 0, 0x1000_0000_0001_4003, "table 0x14000 ---/--x"),
-    (A16W, 1, 0x4002_0000_0001_4003, "table 0x2000000014000 -w-/-w-"),
-    (A16W, 1, 0x2000_0000_0001_4103, "table 0x4000000014000 ---/rw-"),
-    (A16W, 2, 0x0800_0000_0001_4203, "table 0x8000000014000 --x/---"),
-    (A16W, 0, 0x0001_0000_0001_d303, RES0_TABLE),
-
-    // 64 KiB, 48 bits: bits 15:12 are no address.
-    (A64, 3, 0x0060_0000_4001_0703, "0x40010000 64K rw-/--- G m0 s3 A - sw0 k0"),
-    (A64, 3, 0x0000_ffff_ffff_0703, "0xffffffff0000 64K rwx/--x G m0 s3 A - sw0 k0"),
-    (A64, 3, 0x0000_0000_8000_0707, "0x80000000 64K rwx/--x G m1 s3 A - sw0 k0"),
-    (A64, 3, 0x0000_0000_8000_070b, "0x80000000 64K rwx/--x G m2 s3 A - sw0 k0"),
-    (A64, 3, 0x0000_0000_8000_070f, "0x80000000 64K rwx/--x G m3 s3 A - sw0 k0"),
-    (A64, 3, 0x0000_0000_8000_0713, "0x80000000 64K rwx/--x G m4 s3 A - sw0 k0"),
-    (A64, 3, 0x0000_0000_8000_0717, "0x80000000 64K rwx/--x G m5 s3 A - sw0 k0"),
-    (A64, 3, 0x0070_0000_4020_0703, "0x40200000 64Kx32 rw-/--- G m0 s3 A - sw0 k0"),
-    (A64, 3, 0x0060_0000_4001_8703, RES0_LEAF),
-    (A64, 3, 0x0060_0000_4001_1703, RES0_LEAF),
-    (A64, 3, 0x0060_0000_4001_0702, "invalid"),
-    (A64, 2, 0x0060_0000_6000_0701, "0x60000000 512M rw-/--- G m0 s3 A - sw0 k0"),
-    (A64, 2, 0x0060_0000_6001_0701, "0x60000000 512M rw-/--- G m0 s3 A - sw0 k0"),
-    (A64, 2, 0x0070_0004_0000_0701, "0x400000000 512Mx32 rw-/--- G m0 s3 A - sw0 k0"),
-    (A64, 2, 0x0060_0000_7000_0701, RES0_LEAF),
-    (A64, 1, 0x0060_0400_0000_0701, NO_BLOCK),
-    (A64, 1, 0x0000_0000_0003_0003, "table 0x30000"),
-    (A64, 1, 0x1000_ffff_ffff_0003, "table 0xffffffff0000 ---/--x"),
-    (A64, 2, 0x0800_0000_0003_0003, "table 0x30000 --x/---"),
-    (A64, 2, 0x4000_0000_0003_0003, "table 0x30000 -w-/-w-"),
-    (A64, 2, 0x2000_0000_0003_0003, "table 0x30000 ---/rw-"),
-    (A64, 1, 0x0000_0000_0003_4003, RES0_TABLE),
-    // 64 KiB, LPA: address bits 51:48 in bits 15:12, SH in its place.
-    (A64W, 3, 0x0060_1234_5678_a703, "0xa123456780000 64K rw-/--- G m0 s3 A - sw0 k0"),
-    (A64W, 3, 0x0060_1234_5678_5603, "0x5123456780000 64K rw-/--- G m0 s2 A - sw0 k0"),
-    (A64W, 3, 0x0062_0000_4001_0703, RES0_LEAF),
-    (A64W, 3, 0x0060_0000_4001_0503, SH_01),
-    (A64W, 3, 0x0060_0000_4001_0702, "invalid"),
-    (A64W, 2, 0x0060_0000_6000_1701, "0x1000060000000 512M rw-/--- G m0 s3 A - sw0 k0"),
-    (A64W, 2, 0x0060_0000_6001_8701, "0x8000060000000 512M rw-/--- G m0 s3 A - sw0 k0"),
-    (A64W, 2, 0x0060_0000_6002_0701, RES0_LEAF),
-    (A64W, 1, 0x0060_0400_0000_f701, "0xf040000000000 4T rw-/--- G m0 s3 A - sw0 k0"),
-    (A64W, 1, 0x0000_0400_0000_1701, "0x1040000000000 4T rwx/--x G m0 s3 A - sw0 k0"),
-    (A64W, 1, 0x0060_0600_0000_0701, RES0_LEAF),
-    (A64W, 1, 0x0070_0400_0000_0701, RES0_CONT),
-    (A64W, 1, 0x0000_0000_0003_c003, "table 0xc000000030000"),
-    (A64W, 1, 0x2000_0000_0003_4003, "table 0x4000000030000 ---/rw-"),
-    (A64W, 2, 0x1000_0000_8000_2003, "table 0x2000080000000 ---/--x"),
-    (A64W, 2, 0x0800_0000_0003_8003, "table 0x8000000030000 --x/---"),
-    (A64W, 1, 0x4000_0000_0003_1003, "table 0x1000000030000 -w-/-w-"),
-    (A64W, 1, 0x0001_0000_0003_0003, RES0_TABLE),
-
-    // x86-64, 4 KiB pages. Permissions: XD (63), U/S (2), R/W (1).
-    (X4, 1, 0x0000_0000_0040_0001, "0x400000 4K r-x/--- n m0 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0003, "0x400000 4K rwx/--- n m0 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0005, "0x400000 4K r-x/r-x n m0 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0007, "0x400000 4K rwx/rwx n m0 s- - - sw0 k0"),
-    (X4, 1, 0x8000_0000_0040_0001, "0x400000 4K r--/--- n m0 s- - - sw0 k0"),
-    (X4, 1, 0x8000_0000_0040_0003, "0x400000 4K rw-/--- n m0 s- - - sw0 k0"),
-    (X4, 1, 0x8000_0000_0040_0005, "0x400000 4K r--/r-- n m0 s- - - sw0 k0"),
-    (X4, 1, 0x8000_0000_0040_0007, "0x400000 4K rw-/rw- n m0 s- - - sw0 k0"),
-    // A (5), D (6), G (8); PWT (3), PCD (4), PAT (7).
-    (X4, 1, 0x0000_0000_0040_0063, "0x400000 4K rwx/--- n m0 s- A D sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0023, "0x400000 4K rwx/--- n m0 s- A - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0043, "0x400000 4K rwx/--- n m0 s- - D sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0061, "0x400000 4K r-x/--- n m0 s- A D sw0 k0"),
-    (X4, 1, 0x8000_0000_0040_0107, "0x400000 4K rw-/rw- G m0 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_000b, "0x400000 4K rwx/--- n m1 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0013, "0x400000 4K rwx/--- n m2 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_001b, "0x400000 4K rwx/--- n m3 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0083, "0x400000 4K rwx/--- n m4 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0093, "0x400000 4K rwx/--- n m6 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_009b, "0x400000 4K rwx/--- n m7 s- - - sw0 k0"),
-    // The address (51:12), software (11:9 and 58:52), the protection key (62:59).
-    (X4, 1, 0x0000_0000_0000_1001, "0x1000 4K r-x/--- n m0 s- - - sw0 k0"),
-    (X4, 1, 0x000f_ffff_ffff_f003, "0xffffffffff000 4K rwx/--- n m0 s- - - sw0 k0"),
-    (X4, 1, 0x0000_0000_0040_0e01, "0x400000 4K r-x/--- n m0 s- - - sw7 k0"),
-    (X4, 1, 0x0000_0000_0040_0201, "0x400000 4K r-x/--- n m0 s- - - sw1 k0"),
-    (X4, 1, 0x0000_0000_0040_0a01, "0x400000 4K r-x/--- n m0 s- - - sw5 k0"),
-    (X4, 1, 0x07f0_0000_0040_0001, "0x400000 4K r-x/--- n m0 s- - - sw3f8 k0"),
-    (X4, 1, 0x0010_0000_0040_0001, "0x400000 4K r-x/--- n m0 s- - - sw8 k0"),
-    (X4, 1, 0x7800_0000_0040_0001, "0x400000 4K r-x/--- n m0 s- - - sw0 kf"),
-    (X4, 1, 0x0800_0000_0040_0001, "0x400000 4K r-x/--- n m0 s- - - sw0 k1"),
-    (X4, 1, 0x2800_0000_0040_0001, "0x400000 4K r-x/--- n m0 s- - - sw0 k5"),
-    (X4, 1, 0x8000_0000_0040_0062, "invalid"),
-    (X4, 1, 0, "invalid"),
-    (X4, 3, 0x0000_0000_4000_00e2, "invalid"),
-    (X4, 4, 0xffff_ffff_ffff_fffe, "invalid"),
-    // Large pages: PAT in bit 12, nothing in the bits from 13 up to the address.
-    (X4, 2, 0x0000_0000_4020_00e3, "0x40200000 2M rwx/--- n m0 s- A D sw0 k0"),
-    (X4, 2, 0x0000_0000_4020_1083, "0x40200000 2M rwx/--- n m4 s- - - sw0 k0"),
-    (X4, 2, 0x0000_0000_4020_009b, "0x40200000 2M rwx/--- n m3 s- - - sw0 k0"),
-    (X4, 2, 0x0000_0000_4020_109b, "0x40200000 2M rwx/--- n m7 s- - - sw0 k0"),
-    (X4, 2, 0x0000_0000_4020_0183, "0x40200000 2M rwx/--- G m0 s- - - sw0 k0"),
-    (X4, 2, 0x000f_ffff_ffe0_0083, "0xfffffffe00000 2M rwx/--- n m0 s- - - sw0 k0"),
-    (X4, 2, 0x0000_0000_4020_2083, LARGE),
-    (X4, 2, 0x0000_0000_4030_0083, LARGE),
-    (X4, 3, 0x0000_0001_4000_0083, "0x140000000 1G rwx/--- n m0 s- - - sw0 k0"),
-    (X4, 3, 0x8000_0001_4000_01e3, "0x140000000 1G rw-/--- G m0 s- A D sw0 k0"),
-    (X4, 3, 0x8000_0000_4000_108f, "0x40000000 1G rw-/rw- n m5 s- - - sw0 k0"),
-    (X4, 3, 0x0000_0000_4000_109b, "0x40000000 1G rwx/--- n m7 s- - - sw0 k0"),
-    (X4, 3, 0x0000_0001_6000_0083, LARGE),
-    (X4, 3, 0x0000_0000_4020_0083, LARGE),
-    (X4, 3, 0x000f_ffff_c000_0083, "0xfffffc0000000 1G rwx/--- n m0 s- - - sw0 k0"),
-    (X4, 4, 0x0000_0000_0001_0083, PS),
-    // Tables: D, G, and bits 62:52 of a table entry are ignored, PWT and PCD concern the table, 51:12 is address.
-    (X4, 4, 0x0000_0000_0001_0167, "table 0x10000"),
-    (X4, 4, 0x7ff0_0000_0001_001f, "table 0x10000"),
-    (X4, 3, 0x0000_0000_0001_1027, "table 0x11000"),
-    (X4, 2, 0x000f_ffff_ffff_f027, "table 0xffffffffff000"),
-    (X4, 2, 0x0000_0000_0001_0e07, "table 0x10000"),
-    // R/W and U/S that a table lacks, XD that it has.
-    (X4, 4, 0x0000_0000_4000_0005, "table 0x40000000 -w-/-w-"),
-    (X4, 3, 0x0000_0000_4000_0003, "table 0x40000000 ---/rwx"),
-    (X4, 2, 0x8000_0000_4000_0007, "table 0x40000000 --x/--x"),
-    (X4, 3, 0x8000_0000_4000_0001, "table 0x40000000 -wx/rwx"),
-    // 5 levels.
-    (X5, 5, 0x0000_0012_3456_7027, "table 0x1234567000"),
-    (X5, 5, 0x8000_0000_4000_0007, "table 0x40000000 --x/--x"),
-    (X5, 4, 0x0000_0000_4000_0005, "table 0x40000000 -w-/-w-"),
-    (X5, 3, 0x0000_0000_4000_0003, "table 0x40000000 ---/rwx"),
-    (X5, 2, 0x000f_ffff_ffff_f007, "table 0xffffffffff000"),
-    (X5, 5, 0x0000_0000_0001_0083, PS),
-    (X5, 4, 0x0000_0000_0001_0083, PS),
-    (X5, 3, 0x8000_0000_4000_01e5, "0x40000000 1G r--/r-- G m0 s- A D sw0 k0"),
-    (X5, 2, 0x0000_0000_4020_1083, "0x40200000 2M rwx/--- n m4 s- - - sw0 k0"),
-    (X5, 2, 0x0000_0000_4021_0083, LARGE),
-    (X5, 1, 0x0000_0000_0040_0063, "0x400000 4K rwx/--- n m0 s- A D sw0 k0"),
-    (X5, 1, 0x2a00_0000_0040_0a8d, "0x400000 4K r-x/r-x n m5 s- - - sw105 k5"),
-    (X5, 1, 0x0000_0000_0040_0062, "invalid"),
-
-    // EL2 by itself, 4 KiB, 48 bits: XN (54), AP[2] (7); AP[1] (6) is one, PXN (53) and nG (11) are zero.
-    (H4, 3, 0x0000_0000_4000_0743, "0x40000000 4K rwx/--- G m0 s3 A - sw0 k0"),
-    (H4, 3, 0x0000_0000_4000_07c3, "0x40000000 4K r-x/--- G m0 s3 A ro sw0 k0"),
-    (H4, 3, 0x0040_0000_4000_0743, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k0"),
-    (H4, 3, 0x0040_0000_4000_07c3, "0x40000000 4K r--/--- G m0 s3 A ro sw0 k0"),
-    (H4, 3, 0x0040_0000_4000_0703, ONE_EL),
-    (H4, 3, 0x0060_0000_4000_0743, NO_EL0),
-    (H4, 3, 0x0040_0000_4000_0f43, NO_EL0),
-    (H4, 3, 0x0048_0000_4000_07c3, "0x40000000 4K r--/--- G m0 s3 A dbm+ro sw0 k0"),
-    (H4, 3, 0x07c0_0000_4000_0347, "0x40000000 4K rw-/--- G m1 s3 - - swf k0"),
-    (H4, 3, 0x7840_0000_4000_0743, "0x40000000 4K rw-/--- G m0 s3 A - sw0 kf"),
-    (H4, 3, 0x0044_0000_4000_0763, "0x40000000 4K rw-/--- G m0 s3 A - sw0 k0 gp ns"),
-    (H4, 3, 0x0050_0000_4000_0743, "0x40000000 4Kx16 rw-/--- G m0 s3 A - sw0 k0"),
-    (H4, 3, 0x0040_0000_4000_0543, SH_01),
-    (H4, 3, 0x0040_0000_4000_0741, NO_BLOCK),
-    (H4, 3, 0x0040_0000_4000_0742, "invalid"),
-    (H4, 2, 0x0000_0000_8020_0741, "0x80200000 2M rwx/--- G m0 s3 A - sw0 k0"),
-    (H4, 1, 0x0050_0004_0000_0741, "0x400000000 1Gx16 rw-/--- G m0 s3 A - sw0 k0"),
-    (H4, 1, 0x0040_0001_6000_0741, RES0_LEAF),
-    (H4, 0, 0x0040_0080_0000_0741, NO_BLOCK),
-    // XNTable (60), APTable[1] (62); PXNTable (59) and APTable[0] (61) are zero; 58:51 and 11:2 are ignored.
-    (H4, 2, 0x0000_0000_8765_4003, "table 0x87654000"),
-    (H4, 2, 0x07f8_0000_8765_4fff, "table 0x87654000"),
-    (H4, 2, 0x1000_0000_8765_4003, "table 0x87654000 --x/---"),
-    (H4, 1, 0x4000_0000_8765_4003, "table 0x87654000 -w-/---"),
-    (H4, 0, 0x5000_ffff_ffff_f003, "table 0xfffffffff000 -wx/---"),
-    (H4, 2, 0x0800_0000_8765_4003, RES0_TABLE),
-    (H4, 2, 0x2000_0000_8765_4003, RES0_TABLE),
-    (H4, 1, 0x0004_0000_8765_4003, RES0_TABLE),
-
-    // The same, 16 KiB, LPA2: address bits 51:50 in bits 9:8, no SH.
-    (H16W, 3, 0x0040_0000_4000_4443, "0x40004000 16K rw-/--- G m0 s- A - sw0 k0"),
-    (H16W, 3, 0x0000_0000_4000_4543, "0x4000040004000 16K rwx/--- G m0 s- A - sw0 k0"),
-    (H16W, 3, 0x0050_0000_4020_0443, "0x40200000 16Kx128 rw-/--- G m0 s- A - sw0 k0"),
-    (H16W, 3, 0x0040_0000_4000_4403, ONE_EL),
-    (H16W, 3, 0x0040_0000_4000_5443, RES0_LEAF),
-    (H16W, 3, 0x0040_0000_4000_4442, "invalid"),
-    (H16W, 2, 0x0040_0000_4200_0441, "0x42000000 32M rw-/--- G m0 s- A - sw0 k0"),
-    (H16W, 1, 0x0000_0010_0000_04c1, "0x1000000000 64G r-x/--- G m0 s- A ro sw0 k0"),
-    (H16W, 1, 0x0010_0010_0000_0441, RES0_CONT),
-    (H16W, 0, 0x0000_0000_0000_4003, "table 0x4000"),
-    (H16W, 1, 0x1000_0000_0000_4103, "table 0x4000000004000 --x/---"),
-    (H16W, 2, 0x4000_0000_0000_4003, "table 0x4000 -w-/---"),
-    (H16W, 2, 0x0800_0000_0000_4003, RES0_TABLE),
-
-    // The same, 64 KiB, 42 bits: from level 2.
-    (H64, 3, 0x0040_0000_4001_0743, "0x40010000 64K rw-/--- G m0 s3 A - sw0 k0"),
-    (H64, 3, 0x0050_0000_4020_0743, "0x40200000 64Kx32 rw-/--- G m0 s3 A - sw0 k0"),
-    (H64, 3, 0x0040_0000_4001_1743, RES0_LEAF),
-    (H64, 3, 0x0060_0000_4001_0743, NO_EL0),
-    (H64, 3, 0, "invalid"),
-    (H64, 2, 0x0040_0000_2000_0741, "0x20000000 512M rw-/--- G m0 s3 A - sw0 k0"),
-    (H64, 2, 0x0010_0004_0000_0741, "0x400000000 512Mx32 rwx/--- G m0 s3 A - sw0 k0"),
-    (H64, 2, 0x0000_0000_0001_0003, "table 0x10000"),
-    (H64, 2, 0x1000_0000_0001_0003, "table 0x10000 --x/---"),
-    (H64, 2, 0x4000_0000_0001_0003, "table 0x10000 -w-/---"),
-    (H64, 2, 0x0000_0000_0001_1003, RES0_TABLE),
-
-    // Where the first table has fewer entries than a run, there are no runs in it.
-    (P4, 1, 0x0060_0001_4000_0701, "0x140000000 1G rw-/--- G m0 s3 A - sw0 k0"),
-    (P4, 1, 0x0070_0004_0000_0701, RES0_CONT),
-    (P4, 2, 0x0070_0000_8200_0701, "0x82000000 2Mx16 rw-/--- G m0 s3 A - sw0 k0"),
-
-    // arm64 stage 2, 4 KiB, 48 bits. Permissions of a page: XN (54:53), S2AP (7:6).
-    (S4, 3, 0x0000_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 k0"),
-    (S4, 3, 0x0020_0000_4000_07ff, "0x40000000 4K rw-/rwx n mf s3 A - sw0 k0"),
-    (S4, 3, 0x0040_0000_4000_07ff, "0x40000000 4K rw-/rw- n mf s3 A - sw0 k0"),
-    (S4, 3, 0x0060_0000_4000_07ff, "0x40000000 4K rwx/rw- n mf s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_077f, "0x40000000 4K r-x/r-x n mf s3 A ro sw0 k0"),
-    (S4, 3, 0x0020_0000_4000_077f, "0x40000000 4K r--/r-x n mf s3 A ro sw0 k0"),
-    (S4, 3, 0x0040_0000_4000_077f, "0x40000000 4K r--/r-- n mf s3 A ro sw0 k0"),
-    (S4, 3, 0x0060_0000_4000_077f, "0x40000000 4K r-x/r-- n mf s3 A ro sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_07bf, "0x40000000 4K -wx/-wx n mf s3 A - sw0 k0"),
-    (S4, 3, 0x0040_0000_4000_07bf, "0x40000000 4K -w-/-w- n mf s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_073f, "0x40000000 4K --x/--x n mf s3 A ro sw0 k0"),
-    (S4, 3, 0x0040_0000_4000_073f, "0x40000000 4K ---/--- n mf s3 A ro sw0 k0"),
-    // AF (10), SH (9:8), MemAttr (5:2): outer and inner, or a device.
-    (S4, 3, 0x0000_0000_4000_03ff, "0x40000000 4K rwx/rwx n mf s3 - - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_06ff, "0x40000000 4K rwx/rwx n mf s2 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_04ff, "0x40000000 4K rwx/rwx n mf s0 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_05ff, SH_01),
-    (S4, 3, 0x0000_0000_4000_07c3, "0x40000000 4K rwx/rwx n m0 s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_07c7, "0x40000000 4K rwx/rwx n m1 s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_07cb, "0x40000000 4K rwx/rwx n m2 s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_07cf, "0x40000000 4K rwx/rwx n m3 s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_07d3, TYPE),
-    (S4, 3, 0x0000_0000_4000_07d7, "0x40000000 4K rwx/rwx n m5 s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_07db, "0x40000000 4K rwx/rwx n m6 s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_07e3, TYPE),
-    (S4, 3, 0x0000_0000_4000_07eb, "0x40000000 4K rwx/rwx n ma s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_07f3, TYPE),
-    (S4, 3, 0x0000_0000_4000_07f7, "0x40000000 4K rwx/rwx n md s3 A - sw0 k0"),
-    // DBM (51), software (58:55), PBHA (62:59), bit 63, FnXS (11).
-    (S4, 3, 0x0008_0000_4000_077f, "0x40000000 4K r-x/r-x n mf s3 A dbm+ro sw0 k0"),
-    (S4, 3, 0x0008_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A dbm sw0 k0"),
-    (S4, 3, 0x0080_0000_4000_077f, "0x40000000 4K r-x/r-x n mf s3 A ro sw1 k0"),
-    (S4, 3, 0x0500_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - swa k0"),
-    (S4, 3, 0x0780_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - swf k0"),
-    (S4, 3, 0x7800_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 kf"),
-    (S4, 3, 0x1000_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 k2"),
-    (S4, 3, 0x8000_0000_4000_07ff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 k0"),
-    (S4, 3, 0x0000_0000_4000_0fff, "0x40000000 4K rwx/rwx n mf s3 A - sw0 k0 xs"),
-    // The address, the Contiguous bit (52), what is no page.
-    (S4, 3, 0x0000_ffff_ffff_f7ff, "0xfffffffff000 4K rwx/rwx n mf s3 A - sw0 k0"),
-    (S4, 3, 0x0010_0000_4000_07ff, "0x40000000 4Kx16 rwx/rwx n mf s3 A - sw0 k0"),
-    (S4, 3, 0x0001_0000_4000_07ff, RES0_LEAF),
-    (S4, 3, 0x0002_0000_4000_07ff, RES0_LEAF),
-    (S4, 3, 0x0004_0000_4000_07ff, RES0_LEAF),
-    (S4, 3, 0x0000_0000_4000_07fd, NO_BLOCK),
-    (S4, 3, 0x0000_0000_4000_07fe, "invalid"),
-    (S4, 3, 0xffff_ffff_ffff_fffe, "invalid"),
-    (S4, 3, 0, "invalid"),
-    (S4, 2, 0x0000_0000_8020_07fd, "0x80200000 2M rwx/rwx n mf s3 A - sw0 k0"),
-    (S4, 2, 0x0000_0000_8021_07fd, "0x80200000 2M rwx/rwx n mf s3 A - sw0 k0"),
-    (S4, 2, 0x0010_0000_8200_07fd, "0x82000000 2Mx16 rwx/rwx n mf s3 A - sw0 k0"),
-    (S4, 2, 0x0000_0000_8020_17fd, RES0_LEAF),
-    (S4, 2, 0x0000_0000_8022_07fd, RES0_LEAF),
-    (S4, 2, 0x0004_0000_8020_07fd, RES0_LEAF),
-    (S4, 1, 0x0000_0001_4000_07fd, "0x140000000 1G rwx/rwx n mf s3 A - sw0 k0"),
-    (S4, 1, 0x0010_0004_0000_07fd, "0x400000000 1Gx16 rwx/rwx n mf s3 A - sw0 k0"),
-    (S4, 1, 0x0000_0001_6000_07fd, RES0_LEAF),
-    (S4, 1, 0x0000_0000_4000_0702, "invalid"),
-    // Tables: nothing is restricted; 63:59 and 50:48 are reserved, 58:51 and 11:2 ignored.
-    (S4, 1, 0x0000_0000_8765_4003, "table 0x87654000"),
-    (S4, 2, 0x07f8_0000_8765_4fff, "table 0x87654000"),
-    (S4, 2, 0x0000_ffff_ffff_f003, "table 0xfffffffff000"),
-    (S4, 2, 0x0001_0000_8765_4003, RES0_TABLE),
-    (S4, 2, 0x0004_0000_8765_4003, RES0_TABLE),
-    (S4, 2, 0x0800_0000_8765_4003, RES0_TABLE),
-    (S4, 2, 0x1000_0000_8765_4003, RES0_TABLE),
-    (S4, 1, 0x2000_0000_8765_4003, RES0_TABLE),
-    (S4, 1, 0x4000_0000_8765_4003, RES0_TABLE),
-    (S4, 1, 0x8000_0000_8765_4003, RES0_TABLE),
-
-    // 4 KiB, 48 bits of input, forced write-back: another meaning of MemAttr.
-    (S4F, 3, 0x0000_0000_4000_07db, "0x40000000 4K rwx/rwx n m6 s3 A - sw0 k0"),
-    (S4F, 3, 0x0000_0000_4000_07df, "0x40000000 4K rwx/rwx n m7 s3 A - sw0 k0"),
-    (S4F, 3, 0x0000_0000_4000_07d7, "0x40000000 4K rwx/rwx n m5 s3 A - sw0 k0"),
-    (S4F, 3, 0x0000_0000_4000_07c3, "0x40000000 4K rwx/rwx n m0 s3 A - sw0 k0"),
-    (S4F, 3, 0x0000_0000_4000_07c7, "0x40000000 4K rwx/rwx n m1 s3 A - sw0 k0"),
-    (S4F, 3, 0x0000_0000_4000_07cf, "0x40000000 4K rwx/rwx n m3 s3 A - sw0 k0"),
-    (S4F, 3, 0x0000_0000_4000_07d3, TYPE),
-    (S4F, 3, 0x0000_0000_4000_07e3, TYPE),
-    (S4F, 3, 0x0000_0000_4000_07eb, TYPE),
-    (S4F, 3, 0x0000_0000_4000_07fb, TYPE),
-    (S4F, 3, 0x0000_0000_4000_07ff, TYPE),
-    (S4F, 3, 0x0048_0000_4000_035b, "0x40000000 4K r--/r-- n m6 s3 - dbm+ro sw0 k0"),
-    (S4F, 3, 0, "invalid"),
-    (S4F, 2, 0x0000_0000_8020_07d9, "0x80200000 2M rwx/rwx n m6 s3 A - sw0 k0"),
-    (S4F, 1, 0x0000_0001_4000_07d9, "0x140000000 1G rwx/rwx n m6 s3 A - sw0 k0"),
-    (S4F, 0, 0x0000_0080_0000_07d9, NO_BLOCK),
-    (S4F, 0, 0x0000_ffff_ffff_f003, "table 0xfffffffff000"),
-    (S4F, 1, 0x0000_0000_0000_1003, "table 0x1000"),
-    (S4F, 2, 0x0000_0000_0000_2003, "table 0x2000"),
-
-    // 4 KiB, LPA2: address bits 49:48 in place, 51:50 in bits 9:8, no SH.
-    (S4W, 3, 0x0003_1234_5678_97ff, "0xf123456789000 4K rwx/rwx n mf s- A - sw0 k0"),
-    (S4W, 3, 0x0000_0000_4000_04ff, "0x40000000 4K rwx/rwx n mf s- A - sw0 k0"),
-    (S4W, 3, 0x0000_0000_4000_05ff, "0x4000040000000 4K rwx/rwx n mf s- A - sw0 k0"),
-    (S4W, 3, 0x0004_0000_4000_04ff, RES0_LEAF),
-    (S4W, 3, 0x0000_0000_4000_04fe, "invalid"),
-    (S4W, 2, 0x0000_0000_8020_07fd, "0xc000080200000 2M rwx/rwx n mf s- A - sw0 k0"),
-    (S4W, 1, 0x0002_0000_4000_06fd, "0xa000040000000 1G rwx/rwx n mf s- A - sw0 k0"),
-    (S4W, 0, 0x0001_0080_0000_05fd, "0x5008000000000 512G rwx/rwx n mf s- A - sw0 k0"),
-    (S4W, 0, 0x0010_0080_0000_04fd, RES0_CONT),
-    (S4W, 0, 0x0002_0000_0000_1203, "table 0xa000000001000"),
-    (S4W, 1, 0x0000_0000_8765_4303, "table 0xc000087654000"),
-    (S4W, 2, 0x0000_0000_8765_4003, "table 0x87654000"),
-    (S4W, 2, 0x0004_0000_8765_4003, RES0_TABLE),
-    (S4W, 0, 0x0800_0000_8765_4003, RES0_TABLE),
-
-    // 16 KiB, 40 bits of input.
-    (S16, 3, 0x0000_0000_4000_47ff, "0x40004000 16K rwx/rwx n mf s3 A - sw0 k0"),
-    (S16, 3, 0x0010_0000_0020_07ff, "0x200000 16Kx128 rwx/rwx n mf s3 A - sw0 k0"),
-    (S16, 3, 0x0000_0000_4000_57ff, RES0_LEAF),
-    (S16, 3, 0, "invalid"),
-    (S16, 2, 0x0000_0000_4200_07fd, "0x42000000 32M rwx/rwx n mf s3 A - sw0 k0"),
-    (S16, 2, 0x0010_0000_4000_07fd, "0x40000000 32Mx32 rwx/rwx n mf s3 A - sw0 k0"),
-    (S16, 2, 0x0000_0000_4201_07fd, "0x42000000 32M rwx/rwx n mf s3 A - sw0 k0"),
-    (S16, 2, 0x0000_0000_4300_07fd, RES0_LEAF),
-    (S16, 2, 0x0000_0000_8000_4003, "table 0x80004000"),
-    (S16, 2, 0x0000_0000_8000_5003, RES0_TABLE),
-
-    // 16 KiB, LPA2, forced write-back.
-    (S16W, 3, 0x0003_0000_4000_47db, "0xf000040004000 16K rwx/rwx n m6 s- A - sw0 k0"),
-    (S16W, 3, 0x0000_0000_4000_44ff, TYPE),
-    (S16W, 3, 0, "invalid"),
-    (S16W, 2, 0x0000_0000_4200_04d9, "0x42000000 32M rwx/rwx n m6 s- A - sw0 k0"),
-    (S16W, 1, 0x0000_0010_0000_04d9, "0x1000000000 64G rwx/rwx n m6 s- A - sw0 k0"),
-    (S16W, 1, 0x0010_0010_0000_04d9, RES0_CONT),
-    (S16W, 0, 0x0000_8000_0000_04d9, NO_BLOCK),
-    (S16W, 0, 0x0001_0000_0000_4103, "table 0x5000000004000"),
-    (S16W, 1, 0x0000_0000_8000_4003, "table 0x80004000"),
-    (S16W, 2, 0x0000_0000_8000_4003, "table 0x80004000"),
-
-    // 64 KiB, 33 bits of input, forced write-back: a run of blocks would be larger than that.
-    (S64, 3, 0x0000_0000_4001_07db, "0x40010000 64K rwx/rwx n m6 s3 A - sw0 k0"),
-    (S64, 3, 0x0010_0000_0020_07db, "0x200000 64Kx32 rwx/rwx n m6 s3 A - sw0 k0"),
-    (S64, 3, 0x0000_0000_4001_17db, RES0_LEAF),
-    (S64, 3, 0, "invalid"),
-    (S64, 2, 0x0000_0000_6000_07d9, "0x60000000 512M rwx/rwx n m6 s3 A - sw0 k0"),
-    (S64, 2, 0x0010_0004_0000_07d9, RES0_CONT),
-    (S64, 2, 0x0000_0000_8003_0003, "table 0x80030000"),
-    (S64, 2, 0x0000_0000_8003_1003, RES0_TABLE),
-
-    // 64 KiB, LPA: address bits 51:48 in bits 15:12.
-    (S64W, 3, 0x0000_0000_4001_f7ff, "0xf000040010000 64K rwx/rwx n mf s3 A - sw0 k0"),
-    (S64W, 3, 0x0001_0000_4001_07ff, RES0_LEAF),
-    (S64W, 3, 0, "invalid"),
-    (S64W, 2, 0x0000_0000_2000_37fd, "0x3000020000000 512M rwx/rwx n mf s3 A - sw0 k0"),
-    (S64W, 2, 0x0010_0004_0000_17fd, "0x1000400000000 512Mx32 rwx/rwx n mf s3 A - sw0 k0"),
-    (S64W, 1, 0x0000_0400_0000_87fd, "0x8040000000000 4T rwx/rwx n mf s3 A - sw0 k0"),
-    (S64W, 1, 0x0010_0400_0000_07fd, RES0_CONT),
-    (S64W, 1, 0x0000_0000_0003_c003, "table 0xc000000030000"),
-    (S64W, 2, 0x0000_0000_8000_2003, "table 0x2000080000000"),
-
-    // EPT, 4 levels. R (0), W (1), X (2); without mode-based control bit 10 is ignored.
-    (E4, 1, 0x0000_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0035, "0x400000 4K r-x/r-x n m6 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0033, "0x400000 4K rw-/rw- n m6 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0031, "0x400000 4K r--/r-- n m6 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0034, "0x400000 4K --x/--x n m6 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0032, W_NOT_R),
-    (E4, 1, 0x0000_0000_0040_0036, W_NOT_R),
-    (E4, 1, 0x0000_0000_0040_0431, "0x400000 4K r--/r-- n m6 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0430, "invalid"),
-    // A (8), D (9); the memory type (5:3), ignore PAT (6); bit 7, ignored in a page.
-    (E4, 1, 0x0000_0000_0040_0137, "0x400000 4K rwx/rwx n m6 s- A - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0237, "0x400000 4K rwx/rwx n m6 s- - D sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0337, "0x400000 4K rwx/rwx n m6 s- A D sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0007, "0x400000 4K rwx/rwx n m0 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_000f, "0x400000 4K rwx/rwx n m1 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_0017, TYPE),
-    (E4, 1, 0x0000_0000_0040_001f, TYPE),
-    (E4, 1, 0x0000_0000_0040_0027, "0x400000 4K rwx/rwx n m4 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_002f, "0x400000 4K rwx/rwx n m5 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0040_003f, TYPE),
-    (E4, 1, 0x0000_0000_0040_0077, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0 ipat"),
-    (E4, 1, 0x0000_0000_0040_00b7, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0"),
-    // Ignored (11, 56:52, 59, 62), features of a leaf (57, 58, 60, 61), suppress #VE (63).
-    (E4, 1, 0x0000_0000_0040_0837, "0x400000 4K rwx/rwx n m6 s- - - sw1 k0"),
-    (E4, 1, 0x0010_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw2 k0"),
-    (E4, 1, 0x0040_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw8 k0"),
-    (E4, 1, 0x01f0_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw3e k0"),
-    (E4, 1, 0x0600_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0"),
-    (E4, 1, 0x0800_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k1"),
-    (E4, 1, 0x1000_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k2"),
-    (E4, 1, 0x6000_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 kc"),
-    (E4, 1, 0x8000_0000_0040_0037, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0 sve"),
-    (E4, 1, 0x000f_ffff_ffff_f037, "0xffffffffff000 4K rwx/rwx n m6 s- - - sw0 k0"),
-    (E4, 1, 0x0000_0000_0000_1031, "0x1000 4K r--/r-- n m6 s- - - sw0 k0"),
-    (E4, 1, 0, "invalid"),
-    (E4, 1, 0x8000_0000_0000_0000, "invalid"),
-    (E4, 4, 0xffff_ffff_ffff_fff8, "invalid"),
-    (E4, 2, 0x0000_0000_4020_00b7, "0x40200000 2M rwx/rwx n m6 s- - - sw0 k0"),
-    (E4, 2, 0x0000_0000_4020_03b1, "0x40200000 2M r--/r-- n m6 s- A D sw0 k0"),
-    (E4, 2, 0x0000_0000_4020_10b7, LARGE),
-    (E4, 2, 0x0000_0000_4030_00b7, LARGE),
-    (E4, 2, 0x0000_0000_4020_0097, TYPE),
-    (E4, 2, 0x0000_0000_4020_00b6, W_NOT_R),
-    (E4, 3, 0x0000_0001_4000_00b7, "0x140000000 1G rwx/rwx n m6 s- - - sw0 k0"),
-    (E4, 3, 0x0000_0001_6000_00b7, LARGE),
-    (E4, 4, 0x0000_0000_0001_0087, EPT_TABLE),
-    // Tables: 6:3 are reserved, 7 at level 4 too; 62:52, 63 and 11:9 ignored.
-    (E4, 4, 0x0000_0000_0001_0007, "table 0x10000"),
-    (E4, 3, 0x0000_0000_0001_0107, "table 0x10000"),
-    (E4, 2, 0xfff0_0000_0001_0f07, "table 0x10000"),
-    (E4, 2, 0x000f_ffff_ffff_f007, "table 0xffffffffff000"),
-    (E4, 2, 0x0000_0000_0001_000f, EPT_TABLE),
-    (E4, 2, 0x0000_0000_0001_0017, EPT_TABLE),
-    (E4, 3, 0x0000_0000_0001_0027, EPT_TABLE),
-    (E4, 4, 0x0000_0000_0001_0047, EPT_TABLE),
-    (E4, 3, 0x0000_0000_0001_0002, W_NOT_R),
-    (E4, 4, 0x0000_0000_0001_0005, "table 0x10000 -w-/-w-"),
-    (E4, 3, 0x0000_0000_0001_0003, "table 0x10000 --x/--x"),
-    (E4, 2, 0x0000_0000_0001_0001, "table 0x10000 -wx/-wx"),
-    (E4, 2, 0x0000_0000_0001_0004, "table 0x10000 rw-/rw-"),
-
-    // EPT, 5 levels, mode-based: bit 10 lets user-mode addresses execute, and makes an entry present.
-    (E5, 1, 0x0000_0000_0040_0437, "0x400000 4K rwx/rwx n m6 s- - - sw0 k0"),
-    (E5, 1, 0x0000_0000_0040_0037, "0x400000 4K rwx/rw- n m6 s- - - sw0 k0"),
-    (E5, 1, 0x0000_0000_0040_0433, "0x400000 4K rw-/rwx n m6 s- - - sw0 k0"),
-    (E5, 1, 0x0000_0000_0040_0033, "0x400000 4K rw-/rw- n m6 s- - - sw0 k0"),
-    (E5, 1, 0x0000_0000_0040_0731, "0x400000 4K r--/r-x n m6 s- A D sw0 k0"),
-    (E5, 1, 0x0000_0000_0040_0430, "0x400000 4K ---/--x n m6 s- - - sw0 k0"),
-    (E5, 1, 0x0000_0000_0040_0432, W_NOT_R),
-    (E5, 1, 0x8000_0000_0040_03f8, "invalid"),
-    (E5, 2, 0x0000_0000_4020_04b7, "0x40200000 2M rwx/rwx n m6 s- - - sw0 k0"),
-    (E5, 2, 0x0000_0000_4020_24b7, LARGE),
-    (E5, 3, 0x0000_0001_4000_00b5, "0x140000000 1G r-x/r-- n m6 s- - - sw0 k0"),
-    (E5, 5, 0x0000_0012_3456_7407, "table 0x1234567000"),
-    (E5, 4, 0x0000_0000_0001_0403, "table 0x10000 --x/---"),
-    (E5, 3, 0x0000_0000_0001_0007, "table 0x10000 ---/--x"),
-    (E5, 2, 0x0000_0000_0001_0405, "table 0x10000 -w-/-w-"),
-    (E5, 2, 0x0000_0000_0001_0400, "table 0x10000 rwx/rw-"),
-    (E5, 5, 0x0000_0000_0001_0487, EPT_TABLE),
-    (E5, 4, 0x0000_0000_0001_0487, EPT_TABLE),
-    (E5, 5, 0, "invalid"),
-
-    // AMD nested paging: a page that is not the user's is not the guest's.
-    (N4, 1, 0x0000_0000_0040_0007, "0x400000 4K rwx/rwx n m0 s- - - sw0 k0"),
-    (N4, 1, 0x0000_0000_0040_0005, "0x400000 4K r-x/r-x n m0 s- - - sw0 k0"),
-    (N4, 1, 0x8000_0000_0040_0007, "0x400000 4K rw-/rw- n m0 s- - - sw0 k0"),
-    (N4, 1, 0x8000_0000_0040_0005, "0x400000 4K r--/r-- n m0 s- - - sw0 k0"),
-    (N4, 1, 0x0000_0000_0040_0003, "0x400000 4K ---/--- n m0 s- - - sw0 k0"),
-    (N4, 1, 0x0000_0000_0040_0067, "0x400000 4K rwx/rwx n m0 s- A D sw0 k0"),
-    (N4, 1, 0x0000_0000_0040_0027, "0x400000 4K rwx/rwx n m0 s- A - sw0 k0"),
-    (N4, 1, 0x0000_0000_0040_0107, "0x400000 4K rwx/rwx n m0 s- - - sw0 k0"),
-    (N4, 1, 0x0000_0000_0040_000f, "0x400000 4K rwx/rwx n m1 s- - - sw0 k0"),
-    (N4, 1, 0x0000_0000_0040_001f, "0x400000 4K rwx/rwx n m3 s- - - sw0 k0"),
-    (N4, 1, 0x0000_0000_0040_009f, "0x400000 4K rwx/rwx n m7 s- - - sw0 k0"),
-    (N4, 1, 0x0000_0000_0040_0a07, "0x400000 4K rwx/rwx n m0 s- - - sw5 k0"),
-    (N4, 1, 0x7800_0000_0040_0007, "0x400000 4K rwx/rwx n m0 s- - - sw0 kf"),
-    (N4, 1, 0x000f_ffff_ffff_f007, "0xffffffffff000 4K rwx/rwx n m0 s- - - sw0 k0"),
-    (N4, 1, 0x8000_0000_0040_0066, "invalid"),
-    (N4, 2, 0x0000_0000_4020_00e7, "0x40200000 2M rwx/rwx n m0 s- A D sw0 k0"),
-    (N4, 2, 0x0000_0000_4020_109f, "0x40200000 2M rwx/rwx n m7 s- - - sw0 k0"),
-    (N4, 2, 0x0000_0000_4020_2087, LARGE),
-    (N4, 3, 0x0000_0001_4000_01e7, "0x140000000 1G rwx/rwx n m0 s- A D sw0 k0"),
-    (N4, 4, 0x0000_0000_0001_0087, PS),
-    (N4, 4, 0x0000_0000_0001_0067, "table 0x10000"),
-    (N4, 3, 0x0000_0000_4000_0003, "table 0x40000000 rwx/rwx"),
-    (N4, 2, 0x0000_0000_4000_0005, "table 0x40000000 -w-/-w-"),
-    (N4, 3, 0x8000_0000_4000_0007, "table 0x40000000 --x/--x"),
-    (N5, 5, 0x0000_0012_3456_7027, "table 0x1234567000"),
-    (N5, 5, 0x0000_0000_4000_0003, "table 0x40000000 rwx/rwx"),
-    (N5, 4, 0x0000_0000_4000_0005, "table 0x40000000 -w-/-w-"),
-    (N5, 3, 0x8000_0000_4000_0007, "table 0x40000000 --x/--x"),
-    (N5, 2, 0x000f_ffff_ffff_f007, "table 0xffffffffff000"),
-    (N5, 5, 0x0000_0000_0001_0087, PS),
-    (N5, 4, 0x0000_0000_0001_0087, PS),
-    (N5, 3, 0x8000_0000_4000_00e7, "0x40000000 1G rw-/rw- n m0 s- A D sw0 k0"),
-    (N5, 2, 0x0000_0000_4020_0085, "0x40200000 2M r-x/r-x n m0 s- - - sw0 k0"),
-    (N5, 1, 0x0000_0000_0040_0067, "0x400000 4K rwx/rwx n m0 s- A D sw0 k0"),
-    (N5, 1, 0x0000_0000_0040_0062, "invalid"),
-];
+/// All rows.
+pub fn rows() -> impl Iterator<Item = &'static Row> {
+    [arm64::ROWS, stage2::ROWS, x86_64::ROWS].into_iter().flatten()
+}
 
 /// The regime, table descriptors from the top down to right above a leaf, the leaf's level, the leaf, what it permits.
 pub type Under = (Regime, &'static [u64], i8, u64, &'static str);

@@ -1,0 +1,74 @@
+//! Identifiers: none is loaded over entries of another space, and none is given up without need.
+
+use super::*;
+
+proptest! {
+    #[test]
+    fn no_identifier_is_loaded_over_entries_of_another_space(
+        loads in prop::collection::vec((0..CPUS, 0..SPACES), 1..400),
+    ) {
+        let holders = [const { Holder::new() }; CPUS];
+        let mut memory = [0; Allocator::words(BITS)];
+        let mut allocator = Allocator::new(BITS, &mut memory).unwrap();
+        let identifiers = Identifiers::new(&allocator, &holders).unwrap();
+        let spaces = [const { Identity::new() }; SPACES];
+        // Of which spaces a CPU may remember something under each identifier, and what it has loaded.
+        let mut remembered = vec![BTreeMap::<u16, BTreeSet<usize>>::new(); CPUS];
+        let mut loaded = [None; CPUS];
+        for (cpu, space) in loads {
+            let mut forgets = false;
+            let id = identifiers.load(cpu, &spaces[space], |with| with(&mut allocator), || forgets = true);
+            let id = id.unwrap();
+            prop_assert!(0 < id && id < 1 << BITS);
+            prop_assert_eq!(spaces[space].id(), id);
+            if forgets {
+                remembered[cpu].clear();
+            }
+            remembered[cpu].entry(id).or_default().insert(space);
+            prop_assert_eq!(remembered[cpu][&id].len(), 1, "identifier {} on CPU {}", id, cpu);
+            loaded[cpu] = Some((space, id));
+            // Hardware that tells all CPUs does so by identifier: those that are in use belong to one space each.
+            for (space, id) in loaded.iter().flatten() {
+                for (other, its) in loaded.iter().flatten() {
+                    prop_assert_eq!(space == other, id == its);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn identifiers_are_not_too_few() {
+    let mut memory = [0; 1];
+    let holders = [const { Holder::new() }; 7];
+    let allocator = Allocator::new(BITS, &mut memory).unwrap();
+    assert!(Identifiers::new(&allocator, &holders[..6]).is_some());
+    assert!(Identifiers::new(&allocator, &holders).is_none());
+    assert!(Allocator::new(BITS, &mut []).is_none());
+    assert!(Allocator::new(0, &mut memory).is_none() && Allocator::new(17, &mut memory).is_none());
+}
+
+#[test]
+fn a_space_that_is_loaded_everywhere_keeps_its_identifier() {
+    let holders = [const { Holder::new() }; 2];
+    let mut memory = [0; 1];
+    let mut allocator = Allocator::new(2, &mut memory).unwrap();
+    let identifiers = Identifiers::new(&allocator, &holders).unwrap();
+    assert_eq!(identifiers.generation(), 1);
+    let (stays, others) = (Identity::new(), [const { Identity::new() }; 20]);
+    let flushes = Cell::new(0_u64);
+    let mut load = |cpu, space: &Identity| {
+        let forget = || flushes.set(flushes.get() + 1);
+        identifiers.load(cpu, space, |with| with(&mut allocator), forget)
+    };
+    let id = load(0, &stays);
+    for space in &others {
+        // Generations pass, and CPU 0 does not look up.
+        assert_ne!(load(1, space), id);
+    }
+    // Once in each generation but the first.
+    assert_eq!(flushes.get(), identifiers.generation() - 1);
+    assert!(flushes.replace(0) > 3);
+    assert_eq!(load(0, &stays), id);
+    assert_eq!(flushes.get(), 1);
+}

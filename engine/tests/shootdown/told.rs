@@ -1,0 +1,166 @@
+//! Which CPUs are told, what each forgets, and by which messenger; what is global, and CPUs that are offline.
+
+use super::*;
+
+#[test]
+fn a_cpu_that_is_told_forgets_what_is_named_and_one_that_comes_back_all() {
+    with_world(Some(BITS), |world| {
+        (0..3).for_each(|cpu| world.switch(cpu, Some(0)));
+        let page = range(3, 1, false);
+        world.flush_ranges(0, &[page]);
+        let all = |what: Forget| vec![(1, what), (2, what), (0, what)];
+        assert_eq!(world.take(), (all(part(1, page)), 1));
+        // One is elsewhere for one flush, one is lazy for another.
+        world.switch(1, Some(1));
+        world.flush_ranges(0, &[page]);
+        world.here(2).be_lazy();
+        world.switch(1, Some(0));
+        let first = vec![(2, part(1, page)), (0, part(1, page)), (1, space(1))];
+        assert_eq!(world.take(), (first, 1));
+        world.flush_ranges(0, &[page]);
+        let second = vec![(1, part(1, page)), (0, part(1, page))];
+        assert_eq!(world.take(), (second, 1));
+        // Tables have gone: the lazy one is told, and has missed something.
+        let tables = range(3, 1, true);
+        world.flush_ranges(0, &[tables]);
+        let third = vec![(1, part(1, tables)), (2, space(1)), (0, part(1, tables))];
+        assert_eq!(world.take(), (third, 1));
+        world.here(2).resume(&world.spaces[0], &On(2, world));
+        assert_eq!(world.take(), (vec![], 0));
+    });
+}
+
+#[test]
+fn what_was_forgotten_of_a_space_is_itself_forgotten() {
+    with_world(Some(5), |world| {
+        world.switch(0, Some(0));
+        world.flush_ranges(0, &[range(3, 1, false)]);
+        assert_eq!(world.take().0.len(), 1);
+        (1..5).for_each(|other| world.switch(0, Some(other)));
+        world.switch(0, Some(0));
+        assert_eq!(world.take().0, []);
+        // More spaces than a CPU has views.
+        (1..8).for_each(|other| world.switch(0, Some(other)));
+        world.flush_ranges(0, &[range(3, 1, false)]);
+        world.switch(0, Some(0));
+        assert_eq!(world.take().0, [(0, space(1))]);
+    });
+}
+
+#[test]
+fn more_ranges_than_a_message_holds_are_the_whole_space() {
+    with_world(Some(BITS), |world| {
+        (0..2).for_each(|cpu| world.switch(cpu, Some(0)));
+        let most: Vec<_> = (0..16).map(|page| range(page, 1, false)).collect();
+        world.flush_ranges(0, &most);
+        assert_eq!(world.take().0.len(), 32);
+        world.flush_ranges(0, &[&most[..], &most[..1]].concat());
+        assert_eq!(world.take().0, [(1, space(1)), (0, space(1))]);
+        world.flush_ranges(0, &[]);
+        assert_eq!(world.take(), (vec![], 0));
+    });
+}
+
+#[test]
+fn a_batch_is_all_that_was_added_to_it() {
+    let root = Pa::new(0x1000);
+    let most: Vec<_> = (0..16).map(|page| range(page, 1, false)).collect();
+    let mut batch = Batch::new();
+    batch.add(&of(What::Ranges(&[]), true));
+    assert!(batch.is_empty() && !batch.flush(root, 7).global);
+    batch.add(&of(What::Ranges(&most[..9]), false));
+    batch.add(&of(What::Ranges(&most[9..]), false));
+    let all = Invalidation {
+        id: 7,
+        ..of(What::Ranges(&most), false)
+    };
+    assert_eq!(batch.flush(root, 7), all);
+    // One that is global, and one too many.
+    batch.add(&of(What::Ranges(&most[..1]), true));
+    assert_eq!(batch.take().flush(root, 0), of(What::Everything, true));
+    assert!(batch.is_empty());
+    batch.add(&of(What::Ranges(&most[..1]), true));
+    batch.add(&of(What::Everything, false));
+    assert_eq!(batch.take().flush(root, 0), of(What::Everything, true));
+    batch.add(&of(What::Everything, false));
+    assert_eq!(batch.flush(root, 0), of(What::Everything, false));
+}
+
+#[test]
+fn a_messenger_is_used_where_it_costs_less_than_interrupts() {
+    with_world(Some(BITS), |world| {
+        (0..2).for_each(|cpu| world.switch(cpu, Some(0)));
+        let hypercall = Hypercall {
+            encoder: FlushEncoder::default(),
+            cost: 15,
+            calls: world,
+        };
+        let page = [range(3, 1, false)];
+        let flush = || {
+            world.flush(0, What::Ranges(&page), false, &[&hypercall]);
+            (world.hypercalls.take(), world.take().1)
+        };
+        assert_eq!(flush(), (0, 1));
+        world.switch(2, Some(0));
+        assert_eq!(flush(), (1, 0));
+        // One that the hypervisor has given no number is interrupted; the hypercall names the others.
+        world.switch(3, Some(0));
+        assert_eq!(flush(), (1, 1));
+        // None has it loaded: none is told.
+        (1..4).for_each(|cpu| world.switch(cpu, None));
+        assert_eq!(flush(), (0, 0));
+    });
+}
+
+// ---- What is global ----
+
+#[test]
+fn what_is_global_is_forgotten_on_every_cpu() {
+    with_world(Some(BITS), |world| {
+        // One has the space loaded, one another, one is lazy, one has none, and one has missed a flush.
+        world.switch(0, Some(0));
+        world.switch(1, Some(1));
+        world.switch(2, Some(0));
+        world.switch(4, Some(0));
+        let page = range(3, 1, false);
+        world.here(2).be_lazy();
+        world.flush_ranges(0, &[page]);
+        world.take();
+        world.flush(0, What::Ranges(&[page]), true, &[]);
+        let here = with_global(1, page);
+        let told = vec![
+            (1, here),
+            (2, space(1)),
+            (2, here),
+            (3, here),
+            (4, here),
+            (0, here),
+        ];
+        assert_eq!(world.take(), (told, 1));
+        // What the second has of the space under its identifier goes when it loads it.
+        world.switch(1, Some(0));
+        world.switch(4, Some(0));
+        assert_eq!(world.take().0, [(1, space(1))]);
+        world.flush(0, What::Everything, true, &[]);
+        let all = [1, 2, 3, 4, 0].map(|cpu| (cpu, Forget::Everything));
+        assert_eq!(world.take(), (all.into(), 1));
+        // Table descriptors above global leaves are cached under any identifier.
+        world.flush(0, What::Ranges(&[range(3, 1, true)]), true, &[]);
+        assert_eq!(world.take(), (all.into(), 1));
+    });
+}
+
+#[test]
+fn a_cpu_that_is_offline_is_told_of_nothing_and_forgets_everything_when_it_comes() {
+    with_world(Some(BITS), |world| {
+        world.switch(0, Some(0));
+        (1..4).for_each(|cpu| world.here(cpu).go_offline(&On(cpu, world)));
+        world.flush(0, What::Everything, true, &[]);
+        let told = vec![(4, Forget::Everything), (0, Forget::Everything)];
+        assert_eq!(world.take(), (told, 1));
+        world.here(2).go_online(&On(2, world));
+        assert_eq!(world.take().0, [(2, Forget::Everything)]);
+        world.flush(0, What::Everything, true, &[]);
+        assert_eq!(world.take().0.len(), 3);
+    });
+}
