@@ -8,6 +8,20 @@ use std::path::{Path, PathBuf};
 /// A file of more lines holds more than one idea.
 const LONGEST: usize = 900;
 
+/// The engine, and what is as close to it.
+const ENGINE: [&str; 3] = ["engine", "linear", "walker"];
+/// The rest of the house.
+const ELSEWHERE: [&str; 8] = [
+    "processes",
+    "machine",
+    "kvm",
+    "recorder",
+    "lab",
+    "hypervisor",
+    "xtask",
+    "examples",
+];
+
 fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
@@ -16,6 +30,7 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         match path.is_dir() {
+            true if path.ends_with("target") => {}
             true => files(&path, found),
             false if path.extension().is_some_and(|it| it == "rs") => found.push(path),
             false => {}
@@ -216,31 +231,14 @@ fn a_circle_is_found() {
 #[test]
 fn no_file_is_too_long() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    for room in [
-        "engine",
-        "walker",
-        "linear",
-        "processes",
-        "machine",
-        "machine/workloads",
-        "kvm",
-        "recorder",
-        "lab",
-        "lab/harness",
-        "lab/experiments",
-        "lab/compare",
-        "hypervisor",
-        "hypervisor/common",
-        "hypervisor/x86",
-        "xtask",
-    ] {
-        let directory = root.join(room).join("src");
-        let mut found = Vec::new();
-        files(&directory, &mut found);
-        for path in found {
-            let lines = fs::read_to_string(&path).unwrap().lines().count();
-            assert!(lines <= LONGEST, "{}: {lines} lines", path.display());
-        }
+    let mut found = Vec::new();
+    for room in ENGINE.iter().chain(&ELSEWHERE) {
+        files(&root.join(room), &mut found);
+    }
+    assert!(found.len() > 300, "{} files", found.len());
+    for path in found {
+        let lines = fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines <= LONGEST, "{}: {lines} lines", path.display());
     }
 }
 
@@ -277,7 +275,7 @@ const NOT_THE_FIELDS: &[&str] = &[
 ];
 
 /// How often all of them may be in what is not the engine's: `quiet` is an option of cargo and of Linux.
-const ELSEWHERE: usize = 29;
+const MOST_ELSEWHERE: usize = 29;
 
 /// The words of the list in a line of source or of prose, and a sentence that begins with *who*.
 fn found_in(line: &str) -> Vec<String> {
@@ -317,21 +315,12 @@ fn words_are_the_fields() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let (mut in_engine, mut elsewhere) = (Vec::new(), Vec::new());
     let mut texts = Vec::new();
-    for room in ["engine", "linear", "walker"] {
+    for room in ENGINE {
         files(&root.join(room), &mut texts);
     }
     let engine = texts.len();
     assert!(engine > 100, "{engine} files of the engine");
-    for room in [
-        "processes",
-        "machine",
-        "kvm",
-        "recorder",
-        "lab",
-        "hypervisor",
-        "xtask",
-        "examples",
-    ] {
+    for room in ELSEWHERE {
         files(&root.join(room), &mut texts);
     }
     for prose in ["README.md", "CONTRIBUTING.md", "engine/README.md"] {
@@ -346,9 +335,7 @@ fn words_are_the_fields() {
         );
     }
     for (number, path) in texts.iter().enumerate() {
-        if path.ends_with("engine/tests/house.rs")
-            || path.components().any(|it| it.as_os_str() == "target")
-        {
+        if path.ends_with("engine/tests/house.rs") {
             continue;
         }
         let text = fs::read_to_string(path).unwrap();
@@ -363,21 +350,37 @@ fn words_are_the_fields() {
         }
     }
     assert!(in_engine.is_empty(), "{in_engine:#?}");
-    assert!(elsewhere.len() <= ELSEWHERE, "{elsewhere:#?}");
+    assert!(elsewhere.len() <= MOST_ELSEWHERE, "{elsewhere:#?}");
 }
 
 /// The pages of experiments, and what is run for each.
 const EXPERIMENTS: &[(&str, &[&str])] = &[
-    ("compare", &["lab/src/compare"]),
-    ("dirty-log", &["lab/src/dirty_log"]),
-    ("map-mem", &["lab/src/map_mem", "linear/src"]),
-    ("migrate", &["lab/src/migrate"]),
+    ("compare", &["lab/compare/src"]),
+    (
+        "dirty-log",
+        &["lab/experiments/src/dirty_log", "lab/src/dirty_log"],
+    ),
+    (
+        "map-mem",
+        &[
+            "lab/experiments/src/linear_map",
+            "lab/src/map_mem",
+            "linear/src",
+        ],
+    ),
+    ("migrate", &["lab/experiments/src/migrate"]),
     (
         "page-table-test",
-        &["lab/src/page_table_test", "lab/src/host.rs"],
+        &[
+            "lab/experiments/src/page_table_test",
+            "lab/experiments/src/host.rs",
+        ],
     ),
-    ("tlb-flush", &["lab/src/tlb_flush"]),
-    ("write-protect", &["lab/src/write_protect"]),
+    ("tlb-flush", &["lab/experiments/src/tlb_flush"]),
+    (
+        "write-protect",
+        &["lab/experiments/src/write_protect", "lab/src/write_protect"],
+    ),
 ];
 
 /// The public functions of a file: its types, each with the names of their methods.

@@ -4,8 +4,8 @@ mod table;
 
 use std::fmt::Write;
 use table::{
-    A4, A4W, A16, A16W, A64, A64W, E4, E5, H4, H16W, H64, Means, N4, N5, REGIMES, S4, S4F,
-    S4W, S16, S16W, S64, S64W, UNDER, WRITTEN, X4, X5,
+    A4, A4W, A16, A16W, A64, A64W, E4, E5, H4, H16W, H64, Means, N4, N5, REGIMES, S4, S4F, S4W,
+    S16, S16W, S64, S64W, UNDER, WRITTEN, X4, X5,
 };
 use tablewright_walker::{
     Access, Denied, Descriptor, Leaf, Permissions, Regime, decode, with_access_flag, with_dirty,

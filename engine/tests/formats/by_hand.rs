@@ -3,7 +3,7 @@
 use super::*;
 
 /// The rights of one class and the other, as they stand.
-fn perms(access: walker::Access) -> Perms {
+pub fn perms(access: walker::Access) -> Perms {
     let (kernel, user) = (access.privileged, access.user);
     let mut perms = Perms::empty();
     perms.set(Perms::READ, kernel.read);
@@ -89,8 +89,7 @@ pub fn in_words<F: Decoded>(leaf: &walker::Leaf, others: u64) -> Attrs {
 
 pub fn every_row_by_hand_means_what_the_manual_says<F: Decoded>() {
     let mut rows = 0;
-    for row in table::rows().filter(|row| table::holds(row, F::REGIME))
-    {
+    for row in table::rows().filter(|row| table::holds(row, F::REGIME)) {
         let &(_, level, raw, _) = row;
         let level = level_of::<F>(level);
         match table::means(row) {

@@ -1,6 +1,9 @@
 //! Rows of arm64 stage 1: of EL1 and EL0, of EL2 by itself, and of smaller input spaces.
 
-use super::{A16, A16W, A4, A4W, A64, A64W, H16W, H4, H64, P4, Row, NO_BLOCK, NO_EL0, ONE_EL, RES0_CONT, RES0_LEAF, RES0_TABLE, SH_01};
+use super::{
+    A4, A4W, A16, A16W, A64, A64W, H4, H16W, H64, NO_BLOCK, NO_EL0, ONE_EL, P4, RES0_CONT,
+    RES0_LEAF, RES0_TABLE, Row, SH_01,
+};
 
 #[rustfmt::skip]
 pub const ROWS: &[Row] = &[

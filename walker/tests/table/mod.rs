@@ -157,7 +157,9 @@ pub type Row = (Regime, i8, u64, &'static str);
 
 /// All rows.
 pub fn rows() -> impl Iterator<Item = &'static Row> {
-    [arm64::ROWS, stage2::ROWS, x86_64::ROWS].into_iter().flatten()
+    [arm64::ROWS, stage2::ROWS, x86_64::ROWS]
+        .into_iter()
+        .flatten()
 }
 
 /// The regime, table descriptors from the top down to right above a leaf, the leaf's level, the leaf, what it permits.

@@ -1,6 +1,9 @@
 //! Rows of arm64 stage 2.
 
-use super::{S16, S16W, S4, S4F, S4W, S64, S64W, Row, NO_BLOCK, RES0_CONT, RES0_LEAF, RES0_TABLE, SH_01, TYPE};
+use super::{
+    NO_BLOCK, RES0_CONT, RES0_LEAF, RES0_TABLE, Row, S4, S4F, S4W, S16, S16W, S64, S64W, SH_01,
+    TYPE,
+};
 
 #[rustfmt::skip]
 pub const ROWS: &[Row] = &[

@@ -1,6 +1,6 @@
 //! Rows of x86: its own tables, EPT, and nested paging.
 
-use super::{E4, E5, N4, N5, X4, X5, Row, EPT_TABLE, LARGE, PS, TYPE, W_NOT_R};
+use super::{E4, E5, EPT_TABLE, LARGE, N4, N5, PS, Row, TYPE, W_NOT_R, X4, X5};
 
 #[rustfmt::skip]
 pub const ROWS: &[Row] = &[

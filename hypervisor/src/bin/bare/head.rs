@@ -2,7 +2,6 @@
 
 use core::arch::global_asm;
 use core::fmt::{self, Write as _};
-use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::interrupts;
