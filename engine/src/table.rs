@@ -151,6 +151,43 @@ impl<'p, P: Platform> Table<'p, P> {
         prefetch_line(self.base.as_ptr().wrapping_add(index + LINE * AHEAD));
     }
 
+    /// Clears a table of `entries` that was just allocated: as memory, which takes fewer stores than there are entries.
+    ///
+    /// # Safety
+    /// 1. Nothing else can reach the table, and it has so many entries.
+    #[inline]
+    pub unsafe fn clear(&self, entries: usize) {
+        // SAFETY: these are the entries of the table (1.).
+        unsafe {
+            match self.platform.hooks() {
+                Some(hooks) => hooks.fill(self.base, entries, 0, 0),
+                None if cfg!(feature = "loom") => fill(self.base, entries, 0, 0),
+                // No access is made to it meanwhile that would have to be atomic (1.).
+                None => self.base.write_bytes(0, entries),
+            }
+        }
+    }
+
+    /// Whether all entries of `range` are zero.
+    #[inline(always)]
+    pub fn is_clear(&self, range: Range<usize>) -> bool {
+        let mut index = range.start;
+        // Two, so that one does not wait for the other.
+        let (mut even, mut odd) = (0, 0);
+        while range.end - index >= LINE {
+            for pair in 0..LINE / 2 {
+                even |= self.load(index + 2 * pair);
+                odd |= self.load(index + 2 * pair + 1);
+            }
+            index += LINE;
+        }
+        while index < range.end {
+            even |= self.load(index);
+            index += 1;
+        }
+        even | odd == 0
+    }
+
     /// Writes the entries of `range`: `value`, `value + step`, and so on.
     #[cfg_attr(not(feature = "small"), inline(always))]
     #[cfg_attr(feature = "small", inline(never))]

@@ -133,10 +133,8 @@ impl<F: Format, P: Platform + Clone> Tables<'_, F, P> {
                     let Some(fresh) = platform.alloc_table(below) else {
                         return Err(EditError::OutOfTables);
                     };
-                    // SAFETY: just allocated.
-                    let new = unsafe { Table::open(platform, fresh, below) };
-                    new.fill(0..1 << F::INDEX_BITS, 0, 0);
-                    drop(new);
+                    // SAFETY: just allocated, and not linked yet: a table like any below the root (1. of both).
+                    unsafe { Table::open(platform, fresh, below).clear(1 << F::INDEX_BITS) };
                     table.link(index, F::table(fresh, deny));
                     fresh
                 }
@@ -216,6 +214,57 @@ struct Copy<'a, F: Format, P: Platform, V> {
 }
 
 impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Copy<'_, F, P, V> {
+    /// Copies pages from one table into another, the first of which translates `first`, as long as they are `key` but for the address:
+    /// with `now` instead, and with `CHANGES` it is written here, too. Returns where they end.
+    // A function of its own, so that the loop has the registers to itself.
+    #[inline(never)]
+    fn copy_alike<const CHANGES: bool>(
+        &mut self,
+        (from, to): (&Table<'_, P>, &Table<'_, P>),
+        range: Range<usize>,
+        first: u64,
+        (key, now): (u64, u64),
+    ) -> usize {
+        // It is not, and with that known how an address stands is not looked at for each page.
+        if F::is_parked(now) {
+            return range.start;
+        }
+        let mask = !F::address_mask(Level::PAGE);
+        let denied = self.denied.at(Level::PAGE);
+        let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
+        let mut index = range.start;
+        // A few at a time, checked as one before any of them is written.
+        let whole = range.start + range.len() / AT_ONCE * AT_ONCE;
+        while index != whole {
+            // What is left is the address, if it is of the pattern.
+            let rests: [u64; AT_ONCE] = array::from_fn(|n| from.load(index + n).wrapping_sub(key));
+            if rests.iter().fold(0, |all, rest| all | rest) & mask != 0 {
+                break;
+            }
+            for (n, rest) in rests.into_iter().enumerate() {
+                if CHANGES {
+                    from.store(index + n, rest | now);
+                }
+                to.store(index + n, rest | now);
+                (self.each)(Leaf::new(at(index + n), rest | now, Level::PAGE, denied));
+            }
+            index += AT_ONCE;
+        }
+        while index != range.end {
+            let rest = from.load(index).wrapping_sub(key);
+            if rest & mask != 0 {
+                break;
+            }
+            if CHANGES {
+                from.store(index, rest | now);
+            }
+            to.store(index, rest | now);
+            (self.each)(Leaf::new(at(index), rest | now, Level::PAGE, denied));
+            index += 1;
+        }
+        index
+    }
+
     /// Tells of a leaf that was copied; of a run when all of it was.
     #[inline(always)]
     fn tell(&mut self, to: &Table<'_, P>, index: usize, level: Level, input: u64, mut entry: u64) {
@@ -257,9 +306,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
         let Some(to) = table_of(self.child, first, Level::PAGE) else {
             return ControlFlow::Continue(());
         };
-        let mask = !F::address_mask(Level::PAGE);
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
-        let denied = self.denied.at(Level::PAGE);
         let mut index = range.start;
         while index < range.end {
             let entry = table.load(index);
@@ -273,35 +320,12 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
             let parked = F::is_parked(key) || F::is_parked(now);
             if plan.is_plain() && entry & F::CONTIGUOUS == 0 && !parked {
                 // A stretch of leaves of one pattern that no walker writes: the inner loop.
-                let mut copy = |index: usize, entry: u64| {
-                    // A walker may set a flag in what is kept.
-                    if now != key {
-                        table.store(index, entry);
-                    }
-                    to.store(index, entry);
-                    (self.each)(Leaf::new(at(index), entry, Level::PAGE, denied));
+                let (tables, rest) = ((table, &to), index..range.end);
+                // A walker may set a flag in what is kept, so that it is not written.
+                index = match now == key {
+                    true => self.copy_alike::<false>(tables, rest, at(from), (key, now)),
+                    false => self.copy_alike::<true>(tables, rest, at(from), (key, now)),
                 };
-                // A few at a time, checked as one before any of them is written.
-                while range.end - index >= AT_ONCE {
-                    // What is left is the address, if it is of the pattern.
-                    let rest: [u64; AT_ONCE] =
-                        array::from_fn(|n| table.load(index + n).wrapping_sub(key));
-                    if rest.iter().fold(0, |all, rest| all | rest) & mask != 0 {
-                        break;
-                    }
-                    for (n, rest) in rest.into_iter().enumerate() {
-                        copy(index + n, rest | now);
-                    }
-                    index += AT_ONCE;
-                }
-                while index < range.end {
-                    let rest = table.load(index).wrapping_sub(key);
-                    if rest & mask != 0 {
-                        break;
-                    }
-                    copy(index, rest | now);
-                    index += 1;
-                }
                 let slice = Slice {
                     first: at(from),
                     last: at(index).wrapping_sub(1),

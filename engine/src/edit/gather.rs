@@ -146,7 +146,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     #[cfg_attr(not(feature = "small"), inline(always))]
     fn send(&mut self) -> bool {
         let target = self.space.target();
-        self.left.news |= core::mem::take(&mut self.space.news);
+        self.left.news |= self.space.take_news();
         let issued = self.left.issue::<F, P>(&self.space.platform, target);
         self.space.owed = false;
         // What was issued before may be what an edit of this gather has found done.
@@ -244,8 +244,10 @@ impl<F: Format, P: Platform + Clone> Drop for Gather<'_, F, P> {
         if self.space.owed || !detached.is_empty() {
             self.flush_rest();
         } else if *news || self.space.news {
-            self.space.platform.barrier(Barrier::Publish);
-            self.space.news = false;
+            let seen = self.space.take_news();
+            if *news || seen {
+                self.space.platform.barrier(Barrier::Publish);
+            }
         }
     }
 }

@@ -321,24 +321,30 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         source: S,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let mapping = template.mapping();
         let small = if !SMALL
             && let Some(place) = self.space.place(slice)
-            && !self.space.denies(slice.first, mapping.attrs.perms)
+            && !self
+                .space
+                .denies(slice.first, template.mapping().attrs.perms)
         {
             let page = template.page()?;
-            self.space.check_global(mapping.attrs.global)?;
-            let leaves = Leaves::<F, S>::of_pages(source.clone(), page, mapping.runs);
-            fill_holes(&place.table, place.range.clone(), slice.first, &leaves)?;
+            self.space.check_global(template.mapping().attrs.global)?;
+            let leaves = Leaves::<F, S>::of_pages(source.clone(), page, template.mapping().runs);
+            let (table, range) = (&place.table, place.range.clone());
+            if !table.is_clear(range.clone()) {
+                self.space
+                    .check_holes(table.frame(), range.clone(), slice.first)?;
+            }
+            leaves.fill(table, Level::PAGE, range, slice.first);
             true
         } else {
             false
         };
         if !small {
-            self.map_tree(slice, source, &mapping)?;
+            self.map_tree(slice, source, &template.mapping())?;
         }
-        self.space.note_runs(mapping.runs);
-        self.space.globals |= mapping.attrs.global;
+        self.space.note_runs(template.mapping().runs);
+        self.space.globals |= template.mapping().attrs.global;
         self.mapped(slice);
         Ok(())
     }
@@ -346,17 +352,24 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Notes what walkers have to see.
     #[inline(always)]
     fn mapped(&mut self, slice: Slice) {
-        let space = &mut *self.space;
-        if space.liveness() != Liveness::Dead {
-            space.news = true;
-            if space.platform.caps().invalid_entries_cached {
-                space.owed = true;
-                self.left.ranges.add(slice, None, true);
-            }
+        self.space.news = true;
+        if self.space.platform.caps().invalid_entries_cached {
+            self.forget_holes(slice);
+        }
+    }
+
+    /// Notes that walkers have to forget that nothing was mapped.
+    #[cold]
+    #[inline(never)]
+    fn forget_holes(&mut self, slice: Slice) {
+        if self.space.liveness() != Liveness::Dead {
+            self.space.owed = true;
+            self.left.ranges.add(slice, None, true);
         }
     }
 
     /// The same where tables may be missing, or there are several.
+    #[cold]
     #[inline(never)]
     fn map_tree<S: Source>(
         &mut self,
@@ -457,13 +470,17 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
         let leaf = F::with_address(template.page()?, frame);
-        let Attrs { perms, global, .. } = template.mapping().attrs;
+        let global = template.mapping().attrs.global;
         self.check_global(global)?;
+        let mut done = false;
         if let Some(place) = self.place(slice) {
-            let entry = place.table.load(place.range.start);
-            self.check_hole(entry, Level::PAGE, slice, perms)?;
-            place.table.store(place.range.start, leaf);
-        } else {
+            // Mostly there is nothing, and no table takes anything away.
+            if place.table.load(place.range.start) == 0 && !self.may_deny() {
+                place.table.store(place.range.start, leaf);
+                done = true;
+            }
+        }
+        if !done {
             self.map_below(slice, leaf, &template.mapping())?;
         }
         self.globals |= global;
@@ -489,7 +506,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
     }
 
-    /// The same where tables are missing.
+    /// The same where tables are missing, or something is in the way.
     #[cold]
     #[inline(never)]
     fn map_below(
@@ -505,6 +522,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             ..
         } = self.find(slice.first);
         self.check_hole(table.load(index), level, slice, mapping.attrs.perms)?;
+        if level == Level::PAGE {
+            table.store(index, leaf);
+            return Ok(());
+        }
         if !mapping.allocate {
             return Err(EditError::NeedsTable(F::Input::from_bits(slice.first)));
         }
@@ -516,24 +537,36 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.tables_deny |= !deny.is_empty();
         Ok(())
     }
+
+    /// Checks entries of the table of pages in `frame`, of which not all are zero: whether they are holes nevertheless.
+    #[cold]
+    #[inline(never)]
+    fn check_holes(
+        &self,
+        frame: Pa,
+        range: Range<usize>,
+        first: u64,
+    ) -> Result<(), EditError<F::Input>> {
+        // SAFETY: a walk has just come to it.
+        let table = unsafe { Table::open(&self.platform, frame, Level::PAGE) };
+        holes::<F, P>(&table, range, first)
+    }
 }
 
-/// Writes leaves into entries of pages, if all of them are holes.
+/// Checks that entries of pages, the first of which translates `first`, are holes.
 #[inline(always)]
-fn fill_holes<F: Format, P: Platform, S: Source>(
+fn holes<F: Format, P: Platform>(
     table: &Table<'_, P>,
     range: Range<usize>,
     first: u64,
-    leaves: &Leaves<F, S>,
 ) -> Result<(), EditError<F::Input>> {
     let mut input = first;
-    for index in range.clone() {
+    for index in range {
         if F::kind(table.load(index), Level::PAGE) != Kind::Invalid {
             return Err(EditError::AlreadyMapped(F::Input::from_bits(input)));
         }
         input = input.wrapping_add(1 << F::PAGE_SHIFT);
     }
-    leaves.fill(table, Level::PAGE, range, first);
     Ok(())
 }
 
@@ -582,15 +615,13 @@ impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
     }
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        let mut input = first;
-        for index in range.clone() {
-            if F::kind(table.load(index), Level::PAGE) != Kind::Invalid {
-                self.end = Some(Err(EditError::AlreadyMapped(F::Input::from_bits(input))));
-                return ControlFlow::Break(());
-            }
-            input = input.wrapping_add(1 << F::PAGE_SHIFT);
+        if let Err(error) = holes::<F, P>(table, range.clone(), first) {
+            self.end = Some(Err(error));
+            return ControlFlow::Break(());
         }
-        let last = input.wrapping_sub(1);
+        let last = first
+            .wrapping_add((range.len() as u64) << F::PAGE_SHIFT)
+            .wrapping_sub(1);
         if self.commit.is_all(Slice { first, last }) {
             self.end = Some(Ok(()));
             return self.commit.pages(table, range, first);

@@ -19,7 +19,7 @@ use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
 use crate::bbm::{State, Transition};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, Conditions, EditError};
+use crate::edit::space::{AddressSpace, Conditions, EditError, NOT_PLAIN};
 use crate::entry::LINE;
 use crate::format::{Attrs, Format, Kind};
 use crate::format::{in_place_of, meaning, saturate, withheld};
@@ -87,9 +87,48 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check_page(page)?;
-        match self.change_page(slice, &change) {
-            true => Ok(()),
-            false => self.change_tree(slice, change),
+        let Some(place) = self.space.place(slice) else {
+            return self.change_other_page(slice, &change, None);
+        };
+        let index = place.range.start;
+        let entry = place.table.load(index);
+        let recent = &self.space.recent;
+        // Mostly it is like the page that was changed last.
+        let is_like = entry & !F::address_mask(Level::PAGE) == recent.plan.usual;
+        if !is_like || recent.change != change || self.space.may_deny() {
+            let at = (place.table.frame(), index);
+            drop(place);
+            return self.change_other_page(slice, &change, Some(at));
+        }
+        let now = entry ^ recent.plan.flip;
+        if recent.plan.how == How::Store {
+            place.table.store(index, now);
+        } else if place.table.compare_exchange(index, entry, now).is_err() {
+            // A walker has set a flag.
+            let at = (place.table.frame(), index);
+            drop(place);
+            return self.change_other_page(slice, &change, Some(at));
+        }
+        drop(place);
+        self.space.owed = true;
+        self.left.ranges.add_page(slice, Level::PAGE);
+        Ok(())
+    }
+
+    /// The same of a page that is not like the one that was changed last, or not in a table of pages.
+    #[cold]
+    #[inline(never)]
+    fn change_other_page(
+        &mut self,
+        slice: Slice,
+        change: &Change,
+        at: Option<(Pa, usize)>,
+    ) -> Result<(), EditError<F::Input>> {
+        match at {
+            Some((frame, index)) if !SMALL && self.change_page(slice, change, frame, index) => {
+                Ok(())
+            }
+            _ => self.change_tree(slice, *change),
         }
     }
 
@@ -156,43 +195,35 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     fn note_change(&mut self, plan: &Plan, slice: Slice) {
         if plan.invalidate {
             self.space.owed = true;
-            self.left.ranges.add_page(slice, Some(Level::PAGE), false);
+            self.left.ranges.add_page(slice, Level::PAGE);
         } else {
             self.space.news |= plan.news;
         }
     }
 
-    /// The same of one page.
+    /// The same of one page, at `index` of the table in `frame`.
     #[inline(always)]
-    fn change_page(&mut self, slice: Slice, change: &Change) -> bool {
+    fn change_page(&mut self, slice: Slice, change: &Change, frame: Pa, index: usize) -> bool {
         if !self.space.take_up(change) {
             return false;
         }
-        let Some(place) = self.place_of_change(slice, change) else {
-            return false;
-        };
-        let (table, index) = (&place.table, place.range.start);
+        let space = &*self.space;
+        // SAFETY: a walk has just come to it.
+        let table = unsafe { Table::open(&space.platform, frame, Level::PAGE) };
         let entry = table.load(index);
-        let plan = self.space.recent.plan;
-        let now = entry ^ plan.flip;
-        // Mostly it is like the page that was changed last.
-        let is_like = plan.key == Plan::key_of::<F>(entry, Level::PAGE);
-        if is_like && plan.is_usual() {
-            table.store(index, now);
-            drop(place);
-            self.space.owed = true;
-            self.left.ranges.add_page(slice, Some(Level::PAGE), false);
-            return true;
+        if entry & F::CONTIGUOUS != 0 || space.denies_change(slice, change) {
+            return false;
         }
-        let is_done = is_like
+        let plan = space.recent.plan;
+        let now = entry ^ plan.flip;
+        let is_done = plan.key == Plan::key_of::<F>(entry, Level::PAGE)
             && if plan.how == How::Store {
                 table.store(index, now);
                 true
             } else {
                 plan.how == How::Exchange && table.compare_exchange(index, entry, now).is_ok()
             };
-        let frame = table.frame();
-        drop(place);
+        drop(table);
         match is_done {
             true => self.note_change(&plan, slice),
             false => self.change_several(slice, frame, index..index + 1),
@@ -205,8 +236,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     fn place_of_change(&self, slice: Slice, change: &Change) -> Option<Place<'_, P>> {
         let space = &*self.space;
         let place = space.place(slice)?;
-        let denies = |perms| space.denies(slice.first, perms);
-        let is_free = place.is_whole::<F>(space.runs) && !change.new_perms().is_some_and(denies);
+        let is_free = place.is_whole::<F>(space.runs) && !space.denies_change(slice, change);
         is_free.then_some(place)
     }
 
@@ -292,6 +322,8 @@ pub(crate) struct Plan {
     invalidate: bool,
     /// Walkers remember nothing of the old leaf, and have to see the new one.
     news: bool,
+    /// The key, if it is for single pages that are in use, changed in place, and forgotten; or what no page is like.
+    usual: u64,
 }
 
 /// Where the level is in the key of a plan: bits of the address in leaves of all levels of all formats, of which the largest
@@ -305,12 +337,6 @@ impl Plan {
         let mask = F::address_mask(level);
         debug_assert!(mask >> LEVEL & 7 == 7, "bits of the address");
         entry & !mask | u64::from(level.height()) << LEVEL
-    }
-
-    /// Whether leaves in use are changed by a store, and forgotten.
-    #[inline(always)]
-    fn is_usual(&self) -> bool {
-        self.how == How::Store && self.invalidate
     }
 
     /// The entry without its address that it is for.
@@ -357,6 +383,7 @@ impl Recent {
                 how: How::Keep,
                 invalidate: false,
                 news: false,
+                usual: NOT_PLAIN,
             },
         }
     }
@@ -419,11 +446,22 @@ impl Recent {
             // That it has been accessed may be.
             Transition::Store => plan.news = was.accessed != attrs.accessed,
         }
+        let is_single = level == Level::PAGE && entry & F::CONTIGUOUS == 0;
+        if is_single && plan.invalidate && plan.how != How::Break {
+            plan.usual = plan.key();
+        }
         plan
     }
 }
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// Whether the tables above `slice`, which lies below one of pages, take away what a change gives.
+    #[inline(always)]
+    fn denies_change(&self, slice: Slice, change: &Change) -> bool {
+        let denies = |perms| self.denies(slice.first, perms);
+        change.new_perms().is_some_and(denies)
+    }
+
     /// Makes it the recent change, if there is nothing to look for before it is made of a page, but whether a table denies it.
     /// What was taken up before still is.
     #[inline(always)]

@@ -1,11 +1,13 @@
 //! Query and walk: what is mapped, and how.
 
+use core::array;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use crate::SMALL;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::space::{AddressSpace, EditError};
+use crate::entry::LINE;
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
@@ -30,33 +32,48 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// ```
     #[inline(always)]
     pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {
-        match self.translates(input.bits()) {
-            true => self.leaf_at(input.bits()),
-            false => None,
+        let input = input.bits();
+        if !self.translates(input) {
+            return None;
+        }
+        if SMALL {
+            return self.leaf_above(input);
+        }
+        match self.place(Slice::around::<F>(input, Level::PAGE)) {
+            Some(place) => {
+                let index = place.range.start;
+                let entry = place.table.load(index);
+                // Mostly it is a page like most, and no table takes anything away from it.
+                if F::is_single_page(entry) && !self.may_deny() {
+                    let first = input & !((1 << F::PAGE_SHIFT) - 1);
+                    return Some(Leaf::new(first, entry, Level::PAGE, Perms::empty()));
+                }
+                let leaf = self.leaf_below(place.table.frame(), index, input)?;
+                Some(leaf)
+            }
+            None => {
+                let leaf = self.leaf_above(input)?;
+                Some(leaf)
+            }
         }
     }
 
-    /// The leaf that translates an address which the root translates.
-    #[inline(always)]
-    pub(super) fn leaf_at(&self, input: u64) -> Option<Leaf<F>> {
-        if !SMALL && let Some(place) = self.place(Slice::around::<F>(input, Level::PAGE)) {
-            let entry = place.table.load(place.range.start);
-            return self.leaf_in(&place.table, place.range.start, Level::PAGE, input, entry);
-        }
-        self.leaf_above(input)
+    /// The leaf, if there is one, at `index` of the table of pages in `frame`, which is opened again: so that of most pages it stays
+    /// in registers.
+    #[cold]
+    #[inline(never)]
+    fn leaf_below(&self, frame: Pa, index: usize, input: u64) -> Option<Leaf<F>> {
+        // SAFETY: a walk has just come to it.
+        let table = unsafe { Table::open(&self.platform, frame, Level::PAGE) };
+        self.leaf_in(&table, index, Level::PAGE, input)
     }
 
-    /// The same where it is perhaps not in a table of pages.
+    /// The leaf that translates `input`, which is perhaps not in a table of pages.
+    #[cold]
     #[inline(never)]
     pub(super) fn leaf_above(&self, input: u64) -> Option<Leaf<F>> {
         let at = self.find(input);
-        self.leaf_in(
-            &at.table,
-            at.index,
-            at.level,
-            input,
-            at.table.load(at.index),
-        )
+        self.leaf_in(&at.table, at.index, at.level, input)
     }
 
     /// The leaf that is in an entry.
@@ -67,26 +84,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         index: usize,
         level: Level,
         input: u64,
-        entry: u64,
     ) -> Option<Leaf<F>> {
+        let entry = table.load(index);
         if F::kind(entry, level) != Kind::Leaf {
             return None;
         }
-        let (first, entry) = if entry & F::CONTIGUOUS == 0 {
-            (input & !((1 << F::shift(level)) - 1), entry)
-        } else {
-            self.run_at(table.frame(), index, level, input)
-        };
+        let (first, entry) = whole::<F, P>(table, index, level, input, entry);
         Some(Leaf::new(first, entry, level, self.denied(input)))
-    }
-
-    /// The first address and the descriptor of a run, of the table in `frame`, which is opened again: so that of what is in no run
-    /// it stays in registers.
-    #[inline(never)]
-    fn run_at(&self, frame: Pa, index: usize, level: Level, input: u64) -> (u64, u64) {
-        // SAFETY: a walk has just come to it.
-        let table = unsafe { Table::open(&self.platform, frame, level) };
-        whole_run::<F, P>(&table, index, level, input)
     }
 
     /// Visits the leaves that translate any part of `span`, upwards, until the visitor breaks off.
@@ -103,7 +107,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let _: ControlFlow<()> = match self.place(slice) {
             Some(place) => {
                 find.denied = Denied::new(self.denied(slice.first));
-                find.pages(&place.table, place.range.clone(), slice.first)
+                let (table, index) = (&place.table, place.range.start);
+                match place.range.len() {
+                    1 => find.page(table, index, slice.first, table.load(index)),
+                    _ => find.pages(table, place.range.clone(), slice.first),
+                }
             }
             None => self.visit(slice, &mut find),
         };
@@ -171,17 +179,67 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
         (self.visit)(Leaf::new(first, entry, level, self.denied.at(level)))
     }
 
-    /// The same of a page that is parked.
-    #[cold]
-    #[inline(never)]
-    fn parked<P: Platform>(
+    /// The same of an entry of pages, which is perhaps no leaf.
+    #[inline(always)]
+    fn page<P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         index: usize,
         input: u64,
         entry: u64,
     ) -> ControlFlow<()> {
-        self.leaf(table, index, Level::PAGE, input, entry)
+        match F::is_single_page(entry) {
+            true => (self.visit)(Leaf::new(
+                input,
+                entry,
+                Level::PAGE,
+                self.denied.at(Level::PAGE),
+            )),
+            false => self.other_page(table, index, input, entry),
+        }
+    }
+
+    /// The same of one that is not like most.
+    #[cold]
+    #[inline(never)]
+    fn other_page<P: Platform>(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        input: u64,
+        entry: u64,
+    ) -> ControlFlow<()> {
+        match F::kind(entry, Level::PAGE) {
+            Kind::Leaf => self.leaf(table, index, Level::PAGE, input, entry),
+            Kind::Invalid | Kind::Table => ControlFlow::Continue(()),
+        }
+    }
+
+    /// The same of a line of entries. Mostly all are pages like most: a page is valid by bits that are set, so that all are if what they
+    /// have in common is.
+    #[inline(always)]
+    fn line<P: Platform>(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        mut input: u64,
+        line: [u64; LINE],
+    ) -> ControlFlow<()> {
+        let denied = self.denied.at(Level::PAGE);
+        let common = line.iter().fold(u64::MAX, |all, entry| all & entry);
+        let any = line.iter().fold(0, |all, entry| all | entry);
+        if F::is_single_page(common) && any & F::CONTIGUOUS == 0 {
+            for entry in line {
+                (self.visit)(Leaf::new(input, entry, Level::PAGE, denied))?;
+                input = input.wrapping_add(1 << F::PAGE_SHIFT);
+            }
+            return ControlFlow::Continue(());
+        }
+        for (offset, entry) in line.into_iter().enumerate() {
+            self.page(table, index + offset, input, entry)?;
+            input = input.wrapping_add(1 << F::PAGE_SHIFT);
+        }
+        ControlFlow::Continue(())
     }
 }
 
@@ -204,17 +262,17 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
 
     #[inline]
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        let mut input = first;
-        for index in range {
-            let entry = table.load(index);
-            // What is parked is apart from others, of which it is known then how their address stands.
-            if !F::is_parked(entry) {
-                if F::kind(entry, Level::PAGE) == Kind::Leaf {
-                    self.leaf(table, index, Level::PAGE, input, entry)?;
-                }
-            } else if F::kind(entry, Level::PAGE) == Kind::Leaf {
-                self.parked(table, index, input, entry)?;
-            }
+        let (mut index, mut input) = (range.start, first);
+        // A line of entries at once, so that what the visitor sums up goes through memory once for all of them.
+        while !SMALL && range.end - index >= LINE {
+            let line: [u64; LINE] = array::from_fn(|offset| table.load(index + offset));
+            self.line(table, index, input, line)?;
+            index += LINE;
+            input = input.wrapping_add((LINE as u64) << F::PAGE_SHIFT);
+        }
+        while index < range.end {
+            self.page(table, index, input, table.load(index))?;
+            index += 1;
             input = input.wrapping_add(1 << F::PAGE_SHIFT);
         }
         ControlFlow::Continue(())

@@ -91,7 +91,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                             place.table.store(index, new);
                         }
                         if how == Transition::Invalidate {
-                            self.left.ranges.add_page(slice, Some(Level::PAGE), false);
+                            self.left.ranges.add_page(slice, Level::PAGE);
                         } else {
                             self.left.news |= conditions.live;
                         }

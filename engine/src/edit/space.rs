@@ -158,7 +158,7 @@ pub struct AddressSpace<F: Format, P: Platform> {
     /// Walkers may remember something that an edit has changed, and no gather is there that will have it forgotten, unless it
     /// is the one that borrows the space: the next starts with everything.
     pub(crate) owed: bool,
-    /// Something was mapped that walkers may not see yet.
+    /// Something was mapped that walkers may not see yet, if there are any.
     pub(crate) news: bool,
     /// Something was issued, and is perhaps not complete.
     pub(crate) pending: bool,
@@ -168,7 +168,7 @@ pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) runs: bool,
     /// Some leaves may be global.
     pub(crate) globals: bool,
-    /// A pattern of pages that are taken out with a store, or what no page is like.
+    /// A pattern of pages that walkers use and that are taken out with a store, or what no page is like.
     pub(crate) plain: u64,
     /// The change that was made last, and what it makes of the leaf that was met last.
     pub(crate) recent: Recent,
@@ -251,10 +251,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub fn new_in(platform: P, half: Half) -> Option<Self> {
         let level = F::root_level();
         let root = platform.alloc_root(level, F::root_tables())?;
-        // SAFETY: the frames were just allocated for the root of this space.
-        let table = unsafe { Table::open(&platform, root, level) };
-        table.fill(0..F::entries(level), 0, 0);
-        drop(table);
+        // SAFETY: the frames were just allocated for the root of this space, whose entries these are (1. of both).
+        unsafe { Table::open(&platform, root, level).clear(F::entries(level)) };
         // SAFETY: an empty root is a tree of any format.
         let mut space = unsafe { Self::adopt(platform, root, half, Liveness::Dead) };
         space.tables_deny = false;
@@ -350,6 +348,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     fn reach(&mut self, liveness: Liveness) {
         if self.liveness == Liveness::Dead {
             self.platform.barrier(Barrier::Publish);
+            self.news = false;
         }
         self.become_(liveness);
     }
@@ -497,10 +496,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(always)]
     pub(crate) fn note_runs(&mut self, any: bool) {
         if any && !self.runs {
-            self.runs = true;
-            // A run may have to be broken where a page has not.
-            self.recent = Recent::NONE;
+            self.begin_runs();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin_runs(&mut self) {
+        self.runs = true;
+        // A run may have to be broken where a page has not.
+        self.recent = Recent::NONE;
     }
 
     /// The same for one half of it.
@@ -536,12 +541,18 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// What many roots share is remembered under many identities: an invalidation finds all of it only if it is global.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_global(&self, global: bool) -> Result<(), Inexpressible> {
-        match self.pinned && !global {
-            true => Err(Inexpressible("what all spaces share has to be global")),
+        match self.pinned {
+            true => check_shared(global),
             false => Ok(()),
         }
+    }
+
+    /// Whether something was mapped that walkers may not see yet. They see it when this returns to be made so.
+    #[inline(always)]
+    pub(crate) fn take_news(&mut self) -> bool {
+        core::mem::take(&mut self.news) && self.liveness != Liveness::Dead
     }
 
     /// Whether the root translates this address.
@@ -593,10 +604,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// What the tables above a page take away. Few spaces have one that does, so that a walk does not look for it on its way down.
     #[inline(always)]
     pub(crate) fn denied(&self, input: u64) -> Perms {
-        match F::TABLES_RESTRICT && self.tables_deny {
+        match self.may_deny() {
             true => self.denied_above(input),
             false => Perms::empty(),
         }
+    }
+
+    /// Whether they may take something away.
+    #[inline(always)]
+    pub(crate) fn may_deny(&self) -> bool {
+        F::TABLES_RESTRICT && self.tables_deny
     }
 
     /// Whether that is any of `perms`.
@@ -641,6 +658,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Invalidates at once and waits: the middle of a break-before-make.
     pub(crate) fn invalidate_now(&self, ranges: &mut Ranges) {
         ranges.run::<F, P>(&self.platform, self.target());
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn check_shared(global: bool) -> Result<(), Inexpressible> {
+    match global {
+        true => Ok(()),
+        false => Err(Inexpressible("what all spaces share has to be global")),
     }
 }
 

@@ -9,9 +9,9 @@ use core::ops::{ControlFlow, Range};
 
 use super::live::Footprint;
 use crate::SMALL;
-use crate::addr::{Address, Level, Span};
+use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Gather;
-use crate::edit::space::{Conditions, EditError, Liveness};
+use crate::edit::space::{Conditions, EditError};
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
@@ -83,18 +83,41 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         page: F::Input,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
         let slice = self.space.check_page(page)?;
-        match self.take_page(slice) {
-            Some(taken) => Ok(taken),
-            None => self.unmap_rest_of_block(slice),
+        let Some(place) = self.space.place(slice) else {
+            let taken = self.unmap_other_page(slice, None)?;
+            return Ok(taken);
+        };
+        let index = place.range.start;
+        let entry = place.table.load(index);
+        // Mostly it is like the one before.
+        if entry & !F::address_mask(Level::PAGE) != self.space.plain || self.space.may_deny() {
+            let at = (place.table.frame(), index);
+            drop(place);
+            let taken = self.unmap_other_page(slice, Some(at))?;
+            return Ok(taken);
         }
+        place.table.store(index, 0);
+        drop(place);
+        self.space.owed = true;
+        self.left.ranges.add_page(slice, Level::PAGE);
+        let leaf = Leaf::new(slice.first, entry, Level::PAGE, Perms::empty());
+        Ok(Some(Held::new(leaf, self.serial())))
     }
 
-    /// The same where it is not in a table of pages, or one of a run: a part of a larger leaf, which is split.
+    /// The same where a page is not like the one before, or not in a table of pages.
+    #[cold]
     #[inline(never)]
-    fn unmap_rest_of_block(
+    fn unmap_other_page(
         &mut self,
         slice: Slice,
+        at: Option<(Pa, usize)>,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
+        if let Some((frame, index)) = at
+            && let Some(taken) = self.take_page(slice, frame, index)
+        {
+            return Ok(taken);
+        }
+        // A part of a larger leaf, which is split.
         let mut taken = None;
         let _done = self.unmap_leaves(slice, |leaf| {
             taken = Some(leaf);
@@ -103,36 +126,34 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Ok(taken)
     }
 
-    /// Takes away what is mapped in one page, if that is in a table of pages and not in a run.
+    /// Takes away what is mapped in one page, at `index` of the table in `frame`, if that is not in a run.
     #[inline(always)]
-    fn take_page(&mut self, slice: Slice) -> Option<Option<Held<Leaf<F>>>> {
+    fn take_page(
+        &mut self,
+        slice: Slice,
+        frame: Pa,
+        index: usize,
+    ) -> Option<Option<Held<Leaf<F>>>> {
         let space = &mut *self.space;
-        // SAFETY: the root of the space.
-        let place = unsafe { descend::<F, P, false>(&space.platform, space.root, slice) }?;
-        let index = place.range.start;
-        let mut entry = place.table.load(index);
-        let pattern = entry & !F::address_mask(Level::PAGE);
-        if pattern == space.plain {
-            // As the one before.
-            place.table.store(index, 0);
-        } else {
-            if entry & F::CONTIGUOUS != 0 {
-                return None;
-            }
-            if F::kind(entry, Level::PAGE) != Kind::Leaf {
-                return Some(None);
-            }
-            let conditions = space.conditions();
-            if !conditions.is_contended::<F>(entry, Level::PAGE) {
-                space.plain = pattern;
-            }
-            entry = take::<F, P>(&place.table, conditions, index, Level::PAGE, entry);
+        // SAFETY: a walk has just come to it.
+        let table = unsafe { Table::open(&space.platform, frame, Level::PAGE) };
+        let entry = table.load(index);
+        if F::kind(entry, Level::PAGE) != Kind::Leaf {
+            return Some(None);
         }
+        if entry & F::CONTIGUOUS != 0 {
+            return None;
+        }
+        let conditions = space.conditions();
+        if conditions.live && !conditions.is_contended::<F>(entry, Level::PAGE) {
+            space.plain = entry & !F::address_mask(Level::PAGE);
+        }
+        let entry = take::<F, P>(&table, conditions, index, Level::PAGE, entry);
+        drop(table);
         let leaf = Leaf::new(slice.first, entry, Level::PAGE, space.denied(slice.first));
-        drop(place);
-        if space.liveness() != Liveness::Dead {
+        if conditions.live {
             space.owed = true;
-            self.left.ranges.add_page(slice, Some(Level::PAGE), false);
+            self.left.ranges.add_page(slice, Level::PAGE);
         }
         Some(Some(Held::new(leaf, self.serial())))
     }
@@ -164,7 +185,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             let taken = pages.take::<F, P>(&place.table, place.range.clone(), slice.first);
             self.left.ranges.everything = before;
             if let (Some(taken), true) = (taken, conditions.live) {
-                self.left.ranges.add_page(taken, Some(Level::PAGE), false);
+                self.left.ranges.add_page(taken, Level::PAGE);
             }
             return Ok(pages.progress::<F>());
         }

@@ -105,7 +105,7 @@ impl Ranges {
         }
     }
 
-    /// The ranges; together they hold every address that was added, everything or not.
+    /// The ranges; together they hold every address that was [added](Self::add), everything or not.
     #[inline]
     pub fn as_slice(&mut self) -> &[Stale] {
         self.close();
@@ -145,18 +145,32 @@ impl Ranges {
     /// Adds a range. `level` is that of all its leaves, if known.
     #[inline(never)]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
-        match SMALL {
-            true => self.insert(slice, level, tables),
-            false => self.add_page(slice, level, tables),
+        if SMALL {
+            self.insert(slice, level, tables);
+        } else if !self.append(slice, level, tables) {
+            match self.overflowed {
+                true => self.stretch(slice),
+                false => self.insert(slice, level, tables),
+            }
         }
     }
 
-    /// The same in an edit of one page, where a call would be a part of what it takes.
+    /// The same of leaves that an exclusive edit has changed, few enough that a call would be a part of what it takes. Where there
+    /// is no room for one more, it is not written down: all of the space is to be forgotten then, and no other edit asks what.
     #[inline(always)]
-    pub fn add_page(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
+    pub fn add_page(&mut self, slice: Slice, level: Level) {
+        if !self.append(slice, Some(level), false) && !self.overflowed {
+            self.insert(slice, Some(level), false);
+        }
+    }
+
+    /// Adds a range that is the first, or begins where the last one ended. Whether it is.
+    #[inline(always)]
+    fn append(&mut self, slice: Slice, level: Option<Level>, tables: bool) -> bool {
         // Most edits go upwards, and begin where the last one ended.
         if self.end == slice.first && self.hint == hint(level, tables) && slice.last != u64::MAX {
             self.end = slice.last + 1;
+            true
         } else if self.len == 0 {
             // Of most flushes it is the only one.
             let Slice { first, last } = slice;
@@ -169,10 +183,9 @@ impl Ranges {
             });
             self.len = 1;
             (self.end, self.hint) = (end(last), hint(level, tables));
-        } else if self.overflowed {
-            self.stretch(slice);
+            true
         } else {
-            self.insert(slice, level, tables);
+            false
         }
     }
 
@@ -194,6 +207,7 @@ impl Ranges {
     }
 
     /// Adds a range that does not begin where the last one ended.
+    #[cold]
     #[inline(never)]
     fn insert(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
         self.close();

@@ -563,6 +563,11 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     }
 
     #[inline(always)]
+    fn is_single_page(entry: u64) -> bool {
+        entry & (VALID | NOT_BLOCK | CONTIGUOUS) == VALID | NOT_BLOCK
+    }
+
+    #[inline(always)]
     fn suspend(entry: u64) -> u64 {
         entry & !VALID | SUSPENDED
     }

@@ -190,6 +190,11 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     }
 
     #[inline(always)]
+    fn is_single_page(entry: u64) -> bool {
+        Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::is_single_page(entry)
+    }
+
+    #[inline(always)]
     fn suspend(entry: u64) -> u64 {
         Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::suspend(entry)
     }

@@ -562,6 +562,24 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         leaf & Self::PRESENT == 0
     }
 
+    /// Whether an entry of the last level is what most are: a page that hardware takes for valid, and that is in no run. It is told
+    /// by bits that are set or clear, so that entries are if what they have in common is, and none of them is in a run.
+    ///
+    /// ```
+    /// use tablewright::{Attrs, Format, Level, Perms, format::Arm64K4};
+    /// let page = Arm64K4::encode(&Attrs::USER_DATA, Level::PAGE)?;
+    /// assert!(Arm64K4::is_single_page(page) && !Arm64K4::is_single_page(page | Arm64K4::CONTIGUOUS));
+    /// let parked = Arm64K4::encode(&Attrs::USER_DATA.with_perms(Perms::empty()), Level::PAGE)?;
+    /// assert!(!Arm64K4::is_single_page(parked) && !Arm64K4::is_single_page(0));
+    /// # Ok::<(), tablewright::Inexpressible>(())
+    /// ```
+    #[inline(always)]
+    fn is_single_page(entry: u64) -> bool {
+        Self::kind(entry, Level::PAGE) == Kind::Leaf
+            && !Self::is_parked(entry)
+            && entry & Self::CONTIGUOUS == 0
+    }
+
     /// A frozen entry that tells by 44 bits of `tag` whose it is, where hardware ignores all of an invalid entry. Elsewhere, where
     /// none has to be told, there is one kind.
     #[inline(always)]

@@ -340,6 +340,11 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     }
 
     #[inline(always)]
+    fn is_single_page(entry: u64) -> bool {
+        entry & PRESENT != 0
+    }
+
+    #[inline(always)]
     fn suspend(entry: u64) -> u64 {
         // The address is inverted while the entry is not present: a processor with the L1 terminal fault reads the
         // cache through the address of a non-present entry, and the inverted one names no memory.

@@ -36,6 +36,7 @@ pub fn check_parked<F: Decoded>(leaf: u64, frame: Pa, level: Level) {
     let name = F::NAME;
     assert_eq!(F::kind(leaf, level), Kind::Leaf, "{name}: {leaf:#x}");
     assert!(F::is_parked(leaf), "{name}: {leaf:#x}");
+    assert!(!F::is_single_page(leaf), "{name}: {leaf:#x}");
     assert_eq!(F::address(leaf, level), frame, "{name}: {leaf:#x}");
     assert_eq!(State::of::<F>(leaf, level), State::Absent);
     let found = walk::<F>(leaf, level);

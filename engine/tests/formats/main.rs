@@ -246,6 +246,16 @@ fn what_is_encoded_is_decoded_again_and_the_walker_agrees<F: Decoded>() {
             assert_eq!(F::decode(leaf, level), attrs, "decoded again: {}", what());
             assert_eq!(F::address(leaf, level), frame, "{}", what());
             assert_eq!(bits & F::CONTIGUOUS, 0, "the contiguous bit: {}", what());
+            if level == Level::PAGE {
+                let is_single = !F::is_parked(leaf);
+                assert_eq!(F::is_single_page(leaf), is_single, "{}", what());
+                let in_run = F::CONTIGUOUS != 0 && F::is_single_page(leaf | F::CONTIGUOUS);
+                assert!(!in_run, "in a run: {}", what());
+                // With what is no such page it has not in common what makes one.
+                for other in [0, F::FROZEN, F::suspend(leaf)] {
+                    assert!(!F::is_single_page(leaf & other), "{other:#x}: {}", what());
+                }
+            }
             if attrs.perms.is_empty() {
                 check_parked::<F>(leaf, frame, level);
                 return;

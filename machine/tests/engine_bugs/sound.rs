@@ -306,8 +306,51 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page that is unmapped is not owed",
         file: "edit/unmap.rs",
-        find: "space.owed = «true»;",
-        with: "space.owed",
+        find: "self.space.owed = «true»;",
+        with: "self.space.owed",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "the first page of a pattern that is unmapped is not owed",
+        file: "edit/unmap.rs",
+        find: "if conditions.live {\n            «space.owed = true;»",
+        with: "",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a page like the last is protected and not owed",
+        file: "edit/protect.rs",
+        find: "drop(place);\n        self.space.owed = «true»;",
+        with: "self.space.owed",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a page that hardware may write is protected with a store",
+        file: "edit/protect.rs",
+        find: "if «recent.plan.how == How::Store» {\n            place.table",
+        with: "true",
+        rules: &["flag lost"],
+    },
+    // Two spaces, and a page in another frame.
+    Bug {
+        name: "what a fork has protected is not forgotten",
+        file: "edit/fork.rs",
+        find: "«self.changed(slice, &left)»;\n        self.space.globals",
+        with: "()",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a page is in another frame, and the first is remembered",
+        file: "edit/replace.rs",
+        find: "if «how == Transition::Invalidate» {",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "a page is in another frame before the first is forgotten",
+        file: "edit/replace.rs",
+        find: "«Ranges::run_one(&space.platform, space.target(), slice, Level::PAGE);»",
+        with: "",
         rules: FORGOTTEN,
     },
     // The half that all roots share.
