@@ -43,6 +43,7 @@ use crate::cpu;
 use crate::identifiers;
 use crate::plant::{Plant, is_any_planted, is_planted};
 use crate::report::{Report, report};
+use crate::rest;
 
 /// The identity of the hypervisor's own map.
 pub const OWN: u16 = 0;
@@ -462,6 +463,12 @@ unsafe impl Host for Machine {
 
     fn ticks_per_ms() -> u64 {
         read_cntfrq_el0().bits() / 1000
+    }
+
+    fn rest(ticks: u64) {
+        if !rest::rest(ticks) {
+            <Patience as spin::RelaxStrategy>::relax();
+        }
     }
 
     fn copies_first() -> bool {

@@ -45,6 +45,7 @@ mod plant;
 mod power;
 mod report;
 mod reports;
+mod rest;
 mod tree;
 mod vm;
 
@@ -87,6 +88,9 @@ const APART: u64 = 16 << 30;
 
 /// Registers of a device.
 const REGISTERS: u64 = 4096;
+
+/// The registers of one redistributor of the interrupt controller.
+const REDISTRIBUTOR: u64 = 128 << 10;
 
 entry!(main);
 
@@ -471,6 +475,8 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     }
     let entry = tree.kernel.start;
     let helper = tree.cpus.get(cpus).copied();
+    let distributor = tree.distributor;
+    let redistributor = tree.redistributors.start + cpus as u64 * REDISTRIBUTOR;
     let vcpus = tree.cpus.into_iter().take(cpus).map(|affinity| Vcpu {
         affinity,
         power: Power::off(),
@@ -508,10 +514,12 @@ fn boot(device_tree: u64) -> Result<Option<(u64, u64)>, Reason> {
     if let Some(helper) = helper {
         let run = move || {
             cpu::become_number(cpus);
-            // SAFETY: the map that the first processor runs on; and the guest's tables, by whose VMID it invalidates.
+            // SAFETY: the map that the first processor runs on; the guest's tables, by whose VMID it invalidates; and what is its own of
+            // the interrupt controller, which it uses for nothing else.
             unsafe {
                 cpu::load_map(world.map);
                 cpu::confine(vm.guest.space().root());
+                rest::set_up(distributor, redistributor);
             }
             let Some(log) = &vm.log else { return };
             let watched = watched(vm, log, plain);
@@ -652,7 +660,7 @@ fn slots(
     static CELLS: [SlotCell; 32] = [const { SlotCell::new() }; 32];
     const USED: Perms = Perms::READ.union(Perms::WRITE);
     // Of each redistributor: control registers, and those of its own interrupts.
-    const HALF: u64 = 64 << 10;
+    const HALF: u64 = REDISTRIBUTOR / 2;
 
     let space = AddressSpace::<Stage2, _>::new(machine).ok_or("no memory for the guest's root")?;
     let mut space = space.with_id(VMID);
@@ -696,11 +704,11 @@ fn slots(
         insert(number, device.clone(), USED)?;
     }
     for (number, _) in (0..).zip(&tree.cpus) {
-        let first = tree.redistributors.start + u64::from(number) * 2 * HALF;
+        let first = tree.redistributors.start + u64::from(number) * REDISTRIBUTOR;
         insert(CONTROL_SLOT + number, first..first + HALF, Perms::READ)?;
         insert(
             CONTROL_SLOT + cpu::MOST as u16 + number,
-            first + HALF..first + 2 * HALF,
+            first + HALF..first + REDISTRIBUTOR,
             USED,
         )?;
     }

@@ -52,6 +52,12 @@ pub unsafe trait Host: SharedPlatform + Sync + 'static {
     /// Ticks in a millisecond.
     fn ticks_per_ms() -> u64;
 
+    /// Waits for so many ticks, or less: one that can sleep leaves the time to the guest.
+    fn rest(ticks: u64) {
+        let _ = ticks;
+        relax::<Self>();
+    }
+
     /// Runs what has processors forget that memory could be written, and nothing else: where a planted bug leaves that out.
     fn forget_permissions(&self, flush: impl FnOnce()) {
         flush();
@@ -84,6 +90,6 @@ pub type Guest<H> = guest::Guest<'static, <H as Host>::Format, &'static H>;
 pub type Gather<H> = guest::Gather<'static, 'static, <H as Host>::Format, &'static H>;
 
 /// Waits a little.
-fn relax<H: Host>() {
+fn relax<H: Host + ?Sized>() {
     <H::Relax as RelaxStrategy>::relax();
 }

@@ -242,8 +242,11 @@ impl Log {
 /// Waits so many milliseconds.
 fn sleep<H: Host>(milliseconds: u64) {
     let end = H::now() + H::ticks_per_ms() * milliseconds;
-    while H::now() < end {
-        relax::<H>();
+    loop {
+        match end.checked_sub(H::now()) {
+            Some(left) if left != 0 => H::rest(left),
+            _ => return,
+        }
     }
 }
 
@@ -529,7 +532,7 @@ pub fn take<H: Host>(watched: Watched<H>, gate: &Gate, area: Span<Pa>, begin: Be
         Begin::After(milliseconds) => sleep::<H>(milliseconds),
         Begin::Bell => {
             while !RUNG.load(Ordering::Acquire) {
-                relax::<H>();
+                H::rest(H::ticks_per_ms());
             }
         }
     }
