@@ -16,8 +16,10 @@ use crate::{About as _, Error, Leaves, Log, Result, load, name_of, say};
 const CPU: &str = "max,la57=off";
 /// The guest's memory begins here; the hypervisor and its tables come first.
 const MEMORY: u64 = 64 << 20;
-/// What firmware uses at the end, in MiB.
+/// What firmware uses at the end of what is below 4 GiB, in MiB.
 const FIRMWARE: u64 = 32;
+/// As much memory of the machine is below 4 GiB, in MiB; all else is above.
+const LOW: u64 = 3072;
 /// Where in its memory the guest's kernel is put, its header before it.
 const KERNEL: u64 = 16 << 20;
 
@@ -177,6 +179,17 @@ fn sectors(kernel: &Path) -> Result<u64> {
     }
 }
 
+/// Where the copy of a guest with so much memory goes, and how much memory the machine has then, in MiB: behind the guest's memory, or
+/// from 4 GiB on.
+fn copy_of(memory: u64) -> (u64, u64) {
+    let first = MEMORY + (memory << 20);
+    let all = (MEMORY >> 20) + 2 * memory + FIRMWARE;
+    match all <= LOW {
+        true => (first, all),
+        false => (4 << 30, LOW + memory),
+    }
+}
+
 fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     const PAGE: u64 = 4096;
     let files = boot.files;
@@ -204,16 +217,19 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     if let Some(log) = &boot.log {
         options += &format!(" log={}", name_of(log));
     }
-    let mut room = boot.memory;
+    // The guest's frames are only named where the start of a log is measured.
+    let own = match boot.measures {
+        true => boot.memory.min(256),
+        false => boot.memory,
+    };
+    let mut room = (MEMORY >> 20) + own + FIRMWARE;
     if boot.snapshot {
-        // Behind the guest's memory.
-        options += " snapshot=bell";
-        room += boot.memory;
+        let (copy, with_copy) = copy_of(boot.memory);
+        options += &format!(" snapshot=bell copy={copy}");
+        room = with_copy;
     }
     if boot.measures {
-        // The guest's frames are only named.
         options += " measure=start";
-        room = boot.memory.min(256);
     }
     // One processor more, that is not the guest's, does what is done beside the guest.
     let processors = boot.processors + u8::from(boot.log.is_some());
@@ -224,7 +240,7 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
     command
         .args([
             "-machine",
-            "pc",
+            &format!("pc,max-ram-below-4g={LOW}M"),
             "-cpu",
             CPU,
             "-nodefaults",
@@ -232,7 +248,7 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
             "none",
         ])
         .args(["-smp", &processors.to_string()])
-        .args(["-m", &format!("{}M", (MEMORY >> 20) + room + FIRMWARE)])
+        .args(["-m", &format!("{room}M")])
         .args([
             "-chardev",
             "stdio,id=console,signal=off",
@@ -320,10 +336,9 @@ pub fn boot(args: &BootArgs) -> Result<()> {
     }
     let hyperv = &args.hyperv;
     let program = hyperv.run.unwrap_or(Program::Load);
-    if args.snapshot && (program != Program::Load || args.memory > 1024) {
-        return Err(Error::Other(
-            "--snapshot: the guest runs the load, in at most 1G".into(),
-        ));
+    if args.snapshot && program != Program::Load {
+        let why = "--snapshot: the guest runs the load";
+        return Err(Error::Other(why.into()));
     }
     let files = fetch::everything_x86(args.kernel.as_deref())?;
     let boot = Boot {
@@ -446,6 +461,27 @@ pub fn judge(
                 0 => Ok(()),
                 stale => Err(format!("the guest has read {stale} times what was stale")),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FIRMWARE, LOW, MEMORY, copy_of};
+
+    #[test]
+    fn a_copy_is_behind_the_guest_and_not_where_the_machine_has_no_memory() {
+        for guest in [192, 256, 1024, 1487, 1488, 1489, 2048] {
+            let (copy, all) = copy_of(guest);
+            let end = copy + (guest << 20);
+            assert!(copy >= MEMORY + (guest << 20), "{guest} MiB");
+            // What there is, low and high; firmware has the end of the low part.
+            let low = (all.min(LOW) - FIRMWARE) << 20;
+            let high = 4 << 30..(4 << 30) + (all.saturating_sub(LOW) << 20);
+            assert!(
+                end <= low || high.start <= copy && end <= high.end,
+                "{guest} MiB"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From the loader to Rust: 32-bit mode without paging, the long mode, and a map of the first 4 GiB for the time being.
+//! From the loader to Rust: 32-bit mode without paging, the long mode, and a map of the first 8 GiB for the time being.
 //!
 //! The loader follows PVH, the boot protocol of Xen's that QEMU speaks: it finds the entry point in a note of the image, and
 //! hands over the address of a [`StartInfo`]. A processor that has 5 levels of tables gets them, others 4.
@@ -61,7 +61,7 @@ global_asm!(
     .quad pvh_start
     .popsection
 
-    // The first 4 GiB one to one, in leaves of 2 MiB.
+    // The first 8 GiB one to one, in leaves of 2 MiB.
     .pushsection .data.tables, "aw"
     .balign 4096
     tables_5: .quad tables_4 + 3
@@ -69,10 +69,11 @@ global_asm!(
     tables_4: .quad tables_3 + 3
     .fill 511, 8, 0
     tables_3: .quad tables_2 + 3, tables_2 + 0x1003, tables_2 + 0x2003, tables_2 + 0x3003
-    .fill 508, 8, 0
+    .quad tables_2 + 0x4003, tables_2 + 0x5003, tables_2 + 0x6003, tables_2 + 0x7003
+    .fill 504, 8, 0
     tables_2:
     .set page, 0x83
-    .rept 2048
+    .rept 4096
     .quad page
     .set page, page + 0x200000
     .endr

@@ -18,6 +18,12 @@ mod edits;
 mod judge;
 mod memory;
 mod svm;
+#[allow(
+    dead_code,
+    reason = "the hypervisor enters guests by it, and knows more reasons to leave"
+)]
+#[path = "host/vmcb.rs"]
+mod vmcb;
 
 use core::fmt::{self, Write as _};
 use core::panic::PanicInfo;

@@ -4,7 +4,6 @@
 //! runs under one ASID, and what is remembered under it is forgotten when that was [asked for](forget).
 
 use core::arch::asm;
-use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use tablewright::Pa;
@@ -12,73 +11,12 @@ use x86_64::registers::control::{Cr0, Cr4, Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 
 use crate::cpu::{Fault, Probe};
+use crate::vmcb::{Block, Segment, exit, segment};
 
 /// In `EXITINFO1`: the address is that of what the guest wants (15.25.6).
 pub const FINAL: u64 = 1 << 32;
 /// In `EXITINFO1`: the address is that of a descriptor in the guest's tables.
 pub const IN_WALK: u64 = 1 << 33;
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Segment {
-    selector: u16,
-    attributes: u16,
-    limit: u32,
-    base: u64,
-}
-
-/// The control block. What is not named stays 0.
-#[repr(C, align(4096))]
-struct Block {
-    intercept_registers: [u16; 4],
-    intercept_exceptions: u32,
-    intercept: [u32; 2],
-    _0: [u32; 17],
-    asid: u32,
-    tlb_control: u32,
-    _1: [u64; 2],
-    exit_code: u64,
-    exit_info: [u64; 2],
-    _2: u64,
-    nested: u64,
-    _3: [u64; 3],
-    nested_cr3: u64,
-    _4: [u64; 105],
-    /// ES, CS, SS, DS, and those that are left alone.
-    segments: [Segment; 10],
-    _5: [u8; 43],
-    privilege: u8,
-    _6: u32,
-    efer: u64,
-    _7: [u64; 14],
-    cr4: u64,
-    cr3: u64,
-    cr0: u64,
-    dr7: u64,
-    dr6: u64,
-    flags: u64,
-    instruction: u64,
-    _8: [u64; 11],
-    stack: u64,
-    _9: [u64; 3],
-    value: u64,
-    _10: [u64; 320],
-}
-
-const _: () = assert!(
-    offset_of!(Block, asid) == 0x58
-        && offset_of!(Block, exit_code) == 0x70
-        && offset_of!(Block, nested) == 0x90
-        && offset_of!(Block, nested_cr3) == 0xb0
-        && offset_of!(Block, segments) == 0x400
-        && offset_of!(Block, privilege) == 0x4cb
-        && offset_of!(Block, efer) == 0x4d0
-        && offset_of!(Block, cr4) == 0x548
-        && offset_of!(Block, instruction) == 0x578
-        && offset_of!(Block, stack) == 0x5d8
-        && offset_of!(Block, value) == 0x5f8
-        && size_of::<Block>() == 4096
-);
 
 // Intercepts (appendix B): page faults; shutdown; VMRUN, which has to be, and VMMCALL.
 const PAGE_FAULT: u32 = 1 << 14;
@@ -86,8 +24,9 @@ const SHUTDOWN: u32 = 1 << 31;
 const VMRUN_AND_VMMCALL: u32 = 0b11;
 
 const EXIT_PAGE_FAULT: u64 = 0x40 + 14;
-const EXIT_VMMCALL: u64 = 0x81;
-const EXIT_NESTED_FAULT: u64 = 0x400;
+
+/// The place of SS in [`Block::segments`].
+const STACK: usize = 2;
 
 const NESTED_PAGING: u64 = 1;
 const FORGET_ALL: u32 = 1;
@@ -145,7 +84,7 @@ impl Guest {
     /// How it ended otherwise.
     pub fn access(&mut self, probe: &Probe, is_user: bool) -> Result<u64, Fault> {
         let level = if is_user { 3 } else { 0 };
-        let segment = |kind: u16| Segment {
+        let flat = |kind: u16| Segment {
             selector: level,
             attributes: kind | level << 5,
             limit: u32::MAX,
@@ -153,12 +92,12 @@ impl Guest {
         };
         let block = &mut *self.block;
         // Present, of code or data, that may be written or executed, in long mode.
-        block.segments[1] = segment(0xa9b);
-        block.segments[2] = segment(0xc93);
+        block.segments[segment::CODE] = flat(0xa9b);
+        block.segments[STACK] = flat(0xc93);
         block.privilege = level as u8;
         block.flags = 2;
         block.instruction = probe.instruction;
-        block.value = 0;
+        block.rax = 0;
         block.tlb_control = match FORGET.swap(false, Ordering::Relaxed) {
             true => FORGET_ALL,
             false => 0,
@@ -176,9 +115,9 @@ impl Guest {
         }
         let [info, at] = block.exit_info;
         match block.exit_code {
-            EXIT_VMMCALL => Ok(block.value),
+            exit::CALL => Ok(block.rax),
             EXIT_PAGE_FAULT => Err(Fault::Page { code: info, at }),
-            EXIT_NESTED_FAULT => Err(Fault::Nested { info, at }),
+            exit::NESTED => Err(Fault::Nested { info, at }),
             code => Err(Fault::Other(code)),
         }
     }

@@ -7,9 +7,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::counters::Count;
 use crate::machine::count;
-use crate::processor;
 use crate::vcpu::Vcpu;
-use crate::{World, world};
+use crate::{World, clock, world};
 
 /// Vectors that wait for a vCPU.
 #[derive(Default)]
@@ -77,7 +76,7 @@ pub struct Apic {
     timer_from: u32,
     /// Cycles from one tick of a timer that comes again to the next; 0 if it does not.
     period: u64,
-    /// When the timer is due, by the processors' counter; 0 is never.
+    /// When the timer is due, by the guest's counter; 0 is never.
     due: u64,
 }
 
@@ -121,7 +120,7 @@ impl Apic {
 
     // ---- The timer ----
 
-    /// When the timer is due.
+    /// When the timer is due, by the guest's counter.
     pub fn due(&self) -> Option<u64> {
         Some(self.due).filter(|due| *due != 0)
     }
@@ -157,7 +156,7 @@ impl Apic {
         };
         self.due = match self.timer_from {
             0 => 0,
-            _ => processor::now() + cycles,
+            _ => clock::guest_now() + cycles,
         };
     }
 
@@ -201,7 +200,7 @@ impl Apic {
             TIMER_FROM => self.timer_from.into(),
             TIMER_NOW => match (self.due, world()) {
                 (0, _) | (_, None) => 0,
-                (due, Some(world)) => world.clock.ns(due.saturating_sub(processor::now())),
+                (due, Some(world)) => world.clock.ns(due.saturating_sub(clock::guest_now())),
             },
             TIMER_DIVIDE => self.divide.into(),
             _ => return Err(NoRegister),

@@ -2,10 +2,33 @@
 //!
 //! The guest reads the counter itself. It learns the rate by a register, so that it need not measure; what it is told is
 //! measured with the interval timer that every PC has (channel 2, 1.193182 MHz).
+//!
+//! While the guest stands still its time does not pass: what it reads is set back by so much ([`stood`]), and its timers go by what it
+//! reads. To compare 2 GiB takes an emulator a minute, which a guest's watchdog would take for a fault.
+
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
 use crate::processor;
+
+/// How far the guest's counter is behind the processors'.
+static BEHIND: AtomicU64 = AtomicU64::new(0);
+
+/// The guest stood still for so many cycles.
+pub fn stood(cycles: u64) {
+    BEHIND.fetch_add(cycles, Ordering::Release);
+}
+
+/// How far the guest's counter is behind the processors', in cycles.
+pub fn behind() -> u64 {
+    BEHIND.load(Ordering::Acquire)
+}
+
+/// What the guest reads of the counter now.
+pub fn guest_now() -> u64 {
+    processor::now().wrapping_sub(behind())
+}
 
 const INTERVAL_HZ: u64 = 1_193_182;
 /// 20 ms.
@@ -65,7 +88,7 @@ impl Clock {
 
     /// The time of the guest, in units of 100 ns (TLFS, "Partition Reference Counter").
     pub fn reference(&self) -> u64 {
-        let cycles = processor::now().wrapping_sub(self.start);
+        let cycles = guest_now().wrapping_sub(self.start);
         ((u128::from(cycles) * u128::from(self.scale)) >> 64) as u64
     }
 

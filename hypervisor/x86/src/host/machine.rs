@@ -15,7 +15,7 @@ use tablewright::{Barrier, Caps, Entry, Invalidation, Level, Pa, Platform, Span,
 use tablewright_hypervisor_common::{Event, Host};
 
 use crate::counters::{Count, NAMES};
-use crate::{flush, processor};
+use crate::{clock, flush, processor};
 
 /// A lock. What holds it waits for nothing.
 pub type Mutex<T> = SpinMutex<T, spin::Spin>;
@@ -204,7 +204,7 @@ unsafe impl SharedPlatform for Machine {
     }
 }
 
-// SAFETY: the host's first 4 GiB are mapped one to one (1.), and a frame is handed out once (2.).
+// SAFETY: the host's first 8 GiB are mapped one to one (1.), and a frame is handed out once (2.).
 unsafe impl Host for Machine {
     type Format = crate::vm::Nested;
     type Relax = spin::Spin;
@@ -230,8 +230,20 @@ unsafe impl Host for Machine {
         crate::world().map_or(1, |world| world.clock.counter_hz / 1000)
     }
 
+    /// The timer wakes it: the processor that does this runs no vCPU.
+    fn rest(ticks: u64) {
+        if let Some(world) = crate::world() {
+            processor::set_timer(world.clock.ticks(ticks));
+            processor::sleep();
+        }
+    }
+
     /// A processor that has passed is in its guest, or about to enter it.
     fn summon(cpu: usize) {
         processor::kick(cpu);
+    }
+
+    fn stood(ticks: u64) {
+        clock::stood(ticks);
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! # What is where
 //! The host's memory: the program from 1 MiB on, tables behind it, the guest's memory in a row where the command line says, with
-//! its kernel and its first file system in it. The first 4 GiB are mapped one to one.
+//! its kernel and its first file system in it; a copy of the guest behind it, or from 4 GiB on, where the command line says. The first
+//! 8 GiB are mapped one to one.
 //!
 //! # The command line
 //! `NAME=VALUE` words, then ` -- ` and what the guest's kernel is told.
@@ -351,9 +352,6 @@ fn boot(info: u64) -> Result<(), Reason> {
     if world.options.measures {
         return measure(world);
     }
-    if world.options.snapshot.is_some() && world.options.copy().is_none() {
-        return Err("no memory for a copy of the guest");
-    }
     let mut contexts = world.contexts().ok_or("no memory for vCPUs")?;
     let first = contexts.first_mut().ok_or("there is no vCPU")?;
     let files = linux::Files { initrd, line };
@@ -398,7 +396,7 @@ fn watch(world: &'static World) -> ! {
     let Some(watched) = world.watched() else {
         panic!("there is a processor too many");
     };
-    match (world.options.snapshot, world.options.copy()) {
+    match (world.options.snapshot, world.options.copy) {
         (Some(begin), Some(area)) => snapshot::take(watched, &world.vm.gate, area, begin),
         _ => snapshot::log_for_ever(watched),
     }

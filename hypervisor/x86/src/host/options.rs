@@ -52,6 +52,8 @@ pub struct Options {
     pub log: Option<Kind>,
     /// The guest is copied, and goes on on the copy.
     pub snapshot: Option<Begin>,
+    /// Where the copy goes, in the host's memory.
+    pub copy: Option<Span<Pa>>,
     /// No guest is run: the start of a log is measured.
     pub measures: bool,
     /// A planted bug.
@@ -68,15 +70,6 @@ impl Options {
         self.processors + usize::from(self.log.is_some())
     }
 
-    /// Where a copy of the guest goes: behind its memory.
-    pub fn copy(&self) -> Option<Span<Pa>> {
-        self.snapshot?;
-        let first = self.memory.last().checked_add(1)?;
-        Span::new(first, self.memory.size())
-            .ok()
-            .filter(|copy| copy.last().get() >> 32 == 0)
-    }
-
     /// Reads words of the form `NAME=VALUE`; what comes behind ` -- ` is for the guest.
     ///
     /// # Errors
@@ -87,7 +80,7 @@ impl Options {
         let (mut leaves, mut flush, mut plant) = (Leaves::Blocks, Flush::Hypercall, None);
         let (mut processors, mut vcpus, mut slice_ns) = (1, 1, 4_000_000);
         let (mut kernel, mut initrd, mut step, mut evict) = (0, (0, 0), 1, 0);
-        let (mut log, mut snapshot, mut measures) = (None, None, false);
+        let (mut log, mut snapshot, mut copy, mut measures) = (None, None, None, false);
         for word in words.split_ascii_whitespace() {
             let (name, value) = word.split_once('=').ok_or("an option is NAME=VALUE")?;
             match name {
@@ -123,6 +116,7 @@ impl Options {
                     let begin = Begin::named(value);
                     snapshot = Some(begin.ok_or("snapshot is bell, or milliseconds")?);
                 }
+                "copy" => copy = Some(number(value)?),
                 "measure" if value == "start" => measures = true,
                 "kernel" => kernel = number(value)?,
                 "initrd" => initrd = pair(value)?,
@@ -147,6 +141,13 @@ impl Options {
         if !measures && memory.last().get() >> 32 != 0 {
             return Err("the guest's memory ends below 4 GiB");
         }
+        let copy = copy.and_then(|first| Span::new(Pa::new(first), memory.size()).ok());
+        // Behind the guest's memory, and mapped.
+        let is_free =
+            |copy: &Span<Pa>| memory.last() < copy.start() && copy.last().get() >> 33 == 0;
+        if snapshot.is_some() && !copy.as_ref().is_some_and(is_free) {
+            return Err("no memory for a copy of the guest");
+        }
         let options = Self {
             memory,
             leaves,
@@ -158,6 +159,7 @@ impl Options {
             evict,
             log,
             snapshot,
+            copy,
             measures,
             plant,
             kernel,

@@ -15,7 +15,7 @@ use crate::flush::Doing;
 use crate::machine::{Machine, count};
 use crate::vcpu::{Context, State};
 use crate::vmcb::{self, exit};
-use crate::{Mode, Processor, World, exits, hyperv, processor};
+use crate::{Mode, Processor, World, clock, exits, hyperv, processor};
 
 /// What a processor has to forget when it enters a guest: nothing, what stands under an identifier, or everything.
 pub struct Stale(AtomicU64);
@@ -75,7 +75,7 @@ impl Timer {
 
 /// Looks for what has happened: timers that are due, orders, interrupts for those that wait for one.
 fn look(contexts: &mut [Context]) {
-    let now = processor::now();
+    let now = clock::guest_now();
     for context in contexts {
         context.obey();
         context.apic.tick(context.vcpu, now);
@@ -85,8 +85,11 @@ fn look(contexts: &mut [Context]) {
     }
 }
 
+/// When there is something to do again, by this processor's counter.
 fn earliest(contexts: &[Context], slice: Option<u64>) -> Option<u64> {
     let timers = contexts.iter().filter_map(|context| context.apic.due());
+    let behind = clock::behind();
+    let timers = timers.map(|due| due.saturating_add(behind));
     timers.chain(slice).min()
 }
 
@@ -156,6 +159,7 @@ pub fn run(world: &'static World, contexts: &mut [Context]) -> ! {
 /// Enters a guest, until it leaves. Whether that was for an interrupt of the host's.
 fn enter(world: &World, me: &Processor, here: Here<'_, '_>, context: &mut Context) -> bool {
     context.prepare();
+    context.block.counter_offset = clock::behind().wrapping_neg();
     let space = &context.vcpu.space;
     me.passages.fetch_add(1, Ordering::Relaxed);
     fence(Ordering::SeqCst);

@@ -21,7 +21,8 @@ pub struct Segment {
 #[repr(C, align(4096))]
 pub struct Block {
     intercept_registers: [u16; 4],
-    intercept_exceptions: u32,
+    /// The exceptions that it leaves at, by their vectors.
+    pub intercept_exceptions: u32,
     /// What the guest leaves at.
     pub intercept: [u32; 2],
     _0: [u32; 11],
@@ -29,7 +30,8 @@ pub struct Block {
     pub ports: u64,
     /// Where the bitmap of model-specific registers is.
     pub registers: u64,
-    _1: u64,
+    /// What the guest reads of the counter of time is so much more than what it is.
+    pub counter_offset: u64,
     /// The identifier of what is remembered of the guest.
     pub asid: u32,
     /// What is forgotten when the guest is entered.
@@ -92,6 +94,7 @@ pub struct Block {
 
 const _: () = assert!(
     offset_of!(Block, ports) == 0x40
+        && offset_of!(Block, counter_offset) == 0x50
         && offset_of!(Block, asid) == 0x58
         && offset_of!(Block, interrupt) == 0x60
         && offset_of!(Block, exit_code) == 0x70
