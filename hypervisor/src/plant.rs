@@ -38,6 +38,8 @@ plants! {
     WrongVmid = "wrong-vmid",
     /// A guest that is not loaded is flushed with its own root loaded.
     RootOfFlush = "root-of-flush",
+    /// No bug: before they are set, registers of EL2 hold what they may hold after a reset, which is anything.
+    UnknownRegisters = "unknown-registers",
 }
 
 /// Which is planted: its place in the list, from 1.

@@ -11,8 +11,37 @@ use crate::{Error, LIMIT, Result, out};
 /// The name of the test.
 pub const NAME: &str = "bare";
 
-/// The processors that it is run on.
-const MODELS: [&str; 2] = [CPU_MAX, "cortex-a57"];
+/// A machine that it is run on.
+struct Model {
+    name: &'static str,
+    cpu: &'static str,
+    /// Whether memory has tags, which the guest does not see: it has the instructions alone.
+    tags: bool,
+    /// What registers of EL2 hold before the hypervisor sets them: nothing, or all traps that there are.
+    plant: Option<&'static str>,
+}
+
+/// Those.
+const MODELS: [Model; 3] = [
+    Model {
+        name: "max",
+        cpu: CPU_MAX,
+        tags: false,
+        plant: None,
+    },
+    Model {
+        name: "cortex-a57",
+        cpu: "cortex-a57",
+        tags: false,
+        plant: None,
+    },
+    Model {
+        name: "tags",
+        cpu: CPU_MAX,
+        tags: true,
+        plant: Some("unknown-registers"),
+    },
+];
 /// How many of them.
 const CPUS: u8 = 3;
 /// Its memory, in MiB.
@@ -20,6 +49,13 @@ const MEMORY: u64 = 256;
 
 /// What the emulator alone gets wrong: a processor can be started twice at the same time.
 const KNOWN: &str = "won twice";
+
+impl Model {
+    /// Further arguments for QEMU.
+    fn more(&self) -> [&'static str; 2] {
+        ["-machine", if self.tags { "mte=on" } else { "mte=off" }]
+    }
+}
 
 /// The checks of one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,7 +93,7 @@ fn groups(console: &[String]) -> std::result::Result<BTreeMap<String, Group>, St
 }
 
 /// Runs it on the emulator alone.
-fn alone(files: &Files, cpu: &str) -> Result<Vec<String>> {
+fn alone(files: &Files, model: &Model) -> Result<Vec<String>> {
     // Where the hypervisor would have loaded it, because it was linked for that.
     let at = (1 << 30) + (64 << 20);
     let loader = format!(
@@ -66,7 +102,8 @@ fn alone(files: &Files, cpu: &str) -> Result<Vec<String>> {
     );
     let mut command = files.emulator.command();
     command
-        .args(["-machine", "virt,gic-version=3", "-cpu", cpu])
+        .args(["-machine", "virt,gic-version=3", "-cpu", model.cpu])
+        .args(model.more())
         .args(["-smp", &CPUS.to_string()])
         .args(["-m", &format!("{}M", MEMORY + 64), "-no-reboot"])
         .args(["-nodefaults", "-display", "none", "-serial", "stdio"])
@@ -75,9 +112,12 @@ fn alone(files: &Files, cpu: &str) -> Result<Vec<String>> {
 }
 
 /// Runs it under the hypervisor.
-fn under(files: &Files, cpu: &str) -> Result<Vec<String>> {
+fn under(files: &Files, model: &Model) -> Result<Vec<String>> {
+    let more = model.more().map(String::from);
     let boot = Boot {
-        cpu,
+        cpu: model.cpu,
+        plant: model.plant,
+        more: &more,
         cpus: CPUS,
         memory: MEMORY,
         ..Boot::of(files)
@@ -99,18 +139,18 @@ pub fn run(files: &Files, mut line: impl FnMut(&str)) -> Result<()> {
         "{:24}{:>20}{:>24}",
         "", "emulator alone", "under the hypervisor"
     ));
-    for cpu in MODELS {
-        let model = cpu.split(',').next().unwrap_or_default();
+    for kind in &MODELS {
+        let model = kind.name;
         let read = |console: Vec<String>, how| {
             groups(&console).map_err(|why| Error::Failed(format!("{model}, {how}: {why}")))
         };
         let alone = read(
-            out::clocked(&format!("{model}, alone"), || alone(&files, cpu))?,
+            out::clocked(&format!("{model}, alone"), || alone(&files, kind))?,
             "alone",
         )?;
         let under = read(
             out::clocked(&format!("{model}, under the hypervisor"), || {
-                under(&files, cpu)
+                under(&files, kind)
             })?,
             "under the hypervisor",
         )?;

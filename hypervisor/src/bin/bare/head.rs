@@ -107,7 +107,7 @@ pub struct Trap {
     pub elr: u64,
     /// The state before.
     pub spsr: u64,
-    /// The state in the handler: DAIF, PAN, and SP.
+    /// The state in the handler: DAIF, PAN, TCO, and SP.
     pub state: u64,
 }
 
@@ -146,7 +146,11 @@ extern "C" fn exception(vector: u64, registers: &mut [u64; 31]) {
         0 => 0,
         _ => register!("s3_0_c4_c2_3"),
     };
-    let state = register!("daif") | pan | register!("spsel");
+    let tco = match register!("id_aa64pfr1_el1") >> 8 & 0xf {
+        0 => 0,
+        _ => register!("s3_3_c4_c2_7"),
+    };
+    let state = register!("daif") | pan | tco | register!("spsel");
     let last = &LAST[number()];
     let fields = [
         vector,

@@ -20,7 +20,7 @@ const ALREADY_ON: i64 = -4;
 const ON_PENDING: i64 = -5;
 
 /// Rounds of the race.
-const ROUNDS: u32 = 400;
+const ROUNDS: u32 = 100;
 
 /// Firmware is called by `HVC`, as it is where there is no EL2.
 static BY_HVC: AtomicBool = AtomicBool::new(false);
