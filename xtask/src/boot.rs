@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::counters::{Count, NAMES};
 use crate::debian::Release;
-use crate::fetch::{Choice, Files, Granule, Variant};
+use crate::fetch::{Choice, Granule, Variant};
 use crate::qemu::{self, Begin, Boot, End, Ran};
 use crate::{
     About as _, Arch, Error, Leaves, Log, Result, fetch, hyperv, load, name_of, out, say, several,
@@ -175,13 +175,12 @@ pub fn run(args: &BootArgs) -> Result<()> {
     if args.evict_rate.is_some() && args.evict == 0 {
         return Err(Error::Other("--evict-rate is of --evict".into()));
     }
-    let mut files = fetch::everything(args.choice())?;
     if let Some(initrd) = &args.initrd {
         std::fs::metadata(initrd).about(initrd.display())?;
-        files = Files {
-            initrd: initrd.clone(),
-            ..files
-        };
+    }
+    let mut files = fetch::everything(args.choice())?;
+    if let Some(initrd) = &args.initrd {
+        files.initrd.clone_from(initrd);
     }
     let mut words = Vec::new();
     if args.snapshot {
@@ -415,6 +414,7 @@ mod tests {
                 counters,
                 is_intact: true,
                 took: Duration::from_secs(8),
+                had: Duration::ZERO,
             };
             let lines = summary(&boot, &ran, true);
             assert!(lines.iter().all(|(_, text)| text.len() + 12 <= 80));

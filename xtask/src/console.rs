@@ -6,7 +6,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{About as _, Result};
+use crate::child::ends_with_us;
+use crate::{About as _, Error, Result, out};
 
 /// How often is looked whether it is late.
 const LOOK: Duration = Duration::from_millis(200);
@@ -35,9 +36,10 @@ pub struct Said {
 /// Starts an emulator whose console is its standard output, and hands on each line until it ends, or is not waited for any more.
 ///
 /// # Errors
-/// It cannot be started.
+/// It cannot be started; or the user ends it.
 pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)) -> Result<Said> {
     let name = qemu.get_program().to_string_lossy().into_owned();
+    ends_with_us(qemu);
     let mut child = qemu
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -62,7 +64,7 @@ pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)
         let has = had(child.id());
         let since = has.map(|has| has.saturating_sub(before));
         let (Patience::InAll(limit) | Patience::ForEachLine(limit)) = patience;
-        if is_late(limit, started.elapsed(), since) {
+        if is_late(limit, started.elapsed(), since) || out::is_interrupted() {
             break false;
         }
         match said.recv_timeout(LOOK.min(limit)) {
@@ -83,6 +85,9 @@ pub fn listen(qemu: &mut Command, patience: Patience, mut line: impl FnMut(&str)
         let _ = child.kill();
     }
     let output = child.wait_with_output().about(name)?;
+    if out::is_interrupted() {
+        return Err(Error::Interrupted);
+    }
     Ok(Said {
         lines,
         log: String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -7,6 +7,7 @@ use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 use clap::ValueEnum;
 
@@ -342,13 +343,17 @@ pub fn major(version: &str) -> Option<u32> {
 /// # Errors
 /// It does not, which is [missing](Error::Missing); or there is none.
 pub fn can_count(emulator: &Emulator) -> Result<()> {
-    let version = emulator.version()?;
-    if let Some(major) = major(&version).filter(|major| *major >= TOO_NEW) {
-        return Err(Error::Missing(format!(
+    emulator.version().and_then(|version| counts(&version))
+}
+
+/// Whether a QEMU of this version does.
+fn counts(version: &str) -> Result<()> {
+    match major(version) {
+        Some(major @ TOO_NEW..) => Err(Error::Missing(format!(
             "counting instructions takes QEMU 7.2 to 8.2, whose plugins are of version 1; this one is {major}"
-        )));
+        ))),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Builds the plugin by which QEMU counts instructions.
@@ -378,16 +383,23 @@ pub fn hypervisor(program: &str) -> Result<PathBuf> {
 /// It cannot be built, or the target cannot be had.
 pub fn variant(variant: Variant) -> Result<PathBuf> {
     const PROGRAM: &str = "tablewright-hypervisor";
-    let features = variant.features();
-    if features.is_empty() {
-        return hypervisor(PROGRAM);
+    // Once for each: to ask whether it is up to date takes half a second, and it is asked for with each boot of a test.
+    static BUILT: Mutex<Vec<(Variant, PathBuf)>> = Mutex::new(Vec::new());
+    let mut all = BUILT.lock().unwrap_or_else(|broken| broken.into_inner());
+    if let Some((_, built)) = all.iter().find(|(it, _)| *it == variant) {
+        return Ok(built.clone());
     }
+    let features = variant.features();
     let target = target().join("hypervisor");
     let directory = root().join("hypervisor");
     let built = build_with(cargo(), &directory, &target, TARGET, PROGRAM, &features)?;
-    let name = format!("{PROGRAM}-{}", features.join("-"));
+    let name = match features.as_slice() {
+        [] => format!("{PROGRAM}-plain"),
+        features => format!("{PROGRAM}-{}", features.join("-")),
+    };
     let named = built.with_file_name(name);
     fs::copy(&built, &named).about(named.display())?;
+    all.push((variant, named.clone()));
     Ok(named)
 }
 
@@ -604,7 +616,14 @@ fn build_with(
 
 #[cfg(test)]
 mod tests {
-    use super::major;
+    use super::{counts, major};
+    use crate::Error;
+
+    #[test]
+    fn what_loads_no_such_plugin_is_missing_and_not_wrong() {
+        assert!(counts("7.2.22").is_ok() && counts("8.2.4").is_ok());
+        assert!(matches!(counts("10.0.13"), Err(Error::Missing(_))));
+    }
 
     #[test]
     fn a_version_is_read() {

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use crate::cases::Outcome;
 use crate::fetch::Files;
 use crate::hyperv::{self, Boot, Flush, Plant, Program, counted};
 use crate::qemu::{End, Ran};
-use crate::test_guest::tried_in_vain;
+use crate::test_guest::{Case, Context, outcome, tried_in_vain};
 use crate::x86_counters::{Count, NAMES};
-use crate::{Arch, Error, Leaves, Log, Result, fetch, log_start, name_of, out, say};
+use crate::{Arch, Error, Leaves, Log, Result, fetch, log_start, name_of, out};
 
 struct Test {
     cpus: u8,
@@ -89,15 +90,12 @@ impl Test {
         name
     }
 
-    /// Whether it came out as it should.
-    fn judge(&self, boot: &Boot<'_>, ran: &Ran) -> std::result::Result<(), String> {
+    /// Whether it came out as it should; of one with a bug, how it was found.
+    fn judge(&self, boot: &Boot<'_>, ran: &Ran) -> std::result::Result<Option<String>, String> {
         let right = hyperv::judge(boot, self.program, ROUNDS, ran);
         if self.plant.is_some() {
             return match right {
-                Err(found) => {
-                    say!("        as it should, it went wrong: {found}");
-                    Ok(())
-                }
+                Err(found) => Ok(Some(found)),
                 Ok(()) => Err("the planted bug was not found".into()),
             };
         }
@@ -129,7 +127,7 @@ impl Test {
         }
         match self.flush == Flush::Extended && by_set == 0 {
             true => Err("no call named vCPUs by a set".into()),
-            false => Ok(()),
+            false => Ok(None),
         }
     }
 }
@@ -216,125 +214,77 @@ const TESTS: &[Test] = &[
         .short(),
 ];
 
-/// What they are called, and whether they are part of the short matrix.
-pub fn names() -> impl Iterator<Item = (String, bool)> {
-    let tests = TESTS.iter().map(|test| (test.name(), test.short));
-    tests.chain([(HOSTILE.into(), true), (log_start::NAME_X86.into(), true)])
+/// All of them.
+pub fn cases() -> impl Iterator<Item = Case> {
+    let case = |name: String, short, run| Case {
+        name,
+        short,
+        arch: Arch::X86_64,
+        run,
+    };
+    let log_start = |context: &Context| {
+        let files = context.x86()?;
+        log_start::run(Arch::X86_64, files, &[256, 512], |_, _, _| ()).and_then(Outcome::right)
+    };
+    let hostile = |context: &Context| hostile(context.x86()?).and_then(Outcome::right);
+    let named = [
+        case(HOSTILE.into(), true, Box::new(hostile) as _),
+        case(log_start::NAME_X86.into(), true, Box::new(log_start)),
+    ];
+    let tests = TESTS.iter().map(move |test| {
+        let run = Box::new(|context: &Context| test.run(context.x86()?));
+        case(test.name(), test.short, run)
+    });
+    named.into_iter().chain(tests)
 }
 
-/// Runs those that are chosen, by name and by whether they are part of the short matrix, each so often. Returns how many came out as they should,
-/// and how many did not; none where there is no QEMU for it, which is said.
-///
-/// # Errors
-/// A program cannot be built, or QEMU cannot be started.
-pub fn run(chosen: impl Fn(&str, bool) -> bool, repeat: u16) -> Result<(u32, u32)> {
-    let (mut passed, mut failed) = (0, 0);
-    let is_named = [HOSTILE, log_start::NAME_X86]
-        .iter()
-        .any(|name| chosen(name, true));
-    let mut tests = TESTS
-        .iter()
-        .filter(|test| chosen(&test.name(), test.short))
-        .peekable();
-    if tests.peek().is_none() && !is_named {
-        return Ok((0, 0));
-    }
-    if let Err(why) = fetch::qemu_x86() {
-        say!("skipped: Linux on x86-64, because {why}");
-        return Ok((0, 0));
-    }
-    let files = fetch::everything_x86(None)?;
-    let log_start = || log_start::run(Arch::X86_64, &files, &[256, 512], |_, _, _| ());
-    let named: [(&str, &dyn Fn() -> Result<()>); 2] = [
-        (HOSTILE, &|| hostile(&files)),
-        (log_start::NAME_X86, &log_start),
-    ];
-    for (name, run) in named.into_iter().filter(|(name, _)| chosen(name, true)) {
-        match out::clocked(name, run) {
-            Ok(()) => {
-                passed += 1;
-                say!("ok      {name}");
-            }
-            Err(Error::Failed(why)) => {
-                failed += 1;
-                say!("FAILED  {name}: {why}");
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    let again = |test| std::iter::repeat_n(test, repeat.into());
-    for test in tests.flat_map(again) {
+impl Test {
+    /// Boots the guest, and judges what it did.
+    fn run(&self, files: &Files) -> Result<Outcome> {
         let boot = Boot {
-            cpus: test.cpus,
-            processors: test.processors,
-            leaves: test.leaves,
-            flush: test.flush,
-            step: if test.flush == Flush::Extended {
+            cpus: self.cpus,
+            processors: self.processors,
+            leaves: self.leaves,
+            flush: self.flush,
+            step: if self.flush == Flush::Extended {
                 STEP
             } else {
                 1
             },
-            evict: test.evict,
-            log: test.log,
-            snapshot: test.snapshot,
-            plant: test.plant,
-            guest: match test.snapshot {
+            evict: self.evict,
+            log: self.log,
+            snapshot: self.snapshot,
+            plant: self.plant,
+            guest: match self.snapshot {
                 true => format!("copy load={ROUNDS}"),
-                false => test
+                false => self
                     .program
-                    .words(ROUNDS, if test.short { HUNT.0 } else { HUNT.1 }),
+                    .words(ROUNDS, if self.short { HUNT.0 } else { HUNT.1 }),
             },
             limit: Some(LIMIT),
-            ..Boot::of(&files)
+            ..Boot::of(files)
         };
         // A hunt may miss a bug, where processors of the emulator do not run at the same time: it hunts again.
-        let mut attempts = if test.plant.is_some() { ATTEMPTS } else { 1 };
-        let mut is_again = false;
-        let (ran, verdict) = loop {
-            let ran = out::clocked(&test.name(), || hyperv::run(&boot, |_| (), |_| ()))?;
-            let verdict = test.judge(&boot, &ran);
+        let mut attempts = if self.plant.is_some() { ATTEMPTS } else { 1 };
+        let mut before = Vec::new();
+        loop {
+            let ran = hyperv::run(&boot, |_| (), |_| ())?;
+            let verdict = self.judge(&boot, &ran);
             attempts -= 1;
             // Seen once in fifty boots, on a busy computer and for no known reason: a triple fault before the program has begun. It is
             // said, with what the vCPU had, and booted once more.
-            if ran.end == End::Reset && test.plant.is_none() && !is_again {
-                is_again = true;
+            if ran.end == End::Reset && self.plant.is_none() && before.is_empty() {
                 attempts = 1;
-                say!(
-                    "        {}: the guest has reset the machine, and is booted again",
-                    test.name()
-                );
-                ran.console
-                    .iter()
-                    .rev()
-                    .take(5)
-                    .rev()
-                    .for_each(|line| say!("        | {line}"));
+                before.push("the guest has reset the machine, and is booted again".into());
+                let last = &ran.console[ran.console.len().saturating_sub(5)..];
+                before.extend(last.iter().map(|line| format!("| {line}")));
                 continue;
             }
-            if verdict.is_ok() || attempts == 0 {
-                break (ran, verdict);
-            }
-        };
-        let (name, seconds) = (test.name(), ran.took.as_secs_f64());
-        match verdict {
-            Ok(()) => {
-                passed += 1;
-                say!(
-                    "ok      {name} ({seconds:.1} s, {} hypercalls)",
-                    counted(&ran, Count::Calls)
-                );
-            }
-            Err(why) => {
-                failed += 1;
-                say!("FAILED  {name} ({seconds:.1} s): {why}");
-                for line in ran.console.iter().rev().take(20).rev() {
-                    say!("        | {line}");
-                }
-                for (name, number) in NAMES.iter().zip(&ran.counters) {
-                    say!("        # {number} {name}");
-                }
+            if verdict.is_ok() || attempts == 0 || out::is_interrupted() {
+                let mut outcome = outcome(&ran, verdict, &NAMES, Count::Calls as usize);
+                outcome.more.splice(0..0, before);
+                return Ok(outcome);
             }
         }
     }
-    Ok((passed, failed))
 }

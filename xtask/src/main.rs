@@ -18,7 +18,9 @@
 
 mod bare;
 mod boot;
+mod cases;
 mod check;
+mod child;
 mod console;
 mod counted;
 #[path = "../../hypervisor/src/counters.rs"]
@@ -50,6 +52,7 @@ mod qemu;
 #[path = "../../hypervisor/src/reports.rs"]
 mod reports;
 mod several;
+mod signals;
 mod smmu;
 mod test_guest;
 mod x86;

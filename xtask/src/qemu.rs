@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind};
 use serde_json::{Value, json};
 use tablewright_hypervisor_common::Event;
 
+use crate::child::ends_with_us;
 use crate::console::{had, is_late};
 use crate::counters::{Count, NAMES};
 use crate::fetch::Files;
@@ -165,6 +167,8 @@ pub struct Ran {
     pub is_intact: bool,
     /// How long it took.
     pub took: Duration,
+    /// What the emulator had of the processors, where that is known.
+    pub had: Duration,
 }
 
 impl Ran {
@@ -327,8 +331,10 @@ impl Drop for Temporary {
 
 /// A file for a short time. The name of a socket is short: it may not fit into a directory of the build's.
 fn temporary(what: &str) -> Temporary {
-    let file =
-        Temporary(std::env::temp_dir().join(format!("tablewright-{what}-{}", std::process::id())));
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let name = format!("tablewright-{what}-{process}-{number}");
+    let file = Temporary(std::env::temp_dir().join(name));
     // Of another program of this number, that did not end by itself.
     let _ = std::fs::remove_file(&file.0);
     file
@@ -504,13 +510,12 @@ pub fn file(path: &Path) -> String {
 ///
 /// # Errors
 /// It cannot be started, or asked; or the program counts nothing.
-pub fn start(
-    mut command: Command,
-    console: Console,
-    program: &Path,
-    numbers: usize,
-) -> Result<Qemu> {
-    let counters = (symbol(program, "COUNTERS")?, numbers);
+pub fn start(command: Command, console: Console, program: &Path, numbers: usize) -> Result<Qemu> {
+    launch(command, console, (symbol(program, "COUNTERS")?, numbers))
+}
+
+/// The same where it is known where the counters are, and how many.
+fn launch(mut command: Command, console: Console, counters: (u64, usize)) -> Result<Qemu> {
     let socket = temporary("monitor");
     let name = command.get_program().to_string_lossy().into_owned();
     command.args([
@@ -524,6 +529,7 @@ pub fn start(
             command.process_group(0);
         }
     }
+    ends_with_us(&mut command);
     let mut child = command.spawn().about(name)?;
     // Connected, it needs no name.
     match Monitor::new(&socket.0, counters, &mut child) {
@@ -562,6 +568,7 @@ pub fn wait(mut qemu: Qemu) -> Result<Ran> {
         counters,
         is_intact: true,
         took: started.elapsed(),
+        had: Duration::ZERO,
     })
 }
 
@@ -609,7 +616,7 @@ pub fn show<T>(
             });
             let numbers = numbers.collect::<Vec<_>>().join(", ");
             // Where no terminal is, a line now and then.
-            if bar.is_hidden() && said.elapsed() > Duration::from_secs(5) {
+            if bar.is_hidden() && said.elapsed() > out::SILENCE {
                 said = Instant::now();
                 eprintln!("{numbers}");
             }
@@ -702,6 +709,7 @@ pub fn attend(
     counters = qemu.monitor.counters().unwrap_or(counters);
     let is_intact = end == End::PoweredOff && qemu.monitor.is_intact(program)?;
     let took = started.elapsed();
+    let had = had(qemu.child.id()).unwrap_or_default();
     // What is still on its way from the console.
     drop(qemu);
     console.extend(said.iter().inspect(|text| line(text)));
@@ -711,5 +719,28 @@ pub fn attend(
         counters,
         is_intact,
         took,
+        had,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::{Console, launch};
+
+    #[test]
+    fn a_start_that_fails_leaves_no_socket() {
+        // What is no emulator: it makes the file, says nothing, and ends.
+        let script = "file=${1#unix:}; echo > ${file%%,*}; exit 1";
+        for console in [Console::Pipe, Console::Terminal] {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            assert!(launch(command, console, (0, 1)).is_err());
+            let ours = format!("tablewright-monitor-{}-", std::process::id());
+            let files = std::fs::read_dir(std::env::temp_dir()).unwrap();
+            let names = files.map(|file| file.unwrap().file_name().into_string());
+            assert!(!names.flatten().any(|name| name.starts_with(&ours)));
+        }
+    }
 }

@@ -298,6 +298,9 @@ pub const NAME: &str = "guests";
 /// See `NAME`.
 pub const LINUX: &str = "guests-linux";
 
+/// Frames that are taken away in a second, at most.
+const EVICT_RATE: u64 = 500;
+
 /// So many guests, with VMIDs that roll over, from which frames are taken away, and whose writes are logged.
 ///
 /// # Errors
@@ -315,7 +318,7 @@ pub fn test(all: &Files, kernels: u8, small: u8) -> Result<()> {
     let boot = Boot {
         leaves: Leaves::Mixed,
         evict: 8000,
-        evict_rate: 500,
+        evict_rate: EVICT_RATE,
         log: Some(Log::All),
         limit: Some(2 * LIMIT),
         ..boot_of(&several, &files, 2, 1)
@@ -327,6 +330,13 @@ pub fn test(all: &Files, kernels: u8, small: u8) -> Result<()> {
             let name = NAMES[what as usize];
             return Err(Error::Failed(format!("there were no {name}")));
         }
+    }
+    let most = EVICT_RATE * (ran.took.as_secs() + 2);
+    if ran.count(Count::Evicted) > most {
+        return Err(Error::Failed(format!(
+            "{} frames were taken away, and {most} should be the most",
+            ran.count(Count::Evicted)
+        )));
     }
     match rolls_over(ran.count(Count::RollOvers), ran.count(Count::Turns)) {
         true => Ok(()),
@@ -466,6 +476,7 @@ mod tests {
             counters,
             is_intact: true,
             took: Duration::from_secs(600),
+            had: Duration::ZERO,
         }
     }
 

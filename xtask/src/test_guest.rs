@@ -1,16 +1,16 @@
 //! Guests under load, in a matrix: the hashes have to be right; and where an invalidation is left out, it has to be missed.
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use clap::Args;
 
+use crate::cases::{self, How, Outcome};
 use crate::counters::{Count, NAMES};
 use crate::fetch::{Choice, Files, Granule, Variant};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::{
     Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load,
-    log_start, matrix, name_of, out, say, several, smmu, x86,
+    log_start, matrix, name_of, out, say, several, signals, smmu, x86,
 };
 
 #[derive(Args)]
@@ -24,6 +24,9 @@ pub struct TestArgs {
     /// Boot each guest so many times in a row
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     repeat: u16,
+    /// Run so many at once [default: as many as there are processors, up to 4]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: Option<u8>,
     /// Another QEMU than the one that is installed, for guests of arm64: a program, or `debian-13`, which is fetched
     #[arg(long, value_name = "PROGRAM")]
     qemu: Option<PathBuf>,
@@ -304,19 +307,6 @@ const TESTS: &[Test] = &[
         .omit("permissions", Count::Different),
 ];
 
-/// Tests that are programs of their own, and whether they are in the short set.
-const NAMED: [(&str, bool); 9] = [
-    (bare::NAME, true),
-    (linear::NAME, true),
-    (flushes::NAME, true),
-    (flushes::OWN, true),
-    (log_start::NAME, true),
-    (several::NAME, true),
-    (several::LINUX, false),
-    (matrix::NAME, false),
-    (smmu::NAME, false),
-];
-
 /// Rounds of the load.
 const ROUNDS: u32 = 2;
 
@@ -346,8 +336,8 @@ pub fn tried_in_vain(ran: &Ran) -> std::result::Result<(), String> {
     }
 }
 
-/// Whether it came out as it should.
-fn judge(test: &Test, ran: &Ran) -> std::result::Result<(), String> {
+/// Whether it came out as it should; of one that has to go wrong, how it did.
+fn judge(test: &Test, ran: &Ran) -> std::result::Result<Option<String>, String> {
     if let Some((class, seen)) = test.omit {
         let name = NAMES[seen as usize];
         return match ran.count(seen) {
@@ -355,10 +345,7 @@ fn judge(test: &Test, ran: &Ran) -> std::result::Result<(), String> {
                 "nothing was missed without invalidating {class}: 0 {name}; it ended so: {:?}",
                 ran.end
             )),
-            number => {
-                say!("        as it should, it went wrong: {number} {name}");
-                Ok(())
-            }
+            number => Ok(Some(format!("{number} {name}"))),
         };
     }
     let mut right = match ran.end {
@@ -398,7 +385,170 @@ fn judge(test: &Test, ran: &Ran) -> std::result::Result<(), String> {
             test.evict
         ));
     }
-    Ok(())
+    Ok(None)
+}
+
+/// What tests are run with.
+pub struct Context {
+    arm64: Option<Files>,
+    x86: Option<Files>,
+}
+
+impl Context {
+    /// What a guest of arm64 takes.
+    ///
+    /// # Errors
+    /// It was not asked for.
+    pub fn arm64(&self) -> Result<&Files> {
+        let missing = || Error::Missing("nothing is there for a guest of arm64".into());
+        self.arm64.as_ref().ok_or_else(missing)
+    }
+
+    /// What a guest of x86-64 takes.
+    ///
+    /// # Errors
+    /// It was not asked for.
+    pub fn x86(&self) -> Result<&Files> {
+        let missing = || Error::Missing("nothing is there for a guest of x86-64".into());
+        self.x86.as_ref().ok_or_else(missing)
+    }
+}
+
+/// A test of a guest.
+pub type Case = cases::Case<'static, Context>;
+
+/// Tests that are programs of their own.
+fn named() -> Vec<Case> {
+    fn case(
+        name: &str,
+        short: bool,
+        run: impl Fn(&Context) -> Result<()> + Sync + 'static,
+    ) -> Case {
+        Case {
+            name: name.into(),
+            short,
+            arch: Arch::Arm64,
+            run: Box::new(move |context| run(context).and_then(Outcome::right)),
+        }
+    }
+    vec![
+        case(several::NAME, true, |it| several::test(it.arm64()?, 0, 10)),
+        case(linear::NAME, true, |_| linear::run(|_| ())),
+        case(signals::NAME, true, |it| signals::run(it.arm64()?)),
+        case(bare::NAME, true, |it| bare::run(it.arm64()?, |_| ())),
+        case(flushes::NAME, true, |_| flushes::run()),
+        case(flushes::OWN, true, |it| flushes::run_own(it.arm64()?)),
+        case(log_start::NAME, true, |it| {
+            let sizes = [256, 512, 1024];
+            log_start::run(Arch::Arm64, it.arm64()?, &sizes, |_, _, _| ())
+        }),
+        case(several::LINUX, false, |it| several::test(it.arm64()?, 2, 6)),
+        case(matrix::NAME, false, |_| matrix::run(|_| ())),
+        case(smmu::NAME, false, |_| smmu::run(|_| ())),
+    ]
+}
+
+/// All of them.
+fn all() -> Vec<Case> {
+    let guests = TESTS.iter().map(|test| Case {
+        name: test.name(),
+        short: test.short,
+        arch: Arch::Arm64,
+        run: Box::new(|context| test.run(context.arm64()?)),
+    });
+    let guests = named().into_iter().chain(guests);
+    guests
+        .chain(x86::cases())
+        .chain(hyperv_tests::cases())
+        .collect()
+}
+
+impl Test {
+    /// Boots the guest, and judges what it did.
+    fn run(&self, files: &Files) -> Result<Outcome> {
+        let files = Files {
+            hypervisor: fetch::variant(self.variant())?,
+            variant: self.variant(),
+            kernel: match self.hostile {
+                true => fetch::hypervisor("hostile")?,
+                false => files.kernel.clone(),
+            },
+            ..files.clone()
+        };
+        let boot = |evict_after| Boot {
+            memory: self.memory,
+            pieces: self.pieces,
+            cpu: self.cpu,
+            cpus: self.cpus,
+            leaves: self.leaves,
+            evict: self.evict,
+            evict_after,
+            tables: self.tables,
+            check: self.check,
+            log: self.log,
+            snapshot: self.snapshot.then_some(Begin::Bell),
+            omit: self.omit,
+            guest: match self.omit {
+                // What goes round in loops has its processors forget little by itself.
+                Some(_) if self.snapshot => "copy spin".into(),
+                _ if self.snapshot => format!("copy load={ROUNDS}"),
+                _ => format!("load={ROUNDS}"),
+            },
+            limit: Some(match self.omit {
+                Some(_) if !self.snapshot => LIMIT / 4,
+                _ => LIMIT,
+            }),
+            ..Boot::of(&files)
+        };
+        let mut delays = match self.omit {
+            Some(_) if self.evict != 0 => DELAYS,
+            // A copy may be made while the guest writes nothing that is missed.
+            Some(_) => &[0; 3],
+            _ => &[0],
+        }
+        .iter();
+        loop {
+            let evict_after = delays.next().copied().unwrap_or(0);
+            let ran = qemu::run(&boot(evict_after), |_| (), |_| ())?;
+            let verdict = judge(self, &ran);
+            if verdict.is_ok() || delays.len() == 0 || out::is_interrupted() {
+                return Ok(outcome(&ran, verdict, &NAMES, Count::Faults as usize));
+            }
+        }
+    }
+}
+
+/// What is said of a boot: how much was counted of one thing; if it is wrong, what was said last, and all that was counted. Of one that
+/// was to go wrong, how it did.
+pub fn outcome(
+    ran: &Ran,
+    verdict: std::result::Result<Option<String>, String>,
+    names: &[&str],
+    counted: usize,
+) -> Outcome {
+    let number = |place: usize| ran.counters.get(place).copied().unwrap_or(0);
+    let brief = format!(
+        "{:.1} s of processors, {} {}",
+        ran.had.as_secs_f64(),
+        number(counted),
+        names[counted]
+    );
+    let (wrong, more) = match verdict {
+        Ok(seen) => (
+            None,
+            seen.map(|seen| format!("as it should, it went wrong: {seen}"))
+                .into_iter()
+                .collect(),
+        ),
+        Err(why) => {
+            let last = &ran.console[ran.console.len().saturating_sub(20)..];
+            let said = last.iter().map(|line| format!("| {line}"));
+            let counted = names.iter().zip(&ran.counters);
+            let counted = counted.map(|(name, number)| format!("# {number} {name}"));
+            (Some(why), said.chain(counted).collect())
+        }
+    };
+    Outcome { wrong, brief, more }
 }
 
 /// Runs the tests.
@@ -406,163 +556,59 @@ fn judge(test: &Test, ran: &Ran) -> std::result::Result<(), String> {
 /// # Errors
 /// How many failed, or what is missing.
 pub fn run(args: &TestArgs) -> Result<()> {
-    let chosen_by = |exact: bool| {
-        move |test: &str, short: bool| match &args.name {
-            Some(name) if exact => test == *name,
-            Some(name) => test.contains(name.as_str()),
-            None => args.all || short,
-        }
-    };
-    let all: Vec<(String, bool)> = TESTS
-        .iter()
-        .map(|test| (test.name(), test.short))
-        .chain(NAMED.map(|(name, short)| (name.into(), short)))
-        .chain(x86::names())
-        .chain(hyperv_tests::names())
-        .collect();
-    let exact = all.iter().any(|(test, _)| args.name.as_ref() == Some(test));
-    let chosen = chosen_by(exact);
-    if args.list {
-        for (name, short) in &all {
-            let is_shown = args.name.is_none() || chosen(name, *short);
-            if is_shown {
-                say!("{:8}{name}", if *short { "short" } else { "" });
-            }
-        }
-        return Ok(());
-    }
-    if !all.iter().any(|(name, short)| chosen(name, *short)) {
+    let mut cases = all();
+    let exact = cases.iter().any(|it| args.name.as_ref() == Some(&it.name));
+    cases.retain(|it| match &args.name {
+        Some(name) if exact => it.name == *name,
+        Some(name) => it.name.contains(name.as_str()),
+        None => args.all || args.list || it.short,
+    });
+    if cases.is_empty() {
         return Err(Error::Other(
             "no test has such a name; --list says which there are".into(),
         ));
     }
+    if args.list {
+        for case in &cases {
+            say!("{:8}{}", if case.short { "short" } else { "" }, case.name);
+        }
+        return Ok(());
+    }
+    out::take_interrupts()?;
     if args.name.is_none() {
         fetch::all_programs()?;
     }
-    let files = fetch::everything(Choice {
-        emulator: args.qemu.as_deref(),
-        ..Choice::default()
-    })?;
-    let hostile = Files {
-        kernel: fetch::hypervisor("hostile")?,
-        ..files.clone()
+    let is = |arch| cases.iter().any(|it| it.arch == arch);
+    let arm64 = match is(Arch::Arm64) {
+        true => Some(fetch::everything(Choice {
+            emulator: args.qemu.as_deref(),
+            ..Choice::default()
+        })?),
+        false => None,
     };
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    let named: [&dyn Fn() -> Result<()>; NAMED.len()] = [
-        &|| bare::run(&files, |_| ()),
-        &|| linear::run(|_| ()),
-        &flushes::run,
-        &|| flushes::run_own(&files),
-        &|| log_start::run(Arch::Arm64, &files, &[256, 512, 1024], |_, _, _| ()),
-        &|| several::test(&files, 0, 10),
-        &|| several::test(&files, 2, 6),
-        &|| matrix::run(|_| ()),
-        &|| smmu::run(|_| ()),
-    ];
-    let named = NAMED.into_iter().zip(named);
-    for ((name, _), run) in named.filter(|((name, short), _)| chosen(name, *short)) {
-        let started = Instant::now();
-        let done = out::clocked(name, run);
-        let seconds = started.elapsed().as_secs_f64();
-        match done {
-            Err(Error::Missing(why)) => {
-                skipped += 1;
-                say!("skipped {name}: {why}");
-            }
-            Ok(()) => {
-                passed += 1;
-                say!("ok      {name} ({seconds:.1} s)");
-            }
-            Err(why) => {
-                failed += 1;
-                say!("FAILED  {name}: {why}");
-            }
+    let x86 = match is(Arch::X86_64).then(fetch::qemu_x86) {
+        Some(Ok(())) => Some(fetch::everything_x86(None)?),
+        Some(Err(why)) => {
+            say!("skipped: x86-64, because {why}");
+            cases.retain(|it| it.arch != Arch::X86_64);
+            None
         }
-    }
-    let tests = TESTS.iter().filter(|test| chosen(&test.name(), test.short));
-    for test in tests.flat_map(|test| std::iter::repeat_n(test, args.repeat.into())) {
-        let variant = Files {
-            hypervisor: fetch::variant(test.variant())?,
-            variant: test.variant(),
-            ..match test.hostile {
-                true => hostile.clone(),
-                false => files.clone(),
-            }
-        };
-        let boot = |evict_after| Boot {
-            files: &variant,
-            memory: test.memory,
-            pieces: test.pieces,
-            cpu: test.cpu,
-            cpus: test.cpus,
-            leaves: test.leaves,
-            evict: test.evict,
-            evict_after,
-            tables: test.tables,
-            check: test.check,
-            log: test.log,
-            snapshot: test.snapshot.then_some(Begin::Bell),
-            omit: test.omit,
-            guest: match test.omit {
-                // What goes round in loops has its processors forget little by itself.
-                Some(_) if test.snapshot => "copy spin".into(),
-                _ if test.snapshot => format!("copy load={ROUNDS}"),
-                _ => format!("load={ROUNDS}"),
-            },
-            limit: Some(match test.omit {
-                Some(_) if !test.snapshot => LIMIT / 4,
-                _ => LIMIT,
-            }),
-            ..Boot::of(&files)
-        };
-        let mut delays = match test.omit {
-            Some(_) if test.evict != 0 => DELAYS,
-            // A copy may be made while the guest writes nothing that is missed.
-            Some(_) => &[0; 3],
-            _ => &[0],
-        }
-        .iter();
-        let (ran, verdict) = loop {
-            let evict_after = delays.next().copied().unwrap_or(0);
-            let ran = out::clocked(&test.name(), || {
-                qemu::run(&boot(evict_after), |_| (), |_| ())
-            })?;
-            let verdict = judge(test, &ran);
-            if verdict.is_ok() || delays.len() == 0 {
-                break (ran, verdict);
-            }
-        };
-        let seconds = ran.took.as_secs_f64();
-        match verdict {
-            Ok(()) => {
-                passed += 1;
-                say!(
-                    "ok      {} ({seconds:.1} s, {} faults)",
-                    test.name(),
-                    ran.count(Count::Faults)
-                );
-            }
-            Err(why) => {
-                failed += 1;
-                say!("FAILED  {} ({seconds:.1} s): {why}", test.name());
-                for line in ran.console.iter().rev().take(20).rev() {
-                    say!("        | {line}");
-                }
-                for (name, number) in NAMES.iter().zip(&ran.counters) {
-                    say!("        # {number} {name}");
-                }
-            }
-        }
-    }
-    for (right, wrong) in [x86::run(chosen)?, hyperv_tests::run(chosen, args.repeat)?] {
-        (passed, failed) = (passed + right, failed + wrong);
-    }
-    if (passed, failed, skipped) == (0, 0, 0) {
-        return Err(Error::Other("no test of such a name was run".into()));
-    }
-    say!("guest tests: {passed} passed, {failed} failed");
-    match failed {
-        0 => Ok(()),
-        failed => Err(Error::Failed(format!("{failed} guest tests failed"))),
-    }
+        None => None,
+    };
+    let how = How {
+        repeat: args.repeat,
+        jobs: usize::from(args.jobs.unwrap_or_else(processors)),
+    };
+    let (tallies, interrupted) = cases::run(&cases, &Context { arm64, x86 }, how);
+    cases::finish(&cases, how, &tallies, interrupted)
 }
+
+/// How many tests are run at once if it is not said: one for each processor, which most boots have a use for until they are at their
+/// load.
+fn processors() -> u8 {
+    let found = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    u8::try_from(found).unwrap_or(u8::MAX).min(MOST_JOBS)
+}
+
+/// The most: a guest may take 2 GiB of the computer's memory.
+const MOST_JOBS: u8 = 4;

@@ -4,11 +4,12 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
 
+use crate::cases::Outcome;
 use crate::console::{Patience, listen};
 use crate::fetch::{self, QEMU_X86};
-use crate::{LIMIT, Result, out, say};
+use crate::test_guest::Case;
+use crate::{Arch, LIMIT, Result};
 
 /// One run of the program.
 struct Test {
@@ -52,9 +53,8 @@ impl Test {
         }
     }
 
-    /// Whether it came out as it should, which is said.
-    fn run(&self, program: &Path) -> Result<bool> {
-        let started = Instant::now();
+    /// Asks, and judges what comes out.
+    fn run(&self, program: &Path) -> Result<Outcome> {
         let mut options = format!("check={QUESTIONS}");
         if let Some(class) = self.omit {
             options += &format!(" omit={class}");
@@ -83,62 +83,33 @@ impl Test {
             .arg("-kernel")
             .arg(program)
             .args(["-append", &options]);
-        let said = out::clocked(&self.name(), || {
-            listen(&mut command, Patience::InAll(LIMIT), |_| ())
-        })?;
+        let said = listen(&mut command, Patience::InAll(LIMIT), |_| ())?;
         let status = said.status;
-        let (name, seconds) = (self.name(), started.elapsed().as_secs_f64());
         let right = match self.omit {
             Some(_) => WRONG,
             None => RIGHT,
         };
-        if status == Some(right) {
-            say!("ok      {name} ({seconds:.1} s)");
-        } else {
-            say!("FAILED  {name} ({seconds:.1} s): it ended with status {status:?}");
-        }
         // Where it has to go wrong, the first line says how.
         let shown = if status == Some(WRONG) && right == WRONG {
             1
         } else {
             usize::MAX
         };
-        for line in said.lines.iter().take(shown) {
-            say!("        | {line}");
-        }
-        Ok(status == Some(right))
+        let lines = said.lines.iter().take(shown);
+        Ok(Outcome {
+            wrong: (status != Some(right)).then(|| format!("it ended with status {status:?}")),
+            brief: String::new(),
+            more: lines.map(|line| format!("| {line}")).collect(),
+        })
     }
 }
 
-/// What they are called, and whether they are part of the short matrix.
-pub fn names() -> impl Iterator<Item = (String, bool)> {
-    TESTS.iter().map(|test| (test.name(), test.short))
-}
-
-/// Runs those that are chosen, by name and by whether they are part of the short matrix. Returns how many came out as they should,
-/// and how many did not; none where there is no QEMU for it, which is said.
-///
-/// # Errors
-/// The program cannot be built, or QEMU cannot be started.
-pub fn run(chosen: impl Fn(&str, bool) -> bool) -> Result<(u32, u32)> {
-    let (mut passed, mut failed) = (0, 0);
-    let mut tests = TESTS
-        .iter()
-        .filter(|test| chosen(&test.name(), test.short))
-        .peekable();
-    if tests.peek().is_none() {
-        return Ok((0, 0));
-    }
-    if let Err(why) = fetch::qemu_x86() {
-        say!("skipped: x86-64, because {why}");
-        return Ok((0, 0));
-    }
-    let program = fetch::check_x86()?;
-    for test in tests {
-        match test.run(&program)? {
-            true => passed += 1,
-            false => failed += 1,
-        }
-    }
-    Ok((passed, failed))
+/// All of them.
+pub fn cases() -> impl Iterator<Item = Case> {
+    TESTS.iter().map(|test| Case {
+        name: test.name(),
+        short: test.short,
+        arch: Arch::X86_64,
+        run: Box::new(|_| test.run(&fetch::check_x86()?)),
+    })
 }
