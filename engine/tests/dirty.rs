@@ -669,3 +669,112 @@ fn leaves_are_split_ahead_as_far_as_there_are_tables() {
             .contains(Perms::WRITE)
     );
 }
+
+/// A guest whose 4 MiB are logged by hardware, as pages.
+fn logged_by_hardware<'p>(platform: &'p Threads, cells: &'p [SlotCell]) -> (Vm<'p, Ept<4>>, Slot) {
+    let vm = Vm::<Ept<4>>::new(platform, cells);
+    let ram = Slot::memory(span(0, 4 * MIB), 0).with_log(Log::ByModification);
+    vm.guest.insert(ram).unwrap();
+    for page in 0..1024 {
+        vm.fault(page << 12, Access::Write, 4096).unwrap();
+    }
+    let mut gather = vm.guest.gather();
+    let begun = gather.begin_modification_log(&ram).unwrap();
+    assert!(begun.changed && !begun.passed_over && gather.finish(|_| ()).is_ok());
+    drop(gather);
+    (vm, ram)
+}
+
+/// The address that a processor writes down for a page.
+fn log_page(log: &[AtomicU64; 512], entry: usize, page: u64) {
+    log[entry].store(page << 12, std::sync::atomic::Ordering::Relaxed);
+}
+
+/// A log that two host threads drain, or one drains twice because the index was not set anew, has its pages marked once
+/// more and none besides: a page is found once by the harvest, and again after a second drain.
+#[test]
+fn a_log_that_is_drained_twice_marks_its_pages_and_no_others() {
+    let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
+    let cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = logged_by_hardware(&platform, &cells);
+    let words = words(16);
+    let bitmap = Bitmap::new(&words, 1024).unwrap();
+    let page = [const { AtomicU64::new(0) }; 512];
+    log_page(&page, 511, 7);
+    log_page(&page, 510, 1023);
+    // Left of an earlier round, and not of this one.
+    log_page(&page, 509, 500);
+    let log = ModificationLog::new(&page);
+    let drain = || vm.guest.drain(&log, 509, |_| Some(&bitmap));
+    let harvest = || {
+        let (mut found, mut gather) = (Vec::new(), vm.guest.gather());
+        let each = |first, bits| found.extend(pages_of(first, bits));
+        gather
+            .harvest(&ram, &bitmap, 0..1024, Harvest::empty(), each)
+            .unwrap();
+        assert!(gather.finish(|_| ()).is_ok());
+        found
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(drain);
+        assert_eq!((drain(), other.join().unwrap()), (Ok(2), Ok(2)));
+    });
+    assert_eq!(harvest(), [7, 1023]);
+    assert_eq!(harvest(), []);
+    assert_eq!(drain(), Ok(2));
+    assert_eq!(harvest(), [7, 1023]);
+    // An index beyond the log is that of a full one; an empty log marks nothing.
+    assert_eq!(vm.guest.drain(&log, 512, |_| Some(&bitmap)), Ok(512));
+    let first = ModificationLog::FIRST;
+    assert_eq!(vm.guest.drain(&log, first, |_| Some(&bitmap)), Ok(0));
+}
+
+/// Drains of one thread beside harvests of another: each page is found by a harvest after its drain, whichever was in the way.
+#[test]
+fn a_drain_beside_a_harvest_loses_no_page() {
+    let platform = Threads::new(700, 12, 2).with_caps(tablewright::hosted::CAPS);
+    let cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = logged_by_hardware(&platform, &cells);
+    let words = words(16);
+    let bitmap = Bitmap::new(&words, 1024).unwrap();
+    let drained = AtomicU64::new(0);
+    const ROUNDS: u64 = 200;
+    let mut found = vec![0u64; 1024];
+    let mut harvest = || {
+        let mut gather = vm.guest.gather();
+        let each = |first, bits| pages_of(first, bits).for_each(|page| found[page as usize] += 1);
+        gather
+            .harvest(&ram, &bitmap, 0..1024, Harvest::empty(), each)
+            .unwrap();
+        assert!(gather.finish(|_| ()).is_ok());
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let page = [const { AtomicU64::new(0) }; 512];
+            let log = ModificationLog::new(&page);
+            for round in 0..ROUNDS {
+                // 512 pages, another half and order in each round.
+                for entry in 0..512 {
+                    log_page(&page, entry, (entry as u64 * 3 + round * 511) % 1024);
+                }
+                assert_eq!(vm.guest.drain(&log, u16::MAX, |_| Some(&bitmap)), Ok(512));
+                drained.store(round + 1, std::sync::atomic::Ordering::Release);
+            }
+        });
+        while drained.load(std::sync::atomic::Ordering::Acquire) < ROUNDS {
+            harvest();
+        }
+        harvest();
+    });
+    // Every page was in some round, and none twice as often as it was drained.
+    assert!(found.iter().all(|&times| (1..=ROUNDS).contains(&times)));
+    let clean = |page: u64| {
+        !vm.guest
+            .space()
+            .query(Ipa::new(page << 12))
+            .unwrap()
+            .attrs()
+            .dirty
+    };
+    assert!((0..1024).all(clean));
+}
