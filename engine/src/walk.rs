@@ -9,7 +9,7 @@
 
 use core::ops::{ControlFlow, Index, IndexMut, Range};
 
-use crate::addr::{Level, Pa};
+use crate::addr::{Address, Level, Pa, Span};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::table::Table;
@@ -45,6 +45,25 @@ impl Slice {
         }
     }
 
+    /// The addresses of a range.
+    #[inline(always)]
+    pub fn of<A: Address>(span: Span<A>) -> Self {
+        Self {
+            first: span.start().bits(),
+            last: span.last().bits(),
+        }
+    }
+
+    /// What the entry at `level` for its start covers of it.
+    #[inline(always)]
+    pub fn part<F: Format>(self, level: Level) -> Self {
+        let end = self.first | ((1 << F::shift(level)) - 1);
+        Self {
+            first: self.first,
+            last: end.min(self.last),
+        }
+    }
+
     /// Whether one table of pages covers all of it.
     #[inline(always)]
     pub fn is_in_one_table<F: Format>(self) -> bool {
@@ -66,28 +85,31 @@ impl Slice {
 
 /// Something for each level, with as much room as makes any index one of it.
 #[derive(Clone, Copy)]
-pub(crate) struct ByLevel<T>([T; 8]);
+pub(crate) struct ByLevel<T, const ROOM: usize = 8>([T; ROOM]);
 
-impl<T: Copy> ByLevel<T> {
+/// The same for levels that have leaves, of which no format has more.
+pub(crate) type ByLeafLevel<T> = ByLevel<T, 4>;
+
+impl<T: Copy, const ROOM: usize> ByLevel<T, ROOM> {
     #[inline(always)]
     pub const fn new(value: T) -> Self {
-        Self([value; 8])
+        Self([value; ROOM])
     }
 }
 
-impl<T> Index<Level> for ByLevel<T> {
+impl<T, const ROOM: usize> Index<Level> for ByLevel<T, ROOM> {
     type Output = T;
 
     #[inline(always)]
     fn index(&self, level: Level) -> &T {
-        &self.0[level.height() as usize % 8]
+        &self.0[level.height() as usize % ROOM]
     }
 }
 
-impl<T> IndexMut<Level> for ByLevel<T> {
+impl<T, const ROOM: usize> IndexMut<Level> for ByLevel<T, ROOM> {
     #[inline(always)]
     fn index_mut(&mut self, level: Level) -> &mut T {
-        &mut self.0[level.height() as usize % 8]
+        &mut self.0[level.height() as usize % ROOM]
     }
 }
 

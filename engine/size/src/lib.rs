@@ -13,9 +13,14 @@ use tablewright::{
 use tablewright::{Attrs, Change, Gather, Mapping, Perms, Span};
 
 #[cfg(feature = "arm64")]
-type Format = tablewright::format::Arm64K4;
+type Blocks = tablewright::format::Arm64K4;
 #[cfg(not(feature = "arm64"))]
-type Format = tablewright::format::X86_64<4>;
+type Blocks = tablewright::format::X86_64<4>;
+
+#[cfg(not(feature = "pages"))]
+type Format = Blocks;
+#[cfg(feature = "pages")]
+type Format = tablewright::format::PagesOnly<Blocks>;
 
 /// Where physical memory is mapped.
 const DIRECT: u64 = 0xffff_8000_0000_0000;
@@ -101,8 +106,8 @@ pub extern "C" fn map(space: &mut Space, at: u64, size: u64, frame: u64) -> u32 
 
 /// How this kernel ends its edits.
 #[cfg(feature = "all")]
-fn finish(gather: Gather<'_, Format, Direct>) {
-    gather.finish(|leaf| {
+fn finish(gather: &mut Gather<'_, Format, Direct>) {
+    gather.flush(|leaf| {
         // SAFETY: as above.
         unsafe { frame_free(leaf.frame().get()) }
     });
@@ -116,7 +121,7 @@ pub extern "C" fn unmap(space: &mut Space, at: u64, size: u64) -> u32 {
     };
     let mut gather = space.gather();
     let unmapped = gather.unmap(span, |_| ControlFlow::Continue(()));
-    finish(gather);
+    finish(&mut gather);
     u32::from(unmapped.is_err())
 }
 
@@ -129,7 +134,7 @@ pub extern "C" fn protect(space: &mut Space, at: u64, size: u64) -> u32 {
     let mut gather = space.gather();
     let change = Change::new().perms(Perms::READ | Perms::USER_READ);
     let protected = gather.protect(span, change);
-    finish(gather);
+    finish(&mut gather);
     u32::from(protected.is_err())
 }
 

@@ -11,10 +11,11 @@ use core::ops::Range;
 use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
 use crate::flush::free_tree;
-use crate::format::{Attrs, Format, Inexpressible, Perms};
+use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::platform::Platform;
+use crate::run::members;
 use crate::table::Table;
-use crate::walk::{ByLevel, Slice};
+use crate::walk::{ByLeafLevel, Slice};
 
 /// A stretch of input addresses that is mapped to consecutive frames.
 #[derive(Clone, Copy)]
@@ -107,12 +108,12 @@ impl Source for Scattered<'_> {
 /// The leaves of one mapping: for any address, which leaf translates it.
 pub(crate) struct Leaves<F: Format, S = Consecutive> {
     /// The descriptor at each level, without an address.
-    bits: ByLevel<u64>,
+    bits: ByLeafLevel<u64>,
     source: S,
     /// The highest level whose leaves are allowed.
     top: Level,
     /// Whether runs are.
-    runs: bool,
+    pub runs: bool,
     format: PhantomData<F>,
 }
 
@@ -149,7 +150,7 @@ impl<F: Format, S: Source> Leaves<F, S> {
     /// The same of pages alone, by the descriptor of one without its address.
     #[inline(always)]
     pub fn of_pages(source: S, page: u64, runs: bool) -> Self {
-        let mut bits = ByLevel::new(0);
+        let mut bits = ByLeafLevel::new(0);
         bits[Level::PAGE] = page;
         Self {
             bits,
@@ -282,6 +283,91 @@ impl<F: Format, S: Source> Leaves<F, S> {
             table.fill(start..start + count, value, step);
             start += count;
             first = first.wrapping_add((count as u64) << F::shift(level));
+        }
+    }
+}
+
+/// What is to be mapped, and where tables for it come from: sub-trees are built entry by entry, in little code.
+pub(super) struct Seed<F: Format, S> {
+    pub leaves: Leaves<F, S>,
+    /// No leaf reaches over an end of it.
+    pub slice: Slice,
+    /// What its tables take away.
+    pub deny: Perms,
+}
+
+impl<F: Format, S: Source> Seed<F, S> {
+    /// Whether `part` is translated by one leaf at `level`.
+    #[inline(never)]
+    pub fn fits(&self, level: Level, part: Slice) -> bool {
+        let Slice { first, last } = self.slice;
+        let over_start = (part.first < first) ^ (part.last < first);
+        let over_end = (part.first <= last) ^ (part.last <= last);
+        !over_start & !over_end && self.leaves.fits(level, part)
+    }
+
+    /// The leaf that translates `first`, at this place of a table.
+    #[inline(never)]
+    pub fn leaf<P: Platform>(
+        &self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        first: u64,
+    ) -> u64 {
+        let leaf = self.leaves.leaf(level, first);
+        match F::CONTIGUOUS != 0 && self.in_run(table, index, level, first) {
+            true => leaf | F::CONTIGUOUS,
+            false => leaf,
+        }
+    }
+
+    /// Whether the entry is a member of an aligned run of which all members are leaves of this mapping.
+    fn in_run<P: Platform>(
+        &self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        first: u64,
+    ) -> bool {
+        let Some(run) = self.leaves.run(level, first) else {
+            return false;
+        };
+        // A member that is not one of these leaves is a table, there before or just built: valid or suspended.
+        run.first >= self.slice.first
+            && run.last <= self.slice.last
+            && members::<F>(index, level).all(|member| {
+                let entry = table.load(member);
+                entry == 0 || F::kind(entry, level) == Kind::Leaf
+            })
+    }
+
+    /// Builds a table below an entry at `level` in which `slice` is translated and nothing else, and returns its descriptor. `None`,
+    /// and nothing is left of it, if there were not enough frames.
+    #[inline(never)]
+    pub fn build<P: Platform>(&self, platform: &P, level: Level, mut slice: Slice) -> Option<u64> {
+        let level = level.down()?;
+        let frame = platform.alloc_table(level)?;
+        // SAFETY: the frame was allocated for this table.
+        let table = unsafe { Table::open(platform, frame, level) };
+        table.fill(0..1 << F::INDEX_BITS, 0, 0);
+        loop {
+            let part = slice.part::<F>(level);
+            let index = F::index(part.first, level);
+            let entry = if self.fits(level, part) {
+                self.leaf(&table, index, level, part.first)
+            } else if let Some(child) = self.build(platform, level, part) {
+                child
+            } else {
+                drop(table);
+                free_tree::<F, P>(platform, frame, level);
+                return None;
+            };
+            table.store(index, entry);
+            if part.last == slice.last {
+                return Some(F::table(frame, self.deny));
+            }
+            slice.first = part.last + 1;
         }
     }
 }

@@ -206,26 +206,35 @@ impl Change {
 
     /// The attributes after the change.
     pub fn apply(&self, attrs: Attrs) -> Attrs {
-        let mut perms = self.new_perms().unwrap_or(attrs.perms);
+        let mut new = attrs;
+        if let Some(perms) = self.new_perms() {
+            new.perms = perms;
+        }
         if self.has(WRITE_PROTECT) {
-            perms -= Perms::ANY_WRITE;
+            new.perms -= Perms::ANY_WRITE;
         }
-        let software = self.has(HAS_SOFTWARE);
-        let software = software.then_some((self.set >> SOFTWARE) as u8);
-        Attrs {
-            perms,
-            memory: self.new_memory().unwrap_or(attrs.memory),
-            shareability: self.new_shareability().unwrap_or(attrs.shareability),
-            global: self.get_flag(GLOBAL).unwrap_or(attrs.global),
-            accessed: self.get_flag(ACCESSED).unwrap_or(attrs.accessed),
-            dirty: self.get_flag(DIRTY).unwrap_or(attrs.dirty),
-            software: software.unwrap_or(attrs.software),
-            native: if self.has(HAS_NATIVE) {
-                self.native
-            } else {
-                attrs.native
-            },
+        if let Some(memory) = self.new_memory() {
+            new.memory = memory;
         }
+        if let Some(shareability) = self.new_shareability() {
+            new.shareability = shareability;
+        }
+        for (flag, shift) in [
+            (&mut new.global, GLOBAL),
+            (&mut new.accessed, ACCESSED),
+            (&mut new.dirty, DIRTY),
+        ] {
+            if let Some(value) = self.get_flag(shift) {
+                *flag = value;
+            }
+        }
+        if self.has(HAS_SOFTWARE) {
+            new.software = (self.set >> SOFTWARE) as u8;
+        }
+        if self.has(HAS_NATIVE) {
+            new.native = self.native;
+        }
+        new
     }
 
     /// The attributes that [`protect`](crate::Gather::protect) gives a leaf, under a rule and with these capabilities: those of
@@ -243,14 +252,12 @@ impl Change {
     /// assert!(!writable.write_protect().apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
     /// ```
     pub fn apply_on(&self, attrs: Attrs, rule: Rule, caps: &Caps) -> Attrs {
-        let new = self.apply(attrs);
-        let gives = self.has(HAS_PERMS) && new.perms.intersects(Perms::ANY_WRITE);
-        let marks =
-            rule.writes_when_dirty() && !caps.hardware_dirty && self.get_flag(DIRTY).is_none();
-        Attrs {
-            dirty: new.dirty || gives && marks,
-            ..new
+        let mut new = self.apply(attrs);
+        if rule.writes_when_dirty() && !caps.hardware_dirty {
+            let gives = self.has(HAS_PERMS) && new.perms.intersects(Perms::ANY_WRITE);
+            new.dirty |= gives && self.get_flag(DIRTY).is_none();
         }
+        new
     }
 }
 

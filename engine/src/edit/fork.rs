@@ -7,7 +7,8 @@
 use core::array;
 use core::ops::{ControlFlow, Range};
 
-use super::protect::{Left, Recent, Recode};
+use super::plan::Recent;
+use super::protect::{Left, Recode};
 use crate::addr::{Address, Level, Span};
 use crate::edit::Change;
 use crate::edit::Gather;

@@ -6,6 +6,7 @@
 
 use core::ops::Deref;
 
+use crate::SMALL;
 use crate::addr::{Pa, Span};
 use crate::edit::Template;
 use crate::edit::space::{AddressSpace, EditError, Liveness};
@@ -93,15 +94,17 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 /// gather.finish(|_| ());
 /// ```
 #[must_use = "it is finished when it is dropped, and then gives out no leaf"]
+#[repr(C)]
 pub struct Gather<'s, F: Format, P: Platform + Clone> {
     pub(crate) space: &'s mut AddressSpace<F, P>,
-    pub(crate) left: Flush,
     /// The number of what it has gathered, if something was held back; 0 before.
     serial: u64,
+    pub(crate) left: Flush,
 }
 
 impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
-    #[inline]
+    #[cfg_attr(not(feature = "small"), inline)]
+    #[cfg_attr(feature = "small", inline(never))]
     pub(crate) fn new(space: &'s mut AddressSpace<F, P>) -> Self {
         let mut left = Flush::new();
         left.ranges.everything = space.owed;
@@ -137,6 +140,9 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// What a gather that is dropped has left.
     #[inline(never)]
     fn flush_rest(&mut self) {
+        if SMALL {
+            return self.flush(|_| ());
+        }
         self.issue_and_complete();
         // SAFETY: as in `flush` (1.).
         unsafe { self.left.free::<F, P>(&self.space.platform) };

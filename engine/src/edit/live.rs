@@ -45,8 +45,14 @@ impl Footprint {
         }
     }
 
+    /// The level of all that was added, if it is one.
+    pub fn level(&self) -> Option<Level> {
+        self.level
+    }
+
     /// Adds leaves at `level`, or tables where there is none.
-    #[inline]
+    #[cfg_attr(not(feature = "small"), inline)]
+    #[cfg_attr(feature = "small", inline(never))]
     pub fn add(&mut self, Slice { first, last }: Slice, level: Option<Level>) {
         if self.slice().is_none() || self.level == level {
             self.level = level;

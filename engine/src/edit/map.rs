@@ -10,6 +10,8 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::build::{Consecutive, Fresh, Leaves, Scattered, Source, build, build_path};
+use super::mapping::{Mapping, check_memory};
+use super::small::Task;
 use crate::SMALL;
 use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::edit::Gather;
@@ -19,99 +21,6 @@ use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::table::Table;
 use crate::walk::{Slice, Step, Visit};
-
-/// How to map: the attributes, and which leaves may be used.
-///
-/// Without further wishes: the largest leaves that fit, contiguous runs where the format has them.
-///
-/// ```
-/// use tablewright::{Attrs, Level, Mapping};
-/// let pages = Mapping::new(Attrs::KERNEL_DATA).pages_only();
-/// let blocks_without_runs = Mapping::new(Attrs::KERNEL_DATA).without_runs();
-/// assert_ne!(pages, blocks_without_runs);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapping {
-    attrs: Attrs,
-    largest: Level,
-    runs: bool,
-    tables_deny: bool,
-    allocate: bool,
-}
-
-impl Mapping {
-    /// The largest leaves that fit, with these attributes.
-    pub const fn new(attrs: Attrs) -> Self {
-        Self {
-            attrs,
-            largest: Level::ANY,
-            runs: true,
-            tables_deny: false,
-            allocate: true,
-        }
-    }
-
-    /// The attributes.
-    pub const fn attrs(&self) -> Attrs {
-        self.attrs
-    }
-
-    /// The highest level whose leaves may be used.
-    pub(crate) const fn top(&self) -> Level {
-        self.largest
-    }
-
-    /// What tables made for it take away.
-    #[inline(always)]
-    fn denied(&self) -> Perms {
-        match self.tables_deny {
-            true => Perms::ANY_EXEC - self.attrs.perms,
-            false => Perms::empty(),
-        }
-    }
-
-    /// The same leaves with other attributes.
-    pub const fn with_attrs(mut self, attrs: Attrs) -> Self {
-        self.attrs = attrs;
-        self
-    }
-
-    /// No leaf above `level`; nor, in any case, above the [largest](crate::Caps::largest_leaf) that the processor has.
-    pub const fn largest(mut self, level: Level) -> Self {
-        self.largest = level;
-        self
-    }
-
-    /// No contiguous runs.
-    pub const fn without_runs(mut self) -> Self {
-        self.runs = false;
-        self
-    }
-
-    /// Single pages: no blocks, no runs. What each page maps can be changed without touching its neighbours.
-    pub const fn pages_only(self) -> Self {
-        self.largest(Level::PAGE).without_runs()
-    }
-
-    /// Tables made for this mapping deny execution, as far as the attributes do and the format can. Nothing
-    /// executable can be mapped below them later.
-    pub const fn tables_deny_execution(mut self) -> Self {
-        self.tables_deny = true;
-        self
-    }
-
-    /// Use the tables that exist, allocate none.
-    pub const fn without_allocation(mut self) -> Self {
-        self.allocate = false;
-        self
-    }
-}
-
-impl From<Attrs> for Mapping {
-    fn from(attrs: Attrs) -> Self {
-        Self::new(attrs)
-    }
-}
 
 /// What leaves are made by: [`Attrs`], a [`Mapping`], or one that is [`Encoded`].
 ///
@@ -234,6 +143,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
+        if SMALL {
+            self.edit_span(span, frame, Task::Map(&mapping.mapping()))?;
+            self.mapped(Slice::of(span));
+            return Ok(());
+        }
         let slice = self.space.check(span)?;
         check_memory::<F>(frame, span.size())?;
         self.map_leaves(slice, Consecutive::new(slice.first, frame), &mapping)
@@ -321,8 +235,13 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         source: S,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let small = if !SMALL
-            && let Some(place) = self.space.place(slice)
+        if SMALL {
+            let mapping = template.mapping();
+            self.edit(slice, source, Task::Map(&mapping))?;
+            self.mapped(slice);
+            return Ok(());
+        }
+        let small = if let Some(place) = self.space.place(slice)
             && !self
                 .space
                 .denies(slice.first, template.mapping().attrs.perms)
@@ -568,18 +487,6 @@ fn holes<F: Format, P: Platform>(
         input = input.wrapping_add(1 << F::PAGE_SHIFT);
     }
     Ok(())
-}
-
-/// Checks memory that is to be mapped.
-#[inline]
-pub(super) fn check_memory<F: Format>(frame: Pa, size: u64) -> Result<(), EditError<F::Input>> {
-    if !frame.is_aligned(F::PAGE_SHIFT) {
-        return Err(EditError::Misaligned);
-    }
-    match frame.checked_add(size - 1) {
-        Some(last) if last.get() >> F::OUTPUT_BITS == 0 => Ok(()),
-        _ => Err(EditError::OutputOutOfRange),
-    }
 }
 
 /// Checks that the range is free, and builds what is missing out of reach.

@@ -14,15 +14,16 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use super::Change;
+use super::build::Consecutive;
 use super::live::{Footprint, Look};
+use super::plan::{How, Plan, Recent};
+use super::small::Task;
 use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
-use crate::bbm::{State, Transition};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, Conditions, EditError, NOT_PLAIN};
+use crate::edit::space::{AddressSpace, Conditions, EditError};
 use crate::entry::LINE;
-use crate::format::{Attrs, Format, Kind};
-use crate::format::{in_place_of, meaning, saturate, withheld};
+use crate::format::{Format, Kind, saturate, withheld};
 use crate::platform::Platform;
 use crate::table::Table;
 use crate::walk::{Place, Slice, Step, Visit};
@@ -57,8 +58,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         span: Span<F::Input>,
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
+        if SMALL {
+            return self.edit_span(span, Pa::new(0), Task::Change(change));
+        }
         let slice = self.space.check(span)?;
-        match !SMALL && self.change_pages(slice, &change) {
+        match self.change_pages(slice, &change) {
             true => Ok(()),
             false => self.change_tree(slice, change),
         }
@@ -136,8 +140,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     #[inline(never)]
     fn change_tree(&mut self, slice: Slice, change: Change) -> Result<(), EditError<F::Input>> {
         if SMALL {
-            // It has not been taken up before.
-            self.space.globals |= change.turns_global();
+            let source = Consecutive::new(0, Pa::new(0));
+            return self.edit(slice, source, Task::Change(change));
         }
         let mut recent = Recent::new(change);
         self.prepare_change(slice, &mut recent)?;
@@ -264,15 +268,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         recent: &mut Recent,
     ) -> Result<(), EditError<F::Input>> {
         let change = recent.change;
-        // The parts of a change are independent of each other and of what was there, so that what can be encoded on
-        // top of one leaf can be on top of any. A leaf that is larger than the range is split before it is changed.
-        let mut level = Level::PAGE;
-        while slice.holds::<F>(level) {
-            F::encode(&change.apply(F::PLAIN), level)?;
-            level = level.up();
-        }
         let space = &*self.space;
-        space.check_global(!change.turns_local())?;
+        space.check_change(slice, &change)?;
         // A look before the edit, only where something might be found.
         let grants = space.tables_deny && change.new_perms().is_some();
         let refusable = F::RULE.breaks() && space.may_refuse(&change);
@@ -297,169 +294,30 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 }
 
-/// How to change an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    /// It is not a leaf, or nothing changes.
-    Keep,
-    /// In place, with a store.
-    Store,
-    /// In place, with an exchange: a walker may be writing it.
-    Exchange,
-    /// Not in place.
-    Break,
-}
-
-/// What to do with all leaves of one pattern.
-#[derive(Clone, Copy)]
-pub(crate) struct Plan {
-    /// The entry without its address, and in the place of that the level: what the plan is for.
-    key: u64,
-    /// The bits that flip.
-    pub flip: u64,
-    how: How,
-    /// Walkers have to forget the old leaf.
-    invalidate: bool,
-    /// Walkers remember nothing of the old leaf, and have to see the new one.
-    news: bool,
-    /// The key, if it is for single pages that are in use, changed in place, and forgotten; or what no page is like.
-    usual: u64,
-}
-
-/// Where the level is in the key of a plan: bits of the address in leaves of all levels of all formats, of which the largest
-/// is of 4 TiB.
-const LEVEL: u32 = 44;
-
-impl Plan {
-    /// For which leaves there is one plan.
-    #[inline(always)]
-    fn key_of<F: Format>(entry: u64, level: Level) -> u64 {
-        let mask = F::address_mask(level);
-        debug_assert!(mask >> LEVEL & 7 == 7, "bits of the address");
-        entry & !mask | u64::from(level.height()) << LEVEL
-    }
-
-    /// The entry without its address that it is for.
-    #[inline(always)]
-    pub fn key(&self) -> u64 {
-        self.key & !(7 << LEVEL)
-    }
-
-    #[inline(always)]
-    fn level(&self) -> Level {
-        Level::new((self.key >> LEVEL) as u8 & 7)
-    }
-
-    #[inline(always)]
-    pub fn how(&self) -> How {
-        self.how
-    }
-
-    /// Whether a store does it, or nothing has to be done.
-    #[inline(always)]
-    pub fn is_plain(&self) -> bool {
-        matches!(self.how, How::Keep | How::Store)
-    }
-}
-
-/// A change, and what it makes of leaves of the pattern that was met last.
-#[derive(Clone, Copy)]
-pub(crate) struct Recent {
-    change: Change,
-    pub plan: Plan,
-}
-
-impl Recent {
-    pub const NONE: Self = Self::new(Change::new());
-
-    #[inline(always)]
-    pub const fn new(change: Change) -> Self {
-        Self {
-            change,
-            // The plan for holes.
-            plan: Plan {
-                key: 0,
-                flip: 0,
-                how: How::Keep,
-                invalidate: false,
-                news: false,
-                usual: NOT_PLAIN,
-            },
-        }
-    }
-
-    /// Finds out what to do with `entry`, from memory if it is like the one before.
-    #[inline(always)]
-    fn look_up<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
-        if self.plan.key != Plan::key_of::<F>(entry, level) {
-            self.plan = self.work_out::<F>(conditions, entry, level);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn work_out<F: Format>(&self, conditions: &Conditions, entry: u64, level: Level) -> Plan {
-        let mut plan = Plan {
-            key: Plan::key_of::<F>(entry, level),
-            ..Self::NONE.plan
-        };
-        if F::kind(entry, level) != Kind::Leaf {
-            return plan;
-        }
-        let was = meaning::<F>(entry, level);
-        let attrs = self.change.apply_on(was, F::RULE, &conditions.caps);
-        let Ok(bits) = F::encode(&attrs, level) else {
-            // `protect` has made sure that the change can be encoded.
-            debug_assert!(false, "a change that cannot be encoded");
-            return plan;
-        };
-        let new = in_place_of::<F>(entry, level, bits);
-        plan.flip = entry ^ new;
-        if plan.flip == 0 {
-            return plan;
-        }
-        plan.how = if conditions.is_contended::<F>(entry, level) {
-            How::Exchange
-        } else {
-            How::Store
-        };
-        // What is parked can be given back by a store: no walker remembers that it is not valid. But it may remember what the
-        // leaf was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as
-        // it would be if the leaf were valid.
-        let (was_parked, parks) = (F::is_parked(entry), F::is_parked(new));
-        let [old, new] = [was, attrs].map(|attrs| State::Leaf {
-            frame: F::address(entry, level),
-            // They do not matter to a walker.
-            attrs: Attrs {
-                software: 0,
-                ..attrs
-            },
-            // A run is parked and comes back whole, and no two of its members are valid and different.
-            contiguous: entry & F::CONTIGUOUS != 0 && !was_parked && !parks,
-        });
-        match conditions.transition::<F>(&old, &new, level) {
-            Transition::Break => plan.how = How::Break,
-            _ if !conditions.live => {}
-            _ if was_parked => plan.news = !parks,
-            _ if parks => plan.invalidate = true,
-            Transition::Invalidate => plan.invalidate = true,
-            // That it has been accessed may be.
-            Transition::Store => plan.news = was.accessed != attrs.accessed,
-        }
-        let is_single = level == Level::PAGE && entry & F::CONTIGUOUS == 0;
-        if is_single && plan.invalidate && plan.how != How::Break {
-            plan.usual = plan.key();
-        }
-        plan
-    }
-}
-
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Whether the tables above `slice`, which lies below one of pages, take away what a change gives.
     #[inline(always)]
     fn denies_change(&self, slice: Slice, change: &Change) -> bool {
         let denies = |perms| self.denies(slice.first, perms);
         change.new_perms().is_some_and(denies)
+    }
+
+    /// Checks that a change can be encoded, and may be made here.
+    #[inline(always)]
+    pub(super) fn check_change(
+        &self,
+        slice: Slice,
+        change: &Change,
+    ) -> Result<(), EditError<F::Input>> {
+        // The parts of a change are independent of each other and of what was there, so that what can be encoded on
+        // top of one leaf can be on top of any. A leaf that is larger than the range is split before it is changed.
+        let mut level = Level::PAGE;
+        while slice.holds::<F>(level) {
+            F::encode(&change.apply(F::PLAIN), level)?;
+            level = level.up();
+        }
+        self.check_global(!change.turns_local())?;
+        Ok(())
     }
 
     /// Makes it the recent change, if there is nothing to look for before it is made of a page, but whether a table denies it.

@@ -9,7 +9,7 @@ use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::space::{AddressSpace, EditError};
 use crate::entry::LINE;
 use crate::flush::Leaf;
-use crate::format::{Format, Kind, Perms};
+use crate::format::{Format, Kind, Perms, kind_of};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
@@ -65,7 +65,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     fn leaf_below(&self, frame: Pa, index: usize, input: u64) -> Option<Leaf<F>> {
         // SAFETY: a walk has just come to it.
         let table = unsafe { Table::open(&self.platform, frame, Level::PAGE) };
-        self.leaf_in(&table, index, Level::PAGE, input)
+        self.leaf_in(&table, index, Level::PAGE, input, self.denied(input))
     }
 
     /// The leaf that translates `input`, which is perhaps not in a table of pages.
@@ -73,10 +73,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(never)]
     pub(super) fn leaf_above(&self, input: u64) -> Option<Leaf<F>> {
         let at = self.find(input);
-        self.leaf_in(&at.table, at.index, at.level, input)
+        self.leaf_in(&at.table, at.index, at.level, input, at.denied)
     }
 
-    /// The leaf that is in an entry.
+    /// The leaf that is in an entry, from which tables take `denied` away.
     #[inline(always)]
     fn leaf_in(
         &self,
@@ -84,13 +84,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         index: usize,
         level: Level,
         input: u64,
+        denied: Perms,
     ) -> Option<Leaf<F>> {
         let entry = table.load(index);
-        if F::kind(entry, level) != Kind::Leaf {
+        if kind_of::<F>(entry, level) != Kind::Leaf {
             return None;
         }
         let (first, entry) = whole::<F, P>(table, index, level, input, entry);
-        Some(Leaf::new(first, entry, level, self.denied(input)))
+        Some(Leaf::new(first, entry, level, denied))
     }
 
     /// Visits the leaves that translate any part of `span`, upwards, until the visitor breaks off.

@@ -4,7 +4,8 @@
 //! old one is given out when it is forgotten. Where the architecture demands a break between them, it is made here, and this is
 //! the one edit of a page that waits: the page is to be used at once.
 
-use super::map::{Template, check_memory};
+use super::map::Template;
+use super::mapping::check_memory;
 use crate::addr::{Level, Pa};
 use crate::bbm::Transition;
 use crate::edit::EditError;

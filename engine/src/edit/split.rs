@@ -10,16 +10,16 @@
 use core::ops::ControlFlow;
 
 use super::Change;
-use super::build::fill_parts;
+use super::build::{Consecutive, Leaves, Seed, fill_parts};
 use super::fold::{Unfold, how};
 use super::live::{Footprint, Look};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{State, Transition};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, Conditions, EditError, Reached};
-use crate::flush::Ranges;
-use crate::format::{Attrs, Format, Kind, Perms, meaning, with_flags};
-use crate::platform::Platform;
+use crate::flush::{Ranges, free_tree};
+use crate::format::{Attrs, Format, Kind, Perms, address_of, meaning, with_flags};
+use crate::platform::{Barrier, Platform};
 use crate::run;
 use crate::table::Table;
 use crate::walk::{ByLevel, MAX_LEVELS, Slice, Step, Visit};
@@ -91,88 +91,154 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Splits the blocks and unfolds the runs that reach over an end of `slice`.
+    #[inline(always)]
     pub(super) fn cleave(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
-        // One look-up at each end tells whether there is anything to do; usually there is not.
-        let is_free = |at| self.run_over(at, slice).is_none();
-        match is_free(slice.first) && (slice.is_whole::<F>(Level::PAGE) || is_free(slice.last)) {
-            true => Ok(()),
-            false => self.cleave_ends(slice),
+        match F::CONTIGUOUS != 0 || F::is_leaf_level(Level::PAGE.up()) {
+            true => self.cleave_ends(slice),
+            false => Ok(()),
         }
     }
 
     #[inline(never)]
     fn cleave_ends(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
-        let conditions = self.conditions();
-        let mut reserve = Reserve::new(&self.platform);
-        let prepared = (self.prepare_end(slice.first, slice, &conditions, &mut reserve))
-            .and_then(|()| self.prepare_end(slice.last, slice, &conditions, &mut reserve));
-        if prepared.is_err() {
-            reserve.release();
-            return prepared;
-        }
-        // Edit, a level at a time.
-        let mut swap = Swap::new(&self.platform, conditions);
-        for at in &[slice.first, slice.last] {
-            let at = *at;
-            while let Some((extent, level)) = self.run_over(at, slice) {
-                let Reached { table, index, .. } = self.find(at);
-                if table.load(index) & F::CONTIGUOUS != 0 {
-                    swap.changed.merge(self.unfold(extent));
-                } else if swap
-                    .split::<F>(&mut reserve, &table, index, level, extent)
-                    .is_none()
-                {
-                    break;
+        // Prepare: whole sub-trees, for the place of one leaf each.
+        let mut grafts = [Graft::NONE; 2];
+        let ends = [slice.first, slice.last];
+        for (end, at) in ends.into_iter().enumerate() {
+            if let Err(error) = self.graft(at, slice, &mut grafts[end]) {
+                let Graft { link, level, .. } = grafts[0];
+                if let (true, Some(below)) = (link != 0, level.down()) {
+                    let frame = address_of::<F>(link, level);
+                    free_tree::<F, P>(&self.platform, frame, below);
                 }
-                self.resume(Slice::around::<F>(at, Level::PAGE), &swap.broken);
-                swap.broken = Footprint::new();
+                return Err(error);
             }
         }
-        reserve.release();
+        // Edit.
+        let mut cut = Footprint::new();
+        for (end, at) in ends.into_iter().enumerate() {
+            if grafts[end].known != 0 {
+                self.put_in(at, slice, &grafts[end], &mut cut);
+            }
+        }
         // The old and the new leaves translate alike, but what follows will not: walkers have to forget the block
         // before its parts can differ.
-        let mut ranges = Ranges::new();
-        if let (true, Some(slice)) = (conditions.live, swap.changed.slice()) {
+        if let (Some(slice), true) = (cut.slice(), self.conditions().live) {
+            let mut ranges = Ranges::new();
             ranges.add(slice, None, true);
+            self.invalidate_now(&mut ranges);
         }
-        self.invalidate_now(&mut ranges);
         Ok(())
     }
 
-    /// Reserves the tables that one end takes, if what reaches over it may be unfolded and split.
-    fn prepare_end(
-        &self,
-        at: u64,
-        slice: Slice,
-        conditions: &Conditions,
-        reserve: &mut Reserve<'_, P>,
-    ) -> Result<(), EditError<F::Input>> {
-        let Some((extent, mut level)) = self.run_over(at, slice) else {
+    /// Prepares what takes the place of the leaf at `at`, if that reaches out of `slice` and may be replaced.
+    #[inline(never)]
+    fn graft(&self, at: u64, slice: Slice, graft: &mut Graft) -> Result<(), EditError<F::Input>> {
+        let Reached {
+            entry, kind, level, ..
+        } = self.find(at);
+        if kind != Kind::Leaf {
             return Ok(());
-        };
-        let refused = |at| match conditions.may_break {
-            true => Ok(()),
-            false => Err(EditError::NeedsBreak(F::Input::from_bits(at))),
-        };
-        let in_run = extent.last - extent.first >= 1 << F::shift(level);
-        if in_run && how::<F>(level, conditions) == Transition::Break {
-            refused(extent.first)?;
         }
-        while let Some(below) = level.down() {
-            let part = Slice::around::<F>(at, level);
-            if slice.first <= part.first && part.last <= slice.last {
-                break;
+        let conditions = self.conditions();
+        let refuse = |breaks, at| match F::RULE.breaks() && breaks && !conditions.may_break {
+            true => Err(EditError::NeedsBreak(F::Input::from_bits(at))),
+            false => Ok(()),
+        };
+        if entry & F::CONTIGUOUS != 0 {
+            let run = run::extent::<F>(at, level);
+            if run.first < slice.first || slice.last < run.last {
+                let breaks = how::<F>(level, &conditions) == Transition::Break;
+                refuse(breaks, run.first)?;
+                graft.known = entry;
             }
-            if split_how::<F>(level, conditions) == Transition::Break {
-                refused(part.first.max(slice.first))?;
-            }
-            // What reaches over both ends is split once.
-            if (at == slice.first || part.first > slice.first) && !reserve.add(below) {
-                return Err(EditError::OutOfTables);
-            }
-            level = below;
+        }
+        let part = Slice::around::<F>(at, level);
+        let inside = slice.first <= part.first && part.last <= slice.last;
+        // What reaches over both ends is split once.
+        let again = at != slice.first && part.first <= slice.first;
+        if !inside && !again {
+            let breaks = split_how::<F>(level, &conditions) == Transition::Break;
+            refuse(breaks, part.first.max(slice.first))?;
+            let memory = Consecutive::new(part.first, address_of::<F>(entry, level));
+            let mut seed = Seed::<F, _> {
+                leaves: Leaves::of_pages(memory, 0, false),
+                slice,
+                deny: Perms::empty(),
+            };
+            let (attrs, below) = (meaning::<F>(entry, level), level.down().unwrap_or(level));
+            seed.leaves.encode(part, &attrs, below)?;
+            let link = seed.build(&self.platform, level, part);
+            *graft = Graft {
+                known: entry,
+                link: link.ok_or(EditError::OutOfTables)?,
+                level,
+            };
         }
         Ok(())
+    }
+
+    /// Puts a sub-tree in the place of the leaf at `at`, which is taken out of its run first, if it is in one.
+    #[inline(never)]
+    fn put_in(&self, at: u64, slice: Slice, graft: &Graft, cut: &mut Footprint) {
+        if F::CONTIGUOUS != 0
+            && let Some((extent, level)) = self.run_over(at, slice)
+            && extent.last - extent.first >= 1 << F::shift(level)
+        {
+            cut.merge(self.unfold(extent));
+        }
+        let Graft { known, link, level } = *graft;
+        if link == 0 {
+            return;
+        }
+        let conditions = self.conditions();
+        let Reached {
+            table,
+            index,
+            entry,
+            ..
+        } = self.find(at);
+        let part = Slice::around::<F>(at, level);
+        let last = if F::RULE.breaks() && split_how::<F>(level, &conditions) == Transition::Break {
+            let last = table.exchange(index, F::suspend(link));
+            let mut broken = Ranges::new();
+            broken.add(part, Some(level), false);
+            self.invalidate_now(&mut broken);
+            table.link(index, link);
+            self.platform.barrier(Barrier::Publish);
+            last
+        } else {
+            cut.add(part, None);
+            if conditions.is_contended::<F>(entry, level) {
+                table.exchange(index, link)
+            } else {
+                table.link(index, link);
+                entry
+            }
+        };
+        let changed = (last ^ known) & !F::CONTIGUOUS;
+        if changed != 0 {
+            self.change_bits(part, changed & last, changed & known);
+        }
+    }
+
+    /// Walkers have set flags for a leaf at the last: they stand for all parts of it, in which they have the same bits. What walkers
+    /// have set in the parts since then stays set.
+    #[cold]
+    #[inline(never)]
+    fn change_bits(&self, mut slice: Slice, set: u64, clear: u64) {
+        let mut at = self.first(slice, Level::PAGE);
+        loop {
+            let mut entry = at.entry;
+            while let Err(now) =
+                (at.table).compare_exchange(at.index, entry, (entry | set) & !clear)
+            {
+                entry = now;
+            }
+            if !self.next(&mut at, &mut slice, Level::PAGE) {
+                return;
+            }
+        }
     }
 
     /// The extent of the leaf at `input`, or of the run that it is a member of, and its level, if that reaches out of `slice`.
@@ -253,6 +319,24 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.resume(slice, &unfold.broken);
         unfold.changed
     }
+}
+
+/// A sub-tree that is ready to take the place of a leaf.
+#[derive(Clone, Copy)]
+struct Graft {
+    /// What the leaf was when it was looked at; 0 if there is nothing to do.
+    known: u64,
+    /// The descriptor of the sub-tree; 0 if the leaf stays, and is no longer a member of its run.
+    link: u64,
+    level: Level,
+}
+
+impl Graft {
+    const NONE: Self = Self {
+        known: 0,
+        link: 0,
+        level: Level::PAGE,
+    };
 }
 
 /// Which leaves to split.

@@ -7,7 +7,10 @@
 
 use core::ops::{ControlFlow, Range};
 
+use super::build::Consecutive;
 use super::live::Footprint;
+use super::small::Task;
+use super::take::{take, take_any, take_run};
 use crate::SMALL;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Gather;
@@ -17,7 +20,7 @@ use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
-use crate::walk::{Denied, Slice, Step, Visit, descend, one_by_one};
+use crate::walk::{Denied, Slice, Step, Visit, descend};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
@@ -52,8 +55,14 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     pub fn unmap(
         &mut self,
         span: Span<F::Input>,
-        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
+        if SMALL {
+            let mut progress = Progress::Done;
+            let task = Task::Unmap(&mut held, &mut progress);
+            self.edit_span(span, Pa::new(0), task)?;
+            return Ok(progress);
+        }
         let slice = self.space.check(span)?;
         self.unmap_leaves(slice, held)
     }
@@ -162,12 +171,15 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     fn unmap_leaves(
         &mut self,
         slice: Slice,
-        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
-        let serial = self.serial();
         if SMALL {
-            return self.unmap_tree(slice, serial, held);
+            let mut progress = Progress::Done;
+            let task = Task::Unmap(&mut held, &mut progress);
+            self.edit(slice, Consecutive::new(0, Pa::new(0)), task)?;
+            return Ok(progress);
         }
+        let serial = self.serial();
         if let Some(place) =
             // SAFETY: the root of the space.
             unsafe { descend::<F, P, false>(&self.space.platform, self.space.root, slice) }
@@ -222,35 +234,6 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     }
 }
 
-/// Takes one leaf out of its table.
-#[inline(always)]
-fn take<F: Format, P: Platform>(
-    table: &Table<'_, P>,
-    conditions: Conditions,
-    index: usize,
-    level: Level,
-    entry: u64,
-) -> u64 {
-    if conditions.is_contended::<F>(entry, level) {
-        return table.exchange(index, 0);
-    }
-    table.store(index, 0);
-    entry
-}
-
-/// The same of the run that it is a member of. The ends of the range have been cleaved: it is whole.
-#[inline(never)]
-fn take_run<F: Format, P: Platform>(
-    table: &Table<'_, P>,
-    conditions: Conditions,
-    index: usize,
-    level: Level,
-) -> u64 {
-    run::gather::<F>(run::members::<F>(index, level), level, &mut |member| {
-        take::<F, P>(table, conditions, member, level, table.load(member))
-    })
-}
-
 struct Unmap<'a, P: Platform, V> {
     platform: &'a P,
     /// The root's entries stay.
@@ -276,10 +259,7 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
                 return Step::Stop;
             }
             (Kind::Leaf, _) => {
-                let entry = match entry & F::CONTIGUOUS {
-                    0 => take::<F, P>(table, conditions, index, level, entry),
-                    _ => take_run::<F, P>(table, conditions, index, level),
-                };
+                let entry = take_any::<F, P>(table, conditions, index, level, entry);
                 let first = slice.first;
                 let leaf = Leaf::new(first, entry, level, self.denied.at(level));
                 let last = first + (leaf.size() - 1);
@@ -308,9 +288,6 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
     }
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        if SMALL {
-            return one_by_one(self, table, range, first);
-        }
         self.pages.denied = self.denied.at(Level::PAGE);
         if let Some(taken) = self.pages.take::<F, P>(table, range, first) {
             self.changed.add(taken, Some(Level::PAGE));

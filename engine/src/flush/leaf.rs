@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Address, Level, Pa, Span};
-use crate::format::{Attrs, Format, Perms};
+use crate::format::{Attrs, Format, Perms, address_of};
 
 /// A leaf that an edit found or detached: which addresses it translated, to which frame, how. A contiguous run is one
 /// leaf.
@@ -50,7 +50,7 @@ impl<F: Format> Leaf<F> {
         Self {
             input,
             entry,
-            frame: F::address(entry, level),
+            frame: address_of::<F>(entry, level),
             level,
             denied,
             format: PhantomData,

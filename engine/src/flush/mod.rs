@@ -38,6 +38,7 @@ pub(crate) use reclaim::{free_tree, reclaim_all};
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
 
+use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::format::{Format, Perms};
 use crate::platform::{Barrier, Platform};
@@ -46,10 +47,12 @@ use crate::walk::Slice;
 use detached::Root;
 
 /// What edits have left in a gather.
+// What is asked most is in front, so that short instructions reach it.
+#[repr(C)]
 pub(crate) struct Flush {
-    pub ranges: Ranges,
     /// There is something that walkers have to see, besides what they have to forget.
     pub news: bool,
+    pub ranges: Ranges,
     pub detached: Detached,
 }
 
@@ -79,6 +82,22 @@ impl Flush {
         denied: Perms,
         fate: Fate,
     ) {
+        // The edit asked for room before it cut the table off. Leaking is what is left, and is safe.
+        let carried = self.try_carry(platform, frame, level, first, denied, fate);
+        debug_assert!(carried, "a table was cut off without room for it");
+    }
+
+    /// Carries a table that is to be cut off, if there is room.
+    #[inline(always)]
+    pub fn try_carry<P: Platform>(
+        &mut self,
+        platform: &P,
+        frame: Pa,
+        level: Level,
+        first: u64,
+        denied: Perms,
+        fate: Fate,
+    ) -> bool {
         let root = Root {
             frame,
             level,
@@ -86,7 +105,7 @@ impl Flush {
             denied,
             first,
         };
-        self.detached.push(platform, root);
+        self.detached.push(platform, root)
     }
 
     /// Makes the edits visible and issues the invalidations, of which none is left then. Whether there were any.
@@ -106,6 +125,10 @@ impl Flush {
     /// # Safety
     /// As for [`Detached::reclaim`].
     pub unsafe fn free<F: Format, P: Platform>(&mut self, platform: &P) {
+        if SMALL {
+            // SAFETY: passed on.
+            return unsafe { self.prune::<F, P>(platform, &mut |_| ()) };
+        }
         while let Some((root, _)) = self.detached.pop(platform) {
             free_tree::<F, P>(platform, root.frame, root.level);
         }
@@ -121,6 +144,10 @@ impl Flush {
         platform: &P,
         mut leaves: impl FnMut(Leaf<F>),
     ) {
+        if SMALL {
+            // SAFETY: passed on.
+            return unsafe { self.prune::<F, P>(platform, &mut leaves) };
+        }
         if !self.detached.is_empty() {
             // SAFETY: passed on. The visitor never breaks off, so one call reclaims everything.
             let _all = unsafe {
@@ -130,6 +157,24 @@ impl Flush {
                         ControlFlow::Continue(())
                     })
             };
+        }
+    }
+}
+
+impl Flush {
+    /// The same in little code, for a visitor that never breaks off.
+    ///
+    /// # Safety
+    /// As for [`Detached::reclaim`].
+    #[inline(never)]
+    unsafe fn prune<F: Format, P: Platform>(
+        &mut self,
+        platform: &P,
+        visit: &mut dyn FnMut(Leaf<F>),
+    ) {
+        while let Some((root, _)) = self.detached.pop(platform) {
+            // SAFETY: passed on; the chain held it once.
+            unsafe { root.prune::<F, P>(platform, visit) };
         }
     }
 }

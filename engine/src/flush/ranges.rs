@@ -38,8 +38,9 @@ impl Target {
 }
 
 /// Ranges to invalidate: merged, bounded.
+// The room is behind the rest, which short instructions reach then.
+#[repr(C)]
 pub(crate) struct Ranges {
-    items: [MaybeUninit<Stale>; MAX_RANGES],
     /// So many items are initialised.
     len: usize,
     /// Where the last of them ends, if one may begin there: it is written to the item when that is [looked at](Self::close).
@@ -49,6 +50,7 @@ pub(crate) struct Ranges {
     /// All of the space is to be forgotten, whatever the ranges say.
     pub everything: bool,
     overflowed: bool,
+    items: [MaybeUninit<Stale>; MAX_RANGES],
 }
 
 /// The level of the leaves of a range, and whether tables are meant, as one number.
@@ -100,6 +102,9 @@ impl Ranges {
     #[inline]
     fn close(&mut self) {
         let end = self.end;
+        if SMALL {
+            return;
+        }
         if let (Some(item), true) = (self.as_mut_slice().last_mut(), end != NO_END) {
             item.last = end - 1;
         }
@@ -139,14 +144,14 @@ impl Ranges {
             self.end != NO_END && slice.first < self.end && item.first <= slice.last
         });
         let overlaps = |item: &Stale| slice.first <= item.last && item.first <= slice.last;
-        open || items.iter().any(overlaps)
+        SMALL && self.overflowed || open || items.iter().any(overlaps)
     }
 
     /// Adds a range. `level` is that of all its leaves, if known.
     #[inline(never)]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
         if SMALL {
-            self.insert(slice, level, tables);
+            self.note(slice, level, tables);
         } else if !self.append(slice, level, tables) {
             match self.overflowed {
                 true => self.stretch(slice),
@@ -159,7 +164,9 @@ impl Ranges {
     /// is no room for one more, it is not written down: all of the space is to be forgotten then, and no other edit asks what.
     #[inline(always)]
     pub fn add_page(&mut self, slice: Slice, level: Level) {
-        if !self.append(slice, Some(level), false) && !self.overflowed {
+        if SMALL {
+            self.add(slice, Some(level), false);
+        } else if !self.append(slice, Some(level), false) && !self.overflowed {
             self.insert(slice, Some(level), false);
         }
     }
@@ -190,6 +197,41 @@ impl Ranges {
     }
 
     /// Adds one more, if there is room.
+    /// The same in little code: all that does not fit is everything, and no end is kept apart.
+    #[inline(always)]
+    fn note(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
+        let Slice { first, last } = slice;
+        for item in self.as_mut_slice() {
+            let alike = item.level == level && item.tables == tables;
+            // Where the sum wraps, two ranges that touch stay apart, which is as right.
+            let room = u64::from(alike);
+            if first <= item.last.wrapping_add(room) && item.first <= last.wrapping_add(room) {
+                item.first = item.first.min(first);
+                item.last = item.last.max(last);
+                if !alike {
+                    item.level = None;
+                    item.tables = true;
+                }
+                return;
+            }
+        }
+        match self.items.get_mut(self.len) {
+            Some(place) => {
+                place.write(Stale {
+                    first,
+                    last,
+                    level,
+                    tables,
+                });
+                self.len += 1;
+            }
+            None => {
+                self.overflowed = true;
+                self.stretch(slice);
+            }
+        }
+    }
+
     fn push(&mut self, item: Stale) {
         match self.items.get_mut(self.len) {
             Some(place) => {

@@ -3,9 +3,10 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
+use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::entry::LINE;
-use crate::format::{Format, Kind, Perms};
+use crate::format::{Format, Kind, Perms, address_of, denied_of, kind_of};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
@@ -19,7 +20,6 @@ impl Detached {
     ///
     /// # Safety
     /// 1. The invalidation that covers the tables is complete, and every software walk that may hold them is over.
-    #[cfg_attr(feature = "small", inline(never))]
     pub(super) unsafe fn reclaim<F: Format, P: Platform>(
         &mut self,
         platform: &P,
@@ -64,6 +64,73 @@ impl Detached {
     }
 }
 
+impl Root {
+    /// Visits its leaves, if they are unmapped, and frees its tables: in little code, and without a stop.
+    ///
+    /// # Safety
+    /// As for [`Detached::reclaim`], of this one.
+    #[inline(always)]
+    pub unsafe fn prune<F: Format, P: Platform>(
+        self,
+        platform: &P,
+        visit: &mut dyn FnMut(Leaf<F>),
+    ) {
+        let visit: &mut dyn FnMut(Leaf<F>) = match self.fate {
+            Fate::Unmapped => visit,
+            Fate::Replaced => &mut |_| (),
+        };
+        let mut prune = Prune { platform, visit };
+        // SAFETY: as the caller vouches (1., 2.).
+        unsafe { prune.prune(self.frame, self.level, self.first, self.denied) };
+    }
+}
+
+/// Visits leaves and frees tables, in little code.
+struct Prune<'a, F: Format, P> {
+    platform: &'a P,
+    visit: &'a mut dyn FnMut(Leaf<F>),
+}
+
+impl<F: Format, P: Platform> Prune<'_, F, P> {
+    /// Does it with the table in `frame`, which translated addresses from `input` on, and all below it.
+    ///
+    /// # Safety
+    /// 1. `frame` holds a table at `level` of a tree of this format on the platform, which is not used again, nor what is below.
+    /// 2. No walker and no software can reach it.
+    #[inline(never)]
+    unsafe fn prune(&mut self, frame: Pa, level: Level, mut input: u64, denied: Perms) {
+        // SAFETY: (1.).
+        let table = unsafe { Table::open(self.platform, frame, level) };
+        for index in 0..1usize << F::INDEX_BITS {
+            let mut entry = table.load(index);
+            match (kind_of::<F>(entry, level), level.down()) {
+                (Kind::Table, Some(below)) => {
+                    let child = address_of::<F>(entry, level);
+                    let denied = denied | denied_of::<F>(entry);
+                    // SAFETY: of the same tree (1.), and reached through this table alone (2.).
+                    unsafe { self.prune(child, below, input, denied) };
+                }
+                (Kind::Leaf, _) if entry & F::CONTIGUOUS == 0 => {
+                    (self.visit)(Leaf::new(input, entry, level, denied));
+                }
+                (Kind::Leaf, _) => {
+                    let members = run::members::<F>(index, level);
+                    if index == members.start {
+                        let load = &mut |member| table.load(member);
+                        entry = run::gather::<F>(members, level, load);
+                        (self.visit)(Leaf::new(input, entry, level, denied));
+                    }
+                }
+                _ => {}
+            }
+            input = input.wrapping_add(1 << F::shift(level));
+        }
+        drop(table);
+        // SAFETY: nothing can reach it (2.), and each table is come to once (1.).
+        unsafe { self.platform.free_table(frame, level) };
+    }
+}
+
 /// Visits leaves and frees tables on the way back. Stops *before* a leaf, never after one, so that every table whose
 /// last leaf has been visited is freed before the walk ends.
 struct Reclaim<'a, F: Format, P: Platform, V> {
@@ -78,7 +145,6 @@ struct Reclaim<'a, F: Format, P: Platform, V> {
 
 impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F, P, V> {
     /// Visits the leaf at one entry; a run once, at its first member.
-    #[cfg_attr(feature = "small", inline(never))]
     fn leaf(
         &mut self,
         table: &Table<'_, P>,
@@ -212,7 +278,13 @@ pub(crate) unsafe fn reclaim_all<F: Format, P: Platform>(
 /// Frees the table in `frame` and every table below it. The leaves are not looked at.
 ///
 /// The caller vouches that nothing can reach the table: it was never linked, or its invalidation is complete.
+#[cfg_attr(feature = "small", inline(never))]
 pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: Level) {
+    if SMALL {
+        let visit = &mut |_| ();
+        // SAFETY: as the caller vouches (1., 2.).
+        return unsafe { Prune::<F, P> { platform, visit }.prune(frame, level, 0, Perms::empty()) };
+    }
     if level != Level::PAGE {
         let slice = Slice {
             first: 0,

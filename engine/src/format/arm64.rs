@@ -222,9 +222,85 @@ const fn nearest(mair: u64, memory: Memory) -> Memory {
     stricter[at]
 }
 
+// What permissions become: AP[1] at 0, PXN at 1, UXN at 2; or why they cannot be had.
+const REFUSED: u8 = 0x80;
+const NO_LEAF: u8 = REFUSED | 4;
+const NO_TYPE_IN_MAIR: u8 = REFUSED | 5;
+const NOT_INNER: u8 = REFUSED | 6;
+const TOO_MANY_BITS: u8 = REFUSED | 7;
+const NOT_NATIVE: u8 = REFUSED | 8;
+
+static REASONS: [&str; 16] = [
+    "arm64 stage 1 cannot map memory that the privileged cannot read",
+    "arm64 stage 1 cannot let the user write and not read",
+    "arm64 stage 1 lets the privileged and the user write the same pages, or neither",
+    "arm64 stage 1 never lets the privileged execute what the user can write",
+    "no block can stand at this level",
+    "MAIR has no such memory type",
+    "with 52-bit descriptors shareability comes from TCR_EL1 and is inner",
+    "three software bits are all there are",
+    "a native bit does not belong to the embedder",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+];
+
+/// By permissions. D8.4.1: AP[2:1] gives the privileged at least what it gives the user, and always reading; memory that the user
+/// can write is never executable by the privileged. What permits nothing is made as what can be read.
+static RIGHTS: [u8; 64] = {
+    let mut rights = [0; 64];
+    let mut bits = 0;
+    while bits < 64 {
+        let perms = Perms::from_bits_truncate(bits);
+        let user = perms.intersects(Perms::USER_READ.union(Perms::USER_WRITE));
+        let user_writes = perms.contains(Perms::USER_WRITE);
+        rights[bits as usize] = if !perms.contains(Perms::READ) && bits != 0 {
+            REFUSED
+        } else if user && !perms.contains(Perms::USER_READ) {
+            REFUSED | 1
+        } else if user && perms.contains(Perms::WRITE) != user_writes {
+            REFUSED | 2
+        } else if user_writes && perms.contains(Perms::EXEC) {
+            REFUSED | 3
+        } else {
+            let never = !perms.contains(Perms::EXEC);
+            let user_never = !perms.contains(Perms::USER_EXEC);
+            user as u8 | (never as u8) << 1 | (user_never as u8) << 2
+        };
+        bits += 1;
+    }
+    rights
+};
+
 impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, const TYPES: u64>
     Arm64<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>
 {
+    /// The index of each type of memory, or that there is none.
+    const INDEX: [u8; 8] = {
+        let types = [
+            Memory::Normal,
+            Memory::WriteThrough,
+            Memory::NonCacheable,
+            Memory::Device,
+            Memory::DeviceStrict,
+            Memory::Tagged,
+        ];
+        let mut table = [NO_TYPE_IN_MAIR; 8];
+        let mut at = 0;
+        while at < types.len() {
+            table[types[at] as usize] = match type_index(TYPES, types[at]) {
+                Some(index) => index as u8,
+                None => NO_TYPE_IN_MAIR,
+            };
+            at += 1;
+        }
+        table
+    };
+
     const LPA2: bool = WIDE && PAGE_SHIFT != 16;
     const LPA: bool = WIDE && PAGE_SHIFT == 16;
 
@@ -391,96 +467,60 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
         let perms = attrs.perms;
-        if !Self::is_leaf_level(level) {
-            return Err(Inexpressible("no block can stand at this level"));
+        let rights = RIGHTS[usize::from(perms.bits() & 0x3f)];
+        let index = Self::INDEX[attrs.memory as usize & 7];
+        let refused = if !Self::is_leaf_level(level) {
+            NO_LEAF
+        } else if rights & REFUSED != 0 {
+            rights
+        } else if index & REFUSED != 0 {
+            index
+        } else if Self::LPA2 && attrs.shareability != Shareability::Inner {
+            NOT_INNER
+        } else if attrs.software > 7 {
+            TOO_MANY_BITS
+        } else if attrs.native & !Self::NATIVE != 0 {
+            NOT_NATIVE
+        } else {
+            0
+        };
+        if refused != 0 {
+            return Err(Inexpressible(REASONS[usize::from(refused & 0xf)]));
         }
-        if perms.is_empty() {
-            // As what can be read, but not valid.
-            let readable = Self::encode(&attrs.with_perms(Perms::READ), level)?;
-            return Ok(readable & !VALID | PARKED);
-        }
-        let mut bits = VALID;
+        let (rights, index) = (u64::from(rights), u64::from(index));
+        let mut leaf = VALID
+            | ((rights & 1) * AP_USER)
+            | (rights & 6) << 52 // PXN, UXN
+            | index << ATTR_INDEX
+            | u64::from(attrs.software) << SOFTWARE
+            | attrs.native;
         if level == Level::PAGE {
-            bits |= NOT_BLOCK;
+            leaf |= NOT_BLOCK;
         }
-
-        // D8.4.1: AP[2:1] gives the privileged at least what it gives the user, and always reading.
-        if !perms.contains(Perms::READ) {
-            return Err(Inexpressible(
-                "arm64 stage 1 cannot map memory that the privileged cannot read",
-            ));
-        }
-        let user = perms.intersects(Perms::USER_READ | Perms::USER_WRITE);
-        if user {
-            if !perms.contains(Perms::USER_READ) {
-                return Err(Inexpressible(
-                    "arm64 stage 1 cannot let the user write and not read",
-                ));
-            }
-            if perms.contains(Perms::WRITE) != perms.contains(Perms::USER_WRITE) {
-                return Err(Inexpressible(
-                    "arm64 stage 1 lets the privileged and the user write the same pages, or neither",
-                ));
-            }
-            bits |= AP_USER;
-        }
-        // D8.4.1: memory that the user can write is never executable by the privileged.
-        if perms.contains(Perms::USER_WRITE | Perms::EXEC) {
-            return Err(Inexpressible(
-                "arm64 stage 1 never lets the privileged execute what the user can write",
-            ));
-        }
-        if !perms.contains(Perms::EXEC) {
-            bits |= PXN;
-        }
-        if !perms.contains(Perms::USER_EXEC) {
-            bits |= UXN;
-        }
-        bits |= match (perms.contains(Perms::WRITE), attrs.dirty) {
+        leaf |= match (perms.contains(Perms::WRITE), attrs.dirty) {
             (true, true) => DIRTY_MODIFIER,
             (true, false) => DIRTY_MODIFIER | AP_READ_ONLY,
             (false, true) => AP_READ_ONLY | SOFTWARE_DIRTY,
             (false, false) => AP_READ_ONLY,
         };
-
-        let index = match attrs.memory {
-            Memory::Normal => const { type_index(TYPES, Memory::Normal) },
-            Memory::Device => const { type_index(TYPES, Memory::Device) },
-            Memory::NonCacheable => const { type_index(TYPES, Memory::NonCacheable) },
-            Memory::DeviceStrict => const { type_index(TYPES, Memory::DeviceStrict) },
-            Memory::Tagged => const { type_index(TYPES, Memory::Tagged) },
-            Memory::WriteThrough => const { type_index(TYPES, Memory::WriteThrough) },
-        };
-        bits |= index.ok_or(Inexpressible("MAIR has no such memory type"))? << ATTR_INDEX;
-        if Self::LPA2 {
-            if attrs.shareability != Shareability::Inner {
-                return Err(Inexpressible(
-                    "with 52-bit descriptors shareability comes from TCR_EL1 and is inner",
-                ));
-            }
-        } else {
-            bits |= match attrs.shareability {
+        if !Self::LPA2 {
+            leaf |= match attrs.shareability {
                 Shareability::Non => 0,
                 Shareability::Outer => 2,
                 Shareability::Inner => 3,
             } << SHAREABILITY;
         }
         if !attrs.global {
-            bits |= NOT_GLOBAL;
+            leaf |= NOT_GLOBAL;
         }
         if attrs.accessed {
-            bits |= ACCESS;
+            leaf |= ACCESS;
         }
-        if attrs.software > 7 {
-            return Err(Inexpressible("three software bits are all there are"));
+        if perms.is_empty() {
+            // As what can be read, but not valid.
+            leaf = leaf & !VALID | PARKED;
         }
-        bits |= u64::from(attrs.software) << SOFTWARE;
-        if attrs.native & !Self::NATIVE != 0 {
-            return Err(Inexpressible(
-                "a native bit does not belong to the embedder",
-            ));
-        }
-        Ok(bits | attrs.native)
+        Ok(leaf)
     }
 
     #[inline]

@@ -52,6 +52,7 @@ mod arm64;
 mod el2;
 mod ept;
 mod npt;
+mod pages;
 mod stage2;
 mod x86_64;
 
@@ -65,6 +66,7 @@ pub use el2::{
 };
 pub use ept::Ept;
 pub use npt::Npt;
+pub use pages::PagesOnly;
 pub use stage2::{
     FORCED_WRITE_BACK, Stage2, Stage2K4, Stage2K4Wide, Stage2K16, Stage2K16Wide, Stage2K64,
     Stage2K64Wide,
@@ -667,7 +669,9 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// How many entries a table at `level` has.
     #[inline(always)]
     fn entries(level: Level) -> usize {
-        if level == Self::root_level() {
+        // Mostly the first table is as large as any other.
+        let whole = Self::shift(Self::root_level()) + Self::INDEX_BITS;
+        if Self::INPUT_BITS != whole && level == Self::root_level() {
             1 << (Self::INPUT_BITS - Self::shift(level))
         } else {
             1 << Self::INDEX_BITS
@@ -696,6 +700,27 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         let top = (input as i64) >> bits;
         top == 0 || top == -1
     }
+}
+
+/// The [kind](Format::kind) of an entry, as a call where code is to be small.
+#[cfg_attr(not(feature = "small"), inline(always))]
+#[cfg_attr(feature = "small", inline(never))]
+pub(crate) fn kind_of<F: Format>(entry: u64, level: Level) -> Kind {
+    F::kind(entry, level)
+}
+
+/// The same of the [address](Format::address).
+#[cfg_attr(not(feature = "small"), inline(always))]
+#[cfg_attr(feature = "small", inline(never))]
+pub(crate) fn address_of<F: Format>(entry: u64, level: Level) -> Pa {
+    F::address(entry, level)
+}
+
+/// The same of what a table [takes away](Format::denied).
+#[cfg_attr(not(feature = "small"), inline(always))]
+#[cfg_attr(feature = "small", inline(never))]
+pub(crate) fn denied_of<F: Format>(table: u64) -> Perms {
+    F::denied(table)
 }
 
 /// What a leaf [means](Format::decode), as a call: where that is asked once for many leaves.
@@ -728,7 +753,7 @@ pub(crate) fn withheld<F: Format>(leaf: u64) -> u64 {
 /// The leaf that a format has encoded, in the place of `entry`: with its address, and in its run.
 #[inline(never)]
 pub(crate) fn in_place_of<F: Format>(entry: u64, level: Level, bits: u64) -> u64 {
-    F::with_address(bits, F::address(entry, level)) | entry & F::CONTIGUOUS
+    F::with_address(bits, address_of::<F>(entry, level)) | entry & F::CONTIGUOUS
 }
 
 /// The leaf `entry` with every flag set that a walker may still set in it. Where what walkers set from now on is not

@@ -39,8 +39,7 @@ pub struct X86_64<const LEVELS: u8, const TYPES: u64 = PAT>;
 const PRESENT: u64 = 1 << 0;
 const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
-const PWT: u64 = 1 << 3; // PAT index bit 0
-const PCD: u64 = 1 << 4; // PAT index bit 1
+const INDEX: u32 = 3; // PWT and PCD, bits 1:0 of the PAT index
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 /// A leaf above the last level; at the last level bit 2 of the PAT index.
@@ -84,7 +83,95 @@ const fn type_index(pat: u64, memory: Memory) -> Option<u64> {
     None
 }
 
+// What permissions become: R/W and U/S at their places, XD at 3; or why they cannot be had.
+const NEVER_EXECUTED: u64 = 1 << 3;
+const REFUSED: u8 = 0x80;
+const NO_LEAF: u8 = REFUSED | 4;
+const NOT_COHERENT: u8 = REFUSED | 5;
+const TOO_MANY_BITS: u8 = REFUSED | 6;
+const NOT_NATIVE: u8 = REFUSED | 7;
+const NO_TYPE: u8 = REFUSED | 8;
+const NO_TYPE_IN_PAT: u8 = REFUSED | 9;
+
+static REASONS: [&str; 16] = [
+    "x86-64 cannot map memory that the privileged cannot read",
+    "x86-64 cannot let the user write or execute and not read",
+    "x86-64 lets the privileged and the user write the same pages, or neither",
+    "with SMEP the privileged never executes a page of the user",
+    "no large page can stand at this level",
+    "x86-64 memory is always coherent",
+    "three software bits are all there are",
+    "a native bit does not belong to the embedder",
+    "x86-64 has no such memory type",
+    "PAT has no such memory type",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+];
+
+/// By permissions. SDM 5.6.1: a present page can be read; one U/S bit and one R/W bit serve both. What permits nothing is made as
+/// what can be read.
+static RIGHTS: [u8; 64] = {
+    let mut rights = [0; 64];
+    let mut bits = 0;
+    while bits < 64 {
+        let perms = Perms::from_bits_truncate(bits);
+        let user = perms.intersects(Perms::ANY_USER);
+        let writes = perms.contains(Perms::WRITE);
+        rights[bits as usize] = if !perms.contains(Perms::READ) && bits != 0 {
+            REFUSED
+        } else if user && !perms.contains(Perms::USER_READ) {
+            REFUSED | 1
+        } else if user && writes != perms.contains(Perms::USER_WRITE) {
+            REFUSED | 2
+        } else if user && perms.contains(Perms::EXEC) {
+            REFUSED | 3
+        } else {
+            let never_executed = !perms.intersects(Perms::ANY_EXEC);
+            let bits = [
+                (writes, WRITE),
+                (user, USER),
+                (never_executed, NEVER_EXECUTED),
+            ];
+            let mut code = 0;
+            let mut at = 0;
+            while at < bits.len() {
+                if bits[at].0 {
+                    code |= bits[at].1 as u8;
+                }
+                at += 1;
+            }
+            code
+        };
+        bits += 1;
+    }
+    rights
+};
+
 impl<const LEVELS: u8, const TYPES: u64> X86_64<LEVELS, TYPES> {
+    /// The index of each type of memory, or why there is none.
+    const INDEX: [u8; 8] = {
+        let types = [
+            Memory::Normal,
+            Memory::WriteThrough,
+            Memory::NonCacheable,
+            Memory::Device,
+        ];
+        let mut table = [NO_TYPE; 8];
+        let mut at = 0;
+        while at < types.len() {
+            table[types[at] as usize] = match type_index(TYPES, types[at]) {
+                Some(index) => index as u8,
+                None => NO_TYPE_IN_PAT,
+            };
+            at += 1;
+        }
+        table
+    };
+
     /// What `IA32_PAT` holds.
     ///
     /// ```
@@ -191,78 +278,46 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
-        let perms = attrs.perms;
-        if !Self::is_leaf_level(level) {
-            return Err(Inexpressible("no large page can stand at this level"));
-        }
-        if perms.is_empty() {
-            // As what can be read, but not present, and with the address inverted, as in `suspend`.
-            let readable = attrs.with_perms(Perms::READ);
-            let leaf = Self::encode(&readable, level)? & !PRESENT | PARKED;
-            return Ok(leaf ^ Self::address_mask(level));
-        }
-        // SDM 5.6.1: a present page can be read; one U/S bit and one R/W bit serve both.
-        if !perms.contains(Perms::READ) {
-            return Err(Inexpressible(
-                "x86-64 cannot map memory that the privileged cannot read",
-            ));
-        }
-        let user = perms.intersects(Perms::ANY_USER);
-        if user && !perms.contains(Perms::USER_READ) {
-            return Err(Inexpressible(
-                "x86-64 cannot let the user write or execute and not read",
-            ));
-        }
-        if user && perms.contains(Perms::WRITE) != perms.contains(Perms::USER_WRITE) {
-            return Err(Inexpressible(
-                "x86-64 lets the privileged and the user write the same pages, or neither",
-            ));
-        }
-        if user && perms.contains(Perms::EXEC) {
-            return Err(Inexpressible(
-                "with SMEP the privileged never executes a page of the user",
-            ));
-        }
-        if attrs.shareability != Shareability::Inner {
-            return Err(Inexpressible("x86-64 memory is always coherent"));
-        }
-        if attrs.software > 7 {
-            return Err(Inexpressible("three software bits are all there are"));
-        }
-        if attrs.native & !Self::NATIVE != 0 {
-            return Err(Inexpressible(
-                "a native bit does not belong to the embedder",
-            ));
-        }
-        let index = match attrs.memory {
-            Memory::Normal => const { type_index(TYPES, Memory::Normal) },
-            Memory::NonCacheable => const { type_index(TYPES, Memory::NonCacheable) },
-            Memory::Device => const { type_index(TYPES, Memory::Device) },
-            Memory::WriteThrough => const { type_index(TYPES, Memory::WriteThrough) },
-            Memory::DeviceStrict | Memory::Tagged => {
-                return Err(Inexpressible("x86-64 has no such memory type"));
-            }
-        };
-        let index = index.ok_or(Inexpressible("PAT has no such memory type"))?;
-        let pat_bit = if level == Level::PAGE {
-            SIZE_OR_PAT
+        let rights = RIGHTS[usize::from(attrs.perms.bits() & 0x3f)];
+        let index = Self::INDEX[attrs.memory as usize & 7];
+        let refused = if !Self::is_leaf_level(level) {
+            NO_LEAF
+        } else if rights & REFUSED != 0 {
+            rights
+        } else if attrs.shareability != Shareability::Inner {
+            NOT_COHERENT
+        } else if attrs.software > 7 {
+            TOO_MANY_BITS
+        } else if attrs.native & !Self::NATIVE != 0 {
+            NOT_NATIVE
         } else {
-            PAT_OF_BLOCK
+            index
         };
-        let when = |condition: bool, bit: u64| if condition { bit } else { 0 };
-        Ok(PRESENT
-            | when(perms.contains(Perms::WRITE), WRITE)
-            | when(user, USER)
-            | when(index & 1 != 0, PWT)
-            | when(index & 2 != 0, PCD)
-            | when(attrs.accessed, ACCESSED)
-            | when(attrs.dirty, DIRTY)
-            | when(level != Level::PAGE, SIZE_OR_PAT)
-            | when(attrs.global, GLOBAL)
-            | when(index & 4 != 0, pat_bit)
-            | when(!perms.intersects(Perms::ANY_EXEC), NO_EXECUTE)
+        if refused & REFUSED != 0 {
+            return Err(Inexpressible(REASONS[usize::from(refused & 0xf)]));
+        }
+        let (rights, index) = (u64::from(rights), u64::from(index));
+        // Where a leaf keeps bit 2 of the index, and what makes it a large one.
+        let (pat, size) = match level {
+            Level::PAGE => (SIZE_OR_PAT, 0),
+            _ => (PAT_OF_BLOCK, SIZE_OR_PAT),
+        };
+        let leaf = PRESENT
+            | rights & (WRITE | USER)
+            | (rights & NEVER_EXECUTED) << 60
+            | (index & 3) << INDEX
+            | if index & 4 != 0 { pat } else { 0 }
+            | size
+            | (u64::from(attrs.accessed) * ACCESSED)
+            | (u64::from(attrs.dirty) * DIRTY)
+            | (u64::from(attrs.global) * GLOBAL)
             | u64::from(attrs.software) << SOFTWARE
-            | attrs.native)
+            | attrs.native;
+        match attrs.perms.is_empty() {
+            // As what can be read, but not present, and with the address inverted, as in `suspend`.
+            true => Ok((leaf & !PRESENT | PARKED) ^ Self::address_mask(level)),
+            false => Ok(leaf),
+        }
     }
 
     #[inline]
@@ -275,7 +330,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
         });
         Attrs {
             perms: Self::effective(entry, level, Perms::empty()),
-            memory: Self::MEMORY[usize::from(pat) << 2 | (entry >> 3 & 3) as usize],
+            memory: Self::MEMORY[usize::from(pat) << 2 | (entry >> INDEX & 3) as usize],
             shareability: Shareability::Inner,
             global: has(GLOBAL),
             accessed: has(ACCESSED),

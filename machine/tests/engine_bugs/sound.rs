@@ -10,6 +10,7 @@ const RANGES: &str = "flush/ranges.rs";
 const GATHER: &str = "edit/gather.rs";
 const KERNEL_HALF: &str = "kernel_half.rs";
 const LOG: &str = "guest/log.rs";
+const PLAN: &str = "edit/plan.rs";
 const PROTECT: &str = "edit/protect.rs";
 const GRACE: &str = "shared/grace.rs";
 const RANGE: &str = "shared/range.rs";
@@ -386,7 +387,7 @@ pub const BUGS: &[Bug] = &[
     // Leaves without permissions.
     Bug {
         name: "what is parked is not invalidated",
-        file: PROTECT,
+        file: PLAN,
         find: "_ if parks => «plan.invalidate = true»,",
         with: "plan.news = true",
         rules: FORGOTTEN,
@@ -394,8 +395,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "what is parked names memory on x86",
         file: X86,
-        find: "return Ok(«leaf ^ Self::address_mask(level)»);",
-        with: "leaf",
+        find: "PARKED) «^ Self::address_mask(level)»",
+        with: "",
         rules: &["forbidden memory", "program"],
     },
 ];

@@ -1,0 +1,204 @@
+//! What a change makes of leaves of one pattern: worked out once, and kept.
+
+use super::Change;
+use crate::addr::Level;
+use crate::bbm::{ACCESSED, State, Transition, differences, recoding};
+use crate::edit::space::{Conditions, NOT_PLAIN};
+use crate::format::{Attrs, Format, Kind, in_place_of, meaning};
+
+/// How to change an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// It is not a leaf, or nothing changes.
+    Keep,
+    /// In place, with a store.
+    Store,
+    /// In place, with an exchange: a walker may be writing it.
+    Exchange,
+    /// Not in place.
+    Break,
+}
+
+/// What to do with all leaves of one pattern.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    /// The entry without its address, and in the place of that the level: what the plan is for.
+    pub(super) key: u64,
+    /// The bits that flip.
+    pub flip: u64,
+    pub(super) how: How,
+    /// Walkers have to forget the old leaf.
+    pub(super) invalidate: bool,
+    /// Walkers remember nothing of the old leaf, and have to see the new one.
+    pub(super) news: bool,
+    /// The key, if it is for single pages that are in use, changed in place, and forgotten; or what no page is like.
+    pub(super) usual: u64,
+}
+
+/// Where the level is in the key of a plan: bits of the address in leaves of all levels of all formats, of which the largest
+/// is of 4 TiB.
+const LEVEL: u32 = 44;
+
+impl Plan {
+    /// For which leaves there is one plan.
+    #[inline(always)]
+    pub(super) fn key_of<F: Format>(entry: u64, level: Level) -> u64 {
+        let mask = F::address_mask(level);
+        debug_assert!(mask >> LEVEL & 7 == 7, "bits of the address");
+        entry & !mask | u64::from(level.height()) << LEVEL
+    }
+
+    /// The entry without its address that it is for.
+    #[inline(always)]
+    pub fn key(&self) -> u64 {
+        self.key & !(7 << LEVEL)
+    }
+
+    #[inline(always)]
+    pub(super) fn level(&self) -> Level {
+        Level::new((self.key >> LEVEL) as u8 & 7)
+    }
+
+    #[inline(always)]
+    pub fn how(&self) -> How {
+        self.how
+    }
+
+    /// Whether a store does it, or nothing has to be done.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        matches!(self.how, How::Keep | How::Store)
+    }
+}
+
+/// A change, and what it makes of leaves of the pattern that was met last.
+#[derive(Clone, Copy)]
+pub(crate) struct Recent {
+    pub(super) change: Change,
+    pub plan: Plan,
+}
+
+impl Recent {
+    pub const NONE: Self = Self::new(Change::new());
+
+    #[inline(always)]
+    pub const fn new(change: Change) -> Self {
+        Self {
+            change,
+            // The plan for holes.
+            plan: Plan {
+                key: 0,
+                flip: 0,
+                how: How::Keep,
+                invalidate: false,
+                news: false,
+                usual: NOT_PLAIN,
+            },
+        }
+    }
+
+    /// Finds out what to do with `entry`, from memory if it is like the one before.
+    #[inline(always)]
+    pub fn look_up<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
+        if self.is_new::<F>(entry, level) {
+            self.work_out::<F>(conditions, entry, level);
+        }
+    }
+
+    /// The same of what is known to be a leaf, in the caller's own code.
+    #[inline(always)]
+    pub fn look_up_leaf<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
+        if self.is_new::<F>(entry, level) {
+            self.work_out_leaf::<F>(conditions, entry, level);
+        }
+    }
+
+    /// Whether there is no plan for it yet; an empty one is there then.
+    #[inline(always)]
+    fn is_new<F: Format>(&mut self, entry: u64, level: Level) -> bool {
+        let key = Plan::key_of::<F>(entry, level);
+        let is_new = self.plan.key != key;
+        if is_new {
+            self.plan = Plan {
+                key,
+                ..Self::NONE.plan
+            };
+        }
+        is_new
+    }
+
+    /// Makes the plan for the leaves that are like `entry`, if it is one.
+    #[cold]
+    #[inline(never)]
+    fn work_out<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
+        if F::kind(entry, level) == Kind::Leaf {
+            self.work_out_leaf::<F>(conditions, entry, level);
+        }
+    }
+
+    #[inline(always)]
+    fn work_out_leaf<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
+        let was = meaning::<F>(entry, level);
+        let attrs = self.change.apply_on(was, F::RULE, &conditions.caps);
+        let Ok(bits) = F::encode(&attrs, level) else {
+            // `protect` has made sure that the change can be encoded.
+            debug_assert!(false, "a change that cannot be encoded");
+            return;
+        };
+        let new = in_place_of::<F>(entry, level, bits);
+        let plan = &mut self.plan;
+        plan.flip = entry ^ new;
+        if plan.flip == 0 {
+            return;
+        }
+        plan.how = if conditions.is_contended::<F>(entry, level) {
+            How::Exchange
+        } else {
+            How::Store
+        };
+        if !conditions.live {
+            return;
+        }
+        // What is parked can be given back by a store: no walker remembers that it is not valid. But it may remember what the
+        // leaf was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as
+        // it would be if the leaf were valid.
+        let (was_parked, parks) = (F::is_parked(entry), F::is_parked(new));
+        // A run is parked and comes back whole, and no two of its members are valid and different.
+        let in_run = entry & F::CONTIGUOUS != 0 && !was_parked && !parks;
+        let differences = differences(&was, &attrs);
+        let how = recoding(
+            F::RULE,
+            differences,
+            attrs.accessed,
+            in_run,
+            &conditions.caps,
+        );
+        debug_assert_eq!(
+            how,
+            {
+                let [old, new] = [was, attrs].map(|attrs| State::Leaf {
+                    frame: F::address(entry, level),
+                    attrs: Attrs {
+                        software: 0,
+                        ..attrs
+                    },
+                    contiguous: in_run,
+                });
+                conditions.transition::<F>(&old, &new, level)
+            },
+            "there is one rule"
+        );
+        match how {
+            Transition::Break => plan.how = How::Break,
+            _ if was_parked => plan.news = !parks,
+            _ if parks => plan.invalidate = true,
+            Transition::Invalidate => plan.invalidate = true,
+            // That it has been accessed may be.
+            Transition::Store => plan.news = differences & ACCESSED != 0,
+        }
+        let is_single = level == Level::PAGE && entry & F::CONTIGUOUS == 0;
+        if is_single && plan.invalidate && plan.how != How::Break {
+            plan.usual = plan.key();
+        }
+    }
+}
