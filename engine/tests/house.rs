@@ -38,10 +38,10 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text of each module of the engine, by its path in the crate, without comments and tests.
-fn modules() -> BTreeMap<String, String> {
+/// The text of each module of a crate, by its path in it, without comments and tests.
+fn modules(source: &Path) -> BTreeMap<String, String> {
     let mut found = Vec::new();
-    files(&source(), &mut found);
+    files(source, &mut found);
     let module = |path: PathBuf| {
         let text = fs::read_to_string(&path).unwrap();
         let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
@@ -49,7 +49,7 @@ fn modules() -> BTreeMap<String, String> {
             .lines()
             .map(|line| line.split("//").next().unwrap().to_owned() + "\n")
             .collect();
-        let name = path.strip_prefix(source()).unwrap().with_extension("");
+        let name = path.strip_prefix(source).unwrap().with_extension("");
         let name = name.to_str().unwrap().replace('/', "::");
         let name = name.strip_suffix("::mod").unwrap_or(&name).to_owned();
         (name, code)
@@ -85,7 +85,8 @@ fn paths(prefix: &str, tree: &str, found: &mut Vec<String>) {
 /// The modules that each imports from, as far as the name says it: what the crate's root exports is of the module that it is from.
 fn imports(modules: &BTreeMap<String, String>) -> BTreeMap<&str, BTreeSet<&str>> {
     let mut exported = BTreeMap::new();
-    for part in modules["lib"].split("pub use ").skip(1) {
+    let root = modules.get("lib").or(modules.get("main")).unwrap();
+    for part in root.split("pub use ").skip(1) {
         let mut named = Vec::new();
         paths("", part.split(';').next().unwrap(), &mut named);
         for path in named {
@@ -115,6 +116,10 @@ fn imports(modules: &BTreeMap<String, String>) -> BTreeMap<&str, BTreeSet<&str>>
         for part in code.split("use crate::").skip(1) {
             paths("", part.split(';').next().unwrap(), &mut named);
         }
+        for part in code.split("crate::").skip(1) {
+            let end = part.find(|it: char| !(it.is_alphanumeric() || "_:".contains(it)));
+            named.push(part[..end.unwrap_or(part.len())].to_owned());
+        }
         for part in code.split("use super::").skip(1) {
             let mut inner = Vec::new();
             paths("", part.split(';').next().unwrap(), &mut inner);
@@ -131,7 +136,9 @@ fn imports(modules: &BTreeMap<String, String>) -> BTreeMap<&str, BTreeSet<&str>>
         let resolved = named.iter().filter_map(|path| resolve(path));
         resolved.filter(|other| *other != name).collect()
     };
-    let named = modules.iter().filter(|(name, _)| *name != "lib");
+    let named = modules
+        .iter()
+        .filter(|(name, _)| !["lib", "main"].contains(&&***name));
     named
         .map(|(name, code)| (&**name, of(name, code)))
         .collect()
@@ -161,7 +168,7 @@ fn circle<'m>(
 
 #[test]
 fn no_circle_of_imports() {
-    let modules = modules();
+    let modules = modules(&source());
     let imports = imports(&modules);
     // It would find nothing if it read nothing.
     assert!(imports["platform"].contains("entry"));
@@ -171,6 +178,24 @@ fn no_circle_of_imports() {
     let rooms = rooms(&imports);
     assert!(rooms["shared"].contains("edit") && rooms["edit"].contains("flush"));
     assert_no_circle(&rooms);
+}
+
+#[test]
+fn no_circle_of_rooms_elsewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (part, room, from) in [
+        ("lab", "reproduce", "dirty_log"),
+        ("lab/harness", "report", "error"),
+        ("lab/experiments", "dirty_log", "write_protect"),
+        ("lab/compare", "pages", "subject"),
+        ("linear", "engine", "fixmap"),
+    ] {
+        let modules = modules(&root.join(part).join("src"));
+        let imports = imports(&modules);
+        let rooms = rooms(&imports);
+        assert!(rooms[room].contains(from), "{part}: {:?}", rooms[room]);
+        assert_no_circle(&rooms);
+    }
 }
 
 /// The same of rooms, which are what is at the root of the crate: a file, or a directory of them.

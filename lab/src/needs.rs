@@ -3,8 +3,9 @@
 //! A cost that is not known is not nothing. An experiment that depends on it runs with the [`usual`] value, and says
 //! so; `tablewright machine check` says it for all experiments at once.
 
-use tablewright_machine::{Cost, Profile, Regime, Time};
+use tablewright_machine::{Cost, MAX_CPUS, Profile, Regime, Time};
 
+use crate::error::Error;
 use crate::report;
 
 /// An experiment on the machine.
@@ -120,6 +121,26 @@ impl Experiment {
                 "migrate runs on x86-64, and on arm64 with pages of 4 KiB and 48 bits of address",
             ),
             _ => None,
+        }
+    }
+}
+
+impl Experiment {
+    /// That a machine can run it with so many vCPUs. The thread of the host has a CPU of its own: one of the profile's where
+    /// the experiment is about it, one more elsewhere.
+    pub fn fits(self, profile: &Profile, vcpus: u16) -> Result<(), Error> {
+        if let Some(why) = self.unsuitable(profile) {
+            return Err(Error::input(&profile.name, why));
+        }
+        let cpus = profile.system.cpus.unwrap_or(u32::MAX);
+        let host = u32::from(self == Self::DirtyLog);
+        let most = (cpus - host).min(MAX_CPUS as u32 - 1);
+        match u32::from(vcpus) <= most {
+            true => Ok(()),
+            false => Err(Error::Usage(format!(
+                "-v {vcpus}: {} has {most} CPUs for them",
+                profile.name
+            ))),
         }
     }
 }

@@ -84,7 +84,8 @@ fn expect(at: u64, found: Option<Leaf>, offset: u64, writable: bool) -> Result<(
 mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
-    use super::super::subject::{CANDIDATES, Users};
+    use super::super::candidates::CANDIDATES;
+    use super::super::subject::Users;
     use super::*;
     use crate::arena::Memory;
 

@@ -6,6 +6,7 @@ use tablewright_harness::{
 
 mod aarch64_paging;
 mod bare;
+mod candidates;
 mod check;
 mod current;
 mod page_table_generic;
@@ -35,8 +36,9 @@ use crate::progress::Progress;
 use crate::report::Report;
 use crate::size::{Size, human};
 use crate::stats::Samples;
+use candidates::{BARE, CANDIDATES, Candidate};
 use runner::Measurement;
-use subject::{BARE, CANDIDATES, Candidate, OURS, Operation, Work};
+use subject::{OURS, Operation, Work};
 
 /// Tables more than are needed, so that two threads may each have half of them, the tables above among them.
 const SPARE: u64 = 16;

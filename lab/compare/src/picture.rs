@@ -1,6 +1,7 @@
 //! The comparison as bars: a group for each operation that every crate has.
 
-use super::subject::{BARE, OURS, Operation};
+use super::candidates::BARE;
+use super::subject::{OURS, Operation};
 use super::{Parameters, Row};
 use crate::arena::Memory;
 use crate::plot::{Bar, Group, Picture};

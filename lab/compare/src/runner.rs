@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
+use super::candidates::Candidate;
 use super::check;
-use super::subject::{Candidate, Course, Operation, Subject, Work};
+use super::subject::{Course, Operation, Subject, Work};
 use crate::arena::Arena;
 use crate::error::Error;
 use crate::format::Format;
@@ -184,7 +185,8 @@ impl Cycle<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::subject::{CANDIDATES, Encoding, Leaf, Users};
+    use super::super::candidates::CANDIDATES;
+    use super::super::subject::{Encoding, Leaf, Users};
     use super::*;
     use crate::arena::Memory;
 

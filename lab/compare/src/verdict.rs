@@ -12,9 +12,11 @@ struct Aim {
     /// The operation that is measured.
     operation: Operation,
     /// Which of its ratios.
-    ratio: fn(&Row) -> Option<f64>,
+    ratio: Ratio,
     bound: Bound,
 }
+
+type Ratio = fn(&Row) -> Option<f64>;
 
 #[derive(Clone, Copy)]
 enum Bound {
@@ -39,63 +41,70 @@ impl Bound {
 }
 
 /// Ratios in one run on warm memory; docs/compare.md says where they come from.
-const AIMS: [Aim; 9] = [
+const AIMS: [Aim; 9] = {
+    use Bound::{AtLeast, AtMost};
+    use Operation::{Detach, Map, MapTogether, Protect, ProtectHardware, ProtectLive, Unmap};
+    [
+        aim(Map, "map: time, to the bare loop", BARE, AtMost(1.5)),
+        // 0.9 of what two threads reach that fill two arrays.
+        aim(
+            MapTogether,
+            "map by two threads: time, to two arrays",
+            BARE,
+            AtMost(1.11),
+        ),
+        aim(
+            Map,
+            "map: speed, to the best other crate",
+            OTHER,
+            AtLeast(3.0),
+        ),
+        aim(
+            Protect,
+            "protect: speed, to the best other crate",
+            OTHER,
+            AtLeast(3.0),
+        ),
+        aim(
+            ProtectLive,
+            "protect (live): time, to tables out of use",
+            DEAD,
+            AtMost(1.1),
+        ),
+        aim(
+            ProtectHardware,
+            "protect (hw writes): time, to bare exchanges",
+            BARE,
+            AtMost(1.1),
+        ),
+        aim(Unmap, "unmap: time, to the bare loop", BARE, AtMost(1.5)),
+        aim(
+            Unmap,
+            "unmap: speed, to the best other crate",
+            OTHER,
+            AtLeast(1.5),
+        ),
+        aim(
+            Detach,
+            "detach: speed, to the best other crate",
+            OTHER,
+            AtLeast(1.0),
+        ),
+    ]
+};
+
+const BARE: Ratio = |row| row.ratio_to_bare;
+const OTHER: Ratio = |row| row.ratio_to_best_other;
+const DEAD: Ratio = |row| row.ratio_to_dead;
+
+const fn aim(operation: Operation, words: &'static str, ratio: Ratio, bound: Bound) -> Aim {
     Aim {
-        words: "map: time, to the bare loop",
-        operation: Operation::Map,
-        ratio: |row| row.ratio_to_bare,
-        bound: Bound::AtMost(1.5),
-    },
-    // 0.9 of what two threads reach that fill two arrays.
-    Aim {
-        words: "map by two threads: time, to two arrays",
-        operation: Operation::MapTogether,
-        ratio: |row| row.ratio_to_bare,
-        bound: Bound::AtMost(1.11),
-    },
-    Aim {
-        words: "map: speed, to the best other crate",
-        operation: Operation::Map,
-        ratio: |row| row.ratio_to_best_other,
-        bound: Bound::AtLeast(3.0),
-    },
-    Aim {
-        words: "protect: speed, to the best other crate",
-        operation: Operation::Protect,
-        ratio: |row| row.ratio_to_best_other,
-        bound: Bound::AtLeast(3.0),
-    },
-    Aim {
-        words: "protect (live): time, to tables out of use",
-        operation: Operation::ProtectLive,
-        ratio: |row| row.ratio_to_dead,
-        bound: Bound::AtMost(1.1),
-    },
-    Aim {
-        words: "protect (hw writes): time, to bare exchanges",
-        operation: Operation::ProtectHardware,
-        ratio: |row| row.ratio_to_bare,
-        bound: Bound::AtMost(1.1),
-    },
-    Aim {
-        words: "unmap: time, to the bare loop",
-        operation: Operation::Unmap,
-        ratio: |row| row.ratio_to_bare,
-        bound: Bound::AtMost(1.5),
-    },
-    Aim {
-        words: "unmap: speed, to the best other crate",
-        operation: Operation::Unmap,
-        ratio: |row| row.ratio_to_best_other,
-        bound: Bound::AtLeast(1.5),
-    },
-    Aim {
-        words: "detach: speed, to the best other crate",
-        operation: Operation::Detach,
-        ratio: |row| row.ratio_to_best_other,
-        bound: Bound::AtLeast(1.0),
-    },
-];
+        words,
+        operation,
+        ratio,
+        bound,
+    }
+}
 
 /// The aims that can be judged by `rows`, as a table; nothing if there are none.
 pub fn text(rows: &[Row]) -> String {

@@ -13,8 +13,10 @@ pub mod page_table_test;
 pub mod tlb_flush;
 pub mod write_protect;
 
+use tablewright::shared::{SharedPlatform, SharedSpace};
+use tablewright::{AddressSpace, Format, Half};
 use tablewright_harness::{arena, error, format, random, report, runs, size};
-use tablewright_machine::Profile;
+use tablewright_machine::{Mapper, Profile};
 
 use error::Error;
 
@@ -26,10 +28,25 @@ pub fn no_violation(
 ) -> Result<(), Error> {
     match violation {
         None => Ok(()),
-        Some(problem) => Err(Error::Machine {
-            machine: profile.name.clone(),
-            step,
-            problem: problem.to_owned(),
-        }),
+        Some(problem) => Err(failed(profile, step)(problem.to_owned())),
     }
+}
+
+/// The error of a step that has come to nothing.
+fn failed(profile: &Profile, step: &'static str) -> impl Fn(String) -> Error {
+    move |problem| Error::Machine {
+        machine: profile.name.clone(),
+        step,
+        problem,
+    }
+}
+
+/// An empty space that CPUs of the machine walk, and edit together.
+fn shared_space<F: Format, P: SharedPlatform + Clone>(
+    platform: P,
+    mapper: Mapper<'_>,
+) -> Result<SharedSpace<F, P>, String> {
+    let space = AddressSpace::<F, _>::new(platform).ok_or("no memory for a root")?;
+    mapper.attach(space.root(), Half::Lower, 0);
+    SharedSpace::new(space).map_err(|_| "the space runs".to_owned())
 }

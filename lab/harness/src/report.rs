@@ -213,6 +213,14 @@ pub fn percent(error: f64) -> String {
     format!("{error:+.1} %")
 }
 
+/// The same, with a mark where the machine was fitted on the published figure.
+pub fn marked(error: f64, fitted: bool) -> String {
+    percent(error) + if fitted { " *" } else { "  " }
+}
+
+/// What the mark means, below a table.
+pub const FITTED: &str = "\n* the machine was fitted on this figure; every other is a test\n";
+
 /// A count, with its thousands set apart.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();

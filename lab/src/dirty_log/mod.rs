@@ -8,10 +8,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use tablewright_experiments::dirty_log::{self as simulate, By, How, Job, Options, Ran, Scale};
-use tablewright_experiments::input::{Backing, Guest, Mode, PAGE, Region, Source};
+use tablewright_experiments::dirty_log::{
+    self as simulate, By, Case, How, Job, MOST_BYTES, Options, Ran,
+};
+use tablewright_experiments::input::{Backing, Guest, Mode};
 use tablewright_experiments::no_violation;
-use tablewright_machine::{MAX_CPUS, Profile, Time};
+use tablewright_machine::{Profile, Time};
 
 use crate::error::Error;
 use crate::file::Target;
@@ -20,7 +22,7 @@ use crate::machine::named::Named;
 use crate::needs::{self, Experiment};
 use crate::page_table_test;
 use crate::published;
-use crate::report::{self, Report, error_percent, percent};
+use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use figures::{Bucket, Metric};
@@ -112,16 +114,8 @@ impl Arguments {
     }
 }
 
-/// So many pages are run where nothing is said.
-const USUAL_PAGES: u64 = 1 << 18;
 /// The machine, if none is named.
 const MACHINE: &str = "x86-416-vcpus";
-/// The tables of more would not fit into many computers.
-const MOST_PAGES: u64 = 1 << 22;
-/// No memory is larger: the host's lies beside it.
-const MOST_BYTES: u64 = 1 << 45;
-/// A level of tables less.
-const LEVEL: u64 = 512;
 
 #[derive(Serialize)]
 struct Parameters {
@@ -253,157 +247,6 @@ fn on_kvm(arguments: &Arguments) -> Result<kvm::Asked, Error> {
     })
 }
 
-fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
-    let why = if let Some(why) = Experiment::DirtyLog.unsuitable(profile) {
-        why
-    } else {
-        // One CPU is for the thread of the host.
-        let most = profile.system.cpus.unwrap_or(u32::MAX).min(MAX_CPUS as u32) - 1;
-        if u32::from(vcpus) <= most {
-            return Ok(());
-        }
-        return Err(Error::Usage(format!(
-            "-v {vcpus}: {} has {most} CPUs for them",
-            profile.name
-        )));
-    };
-    Err(Error::Usage(format!("{}: {why}", profile.name)))
-}
-
-/// A case, as it is asked for.
-#[derive(Clone, Debug)]
-pub struct Case {
-    pub backing: Backing,
-    pub bytes: u64,
-    pub vcpus: u16,
-    pub mode: Mode,
-    pub offset: Option<u64>,
-    pub scale: Option<u64>,
-}
-
-impl Case {
-    /// The published one.
-    pub fn published() -> Option<Self> {
-        Some(Self {
-            backing: "anonymous_hugetlb_1gb".parse().ok()?,
-            bytes: 1 << 30,
-            vcpus: 416,
-            mode: "PXXV48_4K".parse().ok()?,
-            offset: None,
-            scale: None,
-        })
-    }
-
-    fn is_published(&self) -> bool {
-        Self::published().is_some_and(|case| {
-            (case.backing, case.bytes, case.vcpus) == (self.backing, self.bytes, self.vcpus)
-        })
-    }
-
-    /// Its scale, and what backs the memory then.
-    fn scaled(&self) -> Result<(Scale, Source), Error> {
-        let source = self.backing.source;
-        let size = source.bytes();
-        let fits = |smaller: u64, fewer: u64| {
-            let all = smaller.checked_mul(fewer);
-            all.is_some_and(|all| {
-                self.bytes.is_multiple_of(all) && (self.bytes / all).is_multiple_of(size / smaller)
-            })
-        };
-        // Two levels of tables below a page of the host are one.
-        let deep = source.level().height() == 2;
-        let parts = |scale: u64| match deep && scale.is_multiple_of(LEVEL) {
-            true => (LEVEL, scale / LEVEL),
-            false => (1, scale),
-        };
-        let (smaller, fewer) = match self.scale {
-            Some(scale) => parts(scale),
-            None => {
-                let smaller = if deep { LEVEL } else { 1 };
-                let pages = self.bytes / PAGE * u64::from(self.vcpus) / smaller;
-                let mut fewer = 1;
-                while pages / fewer > USUAL_PAGES && fits(smaller, fewer * 2) {
-                    fewer *= 2;
-                }
-                (smaller, fewer)
-            }
-        };
-        if !fits(smaller, fewer) {
-            return Err(Error::Usage(match self.scale {
-                Some(scale) => {
-                    let powers = (0..u64::BITS).map(|shift| 1 << shift);
-                    let fit = powers.filter(|scale| {
-                        let (smaller, fewer) = parts(*scale);
-                        fits(smaller, fewer)
-                    });
-                    let fit: Vec<String> = fit.map(|scale: u64| scale.to_string()).collect();
-                    format!(
-                        "--scale {scale}: {} of {} cannot be divided so; of the powers of two these fit: {}",
-                        human(self.bytes),
-                        self.backing.name,
-                        fit.join(", ")
-                    )
-                }
-                None => format!(
-                    "-b {}: not a multiple of the {} that {} has",
-                    human(self.bytes),
-                    human(size),
-                    self.backing.name
-                ),
-            }));
-        }
-        let source = match (source, smaller) {
-            (Source::Fixed { shift }, LEVEL) => Source::Fixed { shift: shift - 9 },
-            (source, _) => source,
-        };
-        Ok((Scale { smaller, fewer }, source))
-    }
-
-    /// The run of it with what the test does where nothing else is said, and with vCPUs that go on.
-    pub fn job(&self, profile: &Profile, how: How) -> Result<Job, Error> {
-        // Where it is as it is asked for, whatever part of it is run.
-        let all = self.bytes.checked_mul(u64::from(self.vcpus));
-        let all = all.filter(|all| *all <= MOST_BYTES).ok_or_else(|| {
-            Error::Usage(format!(
-                "-b {}: at most {} for all vCPUs",
-                human(self.bytes),
-                human(MOST_BYTES)
-            ))
-        })?;
-        let region = Region::new(self.mode, self.backing, all, self.offset)?;
-        let (scale, source) = self.scaled()?;
-        let pages = self.bytes / PAGE * u64::from(self.vcpus) / (scale.smaller * scale.fewer);
-        if pages > MOST_PAGES {
-            return Err(Error::Usage(format!(
-                "-b {}: {} pages are too many to simulate, at most {}: give --scale",
-                human(self.bytes),
-                report::count(pages),
-                report::count(MOST_PAGES)
-            )));
-        }
-        let region = Region {
-            bytes: pages * PAGE,
-            ..region
-        };
-        Ok(Job {
-            profile: profile.clone(),
-            how,
-            source,
-            region,
-            scale,
-            vcpus: self.vcpus,
-            iterations: 2,
-            slots: 1,
-            write_percent: 100,
-            random: false,
-            seed: 1,
-            manual: true,
-            running: true,
-            options: Options::default(),
-        })
-    }
-}
-
 fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
     let case = case(arguments);
     let hows = options::ways(arguments, profile)?;
@@ -453,7 +296,7 @@ fn test(
     run: simulate::Run<'_>,
 ) -> Result<Report<Parameters, Row>, Error> {
     let guest = arguments.guest();
-    check(profile, guest.vcpus)?;
+    Experiment::DirtyLog.fits(profile, guest.vcpus)?;
     let jobs = jobs(arguments, profile)?;
     let is_usual = jobs.iter().all(|job| job.options == Options::default());
     let is_published = case(arguments).is_published() && arguments.run_while_disabling && is_usual;
@@ -595,9 +438,9 @@ fn text(report: &Report<Parameters, Row>) -> String {
         text += &phases(row, parameters.manual_protect);
     }
     let rows = report.rows.iter().map(|row| {
-        let error = row.error_percent.map_or("-".to_owned(), |error| {
-            percent(error) + if row.fitted { " *" } else { "  " }
-        });
+        let error = row
+            .error_percent
+            .map_or("-".to_owned(), |error| report::marked(error, row.fitted));
         [
             row.how.to_owned(),
             report::time(row.disable * 1e9),
@@ -628,7 +471,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
     );
     text += &zaps(report);
     if report.rows.iter().any(|row| row.fitted) {
-        text += "\n* the machine was fitted on this figure; every other is a test\n";
+        text += report::FITTED;
     }
     text
 }

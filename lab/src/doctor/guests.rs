@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tablewright_experiments::input::Backing;
 
 use crate::error::Error;
-use crate::fit::from_run::Measured;
+use crate::kvm::measured::Measured;
 use crate::kvm::{self, Asked, HostKind, Options, PhaseRow};
 
 /// Small enough for a minute, large enough to be steady.

@@ -11,9 +11,9 @@ use tablewright_experiments::write_protect::{self as starts, How as Start, Stage
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
 use super::native::Unmap;
-use crate::dirty_log::Case;
 use crate::error::Error;
 use crate::runs::{self, Threads};
+use tablewright_experiments::dirty_log::Case;
 
 /// The guest that a user has in mind.
 #[derive(Clone, Copy, Debug)]

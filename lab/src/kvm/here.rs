@@ -7,10 +7,10 @@ use tablewright_experiments::dirty_log;
 use tablewright_kvm::host::{Host, Paging};
 use tablewright_machine::Profile;
 
+use super::measured::{self as file, Compared, HostLine, Measured, MeasuredPhase, MeasuredRow};
 use super::summary::{self, HostKind, PhaseRow};
 use super::{Asked, sequence};
 use crate::error::Error;
-use crate::fit::from_run::{self, Compared, HostLine, Measured, MeasuredPhase, MeasuredRow};
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::size::human;
@@ -245,8 +245,7 @@ pub fn dirty_log(asked: &Asked, json: bool) -> Result<(), Error> {
     let parameters = parameters(asked, host);
     let mut row = row;
     if let Some(predicted) = predicted {
-        row.predicted =
-            from_run::compare(&as_measured(&parameters, &row.phases), &predicted, false);
+        row.predicted = file::compare(&as_measured(&parameters, &row.phases), &predicted, false);
     }
     let report = Report {
         experiment: "dirty-log",
@@ -261,7 +260,7 @@ pub fn dirty_log(asked: &Asked, json: bool) -> Result<(), Error> {
         text += &summary::times(&phases);
         text += &summary::counts(&phases);
         for row in report.rows.iter().filter(|row| !row.predicted.is_empty()) {
-            text += &format!("\n{}", from_run::compared(&row.predicted));
+            text += &format!("\n{}", file::compared(&row.predicted));
         }
         text
     })
@@ -279,7 +278,7 @@ fn predict(
     let profile = Profile::load(name)?;
     let parameters = as_measured(&parameters(asked, host.clone()), &[]).parameters;
     let ran = dirty_log::run(&parameters.job(&profile)?)?;
-    let predicted = from_run::phases(&ran);
+    let predicted = file::phases(&ran);
     if !json {
         let cells = predicted
             .iter()
@@ -293,7 +292,7 @@ fn predict(
 /// A run as `fit --from` reads it.
 fn as_measured(parameters: &Parameters, phases: &[PhaseRow]) -> Measured {
     Measured {
-        parameters: from_run::Parameters {
+        parameters: file::Parameters {
             host: HostLine {
                 line: parameters.host.line.clone(),
                 paging: parameters.host.paging.clone(),

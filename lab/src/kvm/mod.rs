@@ -5,6 +5,7 @@
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]
 mod here;
+pub mod measured;
 #[cfg(not(all(
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")

@@ -1,9 +1,9 @@
 //! Where there is no KVM at all.
 
 use super::Asked;
+use super::measured::Measured;
 use super::summary::{HostKind, PhaseRow};
 use crate::error::Error;
-use crate::fit::from_run::Measured;
 
 fn none() -> Error {
     Error::Usage("--on kvm: KVM is Linux's, on x86-64 and arm64".to_owned())

@@ -6,7 +6,8 @@ use serde::Serialize;
 use tablewright_machine::Profile;
 
 use crate::error::Error;
-use crate::fit::from_run::{self, Measured};
+use crate::fit::from_run;
+use crate::kvm::measured::{self as run, Measured};
 
 /// What the guest and the host of a migration are taken to be.
 pub struct Here {
@@ -38,7 +39,7 @@ const FAULT_NS: f64 = 500.0;
 pub fn here(files: &[PathBuf]) -> Result<Here, Error> {
     let mut runs = Vec::new();
     for path in files {
-        runs.extend(from_run::read(path)?);
+        runs.extend(run::read(path)?);
     }
     Ok(Here {
         rates: rates(&runs)?,

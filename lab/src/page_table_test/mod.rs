@@ -9,13 +9,13 @@ use serde::Serialize;
 use tablewright_experiments::input::{Backing, Guest, Mode, Region};
 use tablewright_experiments::page_table_test::ways::How;
 use tablewright_experiments::page_table_test::{self as simulate, Job, Ran, native};
-use tablewright_machine::{MAX_CPUS, Profile};
+use tablewright_machine::Profile;
 
 use crate::error::Error;
 use crate::kvm;
 use crate::machine::named::Named;
 use crate::needs::{self, Experiment};
-use crate::report::{self, Report, error_percent, percent};
+use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 use crate::stats;
@@ -303,26 +303,6 @@ fn addressable(mode: Mode, what: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a machine can run the test.
-pub fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
-    if let Some(why) = Experiment::PageTableTest.unsuitable(profile) {
-        return Err(Error::Usage(format!("{}: {why}", profile.name)));
-    }
-    // One CPU starts the phases.
-    let most = profile
-        .system
-        .cpus
-        .unwrap_or(u32::MAX)
-        .min(MAX_CPUS as u32 - 1);
-    if u32::from(vcpus) > most {
-        return Err(Error::Usage(format!(
-            "-v {vcpus}: {} has {most} CPUs for them",
-            profile.name
-        )));
-    }
-    Ok(())
-}
-
 fn test(
     arguments: &Arguments,
     profile: &Profile,
@@ -334,7 +314,7 @@ fn test(
         bytes,
         vcpus,
     } = arguments.guest();
-    check(profile, vcpus)?;
+    Experiment::PageTableTest.fits(profile, vcpus)?;
     let whole = Region::new(mode, backing, bytes, arguments.offset)?;
     addressable(mode, &profile.name)?;
     let region = whole.scaled(backing, arguments.scale)?;
@@ -460,9 +440,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
         {
             cells.push(time(took));
             cells.push(match (row.published[phase], row.error_percent[phase]) {
-                (Some(_), Some(error)) => {
-                    percent(error) + if row.fitted[phase] { " *" } else { "  " }
-                }
+                (Some(_), Some(error)) => report::marked(error, row.fitted[phase]),
                 _ => "-  ".to_owned(),
             });
         }
@@ -505,7 +483,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
         counts.collect(),
     );
     if report.rows.iter().any(|row| row.fitted.contains(&true)) {
-        text += "\n* the machine was fitted on this figure; every other is a test\n";
+        text += report::FITTED;
     }
     text
 }

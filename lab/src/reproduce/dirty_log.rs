@@ -5,11 +5,12 @@ use tablewright_experiments::dirty_log::{How, Run};
 use super::Row;
 use super::map_mem::profile_of;
 use crate::dirty_log::figures::{self, Metric};
-use crate::dirty_log::{Case, sound};
+use crate::dirty_log::sound;
 use crate::error::Error;
 use crate::map_mem::machine::unexplained;
 use crate::published;
 use crate::report::error_percent;
+use tablewright_experiments::dirty_log::Case;
 
 const HOWS: [How; 3] = [How::Before, How::After, How::Tablewright];
 

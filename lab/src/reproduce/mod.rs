@@ -26,7 +26,6 @@ use tablewright_experiments::write_protect as starts;
 use crate::error::Error;
 use crate::file::Target;
 use crate::published;
-use crate::report::percent;
 use crate::report::{self, Report};
 use crate::runs::{self, Threads};
 
@@ -312,9 +311,9 @@ fn metrics_text(rows: &[Row]) -> String {
 
 fn group_text(head: &str, rows: &[Row], name: impl Fn(&Row) -> &str) -> String {
     let cells = |row: &Row| {
-        let error = row.error_percent.map_or("-".to_owned(), |error| {
-            percent(error) + if row.fitted { " *" } else { "  " }
-        });
+        let error = row
+            .error_percent
+            .map_or("-".to_owned(), |error| report::marked(error, row.fitted));
         [
             report::wrapped(name(row), 17, "  "),
             figure(row.published_before, &row.unit),

@@ -16,8 +16,8 @@ use crate::machine::named::Named;
 use crate::needs::{self, Experiment};
 use crate::page_table_test::On;
 use crate::published;
+use crate::report::error_percent;
 use crate::report::{self, Report};
-use crate::report::{error_percent, percent};
 use crate::runs::{self, Threads};
 use crate::write_protect::nanoseconds;
 
@@ -292,9 +292,9 @@ fn text(report: &Report<Parameters, Row>) -> String {
         report::counted(parameters.cpus.into(), "physical CPU", "physical CPUs"),
     );
     let times = report.rows.iter().map(|row| {
-        let error = row.error_percent.map_or("-  ".to_owned(), |error| {
-            percent(error) + if row.fitted { " *" } else { "  " }
-        });
+        let error = row
+            .error_percent
+            .map_or("-  ".to_owned(), |error| report::marked(error, row.fitted));
         [
             row.how.to_owned(),
             report::time(row.time),
@@ -346,7 +346,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
         counts.collect(),
     );
     if report.rows.iter().any(|row| row.fitted) {
-        text += "\n* the machine was fitted on this figure; every other is a test\n";
+        text += report::FITTED;
     }
     text
 }

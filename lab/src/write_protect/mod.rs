@@ -10,14 +10,14 @@ use tablewright_experiments::no_violation;
 use tablewright_experiments::write_protect::{
     self as simulate, How, Job, MOST_LEAVES, Ran, Stage2, Then, leaf_bytes, leaf_for,
 };
-use tablewright_machine::{MAX_CPUS, Profile};
+use tablewright_machine::Profile;
 
 use crate::error::Error;
 use crate::kvm::{self, On};
 use crate::machine::named::Named;
 use crate::needs::{self, Experiment};
 use crate::published;
-use crate::report::{self, Report, error_percent, percent};
+use crate::report::{self, Report, error_percent};
 use crate::runs::{self, Threads};
 use crate::size::{Size, human};
 
@@ -230,27 +230,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 
 /// Whether a machine can run it.
 fn check(profile: &Profile, format: Stage2, vcpus: u16) -> Result<(), Error> {
-    let architecture = &profile.architecture;
-    let why = if architecture.is_x86() != format.is_x86() {
-        format!("--format {}: it is of another architecture", format.name())
-    } else if let Some(why) = Experiment::WriteProtect.unsuitable(profile) {
-        why.to_owned()
-    } else {
-        // One CPU starts the log.
-        let most = profile
-            .system
-            .cpus
-            .unwrap_or(u32::MAX)
-            .min(MAX_CPUS as u32 - 1);
-        if u32::from(vcpus) <= most {
-            return Ok(());
-        }
-        return Err(Error::Usage(format!(
-            "-v {vcpus}: {} has {most} CPUs for them",
-            profile.name
-        )));
-    };
-    Err(Error::Usage(format!("{}: {why}", profile.name)))
+    if profile.architecture.is_x86() != format.is_x86() {
+        let why = format!("--format {}: it is of another architecture", format.name());
+        return Err(Error::input(&profile.name, why));
+    }
+    Experiment::WriteProtect.fits(profile, vcpus)
 }
 
 /// The ways that a format has.
@@ -435,7 +419,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
     );
     let optional = |time: Option<f64>| time.map_or("-".to_owned(), report::time);
     let error = |row: &Row, metric: usize| match row.error_percent[metric] {
-        Some(error) => percent(error) + if row.fitted { " *" } else { "  " },
+        Some(error) => report::marked(error, row.fitted),
         None => "-  ".to_owned(),
     };
     let times = report.rows.iter().map(|row| {
@@ -488,7 +472,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
         counts.collect(),
     );
     if report.rows.iter().any(|row| row.fitted) {
-        text += "\n* the machine was fitted on this figure; every other is a test\n";
+        text += report::FITTED;
     }
     text
 }

@@ -17,7 +17,8 @@ mod x86_64;
 use serde::Serialize;
 
 use super::Against;
-use super::subject::{BARE, OURS, Work};
+use super::candidates::BARE;
+use super::subject::{OURS, Work};
 use crate::arena::Memory;
 use crate::error::Error;
 use crate::file::Target;

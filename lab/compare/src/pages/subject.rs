@@ -3,7 +3,8 @@
 use serde::Serialize;
 use tablewright::format::Arm64K4;
 
-use super::super::subject::{BARE, CANDIDATES, OURS};
+use super::super::candidates::{BARE, CANDIDATES};
+use super::super::subject::OURS;
 use super::aarch64_paging::Aarch64Paging;
 use super::bare::Bare;
 use super::calls::Calls;

@@ -15,6 +15,7 @@
 //! leaves the guest, which it does when the page is full, for a load of each entry and an exchange of its word.
 
 mod baseline;
+mod case;
 mod engine;
 mod world;
 
@@ -25,8 +26,7 @@ use clap::ValueEnum;
 use tablewright::dirty::{Bitmap, ModificationLog};
 use tablewright::format::{Ept, Stage2K4};
 use tablewright::guest::{Guest, Harvest, Log, Slot, SlotCell};
-use tablewright::shared::SharedSpace;
-use tablewright::{AddressSpace, Format, Half, Ipa, Level, Pa, Platform, Span};
+use tablewright::{Format, Ipa, Level, Pa, Platform, Span};
 use tablewright_machine::{
     Architecture, Cpu, Fault, Machine, MachineLock, Memory, Profile, Request, Rule, Setup, Time,
 };
@@ -37,6 +37,9 @@ use crate::random::Random;
 use crate::runs::{self, Simulated};
 use crate::write_protect::leaf_bytes;
 use crate::write_protect::{Handled, Stage2, architecture};
+use crate::{failed, shared_space};
+pub use case::{Case, MOST_BYTES};
+
 use baseline::{Baseline, Order};
 use engine::Engine;
 use world::World;
@@ -225,23 +228,19 @@ pub trait Way {
     fn fault(&self, at: u64, write: bool) -> Handled;
 }
 
-fn failed(job: &Job, problem: String) -> Error {
-    Error::Machine {
-        machine: job.profile.name.clone(),
-        step: job.how.name(),
-        problem,
-    }
-}
-
 /// Makes a run.
 pub fn run(job: &Job) -> Result<Ran, Error> {
+    simulated(job).map_err(failed(&job.profile, job.how.name()))
+}
+
+fn simulated(job: &Job) -> Result<Ran, String> {
     match job.profile.architecture.is_x86() {
         true => run_as::<Ept<4>>(job, Stage2::Ept),
         false => run_as::<Stage2K4<48, true>>(job, Stage2::Arm64),
     }
 }
 
-fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Error> {
+fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, String> {
     let leaf = job.source.level();
     // Every page in a table of its own level, those above, and what vCPUs keep.
     let pages = job.region.bytes / PAGE;
@@ -263,12 +262,9 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Erro
     setup.kicks = format.is_x86();
     let machine = Machine::new(setup);
     let mapper = machine.new_space();
-    let space = AddressSpace::<F, _>::new(mapper)
-        .ok_or_else(|| failed(job, "no memory for a root".to_owned()))?;
-    mapper.attach(space.root(), Half::Lower, 0);
+    let space = shared_space::<F, _>(mapper, mapper)?;
     let world = World::new(mapper, space.root(), job.region, leaf, job.scale.smaller);
     let cells: Vec<SlotCell> = (0..job.slots).map(|_| SlotCell::new()).collect();
-    let space = SharedSpace::new(space).map_err(|_| failed(job, "the space runs".to_owned()))?;
     let guest = Guest::new(space, &cells);
 
     let each = job.region.bytes / u64::from(job.slots);
@@ -280,14 +276,12 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Erro
     let mut bitmaps = Vec::new();
     for (number, words) in memory.chunks(words).enumerate() {
         let first = Ipa::new(job.region.first + number as u64 * each);
-        let span = Span::new(first, each).map_err(|error| failed(job, error.to_string()))?;
+        let span = Span::new(first, each).map_err(|error| error.to_string())?;
         let slot = Slot::memory(span, 0).with_id(number as u16);
-        guest
-            .insert(slot)
-            .map_err(|error| failed(job, error.to_string()))?;
+        guest.insert(slot).map_err(|error| error.to_string())?;
         slots.push(slot);
         let bitmap = Bitmap::new(words, each / PAGE);
-        bitmaps.push(bitmap.map_err(|error| failed(job, error.to_string()))?);
+        bitmaps.push(bitmap.map_err(|error| error.to_string())?);
     }
     let engine = Engine {
         world: &world,
@@ -309,7 +303,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Erro
     let mut logs = Vec::new();
     for _ in 0..if by_hardware { job.vcpus } else { 0 } {
         let page = machine.take_page();
-        logs.push(page.ok_or_else(|| failed(job, "no memory for a log".to_owned()))?);
+        logs.push(page.ok_or("no memory for a log")?);
     }
     let test = Test {
         job,
@@ -332,7 +326,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Erro
         stalls: RefCell::default(),
         ran: RefCell::default(),
     };
-    test.run().map_err(|problem| failed(job, problem))
+    test.run()
 }
 
 /// What the vCPUs do.

@@ -25,6 +25,7 @@ use super::plan::{Contents, Plan};
 use super::steps::{Step, Way};
 use crate::arena;
 use crate::error::Error;
+use crate::failed;
 
 /// Where the slots of the fixmap are: beyond any linear map.
 const FIXMAP: u64 = 0xffff_fdff_fe00_0000;
@@ -41,11 +42,6 @@ pub struct Boots {
 impl Boots {
     /// Boots a machine of this profile and makes the linear map of the plan, which is of pages only.
     pub fn run(&mut self, profile: &Profile, step: Step, plan: &Plan) -> Result<Ran, Error> {
-        let failed = |problem: String| Error::Machine {
-            machine: profile.name.clone(),
-            step: step.name,
-            problem,
-        };
         let regime = profile.architecture.regime;
         let (frames, first) = table_memory(plan, regime).map_err(Error::Usage)?;
         let memory = self.provide(frames, regime.page_shift(), first)?;
@@ -70,7 +66,7 @@ impl Boots {
             | Regime::Npt { .. } => Err(super::NOT_STAGE_1.to_owned()),
         };
         self.memory = Some(machine.into_memory());
-        ran.map_err(failed)
+        ran.map_err(failed(profile, step.name))
     }
 
     fn provide(&mut self, frames: usize, page_shift: u32, first: u64) -> Result<Memory, Error> {

@@ -32,14 +32,15 @@ use serde::Serialize;
 use tablewright::dirty::{Bitmap, Ring, RingEntry};
 use tablewright::format::{Ept, FORCED_WRITE_BACK, Stage2K4};
 use tablewright::guest::{Gather, Guest, Slot, SlotCell};
-use tablewright::shared::{DeferredReclaim, SharedSpace};
-use tablewright::{AddressSpace, Format, Half, Ipa, Span};
+use tablewright::shared::DeferredReclaim;
+use tablewright::{Format, Ipa, Span};
 use tablewright_machine::{
     Architecture, Granule, Machine, MachineLock, Mapper, Memory, Profile, Regime, Setup, Time,
 };
 
 use crate::error::Error;
 use crate::runs::{self, Simulated};
+use crate::{failed, shared_space};
 use image::Image;
 use writes::Writes;
 
@@ -239,6 +240,10 @@ impl Simulated for Job {
 
 /// Makes a run.
 pub fn run(job: &Job) -> Result<Ran, Error> {
+    simulated(job).map_err(failed(&job.profile, job.logging.name()))
+}
+
+fn simulated(job: &Job) -> Result<Ran, String> {
     if job.profile.architecture.is_x86() {
         return run_as::<Ept<4>>(job);
     }
@@ -248,12 +253,7 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
     }
 }
 
-fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
-    let failed = |problem: String| Error::Machine {
-        machine: job.profile.name.clone(),
-        step: job.logging.name(),
-        problem,
-    };
+fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
     let vcpus = usize::from(job.vcpus);
     let tables = job.pages / 512;
     let frames = 2 * (tables + tables / 512) + 64 * (u64::from(job.vcpus) + 1) + 64;
@@ -287,20 +287,17 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
     setup.costs = job.profile.costs.clone();
     let machine = Machine::new(setup);
     let mapper = machine.new_space();
-    let space = AddressSpace::<F, _>::new(mapper)
-        .ok_or_else(|| failed("no memory for a root".to_owned()))?;
-    mapper.attach(space.root(), Half::Lower, 0);
+    let space = shared_space::<F, _>(mapper, mapper)?;
     let cells = [const { SlotCell::new() }; 1];
-    let space = SharedSpace::new(space).map_err(|_| failed("the space runs".to_owned()))?;
     let guest = Guest::new(space, &cells);
-    let span = Span::new(Ipa::new(0), job.pages * PAGE).map_err(|it| failed(it.to_string()))?;
+    let span = Span::new(Ipa::new(0), job.pages * PAGE).map_err(|it| it.to_string())?;
     let slot = Slot::memory(span, 0);
-    guest.insert(slot).map_err(|it| failed(it.to_string()))?;
+    guest.insert(slot).map_err(|it| it.to_string())?;
 
     let words: Vec<AtomicU64> = (0..job.pages.div_ceil(64))
         .map(|_| AtomicU64::new(0))
         .collect();
-    let bitmap = Bitmap::new(&words, job.pages).map_err(|it| failed(it.to_string()))?;
+    let bitmap = Bitmap::new(&words, job.pages).map_err(|it| it.to_string())?;
     let ring_entries: Vec<Vec<RingEntry>> = match job.logging {
         Logging::Ring => (0..vcpus)
             .map(|_| (0..job.ring).map(|_| RingEntry::new()).collect())
@@ -311,7 +308,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
         .iter()
         .map(|entries| Ring::new(entries))
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|it| failed(it.to_string()))?;
+        .map_err(|it| it.to_string())?;
     let migration = Migration {
         job,
         machine: &machine,
@@ -344,12 +341,12 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
                 migration.vcpu(cpu);
             }
         })
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(|error| error.to_string())?;
     if let Some(problem) = migration.problem.take() {
-        return Err(failed(problem));
+        return Err(problem);
     }
     if let Some(violation) = machine.finish().into_iter().next() {
-        return Err(failed(violation.to_string()));
+        return Err(violation.to_string());
     }
     Ok(migration.ran.take())
 }

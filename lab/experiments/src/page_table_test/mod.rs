@@ -12,8 +12,7 @@ use std::cell::{Cell, RefCell};
 
 use tablewright::format::{Ept, FORCED_WRITE_BACK, Stage2K4};
 use tablewright::guest::{Guest, SlotCell};
-use tablewright::shared::SharedSpace;
-use tablewright::{AddressSpace, Format, Half, Ipa};
+use tablewright::{Format, Ipa};
 use tablewright_machine::{
     Architecture, Cpu, Granule, Machine, Memory, Profile, Regime, Request, Resource, Setup, Time,
 };
@@ -21,6 +20,7 @@ use tablewright_machine::{
 use crate::error::Error;
 use crate::input::{PAGE, Region, Source};
 use crate::runs::{self, Simulated};
+use crate::{failed, shared_space};
 use backing::Backing;
 use baseline::Baseline;
 pub use baseline::Changes;
@@ -104,6 +104,10 @@ const SMALL: u32 = 39;
 
 /// Makes a run.
 pub fn run(job: &Job) -> Result<Ran, Error> {
+    simulated(job).map_err(failed(&job.profile, "page-table-test"))
+}
+
+fn simulated(job: &Job) -> Result<Ran, String> {
     let forced_write_back = job.profile.architecture.forced_write_back;
     let arm64 = |input_bits| Regime::Arm64Stage2 {
         granule: Granule::K4,
@@ -127,12 +131,7 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
     }
 }
 
-fn run_as<F: Format<Input = Ipa>>(job: &Job, regime: Regime) -> Result<Ran, Error> {
-    let failed = |problem: String| Error::Machine {
-        machine: job.profile.name.clone(),
-        step: "page-table-test",
-        problem,
-    };
+fn run_as<F: Format<Input = Ipa>>(job: &Job, regime: Regime) -> Result<Ran, String> {
     let vcpus = usize::from(job.vcpus);
     let tables = job.region.bytes / PAGE / 512;
     let frames = 2 * (tables + tables / 512) + 64 * (u64::from(job.vcpus) + 1) + 64;
@@ -167,27 +166,22 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, regime: Regime) -> Result<Ran, Erro
     let seen = Seen::default();
     let mapper = machine.new_space();
     let platform = Watch::new(mapper, &seen);
-    let space = AddressSpace::<F, _>::new(platform)
-        .ok_or_else(|| failed("no memory for a root".to_owned()))?;
-    mapper.attach(space.root(), Half::Lower, 0);
-    let root = space.root();
-    let shared = SharedSpace::new(space).map_err(|_| failed("the space runs".to_owned()))?;
+    let shared = shared_space::<F, _>(platform, mapper)?;
+    let root = shared.root();
     match job.way {
         Way::Published(changes) => {
             let handler = Baseline::<F>::new(changes, platform, root, job.region, vcpus);
             Test::new(job, &machine, platform, &handler).run()
         }
         Way::Tablewright => {
-            let slot =
-                slot(job.region, job.source.bytes()).ok_or_else(|| failed("no slot".to_owned()))?;
+            let slot = slot(job.region, job.source.bytes()).ok_or("no slot")?;
             let cells = [SlotCell::new()];
             let guest = Guest::new(shared, &cells);
-            guest.insert(slot).map_err(|it| failed(it.to_string()))?;
+            guest.insert(slot).map_err(|it| it.to_string())?;
             let handler = Engine::new(&guest, slot, vcpus);
             Test::new(job, &machine, platform, &handler).run()
         }
     }
-    .map_err(failed)
 }
 
 struct Test<'t, 'm, H> {

@@ -19,6 +19,7 @@ use tablewright_machine::{
 };
 
 use crate::error::Error;
+use crate::failed;
 use crate::random::Random;
 use crate::runs::{self, Simulated};
 pub use host::Tally;
@@ -177,18 +178,14 @@ pub fn run(job: &Job) -> Result<Ran, Error> {
 }
 
 fn run_with(job: &Job, tell: &Tell<'_>) -> Result<Ran, Error> {
-    match job.is_arm64() {
+    let ran = match job.is_arm64() {
         true => run_as::<Arm64K4>(job, tell),
         false => run_as::<X86_64<4>>(job, tell),
-    }
+    };
+    ran.map_err(failed(&job.profile, job.how.name()))
 }
 
-fn run_as<F: Format<Input = Va>>(job: &Job, tell: &Tell<'_>) -> Result<Ran, Error> {
-    let failed = |problem: String| Error::Machine {
-        machine: job.profile.name.clone(),
-        step: job.how.name(),
-        problem,
-    };
+fn run_as<F: Format<Input = Va>>(job: &Job, tell: &Tell<'_>) -> Result<Ran, String> {
     // A page of each thread, and the tables that lead to it.
     let frames = 16 + 6 * usize::from(job.threads);
     let memory = tablewright_machine::Memory::new(frames, 12, 1 << 30);
@@ -207,9 +204,8 @@ fn run_as<F: Format<Input = Va>>(job: &Job, tell: &Tell<'_>) -> Result<Ran, Erro
         identified: job.how.has_identifiers(),
     };
     let host = Host::new(&machine, &mut memory, guest)
-        .ok_or_else(|| failed(format!("{} vCPUs are too many", job.vcpus)))?;
-    let tables =
-        Tables::new(job, &host, tell).ok_or_else(|| failed("no memory for a root".to_owned()))?;
+        .ok_or_else(|| format!("{} vCPUs are too many", job.vcpus))?;
+    let tables = Tables::new(job, &host, tell).ok_or("no memory for a root")?;
     let cycles = u64::from(job.rounds) * u64::from(job.chunks);
     let thread = |number: u16| Thread {
         left: Cell::new(cycles),
@@ -228,11 +224,11 @@ fn run_as<F: Format<Input = Va>>(job: &Job, tell: &Tell<'_>) -> Result<Ran, Erro
     };
     (0..program.threads.len()).for_each(|thread| host.begin(thread));
     let outcome = machine.run(|cpu| program.vcpu(cpu));
-    let outcome = outcome.map_err(|error| failed(error.to_string()))?;
+    let outcome = outcome.map_err(|error| error.to_string())?;
     let broken = machine.finish().into_iter().next();
     let broken = broken.map(|violation| violation.to_string());
     match host.problem.take().or(broken) {
-        Some(problem) => Err(failed(problem)),
+        Some(problem) => Err(problem),
         None => Ok(Ran {
             time: outcome.end,
             tally: host.tally(),

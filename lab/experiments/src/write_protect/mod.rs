@@ -14,14 +14,14 @@ use clap::ValueEnum;
 use tablewright::dirty::Bitmap;
 use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4};
 use tablewright::guest::{Guest, HOST_WRITES, Slot, SlotCell};
-use tablewright::shared::SharedSpace;
-use tablewright::{AddressSpace, Attrs, Format, Half, Ipa, Level, Mapping, Pa, Span};
+use tablewright::{Attrs, Format, Ipa, Level, Mapping, Pa, Span};
 use tablewright_machine::{
     Architecture, Cpu, Granule, Machine, Memory, Profile, Regime, Request, Rule, Setup, Time,
 };
 
 use crate::error::Error;
 use crate::runs::{self, Simulated};
+use crate::{failed, shared_space};
 use baseline::{Baseline, SIDES_IN_PAGE};
 use engine::Engine;
 
@@ -216,6 +216,10 @@ pub enum Handled {
 
 /// Makes a run.
 pub fn run(job: &Job) -> Result<Ran, Error> {
+    simulated(job).map_err(failed(&job.profile, "write-protect"))
+}
+
+fn simulated(job: &Job) -> Result<Ran, String> {
     match job.format {
         Stage2::Ept => run_as::<Ept<4>>(job),
         Stage2::Npt => run_as::<Npt<4>>(job),
@@ -248,12 +252,7 @@ pub fn architecture(profile: &Profile, format: Stage2) -> Architecture {
     }
 }
 
-fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
-    let failed = |problem: String| Error::Machine {
-        machine: job.profile.name.clone(),
-        step: "write-protect",
-        problem,
-    };
+fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
     let vcpus = usize::from(job.vcpus);
     let mut tables = 64 + F::root_tables() as u64;
     let mut level = job.leaf;
@@ -274,18 +273,13 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
     setup.kicks = job.format.is_x86();
     let machine = Machine::new(setup);
     let mapper = machine.new_space();
-    let space = AddressSpace::<F, _>::new(mapper)
-        .ok_or_else(|| failed("no memory for a root".to_owned()))?;
-    mapper.attach(space.root(), Half::Lower, 0);
+    let space = shared_space::<F, _>(mapper, mapper)?;
     let root = space.root();
     let cells = [const { SlotCell::new() }; 2];
-    let space = SharedSpace::new(space).map_err(|_| failed("the space runs".to_owned()))?;
     let guest = Guest::new(space, &cells);
-    let ram = Span::new(Ipa::new(0), job.bytes).map_err(|error| failed(error.to_string()))?;
+    let ram = Span::new(Ipa::new(0), job.bytes).map_err(|error| error.to_string())?;
     let slot = Slot::memory(ram, 0);
-    guest
-        .insert(slot)
-        .map_err(|error| failed(error.to_string()))?;
+    guest.insert(slot).map_err(|error| error.to_string())?;
     let attrs = Attrs {
         software: HOST_WRITES,
         ..Attrs::GUEST_MEMORY
@@ -320,7 +314,6 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, Error> {
             Test::new(job, mapper, (&words, bitmap), &populate, &logger).run()
         }
     }
-    .map_err(failed)
 }
 
 struct Test<'t, L> {

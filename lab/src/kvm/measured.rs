@@ -1,0 +1,279 @@
+//! What was measured on KVM, as it is in a file; the run of it on a machine; and one beside the other.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use tablewright_experiments::dirty_log::{Case, How, Job, Ran};
+use tablewright_experiments::input::{Backing, Mode, PAGE};
+use tablewright_machine::{Profile, Time};
+
+use crate::error::Error;
+use crate::file;
+use crate::report::{self, error_percent, percent};
+use crate::size::human;
+
+/// A run on KVM, as its JSON has it; what is not needed here is not read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    pub parameters: Parameters,
+    pub rows: Vec<MeasuredRow>,
+}
+
+/// Its parameters.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Parameters {
+    pub host: HostLine,
+    pub source: String,
+    pub bytes: u64,
+    pub vcpus: u32,
+    pub iterations: u32,
+    pub slots: u32,
+    pub write_percent: u8,
+    pub random_access: bool,
+    pub manual_protect: bool,
+    pub all_set: bool,
+    pub overlap: bool,
+    /// Older runs were none.
+    #[serde(default)]
+    pub nested: bool,
+    pub run_in_all_calls: bool,
+    pub ring: Option<u32>,
+}
+
+/// The host, in a line and by its paging.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostLine {
+    pub line: String,
+    pub paging: String,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MeasuredRow {
+    pub phases: Vec<MeasuredPhase>,
+}
+
+/// One phase; nanoseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MeasuredPhase {
+    pub phase: String,
+    #[serde(rename = "cpu_ns")]
+    pub cpu: f64,
+    pub threads: u32,
+    /// Zero where it was not written down.
+    #[serde(default)]
+    pub pages: u64,
+}
+
+impl Measured {
+    /// CPU time for a page of the phases of such names, nanoseconds.
+    pub fn ns_a_page(&self, is_meant: impl Fn(&str) -> bool) -> impl Iterator<Item = f64> {
+        let phases = self.rows.iter().flat_map(|row| &row.phases);
+        phases
+            .filter(move |phase| phase.pages > 0 && is_meant(&phase.phase))
+            .map(|phase| phase.cpu / phase.pages as f64)
+    }
+}
+
+/// A document that has several.
+#[derive(Deserialize)]
+struct Several {
+    runs: Vec<Measured>,
+}
+
+/// So many pages are simulated of a run; what they take is multiplied.
+const PAGES: u64 = 1 << 14;
+
+impl Parameters {
+    /// In a few words.
+    pub fn name(&self) -> String {
+        let mut name = format!("{} {}, {} vCPU", human(self.bytes), self.source, self.vcpus);
+        if !self.manual_protect {
+            name += ", -g";
+        }
+        if self.write_percent < 100 {
+            name += &format!(", -w {}", self.write_percent);
+        }
+        if self.random_access {
+            name += ", -a";
+        }
+        name
+    }
+
+    /// The run of it on a machine.
+    ///
+    /// # Errors
+    /// The machine has no such run.
+    pub fn job(&self, profile: &Profile) -> Result<Job, Error> {
+        let usage = |text: &str| Error::Usage(format!("{}: {text}", self.name()));
+        let others = [
+            self.all_set,
+            self.overlap,
+            self.nested,
+            self.run_in_all_calls,
+        ];
+        if self.ring.is_some() || others.contains(&true) {
+            return Err(usage(
+                "the machine's dirty-log has no --ring, --all-set, -o, -n and --stalls",
+            ));
+        }
+        let backing: Backing = self.source.parse().map_err(|why: String| usage(&why))?;
+        let mode: Mode = "P48V48_4K".parse().map_err(|why: String| usage(&why))?;
+        let vcpus = u16::try_from(self.vcpus).map_err(|_| usage("too many vCPUs"))?;
+        if vcpus == 0 || !(1..=1000).contains(&self.iterations) {
+            return Err(usage("no vCPUs, or no iterations"));
+        }
+        let each = self.bytes / u64::from(vcpus);
+        // As many as can be divided so.
+        let mut scale = 1;
+        let block = backing.source.bytes();
+        while self.bytes / PAGE / scale > PAGES && (each / (scale * 2)).is_multiple_of(block) {
+            scale *= 2;
+        }
+        let case = Case {
+            backing,
+            bytes: each,
+            vcpus,
+            mode,
+            offset: None,
+            scale: Some(scale),
+        };
+        let job = case.job(profile, How::Before)?;
+        Ok(Job {
+            iterations: self.iterations,
+            slots: 1,
+            write_percent: self.write_percent,
+            random: self.random_access,
+            manual: self.manual_protect,
+            running: false,
+            ..job
+        })
+    }
+}
+
+/// The phases of a run on the machine, by the names that they have on KVM; nanoseconds.
+pub fn phases(ran: &Ran) -> Vec<(String, f64)> {
+    let ns = |time: Time| time.as_ps() as f64 / 1e3;
+    let mut phases = vec![
+        ("populate".to_owned(), ns(ran.populate)),
+        ("enable".to_owned(), ns(ran.enable)),
+    ];
+    for (number, dirty) in ran.dirty.iter().enumerate() {
+        phases.push((format!("dirty {}", number + 1), ns(*dirty)));
+        for (name, times) in [("get", &ran.get), ("clear", &ran.clear)] {
+            if let Some(time) = times.get(number) {
+                phases.push((format!("{name} {}", number + 1), ns(*time)));
+            }
+        }
+    }
+    phases.push(("disable".to_owned(), ns(ran.disable)));
+    phases
+}
+
+/// Why a phase is another on this host than on the machine.
+pub fn differs(parameters: &Parameters, phase: &str) -> Option<&'static str> {
+    let software = parameters.host.paging != "software";
+    let large = parameters.source != "anonymous" && parameters.source != "shmem";
+    match phase {
+        _ if software => None,
+        "enable" if large => Some("software paging splits at the first write, the machine here"),
+        "disable" if !large => Some("software paging takes all tables away, the machine none"),
+        _ => None,
+    }
+}
+
+/// What was predicted, and what came.
+#[derive(Clone, Debug, Serialize)]
+pub struct Compared {
+    pub run: String,
+    pub phase: String,
+    /// Nanoseconds of CPU time of one thread.
+    #[serde(rename = "predicted_ns")]
+    pub predicted: f64,
+    #[serde(rename = "measured_ns")]
+    pub measured: f64,
+    pub error_percent: f64,
+    pub fitted: bool,
+    /// Why the two are not to be compared.
+    pub differs: Option<&'static str>,
+}
+
+/// A measured run beside a prediction of it.
+pub fn compare(run: &Measured, predicted: &[(String, f64)], fitted: bool) -> Vec<Compared> {
+    let all = run.rows.iter().flat_map(|row| &row.phases);
+    let pair = |measured: &MeasuredPhase| {
+        let (_, predicted) = predicted.iter().find(|(name, _)| *name == measured.phase)?;
+        let one = measured.cpu / f64::from(measured.threads.max(1));
+        Some(Compared {
+            run: run.parameters.name(),
+            phase: measured.phase.clone(),
+            predicted: *predicted,
+            measured: one,
+            error_percent: error_percent(*predicted, one.max(1.0)),
+            fitted,
+            differs: differs(&run.parameters, &measured.phase),
+        })
+    };
+    all.filter_map(pair).collect()
+}
+
+/// Runs of `dirty-log --on kvm`, or those that `doctor` made, in a file.
+///
+/// # Errors
+/// It cannot be read, or has none.
+pub fn read(path: &Path) -> Result<Vec<Measured>, Error> {
+    let bytes = file::read(path, "run on KVM")?;
+    let usage = |why: String| {
+        Error::Usage(format!(
+            "{}: no run of dirty-log --on kvm or doctor: {why}",
+            path.display()
+        ))
+    };
+    let runs = match serde_json::from_slice::<Several>(&bytes) {
+        Ok(several) => several.runs,
+        Err(_) => {
+            vec![serde_json::from_slice::<Measured>(&bytes).map_err(|why| usage(why.to_string()))?]
+        }
+    };
+    match runs
+        .iter()
+        .all(|run| run.rows.iter().any(|row| !row.phases.is_empty()))
+        && !runs.is_empty()
+    {
+        true => Ok(runs),
+        false => Err(usage("it has no phases".to_owned())),
+    }
+}
+
+/// Predictions beside what came.
+pub fn compared(rows: &[Compared]) -> String {
+    let cells = |row: &Compared| {
+        [
+            row.phase.clone(),
+            report::time(row.predicted),
+            report::time(row.measured),
+            match (row.differs, row.fitted) {
+                (Some(_), _) => "(other)".to_owned(),
+                (None, true) => percent(row.error_percent) + " *",
+                (None, false) => percent(row.error_percent) + "  ",
+            },
+        ]
+    };
+    let mut text = String::new();
+    for run in rows.chunk_by(|a, b| a.run == b.run) {
+        let header = [run[0].run.as_str(), "machine", "measured", "error  "];
+        text += &report::table(header, 1, run.iter().map(cells).collect());
+        text.push('\n');
+    }
+    if rows.iter().any(|row| row.fitted) {
+        text += "* the machine was fitted on this figure\n";
+    }
+    let mut reasons: Vec<&str> = rows.iter().filter_map(|row| row.differs).collect();
+    reasons.dedup();
+    reasons.sort_unstable();
+    reasons.dedup();
+    for reason in reasons {
+        text += &format!("(other): {reason}\n");
+    }
+    text
+}
