@@ -7,7 +7,7 @@
 //!
 //! A write goes through the tables of the guest, the TLB of its CPU and, if it faults, through the engine. Once a page is
 //! found writable, further writes to it cost the guest what it does with the page, and are not translated one by one: up to
-//! [`QUANTUM`] of them are done in one step, at its beginning. The host announces before it takes the permission to
+//! `QUANTUM` of them are done in one step, at its beginning. The host announces before it takes the permission to
 //! write from a page that it will, and says when every CPU has forgotten it; from the announcement on each write is
 //! translated again, and between the two it may succeed by what a TLB remembers. So nothing is written that the hardware
 //! would not let be written, and every write that it would is there to be lost.
