@@ -3,6 +3,7 @@
 mod aarch64_paging;
 mod bare;
 mod calls;
+mod candidates;
 mod fault;
 mod page_table_generic;
 #[cfg(target_arch = "x86_64")]
@@ -26,8 +27,9 @@ use crate::format::Architecture;
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::stats::{self, Samples};
+use candidates::{Candidate, candidates};
 use runner::{Arenas, Measurement};
-use subject::{Candidate, Operation, candidates};
+use subject::Operation;
 
 pub use calls::MOST;
 

@@ -7,8 +7,9 @@ use std::time::Instant;
 use tablewright_walker::{Granule, Half, Regime};
 
 use super::calls::{Calls, TABLES};
+use super::candidates::Candidate;
 use super::fault::{self, Told};
-use super::subject::{Candidate, Operation, Subject};
+use super::subject::{Operation, Subject};
 use crate::arena::{Arena, Memory};
 use crate::error::Error;
 use crate::format::Architecture;
@@ -253,7 +254,7 @@ impl Figures {
 
 #[cfg(test)]
 mod tests {
-    use super::super::subject::candidates;
+    use super::super::candidates::candidates;
     use super::*;
 
     const BOTH: [Architecture; 2] = [Architecture::Arm64, Architecture::X86_64];
