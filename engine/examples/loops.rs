@@ -1,8 +1,9 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query|lookup|fork|fault|replace|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
+//! `loops map|protect|contended|unmap|query|lookup|fork|fault|replace|cursor|around|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
 //! is named; without arguments, all of them over a few pages, in both. With `-each` behind its name an edit is made for one page at
-//! a time, with `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather for each page. `fault` maps a page, and
+//! a time, with `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather for each page. `cursor` protects
+//! page by page by a cursor, and `around` looks each up and maps it by one. `fault` maps a page, and
 //! `guest` looks a fault of a guest up and maps it, page by page always, in tables of EPT; `walk` is what of it is not the engine's:
 //! the loop, and the platform's own at the beginning and the end of a walk.
 
@@ -28,12 +29,14 @@ enum Edit {
     Fork,
     Fault,
     Replace,
+    Cursor,
+    Around,
     Guest,
     Walk,
     Nothing,
 }
 
-const EDITS: [(&str, Edit); 12] = [
+const EDITS: [(&str, Edit); 14] = [
     ("map", Edit::Map),
     ("protect", Edit::Protect),
     ("contended", Edit::Contended),
@@ -43,6 +46,8 @@ const EDITS: [(&str, Edit); 12] = [
     ("fork", Edit::Fork),
     ("fault", Edit::Fault),
     ("replace", Edit::Replace),
+    ("cursor", Edit::Cursor),
+    ("around", Edit::Around),
     ("guest", Edit::Guest),
     ("walk", Edit::Walk),
     ("nothing", Edit::Nothing),
@@ -83,7 +88,7 @@ fn main() {
 
 fn usage() -> ! {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|lookup|fork|fault|replace|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
+        "error: usage: loops [map|protect|contended|unmap|query|lookup|fork|fault|replace|cursor|around|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
     );
     std::process::exit(2);
 }
@@ -116,6 +121,27 @@ fn replace<F: Format<Input = Va>>(
         Ok(())
     })?;
     black_box(sum);
+    Ok(())
+}
+
+/// Page by page with one cursor.
+fn by_cursor<F: Format<Input = Va>>(
+    space: &mut AddressSpace<F, &Hosted>,
+    edit: Edit,
+    pages: u64,
+    mapping: Encoded<F>,
+) -> Result<(), EditError<Va>> {
+    let change = Change::new().perms(Perms::READ);
+    let mut gather = space.gather();
+    let mut cursor = gather.cursor();
+    match edit {
+        Edit::Cursor => parts(pages, 1, |part| cursor.protect_page(part.start(), change))?,
+        _ => parts(pages, 1, |part| match cursor.query(part.start()) {
+            Some(_) => Ok(()),
+            None => cursor.map_page(part.start(), Pa::new(part.start().get()), mapping),
+        })?,
+    }
+    gather.finish(|_| ());
     Ok(())
 }
 
@@ -194,7 +220,7 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
         Attrs::KERNEL_DATA
     };
     let mapping = Encoded::<F>::new(Mapping::new(attrs).pages_only())?;
-    let maps = edit == Edit::Map || edit == Edit::Fault;
+    let maps = matches!(edit, Edit::Map | Edit::Fault | Edit::Around);
     if !maps || by < pages {
         // What is measured finds its tables there. Their share is subtracted by mapping the larger size always.
         let most = pages.max(524_288);
@@ -217,6 +243,9 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
     }
     if edit == Edit::Replace {
         return replace(&mut space, pages, mapping);
+    }
+    if matches!(edit, Edit::Cursor | Edit::Around) {
+        return by_cursor(&mut space, edit, pages, mapping);
     }
     if edit == Edit::Lookup {
         parts(pages, 1, |part| {

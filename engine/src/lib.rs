@@ -108,7 +108,7 @@
 //! | you have | you need |
 //! |---|---|
 //! | a kernel that boots | [`linear`]: all memory at one offset, and windows for the time before it is there |
-//! | processes | [`Gather::fork`], [`Gather::replace`], [`AddressSpace::retire`]; on x86-64 [`KernelHalf`] |
+//! | processes | [`Gather::fork`], [`Gather::replace`], [`Gather::cursor`], [`AddressSpace::retire`]; on x86-64 [`KernelHalf`] |
 //! | several processors without broadcast invalidations, or too few ASIDs, PCIDs, VMIDs | [`shootdown`] |
 //! | page faults on many processors at once | [`shared`] |
 //! | guests | [`guest`], on [`shared`]; their log of writes is [`dirty`] |
@@ -147,7 +147,7 @@ mod walk;
 
 pub use addr::{Address, AddressError, Ipa, Level, MIN_PAGE_SHIFT, Pa, Page, Span, Va};
 pub use edit::{
-    AddressSpace, Change, EditError, Encoded, Gather, Half, Liveness, Mapping, Template,
+    AddressSpace, Change, Cursor, EditError, Encoded, Gather, Half, Liveness, Mapping, Template,
 };
 pub use entry::{Entry, TableLink, fill, prefetch};
 pub use flush::{Leaf, Progress};

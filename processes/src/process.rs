@@ -167,6 +167,13 @@ impl core::error::Error for ProcessError {}
 /// let write = |at, missing| Fault { at: Va::new(at), want: Want::Write, missing };
 /// assert_eq!(parent.fault(write(0x10_1008, true)), Ok(Handled::Mapped));
 ///
+/// // The rest of it, published once.
+/// let published = platform.counts().publications;
+/// assert_eq!(parent.populate(Span::new(Va::new(0x10_0000), 0x4000)?), Ok(3));
+/// assert_eq!(platform.counts().publications, published + 1);
+/// let beyond = parent.populate(Span::new(Va::new(0x10_3000), 0x2000)?);
+/// assert_eq!(beyond, Err(ProcessError::Refused(Va::new(0x10_4000))));
+///
 /// let mut child = parent.fork(&platform, 2)?;
 /// assert_eq!(child.fault(write(0x10_1008, false)), Ok(Handled::Copied));
 /// assert_eq!(parent.fault(write(0x10_1008, false)), Ok(Handled::Owned));
@@ -249,6 +256,38 @@ impl<F: Format<Input = Va>, P: Platform + Clone, M: Memory> Process<F, P, M> {
             true => Ok(()),
             false => Err(ProcessError::Taken),
         }
+    }
+
+    /// mmap with `MAP_POPULATE`: maps what is missing of a range now, so that no fault comes, and publishes it once. A cursor looks at
+    /// each page and maps it, with one walk for those of a table. Returns how many pages were mapped; those that were before a
+    /// frame was missing stay.
+    ///
+    /// # Errors
+    /// [`Refused`](ProcessError::Refused) where nothing is reserved, or the program; [`NoMemory`](ProcessError::NoMemory),
+    /// [`Edit`](ProcessError::Edit).
+    pub fn populate(&mut self, span: Span<Va>) -> Result<u64, ProcessError> {
+        let mut gather = self.space.gather();
+        let mut cursor = gather.cursor();
+        let mut mapped = 0;
+        let pages = (span.start().get()..=span.last().get()).step_by(1 << F::PAGE_SHIFT);
+        for page in pages.map(Va::new) {
+            let template = match self.areas.at(page).map(|area| area.kind) {
+                Some(Kind::Anonymous { writable: true }) => self.writable,
+                Some(Kind::Anonymous { writable: false }) => self.constant,
+                Some(Kind::Text) | None => return Err(ProcessError::Refused(page)),
+            };
+            if cursor.query(page).is_some() {
+                continue;
+            }
+            let frame = self.memory.take().ok_or(ProcessError::NoMemory)?;
+            if let Err(error) = cursor.map_page(page, frame, template) {
+                self.memory.release(frame);
+                return Err(error.into());
+            }
+            mapped += 1;
+        }
+        gather.flush(|_| ());
+        Ok(mapped)
     }
 
     /// The program has faulted.

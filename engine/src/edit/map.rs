@@ -15,7 +15,7 @@ use super::small::Task;
 use crate::SMALL;
 use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, EditError, Liveness, Reached};
+use crate::edit::space::{AddressSpace, EditError, Liveness, Located, Reached};
 use crate::flush::{Ranges, free_tree};
 use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::platform::{Barrier, Platform};
@@ -222,7 +222,22 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.space.map_one(page, frame, &mapping)?;
+        let slice = self.space.check_page(page)?;
+        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
+        let at = self.space.locate(slice);
+        self.map_at(slice, at, frame, &mapping)
+    }
+
+    /// The same of a page that has been checked, and its memory, and whose entry is in a table of pages if `at` says so.
+    #[inline(always)]
+    pub(super) fn map_at(
+        &mut self,
+        slice: Slice,
+        at: Option<Located>,
+        frame: Pa,
+        template: &impl Template<F>,
+    ) -> Result<(), EditError<F::Input>> {
+        self.space.map_leaf(slice, at, frame, template)?;
         self.mapped(slice);
         Ok(())
     }
@@ -353,7 +368,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.map_one(page, frame, &mapping)?;
+        let slice = self.check_page(page)?;
+        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
+        let at = self.locate(slice);
+        self.map_leaf(slice, at, frame, &mapping)?;
         // What the space owes from before is left to the next gather: nothing is given out here.
         let live = self.liveness() != Liveness::Dead;
         if live && self.platform.caps().invalid_entries_cached {
@@ -366,44 +384,36 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(())
     }
 
-    /// Maps one page, which walkers have to see.
-    #[inline(always)]
-    fn map_one(
-        &mut self,
-        page: F::Input,
-        frame: Pa,
-        template: &impl Template<F>,
-    ) -> Result<Slice, EditError<F::Input>> {
-        let slice = self.check_page(page)?;
-        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
-        self.map_leaf(slice, frame, template)?;
-        Ok(slice)
-    }
-
-    /// The same of one that has been checked.
+    /// Maps one page, which has been checked and which walkers have to see.
     #[inline(always)]
     fn map_leaf(
         &mut self,
         slice: Slice,
+        at: Option<Located>,
         frame: Pa,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
         let leaf = F::with_address(template.page()?, frame);
         let global = template.mapping().attrs.global;
         self.check_global(global)?;
-        let mut done = false;
-        if let Some(place) = self.place(slice) {
-            // Mostly there is nothing, and no table takes anything away.
-            if place.table.load(place.range.start) == 0 && !self.may_deny() {
-                place.table.store(place.range.start, leaf);
-                done = true;
-            }
-        }
-        if !done {
-            self.map_below(slice, leaf, &template.mapping())?;
+        match at {
+            Some(at) if self.fill_hole(at, leaf) => {}
+            _ => self.map_below(slice, leaf, &template.mapping())?,
         }
         self.globals |= global;
         Ok(())
+    }
+
+    /// Writes a leaf where nothing is and no table takes anything away, as mostly. Whether it is so.
+    #[inline(always)]
+    fn fill_hole(&self, at: Located, leaf: u64) -> bool {
+        // SAFETY: a walk has come to it.
+        let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
+        let is_free = table.load(at.index) == 0 && !self.may_deny();
+        if is_free {
+            table.store(at.index, leaf);
+        }
+        is_free
     }
 
     /// Checks that a page may be mapped where a walk has come to.

@@ -7,6 +7,7 @@
 mod build;
 mod change;
 mod collapse;
+mod cursor;
 mod fold;
 mod fork;
 mod gather;
@@ -25,6 +26,7 @@ mod unmap;
 
 pub(crate) use build::{Consecutive, Frames, Fresh, Leaves, build, fill_parts};
 pub use change::Change;
+pub use cursor::Cursor;
 pub use gather::Gather;
 pub use map::{Encoded, Template};
 pub use mapping::Mapping;

@@ -21,7 +21,7 @@ use super::small::Task;
 use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, Conditions, EditError};
+use crate::edit::space::{AddressSpace, Conditions, EditError, Located};
 use crate::entry::LINE;
 use crate::format::{Format, Kind, saturate, withheld};
 use crate::platform::Platform;
@@ -91,52 +91,67 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check_page(page)?;
-        let Some(place) = self.space.place(slice) else {
-            return self.change_other_page(slice, &change, None);
-        };
-        let index = place.range.start;
-        let entry = place.table.load(index);
-        let recent = &self.space.recent;
-        // Mostly it is like the page that was changed last.
+        let at = self.space.locate(slice);
+        self.change_at(slice, &change, at)
+    }
+
+    /// The same of a page that has been checked, and whose entry is in a table of pages if `at` says so.
+    #[inline(always)]
+    pub(super) fn change_at(
+        &mut self,
+        slice: Slice,
+        change: &Change,
+        at: Option<Located>,
+    ) -> Result<(), EditError<F::Input>> {
+        match at {
+            Some(at) if self.change_alike(slice, change, at) => Ok(()),
+            Some(at) => self.change_other_page(slice, change, at),
+            None => self.change_tree(slice, *change),
+        }
+    }
+
+    /// Changes a page that is like the one that was changed last, as most are. Whether it is.
+    #[inline(always)]
+    fn change_alike(&mut self, slice: Slice, change: &Change, at: Located) -> bool {
+        let space = &*self.space;
+        let recent = &space.recent;
+        // SAFETY: a walk has come to it.
+        let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
+        let entry = table.load(at.index);
         let is_like = entry & !F::address_mask(Level::PAGE) == recent.plan.usual;
-        if !is_like || recent.change != change || self.space.may_deny() {
-            let at = (place.table.frame(), index);
-            drop(place);
-            return self.change_other_page(slice, &change, Some(at));
+        if !is_like || recent.change != *change || space.may_deny() {
+            return false;
         }
         let now = entry ^ recent.plan.flip;
         if recent.plan.how == How::Store {
-            place.table.store(index, now);
-        } else if place.table.compare_exchange(index, entry, now).is_err() {
+            table.store(at.index, now);
+        } else if table.compare_exchange(at.index, entry, now).is_err() {
             // A walker has set a flag.
-            let at = (place.table.frame(), index);
-            drop(place);
-            return self.change_other_page(slice, &change, Some(at));
+            return false;
         }
-        drop(place);
+        drop(table);
         self.space.owed = true;
         self.left.ranges.add_page(slice, Level::PAGE);
-        Ok(())
+        true
     }
 
-    /// The same of a page that is not like the one that was changed last, or not in a table of pages.
+    /// The same of a page that is not like the one that was changed last.
     #[cold]
     #[inline(never)]
     fn change_other_page(
         &mut self,
         slice: Slice,
         change: &Change,
-        at: Option<(Pa, usize)>,
+        at: Located,
     ) -> Result<(), EditError<F::Input>> {
-        match at {
-            Some((frame, index)) if !SMALL && self.change_page(slice, change, frame, index) => {
-                Ok(())
-            }
-            _ => self.change_tree(slice, *change),
+        match !SMALL && self.change_page(slice, change, at) {
+            true => Ok(()),
+            false => self.change_tree(slice, *change),
         }
     }
 
     /// The same of any leaves.
+    #[cold]
     #[inline(never)]
     fn change_tree(&mut self, slice: Slice, change: Change) -> Result<(), EditError<F::Input>> {
         if SMALL {
@@ -205,9 +220,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
     }
 
-    /// The same of one page, at `index` of the table in `frame`.
+    /// The same of one page.
     #[inline(always)]
-    fn change_page(&mut self, slice: Slice, change: &Change, frame: Pa, index: usize) -> bool {
+    fn change_page(&mut self, slice: Slice, change: &Change, at: Located) -> bool {
+        let Located { frame, index } = at;
         if !self.space.take_up(change) {
             return false;
         }

@@ -5,8 +5,8 @@ use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
 use crate::SMALL;
-use crate::addr::{Address, Level, Pa, Span};
-use crate::edit::space::{AddressSpace, EditError};
+use crate::addr::{Address, Level, Span};
+use crate::edit::space::{AddressSpace, EditError, Located};
 use crate::entry::LINE;
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms, kind_of};
@@ -39,33 +39,37 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if SMALL {
             return self.leaf_above(input);
         }
-        match self.place(Slice::around::<F>(input, Level::PAGE)) {
-            Some(place) => {
-                let index = place.range.start;
-                let entry = place.table.load(index);
-                // Mostly it is a page like most, and no table takes anything away from it.
-                if F::is_single_page(entry) && !self.may_deny() {
-                    let first = input & !((1 << F::PAGE_SHIFT) - 1);
-                    return Some(Leaf::new(first, entry, Level::PAGE, Perms::empty()));
-                }
-                let leaf = self.leaf_below(place.table.frame(), index, input)?;
-                Some(leaf)
-            }
-            None => {
-                let leaf = self.leaf_above(input)?;
-                Some(leaf)
-            }
-        }
+        let at = self.locate(Slice::around::<F>(input, Level::PAGE));
+        self.leaf_at(input, at)
     }
 
-    /// The leaf, if there is one, at `index` of the table of pages in `frame`, which is opened again: so that of most pages it stays
-    /// in registers.
+    /// The leaf that translates an address which the root translates, and whose entry is in a table of pages if `at` says so.
+    #[inline(always)]
+    pub(super) fn leaf_at(&self, input: u64, at: Option<Located>) -> Option<Leaf<F>> {
+        let Some(at) = at else {
+            let leaf = self.leaf_above(input)?;
+            return Some(leaf);
+        };
+        // SAFETY: a walk has come to it.
+        let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
+        let entry = table.load(at.index);
+        // Mostly it is a page like most, and no table takes anything away from it.
+        if F::is_single_page(entry) && !self.may_deny() {
+            let first = input & !((1 << F::PAGE_SHIFT) - 1);
+            return Some(Leaf::new(first, entry, Level::PAGE, Perms::empty()));
+        }
+        drop(table);
+        let leaf = self.leaf_below(input, at)?;
+        Some(leaf)
+    }
+
+    /// The leaf, if there is one, in a table of pages, which is opened again: so that of most pages it stays in registers.
     #[cold]
     #[inline(never)]
-    fn leaf_below(&self, frame: Pa, index: usize, input: u64) -> Option<Leaf<F>> {
-        // SAFETY: a walk has just come to it.
-        let table = unsafe { Table::open(&self.platform, frame, Level::PAGE) };
-        self.leaf_in(&table, index, Level::PAGE, input, self.denied(input))
+    fn leaf_below(&self, input: u64, at: Located) -> Option<Leaf<F>> {
+        // SAFETY: a walk has come to it.
+        let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
+        self.leaf_in(&table, at.index, Level::PAGE, input, self.denied(input))
     }
 
     /// The leaf that translates `input`, which is perhaps not in a table of pages.

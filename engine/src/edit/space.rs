@@ -602,6 +602,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { descend::<F, P, false>(&self.platform, self.root, slice) }
     }
 
+    /// Where the entry of a page is, which has been checked. `None` as above.
+    #[inline(always)]
+    pub(crate) fn locate(&self, page: Slice) -> Option<Located> {
+        let place = self.place(page)?;
+        Some(Located {
+            frame: place.table.frame(),
+            index: place.range.start,
+        })
+    }
+
     /// What the tables above a page take away. Few spaces have one that does, so that a walk does not look for it on its way down.
     #[inline(always)]
     pub(crate) fn denied(&self, input: u64) -> Perms {
@@ -755,6 +765,13 @@ fn check_shared(global: bool) -> Result<(), Inexpressible> {
         true => Ok(()),
         false => Err(Inexpressible("what all spaces share has to be global")),
     }
+}
+
+/// An entry of a table of pages.
+#[derive(Clone, Copy)]
+pub(crate) struct Located {
+    pub frame: Pa,
+    pub index: usize,
 }
 
 /// The entry that the tables lead to.

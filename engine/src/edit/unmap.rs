@@ -14,7 +14,7 @@ use super::take::{take, take_any, take_run};
 use crate::SMALL;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Gather;
-use crate::edit::space::{Conditions, EditError};
+use crate::edit::space::{Conditions, EditError, Located};
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
@@ -92,41 +92,67 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         page: F::Input,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
         let slice = self.space.check_page(page)?;
-        let Some(place) = self.space.place(slice) else {
-            let taken = self.unmap_other_page(slice, None)?;
-            return Ok(taken);
-        };
-        let index = place.range.start;
-        let entry = place.table.load(index);
-        // Mostly it is like the one before.
-        if entry & !F::address_mask(Level::PAGE) != self.space.plain || self.space.may_deny() {
-            let at = (place.table.frame(), index);
-            drop(place);
-            let taken = self.unmap_other_page(slice, Some(at))?;
+        let at = self.space.locate(slice);
+        self.unmap_at(slice, at)
+    }
+
+    /// The same of a page that has been checked, and whose entry is in a table of pages if `at` says so.
+    #[inline(always)]
+    pub(super) fn unmap_at(
+        &mut self,
+        slice: Slice,
+        at: Option<Located>,
+    ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
+        if let Some(at) = at {
+            if let Some(leaf) = self.take_alike(slice, at) {
+                return Ok(Some(leaf));
+            }
+            let taken = self.unmap_other_page(slice, at)?;
             return Ok(taken);
         }
-        place.table.store(index, 0);
-        drop(place);
+        let taken = self.unmap_part_of_leaf(slice)?;
+        Ok(taken)
+    }
+
+    /// Takes a page away that is like the one before, as most are.
+    #[inline(always)]
+    fn take_alike(&mut self, slice: Slice, at: Located) -> Option<Held<Leaf<F>>> {
+        let space = &*self.space;
+        // SAFETY: a walk has come to it.
+        let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
+        let entry = table.load(at.index);
+        if entry & !F::address_mask(Level::PAGE) != space.plain || space.may_deny() {
+            return None;
+        }
+        table.store(at.index, 0);
+        drop(table);
         self.space.owed = true;
         self.left.ranges.add_page(slice, Level::PAGE);
         let leaf = Leaf::new(slice.first, entry, Level::PAGE, Perms::empty());
-        Ok(Some(Held::new(leaf, self.serial())))
+        Some(Held::new(leaf, self.serial()))
     }
 
-    /// The same where a page is not like the one before, or not in a table of pages.
+    /// The same where a page is not like the one before.
     #[cold]
     #[inline(never)]
     fn unmap_other_page(
         &mut self,
         slice: Slice,
-        at: Option<(Pa, usize)>,
+        at: Located,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
-        if let Some((frame, index)) = at
-            && let Some(taken) = self.take_page(slice, frame, index)
-        {
-            return Ok(taken);
+        match self.take_page(slice, at) {
+            Some(taken) => Ok(taken),
+            None => self.unmap_part_of_leaf(slice),
         }
-        // A part of a larger leaf, which is split.
+    }
+
+    /// The same of a part of a larger leaf, which is split.
+    #[cold]
+    #[inline(never)]
+    fn unmap_part_of_leaf(
+        &mut self,
+        slice: Slice,
+    ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
         let mut taken = None;
         let _done = self.unmap_leaves(slice, |leaf| {
             taken = Some(leaf);
@@ -135,14 +161,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Ok(taken)
     }
 
-    /// Takes away what is mapped in one page, at `index` of the table in `frame`, if that is not in a run.
+    /// Takes away what is mapped in one page, if that is not in a run.
     #[inline(always)]
-    fn take_page(
-        &mut self,
-        slice: Slice,
-        frame: Pa,
-        index: usize,
-    ) -> Option<Option<Held<Leaf<F>>>> {
+    fn take_page(&mut self, slice: Slice, at: Located) -> Option<Option<Held<Leaf<F>>>> {
+        let Located { frame, index } = at;
         let space = &mut *self.space;
         // SAFETY: a walk has just come to it.
         let table = unsafe { Table::open(&space.platform, frame, Level::PAGE) };

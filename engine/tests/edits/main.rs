@@ -9,6 +9,7 @@
 mod common;
 
 mod collapse;
+mod cursor;
 mod gathers;
 mod live;
 mod map;

@@ -321,16 +321,23 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page like the last is protected and not owed",
         file: "edit/protect.rs",
-        find: "drop(place);\n        self.space.owed = «true»;",
+        find: "drop(table);\n        self.space.owed = «true»;",
         with: "self.space.owed",
         rules: FORGOTTEN,
     },
     Bug {
         name: "a page that hardware may write is protected with a store",
         file: "edit/protect.rs",
-        find: "if «recent.plan.how == How::Store» {\n            place.table",
+        find: "if «recent.plan.how == How::Store» {\n            table.store",
         with: "true",
         rules: &["flag lost"],
+    },
+    Bug {
+        name: "a cursor stays in the table that it came to first",
+        file: "edit/cursor.rs",
+        find: "if «number != self.number» {",
+        with: "self.number == NOWHERE",
+        rules: FORGOTTEN,
     },
     // Two spaces, and a page in another frame.
     Bug {

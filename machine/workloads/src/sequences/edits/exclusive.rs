@@ -127,6 +127,10 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 let encoded = Encoded::<F>::new(mapping);
                 let page = span.size() == Self::PAGE && dice.once_in(2);
                 self.edit(slot, exclusive, |gather| match encoded {
+                    _ if page && Self::is_by_cursor(span) => {
+                        let mut cursor = self.cursor_from_elsewhere(gather, span);
+                        cursor.map_page(span.start(), frame, mapping)
+                    }
                     _ if page => gather.map_page(span.start(), frame, mapping),
                     Ok(encoded) if dice.once_in(2) => gather.map(span, frame, encoded),
                     _ => gather.map(span, frame, mapping),
@@ -337,10 +341,18 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             }
             let progress = match Self::is_by_page(span) {
-                true => (gather.unmap_page(span.start())).map(|leaf| {
-                    let _: Option<ControlFlow<()>> = leaf.map(held);
-                    Progress::Done
-                }),
+                true => {
+                    let taken = match Self::is_by_cursor(span) {
+                        true => {
+                            (self.cursor_from_elsewhere(&mut gather, span)).unmap_page(span.start())
+                        }
+                        false => gather.unmap_page(span.start()),
+                    };
+                    taken.map(|leaf| {
+                        let _: Option<ControlFlow<()>> = leaf.map(held);
+                        Progress::Done
+                    })
+                }
                 false => gather.unmap(span, held),
             };
             exclusive.gather = Some((batch, gather));
@@ -365,6 +377,32 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
     /// Whether an edit of this range is made by the call for one page: every other one.
     pub(super) fn is_by_page(span: Span<F::Input>) -> bool {
         span.size() == Self::PAGE && span.start().bits() & Self::PAGE != 0
+    }
+
+    /// And whether by a cursor.
+    pub(super) fn is_by_cursor(span: Span<F::Input>) -> bool {
+        span.start().bits() & (2 * Self::PAGE) != 0
+    }
+
+    /// A cursor that has been to the table before that of a page, and to the page.
+    pub(super) fn cursor_from_elsewhere<'g, 's>(
+        &self,
+        gather: &'g mut Gather<'s, F, Plat<'m>>,
+        page: Span<F::Input>,
+    ) -> Cursor<'g, 's, F, Plat<'m>> {
+        let mut cursor = gather.cursor();
+        for at in [
+            page.start().bits().wrapping_sub(Self::BLOCK),
+            page.start().bits(),
+        ] {
+            let at = F::Input::from_bits(at);
+            let said = |leaf: Leaf<F>| (leaf.input(), leaf.descriptor());
+            let (found, known) = (cursor.query(at), cursor.space().query(at));
+            self.check(found.map(said) == known.map(said), || {
+                format!("a cursor finds {found:?} at {at}")
+            });
+        }
+        cursor
     }
 
     /// An edit of what is mapped was refused for a reason.
@@ -481,6 +519,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             let change = self.change(dice);
             self.forget_before(cpu, slot, exclusive, span, false);
             let protected = self.edit(slot, exclusive, |gather| match Self::is_by_page(span) {
+                true if Self::is_by_cursor(span) => {
+                    (self.cursor_from_elsewhere(gather, span)).protect_page(span.start(), change)
+                }
                 true => gather.protect_page(span.start(), change),
                 false => gather.protect(span, change),
             });

@@ -13,8 +13,8 @@ use tablewright::flush::Held;
 use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, Step};
 use tablewright::{
-    Address, Attrs, EditError, Encoded, Format, Gather, Half, Leaf, Level, Liveness, Mapping, Pa,
-    Perms, Platform, Progress, Span,
+    Address, Attrs, Cursor, EditError, Encoded, Format, Gather, Half, Leaf, Level, Liveness,
+    Mapping, Pa, Perms, Platform, Progress, Span,
 };
 use tablewright_machine::Time;
 
