@@ -36,8 +36,8 @@ fn attrs<F: Format>(number: u64) -> Attrs {
     };
     Attrs {
         perms,
-        accessed: number % 3 != 0,
-        dirty: number % 7 != 0,
+        accessed: !number.is_multiple_of(3),
+        dirty: !number.is_multiple_of(7),
         ..attrs
     }
 }
@@ -85,7 +85,7 @@ fn a_cursor_does_what_the_calls_do<F: Decoded>() {
                 // Near the ends of tables, and now and then no page at all.
                 let table = number % 4 * block;
                 let near = [0, 1, 2, 17, 40, 150, block / page - 1][number as usize / 8 % 7];
-                let odd = u64::from(number % 61 == 0);
+                let odd = u64::from(number.is_multiple_of(61));
                 let at = F::Input::from_bits(table + near * page + odd);
                 let frame = Pa::new((1 << 30) + (number >> 3 & 0xff) * page);
                 let mapping = Mapping::new(attrs::<F>(number >> 5)).pages_only();
