@@ -15,6 +15,11 @@ use crate::size::Size;
 /// The columns of a table, in any order.
 const COLUMNS: &str = "system,configuration,metric,before,after,unit,published improvement";
 
+/// What a figure may be, in milliseconds: what virtual time tells from nothing, and what it has.
+const NANOSECOND_MS: f64 = 1e-6;
+const MOST_DAYS: u32 = 100;
+const MOST_MS: f64 = MOST_DAYS as f64 * 86_400e3;
+
 /// The experiments with published results, by name, and their tables.
 pub const EXPERIMENTS: [(&str, &str); 5] = [
     ("map-mem", include_str!("../published/map-mem.csv")),
@@ -127,11 +132,14 @@ impl Row {
                 )));
             }
         };
-        // Relative errors are computed from it.
-        if after > 0.0 && after.is_finite() {
-            Ok(after * scale)
-        } else {
-            Err(wrong(format!("{after} is not a time to compare with")))
+        // Relative errors are computed from it, and virtual time is whole picoseconds and has an end.
+        let after_ms = after * scale;
+        match (NANOSECOND_MS..=MOST_MS).contains(&after_ms) {
+            true => Ok(after_ms),
+            false => Err(wrong(format!(
+                "{after:?} {} is not a time to compare with: 1 ns to {MOST_DAYS} days",
+                self.unit
+            ))),
         }
     }
 }

@@ -186,12 +186,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     )?;
     let plot = arguments.plot.as_deref();
     let plot = plot.map(|path| Target::new("--plot", path)).transpose()?;
-    let report = test(
+    let mut report = test(
         arguments,
         &profile,
         &runs::software::<simulate::Job>(arguments.threads),
     )?;
-    needs::warn(left_out.as_ref());
+    report.warnings.extend(left_out);
     report.print(arguments.json, text)?;
     match plot {
         Some(plot) => plot.fill(&picture::of(&report).svg()?),

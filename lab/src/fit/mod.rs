@@ -597,9 +597,10 @@ fn said(determined: &Determined) -> String {
     };
     for sum in &determined.sums {
         line(format!(
-            "the rows do not tell {} apart: they determine the sum, {:.3} ns",
+            "the rows do not tell {} apart: they determine the sum, {:.3} ns for each {}",
             sum.costs.join(" and "),
-            sum.ns
+            sum.ns,
+            sum.costs[0]
         ));
     }
     for carried in &determined.carried {

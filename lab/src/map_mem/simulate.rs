@@ -52,8 +52,8 @@ pub fn run(arguments: &Arguments, run: Run<'_>) -> Result<(), Error> {
         )));
     };
     let (profile, left_out) = needs::load(name, Experiment::MapMem)?;
-    let report = simulate(arguments, &profile, run)?;
-    needs::warn(left_out.as_ref());
+    let mut report = simulate(arguments, &profile, run)?;
+    report.warnings.extend(left_out);
     report.print(arguments.json, text)
 }
 

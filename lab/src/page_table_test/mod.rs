@@ -172,12 +172,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         arguments.machine.as_deref().unwrap_or(MACHINE),
         Experiment::PageTableTest,
     )?;
-    let report = test(
+    let mut report = test(
         arguments,
         &profile,
         &runs::software::<simulate::Job>(arguments.threads),
     )?;
-    needs::warn(left_out.as_ref());
+    report.warnings.extend(left_out);
     report.print(arguments.json, text)
 }
 

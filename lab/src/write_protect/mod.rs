@@ -219,12 +219,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             arguments.json,
         );
     }
-    let report = test(
+    let mut report = test(
         arguments,
         &profile,
         &runs::software::<simulate::Job>(arguments.threads),
     )?;
-    needs::warn(left_out.as_ref());
+    report.warnings.extend(left_out);
     report.print(arguments.json, text)
 }
 

@@ -195,6 +195,19 @@ fn files_that_are_no_profiles_or_tables_say_where_and_why() {
             "\"a, 1G\",with lazy-unmap,c,1,0,ms,\n",
             "not a time to compare with",
         ),
+        // More than virtual time has, and less than it tells from nothing.
+        (
+            "\"a, 1G\",with lazy-unmap,c,1,1e30,ms,\n",
+            "1 ns to 100 days",
+        ),
+        (
+            "\"a, 1G\",with lazy-unmap,c,1,1e-9,ms,\n",
+            "1 ns to 100 days",
+        ),
+        (
+            "\"a, 1G\",with lazy-unmap,c,1,NaN,ms,\n",
+            "not a time to compare with",
+        ),
     ] {
         let file = Scratch::new("rows.csv", format!("{header}{line}"));
         let name = if line.starts_with('"') { "a, 1G" } else { "a" };
