@@ -90,6 +90,7 @@ pub fn unmap(size: Size, unmap: Unmap) -> Result<Option<[f64; 3]>, Error> {
         physical: vcpus,
         slice: Time::us(4000),
         work: Time::ZERO,
+        spin: Time::ZERO,
         ranges: 16,
     };
     let jobs = [Tell::Interrupt, Tell::Space, Tell::Tablewright].map(job);

@@ -29,6 +29,7 @@ pub fn jobs(profile: &Profile, hows: &[How]) -> Vec<Job> {
         physical: 16,
         slice: Time::ms(4),
         work: Time::ZERO,
+        spin: Time::ZERO,
         ranges: 16,
     };
     hows.iter().map(job).collect()

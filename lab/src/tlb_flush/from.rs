@@ -131,6 +131,7 @@ impl Line {
             physical: self.processors,
             slice: Time::ms(4),
             work: Time::ZERO,
+            spin: Time::ZERO,
             ranges: tablewright::flush::MAX_RANGES,
         })
     }
@@ -185,6 +186,7 @@ pub fn compare(
         vcpus: first.vcpus,
         cpus: first.processors,
         work_us: 0,
+        spin_us: 0,
         slice_us: 4000,
     };
     let rows = lines.iter().zip(&jobs).zip(run(&jobs)?);

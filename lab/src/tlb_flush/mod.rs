@@ -52,6 +52,9 @@ pub struct Arguments {
     /// What a thread computes between two cycles, in microseconds, on average
     #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     work: u64,
+    /// How long a thread that waits for the lock of the address space tries to take it before it sleeps, in microseconds on a CPU
+    #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    spin: u64,
     /// After so long a vCPU gives its physical CPU to one that waits, in microseconds
     #[arg(long, value_name = "US", default_value = "4000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     slice: u64,
@@ -74,7 +77,7 @@ pub struct Arguments {
     threads: Threads,
     /// What a guest has measured (`cargo xtask tlb-flush --json`), beside what the machine predicts for as many threads, cycles, pages
     /// and CPUs
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["tasks", "rounds", "chunks", "pages", "vcpus", "cpus", "work", "slice", "ranges", "how", "on", "file"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tasks", "rounds", "chunks", "pages", "vcpus", "cpus", "work", "spin", "slice", "ranges", "how", "on", "file"])]
     from: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -90,6 +93,7 @@ struct Parameters {
     vcpus: u16,
     cpus: u16,
     work_us: u64,
+    spin_us: u64,
     slice_us: u64,
 }
 
@@ -134,6 +138,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
                 (!arguments.how.is_empty(), "--how"),
                 (arguments.machine.is_some(), "--machine"),
                 (arguments.cpus.is_some(), "--cpus"),
+                (arguments.work != 0, "--work"),
+                (arguments.spin != 0, "--spin"),
             ],
         )?;
         return native::run(&native::Program {
@@ -154,12 +160,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     )?;
     let software = runs::software::<simulate::Job>(arguments.threads);
     if let Some(path) = &arguments.from {
-        let report = from::compare(path, &profile, &software)?;
-        needs::warn(left_out.as_ref());
+        let mut report = from::compare(path, &profile, &software)?;
+        report.warnings.extend(left_out);
         return report.print(arguments.json, from::text);
     }
-    let report = test(arguments, &profile, &software)?;
-    needs::warn(left_out.as_ref());
+    let mut report = test(arguments, &profile, &software)?;
+    report.warnings.extend(left_out);
     report.print(arguments.json, text)
 }
 
@@ -214,6 +220,7 @@ fn test(
         physical: cpus,
         slice: Time::us(arguments.slice),
         work: Time::us(arguments.work),
+        spin: Time::us(arguments.spin),
         ranges: arguments.ranges.into(),
     };
     let jobs: Vec<Job> = hows.iter().map(job).collect();
@@ -228,6 +235,7 @@ fn test(
             vcpus: arguments.vcpus,
             cpus,
             work_us: arguments.work,
+            spin_us: arguments.spin,
             slice_us: arguments.slice,
         },
         rows: rows.map(|(job, ran)| row(job, &ran)).collect(),
@@ -242,6 +250,7 @@ pub const PUBLISHED_CYCLES: u64 = 32 * 10_000 * 10;
 fn is_published(job: &Job) -> bool {
     (job.threads, job.pages, job.vcpus, job.physical) == (32, 16_384, 16, 16)
         && job.work == Time::ZERO
+        && job.spin == Time::ZERO
 }
 
 fn row(job: &Job, ran: &Ran) -> Row {

@@ -58,6 +58,45 @@ fn with_too_few_physical_cpus_interrupts_wait_for_time_slices() {
 }
 
 #[test]
+fn threads_that_try_before_they_sleep_burn_and_are_waited_for() {
+    let run = |cpus: &str, spin: &str| {
+        rows(&[
+            "--how",
+            "interrupt",
+            "--how",
+            "list",
+            "-v",
+            "32",
+            "-t",
+            "32",
+            "-c",
+            "2",
+            "-r",
+            "4",
+            "--cpus",
+            cpus,
+            "--spin",
+            spin,
+        ])
+    };
+    let busy = |row: &Value| number(row, "cpu_time_ns") / number(row, "time_ns");
+    // Asleep, one is busy, and is never preempted.
+    for row in run("4", "0") {
+        assert!((0.9..1.2).contains(&busy(&row)), "{row}");
+        assert!(number(&row, "longest_wait_ns") < 100e3, "{row}");
+    }
+    // No more than so long for each of three times that the lock is taken in a cycle.
+    let briefly = &run("4", "1")[0];
+    assert!(busy(briefly) < 1.3, "{briefly}");
+    // Trying, they take all CPUs that there are; where these are too few, what waits for an answer waits for slices.
+    let (few, all) = (run("4", "100000"), run("32", "100000"));
+    assert!(busy(&few[0]) > 3.5 && busy(&all[0]) > 16.0);
+    assert!(number(&few[0], "longest_wait_ns") > 4e6, "{}", few[0]);
+    assert!(number(&all[0], "longest_wait_ns") < 200e3, "{}", all[0]);
+    assert!(number(&few[1], "longest_wait_ns") < 10e3, "{}", few[1]);
+}
+
+#[test]
 fn no_vcpu_is_told_twice_and_none_is_left_out() {
     for row in rows(&["-r", "2"]) {
         let how = row["how"].as_str().expect("a name");

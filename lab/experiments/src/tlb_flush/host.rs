@@ -282,7 +282,7 @@ impl<'c> Host<'c> {
     }
 
     /// Goes on when the vCPU is on a physical CPU, and has done what it was asked to.
-    fn be_on(&self, cpu: Cpu<'_>) {
+    pub fn be_on(&self, cpu: Cpu<'_>) {
         let this = &self.vcpus[cpu.id()];
         cpu.order();
         while this.state.get() != State::Running {
@@ -375,7 +375,7 @@ impl<'c> Host<'c> {
     }
 
     /// On a physical CPU until the time has come or an interrupt comes; gives it away at the end of the slice. How long it ran.
-    fn run(&self, cpu: Cpu<'_>, most: Time, goes_on: impl Fn() -> bool) -> Time {
+    pub fn run(&self, cpu: Cpu<'_>, most: Time, goes_on: impl Fn() -> bool) -> Time {
         let this = &self.vcpus[cpu.id()];
         // An interrupt that comes now, or an answer, finds none to wake.
         cpu.order();

@@ -54,6 +54,8 @@ pub struct Job {
     pub slice: Time,
     /// What a thread computes between two cycles, on average: from nothing to twice as much.
     pub work: Time,
+    /// How long, on a physical CPU, a thread that waits for the lock tries to take it before it sleeps.
+    pub spin: Time,
     /// Ranges in one hypercall, at most.
     pub ranges: usize,
 }
@@ -133,13 +135,15 @@ pub fn fits(threads: u16, pages: u64) -> bool {
     u64::from(threads) * (pages << 12) <= END - AT
 }
 
-/// A lock that is held alone or together. A thread that waits sleeps, and the first is woken; it does not have it by that: one
-/// that comes meanwhile, and runs, may be before it.
+/// A lock that is held alone or together. A thread that waits tries for a while, and then sleeps, and the first is woken; it does
+/// not have it by that: one that comes meanwhile, and runs, may be before it.
 #[derive(Default)]
 struct SpaceLock {
     alone: Cell<bool>,
     together: Cell<u32>,
     queue: RefCell<VecDeque<(usize, bool)>>,
+    /// vCPUs whose threads try.
+    trying: RefCell<Vec<usize>>,
 }
 
 /// What a thread does next.
@@ -280,6 +284,10 @@ impl<F: Format<Input = Va>> Program<'_, F> {
             if !matches!(step, Step::Compute) {
                 cpu.order();
                 self.lock.release(alone);
+                let trying = self.lock.trying.borrow().clone();
+                for vcpu in trying {
+                    cpu.wake(vcpu, cpu.now());
+                }
                 host.work(cpu, self.wake_first(cpu));
             }
             thread.step.set(match step {
@@ -306,7 +314,7 @@ impl<F: Format<Input = Va>> Program<'_, F> {
             self.host.work(cpu, self.host.costs().lock_take);
         }
         cpu.order();
-        let taken = lock.take(alone);
+        let taken = lock.take(alone) || self.spin(cpu, alone);
         if taken {
             if thread.queued.take() {
                 let mut queue = lock.queue.borrow_mut();
@@ -318,6 +326,25 @@ impl<F: Format<Input = Va>> Program<'_, F> {
             }
             thread.sleeping.set(true);
         }
+        taken
+    }
+
+    /// Tries to take the lock for as long as a thread does before it sleeps. It is interrupted and preempted meanwhile as any other.
+    fn spin(&self, cpu: Cpu<'_>, alone: bool) -> bool {
+        let (lock, mut left) = (&self.lock, self.job.spin);
+        if left == Time::ZERO {
+            return false;
+        }
+        lock.trying.borrow_mut().push(cpu.id());
+        let taken = loop {
+            self.host.be_on(cpu);
+            let taken = lock.take(alone);
+            if taken || left == Time::ZERO {
+                break taken;
+            }
+            left = left.saturating_sub(self.host.run(cpu, left, || lock.is_free(alone)));
+        };
+        lock.trying.borrow_mut().retain(|&vcpu| vcpu != cpu.id());
         taken
     }
 
@@ -340,12 +367,15 @@ impl<F: Format<Input = Va>> Program<'_, F> {
 }
 
 impl SpaceLock {
+    fn is_free(&self, alone: bool) -> bool {
+        !self.alone.get() && (!alone || self.together.get() == 0)
+    }
+
     fn take(&self, alone: bool) -> bool {
-        let together = self.together.get();
-        let free = !self.alone.get() && (!alone || together == 0);
+        let free = self.is_free(alone);
         match (free, alone) {
             (true, true) => self.alone.set(true),
-            (true, false) => self.together.set(together + 1),
+            (true, false) => self.together.set(self.together.get() + 1),
             (false, _) => {}
         }
         free
@@ -390,6 +420,7 @@ mod tests {
             physical: 2,
             slice: Time::ms(4),
             work: Time::us(100),
+            spin: Time::ZERO,
             ranges: 16,
         };
         let ran = run_with(&job, &|_, doing, here, _, unmapped| {
