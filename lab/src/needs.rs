@@ -138,8 +138,9 @@ impl Experiment {
         match u32::from(vcpus) <= most {
             true => Ok(()),
             false => Err(Error::Usage(format!(
-                "-v {vcpus}: {} has {most} CPUs for them",
-                profile.name
+                "-v {vcpus}: {} has {most} CPUs for them{}",
+                profile.name,
+                ["", ", besides the one of the host's thread"][host as usize]
             ))),
         }
     }

@@ -309,7 +309,7 @@ fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
     let most = cpus.min(MAX_CPUS as u32).saturating_sub(1);
     if u32::from(vcpus) > most {
         return Err(Error::Usage(format!(
-            "--vcpus {vcpus}: {} has {most} CPUs for them",
+            "--vcpus {vcpus}: {} has {most} CPUs for them, besides the one of the host's thread",
             profile.name
         )));
     }
