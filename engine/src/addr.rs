@@ -142,7 +142,7 @@ address!(
     signed: false
 );
 
-/// Why a [`Span`] or a [`Page`] could not be made.
+/// The error of a [`Span`] or a [`Page`] that could not be made.
 ///
 /// ```
 /// use tablewright::{AddressError, Span, Va};

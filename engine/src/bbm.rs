@@ -63,7 +63,7 @@ impl State {
         contiguous: false,
     };
 
-    /// What `entry` says at `level`.
+    /// The state that `entry` describes at `level`.
     pub fn of<F: Format>(entry: u64, level: Level) -> Self {
         match F::kind(entry, level) {
             Kind::Invalid => Self::Absent,

@@ -37,7 +37,7 @@ pub const CAPS: Caps = Caps {
     ..Caps::CONSERVATIVE
 };
 
-/// What the platform was asked to do.
+/// Counts of the operations that a platform was asked for.
 ///
 /// ```
 /// use tablewright::{AddressSpace, format::X86_64, hosted::{Counts, Hosted}};
@@ -49,13 +49,13 @@ pub const CAPS: Caps = Caps {
 pub struct Counts {
     /// Tables that are allocated and not freed.
     pub tables: u64,
-    /// Tables ever allocated.
+    /// Tables that were allocated.
     pub allocations: u64,
     /// Invalidations issued: one for each flush, however many ranges it has.
     pub invalidations: u64,
     /// Waits for invalidations to complete.
     pub completions: u64,
-    /// Times that stores were published.
+    /// Barriers that publish stores.
     pub publications: u64,
     /// Frames freed that were not allocated: a fault of the caller.
     pub bad_frees: u64,
@@ -235,13 +235,13 @@ impl Hosted {
         }
     }
 
-    /// The same with other capabilities.
+    /// This platform with other capabilities.
     pub fn with_caps(mut self, caps: Caps) -> Self {
         self.caps = caps;
         self
     }
 
-    /// The same without side memory for tables.
+    /// This platform without side memory for tables.
     pub fn without_links(mut self) -> Self {
         self.links = None;
         self
@@ -252,7 +252,7 @@ impl Hosted {
         self.budget.set(allocations);
     }
 
-    /// What the platform was asked to do so far.
+    /// The operations that it was asked for so far.
     pub fn counts(&self) -> Counts {
         self.counts.get()
     }

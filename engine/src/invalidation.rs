@@ -50,11 +50,11 @@ pub struct Invalidation<'a> {
     /// processors have to be told, by what includes global translations, and what is cached of tables under any identity
     /// (x86: `INVLPG` where no `tables` were detached, `INVPCID` type 2, `INVLPGB` with its bit 3; arm64: `VAAE1IS`, `VMALLE1IS`).
     pub global: bool,
-    /// What to forget.
+    /// The translations to invalidate.
     pub what: What<'a>,
 }
 
-/// What walkers have to forget.
+/// The translations that a flush invalidates.
 ///
 /// ```
 /// use tablewright::{Stale, What};
@@ -112,5 +112,5 @@ impl fmt::Debug for Stale {
     }
 }
 
-/// How many separate ranges a flush has before it becomes one of everything.
+/// The number of separate ranges that a flush can have before it becomes one of everything.
 pub const MAX_RANGES: usize = 16;

@@ -38,7 +38,7 @@ pub enum Barrier {
     Complete,
 }
 
-/// What the hardware under the embedder can do, as far as the engine has to know.
+/// The capabilities of the hardware, as far as the engine has to know them.
 ///
 /// Start from [`Caps::CONSERVATIVE`], which is correct on any hardware, and say what is known to be better:
 ///
@@ -61,7 +61,7 @@ pub struct Caps {
     /// A walker may have cached that an address was *not* mapped, so that a new mapping needs an invalidation
     /// (no arm64 or x86 processor; RISC-V without Svvptc).
     pub invalid_entries_cached: bool,
-    /// One flush has at most so many operations, a leaf each; above that it is one of everything.
+    /// The most operations of one flush, a leaf each; above that it is one of everything.
     ///
     /// It is a cost of the machine, not of the format: what it takes to forget a space *and to find again what was needed*,
     /// divided by what it takes to forget one leaf more in a flush that is waited for in any case. Measured on the machine it is
@@ -114,7 +114,7 @@ impl Default for Caps {
     }
 }
 
-/// What the engine asks of its embedder.
+/// The embedder's side of the engine: table frames, barriers, invalidations.
 ///
 /// Five functions are required. The rest is provided; [`link_of`](Platform::link_of) is for embedders that take large
 /// ranges down, [`identity_of`](Platform::identity_of) for those whose identifiers roll over,
@@ -233,7 +233,7 @@ pub unsafe trait Platform {
         }
     }
 
-    /// What the hardware can do. Constant where it can be.
+    /// The capabilities of the hardware. Constant where it can be.
     #[inline(always)]
     fn caps(&self) -> Caps {
         Caps::CONSERVATIVE
@@ -386,7 +386,7 @@ pub unsafe trait Hooks {
     }
 }
 
-/// No eyes on the accesses.
+/// Hooks that do nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct NoHooks;
 

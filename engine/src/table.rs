@@ -49,7 +49,7 @@ impl<'p, P: Platform> Table<'p, P> {
         }
     }
 
-    /// Where it is.
+    /// The frame of the table.
     #[inline(always)]
     pub fn frame(&self) -> Pa {
         self.frame

@@ -44,7 +44,7 @@ pub struct Bitmap<'m> {
 }
 
 impl<'m> Bitmap<'m> {
-    /// Marks for so many pages. What is set in `words` is marked.
+    /// A bitmap of `pages` pages in `words`. Bits that are set in `words` are marks.
     ///
     /// # Errors
     /// [`LogError::TooFewBits`].
@@ -56,7 +56,7 @@ impl<'m> Bitmap<'m> {
         }
     }
 
-    /// How many pages it is for.
+    /// The number of pages that it has a bit for.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -70,7 +70,7 @@ impl<'m> Bitmap<'m> {
         self.words[(page / BITS) as usize].fetch_or(1 << (page % BITS), Ordering::Release);
     }
 
-    /// Marks these pages.
+    /// Marks the pages of a range.
     pub fn mark_range(&self, pages: Range<u64>) {
         each_word(
             self.words,
@@ -197,7 +197,7 @@ pub struct Idle<'f, 'm> {
 }
 
 impl<'f, 'm> Idle<'f, 'm> {
-    /// The marks, if no more can come.
+    /// Gives out the bitmap when no more marks can come.
     ///
     /// # Errors
     /// Gives it back if walks are not over.

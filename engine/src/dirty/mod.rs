@@ -44,7 +44,7 @@ pub use ring::{Collected, Ring, RingEntry};
 
 use core::fmt;
 
-/// Why there can be no such log.
+/// The error of a log that cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogError {

@@ -106,12 +106,12 @@ pub struct Collected {
 }
 
 impl Collected {
-    /// How many.
+    /// The number of entries that were collected.
     pub fn len(&self) -> u64 {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether no entry was collected.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }

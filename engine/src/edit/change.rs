@@ -6,7 +6,7 @@ use crate::bbm::Rule;
 use crate::format::{Attrs, Memory, Perms, Shareability};
 use crate::platform::Caps;
 
-/// What to change about leaves; what is not named stays as it is.
+/// The attributes of leaves that an edit changes; those that are not set stay as they are.
 ///
 /// ```
 /// use tablewright::{Attrs, Change, Perms};
@@ -60,7 +60,7 @@ const _: () = {
 };
 
 impl Change {
-    /// No change.
+    /// A change that changes nothing; the methods add to it.
     pub const fn new() -> Self {
         Self { set: 0, native: 0 }
     }
@@ -135,7 +135,7 @@ impl Change {
         self.field(SHAREABILITY, 0xf, shareability as u64 + 1)
     }
 
-    /// Makes leaves global, or not.
+    /// Sets or clears the global attribute.
     pub const fn global(self, global: bool) -> Self {
         self.flag(GLOBAL, global)
     }

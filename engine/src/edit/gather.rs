@@ -191,7 +191,8 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         self.flush(leaves);
     }
 
-    /// The same of what has been gathered so far: to go on, for instance, where an [`unmap`](Gather::unmap) has stopped.
+    /// Finishes what has been gathered so far, and keeps the gather: to go on, for instance, where an
+    /// [`unmap`](Gather::unmap) has stopped.
     #[inline]
     pub fn flush(&mut self, leaves: impl FnMut(Leaf<F>)) {
         self.issue_and_complete();

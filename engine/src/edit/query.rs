@@ -134,7 +134,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
     }
 
-    /// How many tables the space has, the root included.
+    /// Counts the tables of the space, the root included.
     pub fn count_tables(&self) -> u64 {
         let mut count = CountTables(1);
         for slice in self.everything() {

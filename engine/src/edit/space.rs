@@ -56,7 +56,7 @@ pub enum Half {
     Upper,
 }
 
-/// Why an edit was refused. Nothing has changed: not the mappings, not the tables, not what is allocated.
+/// The error of an edit that was refused. Nothing has changed then: neither mappings nor tables nor what is allocated.
 ///
 /// ```
 /// use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64, hosted::Hosted};
@@ -319,18 +319,18 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         (self.platform.identity_of(self.root)).map_or(self.id, |identity| identity.id())
     }
 
-    /// Which half it translates; [`Half::Lower`] if all of it.
+    /// The half of the input addresses that it translates; [`Half::Lower`] if all of them.
     pub fn half(&self) -> Half {
         self.reach.half().unwrap_or(Half::Lower)
     }
 
-    /// The platform it lives on.
+    /// The platform of the space.
     #[inline]
     pub fn platform(&self) -> &P {
         &self.platform
     }
 
-    /// Whether walkers use it.
+    /// Whether walkers use the space.
     #[inline]
     pub fn liveness(&self) -> Liveness {
         self.liveness

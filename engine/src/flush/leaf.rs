@@ -85,7 +85,7 @@ impl<F: Format> Leaf<F> {
         Span::of_leaf(self.frame(), self.size())
     }
 
-    /// The level it stands at.
+    /// The level of its entry.
     #[inline(always)]
     pub fn level(&self) -> Level {
         self.level
@@ -242,7 +242,7 @@ pub(crate) fn next_serial(last: u64) -> u64 {
     }
 }
 
-/// Where to go on after an edit or a reclaiming that stopped before the end.
+/// How far an edit or a reclaim has come, and where to go on if it stopped before the end.
 ///
 /// ```
 /// # use core::ops::ControlFlow;
@@ -275,7 +275,7 @@ pub enum Progress<A> {
 }
 
 impl<A> Progress<A> {
-    /// Whether nothing is left.
+    /// Whether the edit is done: nothing is left to go on with.
     pub fn is_done(&self) -> bool {
         matches!(self, Self::Done)
     }

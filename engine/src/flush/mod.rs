@@ -220,7 +220,7 @@ impl<F: Format, P: Platform> End<F, P> for Alone {
     }
 }
 
-/// What has been issued: the processors are forgetting. The space may be edited meanwhile.
+/// A flush whose invalidations are issued and not yet complete. The space may be edited meanwhile.
 ///
 /// ```
 /// # use tablewright::{AddressSpace, Attrs, Change, Pa, Perms, Span, Va, format::X86_64, hosted::Hosted};

@@ -122,7 +122,7 @@ impl Rule {
 }
 
 bitflags::bitflags! {
-    /// What may be done with memory, by the privileged and by the user; in stage 2, of the guest.
+    /// The accesses that are permitted: to the privileged and to the user; in stage 2, to those of the guest.
     ///
     /// ```
     /// use tablewright::Perms;
@@ -168,7 +168,7 @@ impl Perms {
     }
 }
 
-/// How memory is cached and ordered.
+/// The memory type: how accesses are cached and ordered.
 ///
 /// ```
 /// use tablewright::Memory;
@@ -227,7 +227,7 @@ pub enum Shareability {
 pub struct Attrs {
     /// What accesses may do, at which privilege. A leaf that permits nothing is [parked](Format::is_parked).
     pub perms: Perms,
-    /// How the memory is cached.
+    /// The memory type.
     pub memory: Memory,
     /// The observers among which it is coherent.
     pub shareability: Shareability,
@@ -309,13 +309,13 @@ impl Attrs {
         ..Self::USER_DATA
     };
 
-    /// The same with other permissions.
+    /// These attributes with other permissions.
     pub const fn with_perms(mut self, perms: Perms) -> Self {
         self.perms = perms;
         self
     }
 
-    /// The same with another memory type.
+    /// These attributes with another memory type.
     pub const fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
         self
@@ -517,7 +517,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// format can: execution for one or both, writing for both.
     fn table(frame: Pa, deny: Perms) -> u64;
 
-    /// What a table descriptor takes away from everything below it.
+    /// The permissions that a table descriptor takes away from everything below it.
     fn denied(table: u64) -> Perms;
 
     /// Whether a walker may write this leaf by itself: set its accessed flag or its dirty state.
@@ -634,7 +634,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// How many bits of an input address select an entry of one table (the first table may have fewer entries).
     const INDEX_BITS: u32 = Self::PAGE_SHIFT - 3;
 
-    /// How many tables lie beside each other at the root: 1, or in arm64 stage 2 up to 16.
+    /// The number of tables that are concatenated at the root: 1, or in arm64 stage 2 up to 16.
     #[inline(always)]
     fn root_tables() -> usize {
         (Self::entries(Self::root_level()) >> Self::INDEX_BITS).max(1)
@@ -666,7 +666,7 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         Self::PAGE_SHIFT + Self::INDEX_BITS * level.height() as u32
     }
 
-    /// How many entries a table at `level` has.
+    /// The number of entries of a table at `level`.
     #[inline(always)]
     fn entries(level: Level) -> usize {
         // Mostly the first table is as large as any other.

@@ -6,7 +6,7 @@
 use crate::addr::{Ipa, Level};
 use crate::format::Perms;
 
-/// What the guest wanted to do.
+/// The access that faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Read, a walk through its own tables included.
@@ -18,7 +18,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The permission that it takes.
+    /// The permission that the access needs.
     pub const fn perms(self) -> Perms {
         match self {
             Self::Read => Perms::READ,
@@ -28,7 +28,7 @@ impl Access {
     }
 }
 
-/// Why it could not.
+/// The cause of the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
     /// Nothing is mapped there.
@@ -55,11 +55,11 @@ pub enum Cause {
 pub struct Fault {
     /// The guest's physical address, as exactly as it is known.
     pub at: Ipa,
-    /// What it wanted.
+    /// The access that faulted.
     pub access: Access,
-    /// Why it could not.
+    /// The cause of the fault.
     pub cause: Cause,
-    /// Where the walk ended, if that is known.
+    /// The level at which the walk ended, if that is known.
     pub level: Option<Level>,
 }
 
@@ -146,16 +146,16 @@ pub struct Abort {
     /// What the guest wanted. A walk of its stage 1 reads a descriptor; if it may not do that, although it can, it wanted to set a
     /// flag.
     pub access: Access,
-    /// Why it could not.
+    /// The cause of the fault.
     pub cause: Cause,
-    /// Where the walk of stage 2 ended.
+    /// The level at which the walk of stage 2 ended.
     pub level: Level,
     /// It was a walk of the guest's stage 1.
     pub in_walk: bool,
 }
 
 impl Abort {
-    /// From `ESR_EL2`. `None` for what is no abort from a lower exception level, or one that has nothing to do with translation.
+    /// Decodes `ESR_EL2`. `None` if it is no abort from a lower exception level, or one that has nothing to do with translation.
     pub fn new(esr: u64) -> Option<Self> {
         const INSTRUCTION_ABORT: u64 = 0x20;
         const DATA_ABORT: u64 = 0x24;

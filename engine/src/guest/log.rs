@@ -12,7 +12,7 @@ use crate::shared::{Protected, Refused, Relaxed, SharedPlatform, Unprotectable};
 use super::{Access, Backing, CLAIM, Gather, Guest, HOST_WRITES, Log, Request, Slot, SlotError};
 
 bitflags::bitflags! {
-    /// How to harvest.
+    /// Options of a harvest.
     ///
     /// ```
     /// use tablewright::guest::Harvest;
@@ -26,7 +26,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Why a harvest, or a protection, did nothing.
+/// The error of a harvest, or a protection, that has done nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HarvestError {

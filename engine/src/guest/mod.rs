@@ -74,7 +74,7 @@ pub const CLAIM: u64 = 2 << 20;
 /// protected for the log, and is made writable again without asking the host.
 pub const HOST_WRITES: u8 = 1;
 
-/// A guest's memory.
+/// The memory of a guest: its slots, and the stage-2 tables that map them.
 ///
 /// ```
 /// use tablewright::format::Stage2K4;
@@ -106,7 +106,7 @@ pub struct Guest<'s, F: Format<Input = Ipa>, P: SharedPlatform> {
     slots: Slots<'s>,
 }
 
-/// Why a fault is not one to be mapped.
+/// The error where a fault cannot be answered by a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Declined {
@@ -185,7 +185,7 @@ pub struct Backing {
     pub frame: Pa,
     /// The size of the host's page around it, a power of two, to which it is aligned.
     pub size: u64,
-    /// What the host allows. The guest gets no more than this and its slot allow together.
+    /// The permissions that the host allows. The guest gets no more than these and its slot's together.
     pub perms: Perms,
 }
 
@@ -237,7 +237,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
 
     // ---- Slots ----
 
-    /// Adds a slot. Faults that found none before map nothing.
+    /// Adds a slot. A fault whose look-up came before it still finds none, and maps nothing.
     ///
     /// # Errors
     /// [`SlotError::Full`], [`SlotError::Overlap`], [`SlotError::Misaligned`], [`SlotError::OutOfRange`],
@@ -247,7 +247,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         self.slots.change(|slots| slots.insert(slot))
     }
 
-    /// Takes a slot out. What is mapped of it is still there: zap it.
+    /// Removes a slot. Its pages stay mapped until the zap that is returned has unmapped them.
     ///
     /// # Errors
     /// [`SlotError::Unknown`], [`SlotError::Busy`].
@@ -421,7 +421,7 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         Zap::new(self, span)
     }
 
-    /// The same for all of the guest's memory.
+    /// Unmaps all of the guest's memory.
     pub fn zap_all(&self) -> Zap<'_, 's, F, P> {
         self.zap(Span::of_bits(F::INPUT_BITS))
     }

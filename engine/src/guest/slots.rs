@@ -40,11 +40,11 @@ pub struct Slot {
     pub id: u16,
     /// The guest's addresses.
     pub guest: Span<Ipa>,
-    /// What backs the first of them, in the embedder's own numbers.
+    /// The address that backs the first of them, in the embedder's own numbers.
     pub host: u64,
-    /// What the guest may do: [`Perms::READ`], [`Perms::WRITE`], [`Perms::EXEC`].
+    /// The permissions of the guest: [`Perms::READ`], [`Perms::WRITE`], [`Perms::EXEC`].
     pub perms: Perms,
-    /// What kind of memory it is.
+    /// The memory type of its leaves.
     pub memory: Memory,
     /// The size of the pages that most likely back it, a power of two. A hint.
     pub page: u64,
@@ -94,21 +94,21 @@ impl Slot {
         }
     }
 
-    /// The same with another number.
+    /// This slot with another number.
     #[must_use]
     pub const fn with_id(mut self, id: u16) -> Self {
         self.id = id;
         self
     }
 
-    /// The same with other permissions.
+    /// This slot with other permissions.
     #[must_use]
     pub const fn with_perms(mut self, perms: Perms) -> Self {
         self.perms = perms;
         self
     }
 
-    /// The same with writes logged, or not.
+    /// This slot with writes logged in this way, or not.
     #[must_use]
     pub const fn with_log(mut self, log: Log) -> Self {
         self.log = log;
@@ -116,7 +116,7 @@ impl Slot {
     }
 }
 
-/// Why a slot was not changed.
+/// The error of a slot that was not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotError {
@@ -196,7 +196,7 @@ impl Packed {
     }
 }
 
-/// Room for one slot.
+/// Memory for one slot.
 ///
 /// ```
 /// use tablewright::guest::SlotCell;
@@ -213,7 +213,7 @@ pub struct SlotCell {
 }
 
 impl SlotCell {
-    /// An empty one.
+    /// An empty cell.
     #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self {
@@ -224,7 +224,7 @@ impl SlotCell {
         }
     }
 
-    /// An empty one.
+    /// An empty cell.
     #[cfg(feature = "loom")]
     pub fn new() -> Self {
         Self {

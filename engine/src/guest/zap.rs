@@ -70,7 +70,7 @@ enum State {
     Over,
 }
 
-/// What a step of a [`Zap`] has come to.
+/// The result of a step of a [`Zap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
     /// Walks of others are not over. They take microseconds, or as long as it takes to clean 2 MiB.
@@ -92,7 +92,7 @@ impl<'g, 's, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Zap<'g, 's, F, P
         }
     }
 
-    /// What it is about.
+    /// The addresses that are zapped.
     pub fn span(&self) -> Span<Ipa> {
         self.span
     }

@@ -355,7 +355,7 @@ impl Threads {
         }
     }
 
-    /// On hardware that can do this.
+    /// This platform with other capabilities.
     #[must_use]
     pub fn with_caps(mut self, caps: Caps) -> Self {
         self.caps = caps;
@@ -391,7 +391,7 @@ impl Threads {
         self.recording.store(true, Ordering::Relaxed);
     }
 
-    /// What it was asked since [`record`](Threads::record) or the last call.
+    /// Takes the operations that were recorded since [`record`](Threads::record) or the last call.
     pub fn take_events(&self) -> Vec<Event> {
         core::mem::take(&mut *lock(&self.events))
     }
@@ -482,7 +482,7 @@ impl Threads {
         Known::Listed(&self.listed, now)
     }
 
-    /// Bytes that were cleaned.
+    /// The number of bytes that were cleaned.
     pub fn cleaned(&self) -> u64 {
         self.cleaned.load(Ordering::Relaxed)
     }

@@ -8,7 +8,7 @@ use super::{
     Call, Flags, Input, LIST, LIST_EX, Output, PAGE_WORDS, RANGE_PAGES, Range, Status, VpSet,
 };
 
-/// Where to flush.
+/// The processors to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Targets<'a> {
     /// On every processor.
@@ -17,7 +17,7 @@ pub enum Targets<'a> {
     Set(&'a VpSet),
 }
 
-/// Why a flush cannot be sent: it has to be done in another way, on all the processors that it names.
+/// The error of a flush that cannot be sent: it has to be done in another way, on all the processors that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -44,7 +44,7 @@ impl fmt::Display for Refusal {
 
 impl core::error::Error for Refusal {}
 
-/// What calls an embedder makes.
+/// The hypercalls that an embedder makes.
 ///
 /// # Safety
 /// 1. [`call`](Caller::call) makes the hypercall with the physical address of the page that it is given, on the

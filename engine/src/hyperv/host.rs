@@ -17,10 +17,10 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{Call, Flags, Input, PAGE_WORDS, Range, Status, VpSet};
 
-/// What a host offers its guests.
+/// The features that a host offers its guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostCaps {
-    /// Processors of this guest.
+    /// The number of processors of the guest.
     pub processors: u32,
     /// Input in XMM registers.
     pub xmm_input: bool,
@@ -35,22 +35,22 @@ pub struct HostCaps {
 pub struct Pages {
     /// The first address. It may be one that no processor could use.
     pub first: u64,
-    /// How many.
+    /// The number of pages.
     pub count: u64,
-    /// The size of one: 4 KiB, 2 MiB or 1 GiB.
+    /// The size of a page: 4 KiB, 2 MiB or 1 GiB.
     pub size: u64,
 }
 
-/// A call that makes sense.
+/// A valid call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoded {
     /// The call.
     pub call: Call,
-    /// Where to flush: `None` everywhere.
+    /// The processors to flush: `None` for all.
     pub targets: Option<VpSet>,
     /// The page-table root of the address space: `None` in all of them.
     pub space: Option<u64>,
-    /// Nothing that is global has to go.
+    /// Global translations may stay.
     pub non_global_only: bool,
     start: usize,
     reps: usize,
@@ -269,7 +269,7 @@ pub struct FlushQueue<const N: usize> {
 }
 
 impl<const N: usize> FlushQueue<N> {
-    /// With nothing in it.
+    /// An empty queue.
     pub fn new() -> Self {
         Self {
             ranges: core::array::from_fn(|_| AtomicU64::new(0)),
@@ -277,12 +277,12 @@ impl<const N: usize> FlushQueue<N> {
         }
     }
 
-    /// Everything has to go.
+    /// Queues a flush of everything.
     pub fn push_all(&self) {
         self.all.store(true, Ordering::Release);
     }
 
-    /// These pages have to go; everything, if there is no room for them, or they are no range of small pages.
+    /// Queues a flush of these pages; of everything, if there is no room for them, or they are no range of small pages.
     pub fn push(&self, pages: Pages) {
         let small = (pages.size == 1 << 12 && pages.first.trailing_zeros() >= 12)
             .then(|| Range::pages(pages.first >> 12, pages.count))

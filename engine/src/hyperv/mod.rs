@@ -87,7 +87,7 @@ pub mod msr {
     pub const VP_INDEX: u32 = 0x4000_0002;
 }
 
-/// A call.
+/// A hypercall that flushes.
 ///
 /// ```
 /// use tablewright::hyperv::Call;
@@ -112,7 +112,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// All of them.
+    /// All calls.
     pub const ALL: [Self; 6] = [
         Self::Space,
         Self::List,
@@ -122,7 +122,7 @@ impl Call {
         Self::GuestList,
     ];
 
-    /// Its code.
+    /// The call code.
     pub const fn code(self) -> u16 {
         match self {
             Self::Space => 0x02,
@@ -160,7 +160,7 @@ impl Call {
 }
 
 bitflags::bitflags! {
-    /// What is flushed.
+    /// The translations that a call flushes.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Flags: u64 {
         /// On all processors, whatever the mask or the set says.
@@ -197,12 +197,12 @@ impl Input {
         Self(call.code() as u64)
     }
 
-    /// What a guest has passed.
+    /// Decodes the value that a guest has passed.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// As it is passed.
+    /// The value as it is passed.
     pub const fn bits(self) -> u64 {
         self.0
     }
@@ -219,19 +219,19 @@ impl Input {
         Self(self.0 & !(0xfff << Self::REPS) | (count as u64 & 0xfff) << Self::REPS)
     }
 
-    /// Going on at this element.
+    /// This input, to go on at an element of the list.
     #[must_use]
     pub const fn with_start(self, start: usize) -> Self {
         Self(self.0 & !(0xfff << Self::START) | (start as u64 & 0xfff) << Self::START)
     }
 
-    /// With its input in registers.
+    /// This input, passed in registers.
     #[must_use]
     pub const fn fast(self) -> Self {
         Self(self.0 | Self::FAST)
     }
 
-    /// For the hypervisor below this one.
+    /// This input, for the hypervisor below this one.
     #[must_use]
     pub const fn nested(self) -> Self {
         Self(self.0 | Self::NESTED)
@@ -267,7 +267,7 @@ impl Input {
     }
 }
 
-/// What a call has come to.
+/// The result of a call.
 ///
 /// ```
 /// use tablewright::hyperv::{Output, Status};
@@ -284,12 +284,12 @@ impl Output {
         Self(status.0 as u64 | (done as u64 & 0xfff) << 32)
     }
 
-    /// What a hypervisor has passed.
+    /// Decodes the value that a hypervisor has passed.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// As it is passed.
+    /// The value as it is passed.
     pub const fn bits(self) -> u64 {
         self.0
     }
@@ -310,7 +310,7 @@ impl Output {
 pub struct Status(pub u16);
 
 impl Status {
-    /// Done.
+    /// The call is done.
     pub const SUCCESS: Self = Self(0);
     /// There is no such call.
     pub const CODE: Self = Self(2);
@@ -355,7 +355,7 @@ pub struct VpSet {
 }
 
 impl VpSet {
-    /// None.
+    /// The empty set.
     pub const EMPTY: Self = Self { banks: [0; 64] };
 
     /// Adds a processor by its VP index. False if the index is too large to be named.
@@ -369,30 +369,30 @@ impl VpSet {
         }
     }
 
-    /// Takes a processor out.
+    /// Removes a processor.
     pub fn remove(&mut self, vp: u32) {
         if let Some(bank) = self.banks.get_mut(vp as usize / 64) {
             *bank &= !(1 << (vp % 64));
         }
     }
 
-    /// Whether a processor is in it.
+    /// Whether a processor is in the set.
     pub fn contains(&self, vp: u32) -> bool {
         let bank = self.banks.get(vp as usize / 64);
         bank.is_some_and(|bank| bank >> (vp % 64) & 1 != 0)
     }
 
-    /// Whether none is.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.banks.iter().all(|&bank| bank == 0)
     }
 
-    /// How many are.
+    /// The number of processors in the set.
     pub fn len(&self) -> u32 {
         self.banks.iter().map(|bank| bank.count_ones()).sum()
     }
 
-    /// Those that are, in order.
+    /// The VP indices in the set, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         (0..).zip(self.banks).flat_map(|(number, bank)| {
             let rest = |bits: &u64| Some(bits & (bits - 1)).filter(|&rest| rest != 0);
@@ -452,12 +452,12 @@ impl Range {
         Some(Self(first | size | Self::LARGE | (count - 1)))
     }
 
-    /// What a guest has passed.
+    /// Decodes the value that a guest has passed.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// As it is passed.
+    /// The value as it is passed.
     pub const fn bits(self) -> u64 {
         self.0
     }

@@ -23,7 +23,7 @@ use crate::format::{Attrs, Format};
 use crate::invalidation::{Invalidation, What};
 use crate::platform::{Barrier, Platform};
 
-/// Where memory is for the code that uses the coarse map.
+/// The pointers by which code reaches memory through the coarse map.
 ///
 /// # Safety
 /// 1. [`pointer`](OneToOne::pointer) points to the address that equals that of `frame`; while the coarse map is in use

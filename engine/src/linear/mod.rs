@@ -52,15 +52,15 @@ use crate::platform::{Barrier, Caps, Hooks, Platform};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryMap<'a> {
-    /// What there is.
+    /// The RAM of the machine.
     pub ram: &'a [Span<Pa>],
-    /// What must never be mapped: firmware, secure memory, what another owner holds.
+    /// Memory that must never be mapped: firmware, secure memory, what another owner holds.
     pub reserved: &'a [Span<Pa>],
-    /// What is mapped with other attributes than the rest.
+    /// Memory that is mapped with other attributes than the rest.
     pub special: &'a [(Span<Pa>, Attrs)],
 }
 
-/// Why a linear map could not be made.
+/// The error of a linear map that could not be made.
 ///
 /// ```
 /// use tablewright::{Attrs, Mapping, Pa, Span, Va, linear::{LinearError, LinearMap}};
@@ -234,7 +234,7 @@ impl Iterator for Regions<'_> {
     }
 }
 
-/// Where all memory goes, and how.
+/// A linear map: the address of its first page, and the way to map.
 ///
 /// ```
 /// use tablewright::linear::{LinearMap, MemoryMap};
@@ -394,7 +394,7 @@ impl<A: Address> LinearMap<A> {
     }
 }
 
-/// How a table is reached before the map that will reach it exists.
+/// A way to reach tables before the map that will reach them exists.
 ///
 /// # Safety
 /// An implementation promises:

@@ -18,7 +18,7 @@ use crate::invalidation::{Invalidation, Stale, What};
 use crate::platform::{Barrier, Platform};
 use crate::table::store;
 
-/// Where a slot is for the code that uses it.
+/// The pointers by which code reaches memory through a slot.
 ///
 /// # Safety
 /// 1. [`pointer`](SlotMemory::pointer) points to the page at the slot's address; while the slot's entry maps `frame`,

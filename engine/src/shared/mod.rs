@@ -81,14 +81,14 @@ pub struct CacheMaintenance {
 }
 
 impl CacheMaintenance {
-    /// None is needed.
+    /// No maintenance is needed.
     pub const NONE: Self = Self {
         clean: false,
         instructions: false,
     };
 }
 
-/// What shared edits ask of an embedder, besides a [`Platform`].
+/// The part of a platform that shared edits need besides [`Platform`]: walks, grace periods, cache maintenance.
 ///
 /// Frames for tables below the root are all alike: what was allocated for one level may be freed for another.
 ///
@@ -135,7 +135,7 @@ pub unsafe trait SharedPlatform: Platform {
     }
 }
 
-/// Why a shared edit did nothing.
+/// The error of a shared edit that has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused<A> {

@@ -47,7 +47,7 @@ const OFF: u64 = 2;
 /// From one start to the next. Sixty-two bits outlive the machine.
 const NEXT: u64 = 4;
 
-/// Why not everything can be protected in one step.
+/// The error where everything cannot be protected in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unprotectable {
@@ -89,7 +89,7 @@ pub struct Protecting<'s, F: Format, P: SharedPlatform + Clone> {
     partly: bool,
 }
 
-/// What a step of [`Protecting`] has come to.
+/// The result of a step of [`Protecting`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a start is driven to its end"]
 pub enum Step {
@@ -205,7 +205,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         }
     }
 
-    /// How many times all has been protected.
+    /// The number of times that everything has been protected.
     pub fn generation(&self) -> u64 {
         self.generation.load(Relaxed) / NEXT
     }

@@ -343,7 +343,7 @@ fn is_kept<F: Format>(entry: u64) -> bool {
     F::RULE.tags_invalid_entries() && entry == F::frozen(KEPT)
 }
 
-/// What a [`protect`](Gather::protect) has come across.
+/// The result of a [`protect`](Gather::protect).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Protected {
     /// Something was changed.
@@ -352,7 +352,7 @@ pub struct Protected {
     pub passed_over: bool,
 }
 
-/// What an [`unmap`](Gather::unmap) has come to.
+/// The result of an [`unmap`](Gather::unmap).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an edit that stopped has to be continued"]
 pub struct Taken<A> {

@@ -11,11 +11,11 @@ use super::{Cpus, Message, Messenger};
 /// The operands of one INVLPGB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invlpgb {
-    /// An address, and what is valid.
+    /// RAX: the first address, and which of the fields are valid.
     pub rax: u64,
-    /// How many more, and how far from each other.
+    /// ECX: how many addresses follow the first, and their distance.
     pub ecx: u32,
-    /// PCID 27:16.
+    /// EDX: the PCID, in bits 27:16.
     pub edx: u32,
 }
 
@@ -27,7 +27,7 @@ const INCLUDE_GLOBAL: u64 = 1 << 3;
 const FINAL_ONLY: u64 = 1 << 4;
 const STRIDE_2M: u32 = 1 << 31;
 
-/// What an embedder executes.
+/// The instructions that an embedder executes: INVLPGB and TLBSYNC.
 pub trait Amd {
     /// INVLPGB.
     fn invlpgb(&self, operands: Invlpgb);
@@ -35,7 +35,7 @@ pub trait Amd {
     fn tlbsync(&self);
 }
 
-/// The messenger.
+/// Flushes by INVLPGB, which hardware broadcasts to all processors.
 #[derive(Clone, Copy, Debug)]
 pub struct InvlpgbMessenger<A> {
     /// The most addresses *besides the first* of one instruction: `CPUID` 8000_0008 EDX 15:0.
@@ -43,7 +43,7 @@ pub struct InvlpgbMessenger<A> {
     /// What one instruction costs, with its share of the wait, in the unit of what an
     /// [interrupt](super::Shootdown::new) costs.
     pub cost: u64,
-    /// The CPU.
+    /// Executes the instructions.
     pub hardware: A,
 }
 

@@ -137,9 +137,9 @@ impl Op {
 /// A TLBI and its operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tlbi {
-    /// Which.
+    /// The instruction.
     pub op: Op,
-    /// Its register. Nothing is in it where everything is meant.
+    /// The value of its register: zero where it invalidates everything.
     pub operand: u64,
 }
 
@@ -193,7 +193,7 @@ pub enum Regime {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoder {
-    /// What it is about.
+    /// The translations that its instructions invalidate.
     pub regime: Regime,
     /// The granule: 12, 14 or 16.
     pub page_shift: u32,
@@ -300,7 +300,7 @@ impl Encoder {
     }
 }
 
-/// What an embedder executes.
+/// The instructions that an embedder executes: TLBI and DSB.
 pub trait Arm64 {
     /// One TLBI.
     fn tlbi(&self, tlbi: Tlbi);
@@ -308,7 +308,7 @@ pub trait Arm64 {
     fn dsb(&self);
 }
 
-/// The messenger, for an embedder that has others beside it. Without, a platform issues what
+/// Flushes by broadcast TLBI, for an embedder that has other messengers beside it. Without others, a platform issues what
 /// [`encode`](Encoder::encode) gives it.
 #[derive(Clone, Copy, Debug)]
 pub struct TlbiMessenger<A> {
@@ -317,7 +317,7 @@ pub struct TlbiMessenger<A> {
     /// What one instruction costs, with its share of the wait, in the unit of what an
     /// [interrupt](super::Shootdown::new) costs.
     pub cost: u64,
-    /// The CPU.
+    /// Executes the instructions.
     pub hardware: A,
 }
 

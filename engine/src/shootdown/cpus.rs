@@ -10,7 +10,7 @@ use crate::hyperv::VpSet;
 
 use super::Identity;
 
-/// Some of up to 4096 CPUs, by the numbers of the operating system.
+/// A set of CPUs, by the numbers of the operating system, of which there are up to 4096.
 ///
 /// It is a bit set like [`VpSet`], and another type: a hypervisor knows CPUs by other numbers.
 ///
@@ -25,29 +25,29 @@ use super::Identity;
 pub struct Cpus(VpSet);
 
 impl Cpus {
-    /// None.
+    /// The empty set.
     pub const EMPTY: Self = Self(VpSet::EMPTY);
-    /// Numbers are below this.
+    /// The number of CPUs that a set can hold: all numbers are below it.
     pub const MOST: usize = crate::hyperv::PROCESSORS as usize;
 
-    /// Adds one. False if its number is too large.
+    /// Adds a CPU. Returns false if its number is not below [`MOST`](Self::MOST).
     pub fn insert(&mut self, cpu: usize) -> bool {
         cpu < Self::MOST && self.0.insert(cpu as u32)
     }
 
-    /// Takes one out.
+    /// Removes a CPU.
     pub fn remove(&mut self, cpu: usize) {
         if cpu < Self::MOST {
             self.0.remove(cpu as u32);
         }
     }
 
-    /// Takes all out.
+    /// Removes all CPUs.
     pub fn clear(&mut self) {
         *self = Self::EMPTY;
     }
 
-    /// Takes out those of which it is not true.
+    /// Removes the CPUs for which the predicate is false.
     pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
         let before = *self;
         before
@@ -56,22 +56,22 @@ impl Cpus {
             .for_each(|cpu| self.remove(cpu));
     }
 
-    /// Whether one is in it.
+    /// Whether a CPU is in the set.
     pub fn contains(&self, cpu: usize) -> bool {
         cpu < Self::MOST && self.0.contains(cpu as u32)
     }
 
-    /// Whether none is.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many are.
+    /// The number of CPUs in the set.
     pub fn len(&self) -> u32 {
         self.0.len()
     }
 
-    /// Those that are, in order.
+    /// The CPUs in the set, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().map(|cpu| cpu as usize)
     }

@@ -57,14 +57,15 @@ impl PreemptedFlag {
     }
 }
 
-/// The messenger for virtual CPUs that do not run. Those that do are left to another.
+/// Flushes by a mark for virtual CPUs that do not run, which flush before they run again. Those that run are left to the
+/// next messenger.
 #[derive(Clone, Copy, Debug)]
 pub struct Deferred<F> {
     flag: F,
 }
 
 impl<'f, F: Fn(usize) -> Option<&'f PreemptedFlag>> Deferred<F> {
-    /// `flag` gives the byte of a CPU, if there is one.
+    /// Makes the messenger; `flag` gives the byte of a CPU, if it has one.
     pub const fn new(flag: F) -> Self {
         Self { flag }
     }

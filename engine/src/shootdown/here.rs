@@ -44,7 +44,7 @@ struct Outbox {
     ranges: [[AtomicU64; 3]; MAX_RANGES],
 }
 
-/// One CPU. Each has cache lines to itself.
+/// The state of one CPU, in cache lines of its own.
 ///
 /// ```
 /// use tablewright::shootdown::Cpu;
@@ -274,7 +274,7 @@ impl<'m> Shootdown<'m> {
     }
 }
 
-/// What the running CPU does.
+/// The operations of the running CPU.
 ///
 /// What may be called with interrupts on, and what by handlers, is [said above](super#what-interrupt-handlers-may-do).
 #[derive(Clone, Copy, Debug)]
@@ -320,7 +320,7 @@ impl Here<'_, '_> {
         self.me.lazy.store(true, Ordering::Release);
     }
 
-    /// Goes on with the space that was loaded all the time.
+    /// Ends laziness: the CPU uses the space again that it has had loaded.
     pub fn resume(&self, space: &Space<'_>, actions: &impl Actions) {
         self.me.lazy.store(false, Ordering::Relaxed);
         self.catch_up(space, space.identity.id(), actions);
@@ -382,7 +382,8 @@ impl Here<'_, '_> {
         }
     }
 
-    /// Does what others ask. The handler of the interrupt calls it; so does whatever waits with interrupts held off.
+    /// Executes the flushes that other CPUs have queued here. The handler of the interrupt calls it; so must every wait with
+    /// interrupts held off.
     pub fn receive(&self, actions: &impl Actions) {
         // Acquire: the entries that were changed before the tickets were taken.
         let must = self.me.must.load(Ordering::Acquire);

@@ -17,11 +17,11 @@ pub trait Hypercalls: hyperv::Caller {
 /// another messenger.
 #[derive(Clone, Copy, Debug)]
 pub struct Hypercall<H> {
-    /// Writes the input.
+    /// Encodes the input of the call.
     pub encoder: FlushEncoder,
     /// What one call costs, in the unit of what an [interrupt](super::Shootdown::new) costs.
     pub cost: u64,
-    /// The embedder.
+    /// The embedder's part.
     pub calls: H,
 }
 

@@ -56,7 +56,7 @@ use crate::addr::Pa;
 /// Identifiers are the low bits of a word, the generation the rest. 0 is none.
 const BITS: u32 = 16;
 
-/// What one CPU has to do with identifiers.
+/// The identifiers that one CPU has loaded and may remember.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Holder {
@@ -70,7 +70,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// A CPU that has loaded nothing.
+    /// The state of a CPU that has loaded nothing.
     #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self {
@@ -80,7 +80,7 @@ impl Holder {
         }
     }
 
-    /// A CPU that has loaded nothing.
+    /// The state of a CPU that has loaded nothing.
     #[cfg(feature = "loom")]
     pub fn new() -> Self {
         Self {
@@ -114,7 +114,7 @@ impl Identity {
     /// A root is aligned, and may be at address 0.
     const JOINED: u64 = 1;
 
-    /// None yet.
+    /// An identity without an identifier; it gets one when a CPU first loads it.
     #[cfg(not(feature = "loom"))]
     pub const fn new() -> Self {
         Self {
@@ -123,7 +123,7 @@ impl Identity {
         }
     }
 
-    /// None yet.
+    /// An identity without an identifier; it gets one when a CPU first loads it.
     #[cfg(feature = "loom")]
     pub fn new() -> Self {
         Self {

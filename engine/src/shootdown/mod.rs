@@ -147,7 +147,7 @@ pub use identifiers::{Allocator, Holder, Identifiers, Identity, Switch};
 use crate::addr::Pa;
 use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
 
-/// What a CPU has to forget, for itself.
+/// What a CPU invalidates for itself when another asks.
 ///
 /// | | x86 | arm64 |
 /// |---|---|---|
@@ -176,7 +176,7 @@ pub enum Forget {
     },
 }
 
-/// What the embedder's CPUs do for a flush.
+/// The operations of the embedder's CPUs that a flush needs.
 ///
 /// # Safety
 /// 1. When [`forget`](Actions::forget) returns, this CPU has forgotten, its walkers included.
@@ -235,7 +235,7 @@ impl Message<'_> {
     }
 }
 
-/// A way to have other CPUs forget.
+/// A way to have other CPUs invalidate what their TLBs hold: an interrupt, a hypercall, a broadcast.
 ///
 /// Where the flush is [`global`](Invalidation::global), global translations are meant as well, and all CPUs are in the
 /// set.
@@ -292,7 +292,7 @@ impl Batch {
         tables: false,
     };
 
-    /// Nothing.
+    /// An empty batch.
     pub const fn new() -> Self {
         Self {
             ranges: [Self::NONE; MAX_RANGES],
@@ -302,7 +302,7 @@ impl Batch {
         }
     }
 
-    /// Adds a flush; everything, if there is no room.
+    /// Adds a flush. If there is no room for its ranges, the batch becomes a flush of everything.
     pub fn add(&mut self, flush: &Invalidation<'_>) {
         let ranges = match flush.what {
             What::Ranges([]) => return,
@@ -324,18 +324,18 @@ impl Batch {
         }
     }
 
-    /// Takes out all that is in it.
+    /// Takes the flushes out, and leaves the batch empty.
     #[must_use = "what is taken out has to be sent"]
     pub fn take(&mut self) -> Self {
         core::mem::take(self)
     }
 
-    /// Whether nothing is in it.
+    /// Whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0 && !self.everything
     }
 
-    /// All that is in it, as one flush of the space with this root and this identifier.
+    /// The flushes of the batch as one, of the space with this root and this identifier.
     pub fn flush(&self, root: Pa, id: u16) -> Invalidation<'_> {
         let what = match self.everything {
             true => What::Everything,

@@ -71,7 +71,7 @@ macro_rules! read {
 }
 
 impl Ids {
-    /// Those of this processor.
+    /// Reads the ID registers of this processor.
     pub fn read() -> Self {
         Self {
             isar0: read!("id_aa64isar0_el1"),

@@ -65,7 +65,7 @@ const fn least(a: u64, b: u64, fields: &[u32]) -> u64 {
 }
 
 impl Ids {
-    /// What both have. Fields that nothing here asks for are zero.
+    /// The features that both processors have, field by field. Fields that nothing here asks for are zero.
     pub const fn and(self, other: Self) -> Self {
         let mut mmfr0 = least(self.mmfr0, other.mmfr0, &[PA_RANGE, ASID_BITS]);
         let mut shift = 12;

@@ -100,12 +100,12 @@ impl Cpu {
         }
     }
 
-    /// How its instructions are written.
+    /// The encoder of its instructions.
     pub const fn encoder(&self) -> Encoder {
         self.encoder
     }
 
-    /// Which processors hear them.
+    /// The processors that its instructions reach.
     pub const fn domain(&self) -> Domain {
         self.domain
     }

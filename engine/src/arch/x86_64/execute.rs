@@ -36,7 +36,7 @@ control_register!("cr3", read_cr3, write_cr3);
 control_register!("cr4", read_cr4, write_cr4);
 
 impl Loaded {
-    /// What is loaded now.
+    /// Reads the control registers of this processor.
     #[inline]
     pub fn read() -> Self {
         Self {
@@ -47,7 +47,7 @@ impl Loaded {
 }
 
 impl Features {
-    /// Those of this processor.
+    /// Reads the features of this processor, by CPUID.
     pub fn read() -> Self {
         Self::from_cpuid(|leaf, sub| {
             // SAFETY: every processor of this architecture has CPUID. A function that is safe from some version of the

@@ -95,7 +95,7 @@ impl Features {
         }
     }
 
-    /// What both have.
+    /// The features that both processors have.
     pub const fn and(self, other: Self) -> Self {
         let physical_bits = if self.physical_bits < other.physical_bits {
             self.physical_bits
