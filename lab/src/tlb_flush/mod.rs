@@ -1,4 +1,4 @@
-//! `tlb-flush`: having other CPUs forget, by each messenger, in a guest whose vCPUs may not all run.
+//! `tlb-flush`: remote TLB flushes by each messenger, in a guest whose vCPUs may not all run.
 
 mod from;
 pub mod native;
