@@ -4,7 +4,7 @@ use crate::addr::{Level, Pa};
 use crate::edit::space::EditError;
 use crate::format::{Attrs, Format, Perms};
 
-/// How to map: the attributes, and which leaves may be used.
+/// The way to map a range: the attributes, and which leaves may be used.
 ///
 /// Without further wishes: the largest leaves that fit, contiguous runs where the format has them.
 ///
@@ -54,7 +54,7 @@ impl Mapping {
         }
     }
 
-    /// The same leaves with other attributes.
+    /// This mapping with other attributes.
     pub const fn with_attrs(mut self, attrs: Attrs) -> Self {
         self.attrs = attrs;
         self
@@ -66,13 +66,13 @@ impl Mapping {
         self
     }
 
-    /// No contiguous runs.
+    /// Excludes contiguous runs.
     pub const fn without_runs(mut self) -> Self {
         self.runs = false;
         self
     }
 
-    /// Single pages: no blocks, no runs. What each page maps can be changed without touching its neighbours.
+    /// Uses single pages, neither blocks nor runs, so that each page can be changed without a split.
     pub const fn pages_only(self) -> Self {
         self.largest(Level::PAGE).without_runs()
     }
