@@ -10,7 +10,7 @@ use crate::boot::{BootArgs, ended};
 use crate::fetch::{self, Files, QEMU_X86};
 use crate::qemu::{self, Console, End, Qemu, Ran};
 use crate::x86_counters::{Count, NAMES};
-use crate::{About as _, Error, Leaves, Log, Result, load, name_of, say};
+use crate::{About as _, Error, Leaves, Log, Result, load, name_of, out, say};
 
 /// With SVM and nested paging; the hypervisor has tables of 4 levels.
 const CPU: &str = "max,la57=off";
@@ -364,6 +364,7 @@ pub fn boot(args: &BootArgs) -> Result<()> {
     let ran = if args.shell {
         qemu::wait(spawn(&boot, Console::Terminal)?)?
     } else {
+        out::take_interrupts()?;
         let shown = [
             (Count::Exits as usize, "exits"),
             (Count::Calls as usize, "hypercalls"),
@@ -373,13 +374,16 @@ pub fn boot(args: &BootArgs) -> Result<()> {
         ];
         qemu::show(&shown, |line, look| run(&boot, line, look))?
     };
-    ended(ran.end)?;
+    if ran.end == End::Unread {
+        return Ok(());
+    }
     let seconds = ran.took.as_secs_f64();
     say!("\nthe hypervisor counted, in {seconds:.1} s:");
     let counted = NAMES.iter().zip(&ran.counters);
     for (name, number) in counted.filter(|(_, number)| **number != 0) {
         say!("{number:>12} {name}");
     }
+    ended(ran.end)?;
     if args.shell {
         return Ok(());
     }
