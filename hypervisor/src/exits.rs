@@ -363,10 +363,10 @@ fn raise(state: &mut RegisterState, esr: u64, far: Option<u64>) {
     };
     let sctlr = read_sctlr_el1().bits();
     // The conditions, DIT and PAN stay (AArch32 has DIT elsewhere); PAN is set unless SCTLR_EL1.SPAN says so, SSBS is
-    // SCTLR_EL1.DSSBS, and TCO is set where there are tags.
+    // SCTLR_EL1.DSSBS, and TCO is set where there may be tags in memory (FEAT_MTE2), whether or not they are the guest's.
     let pan = if sctlr >> 23 & 1 == 0 { 1 << 22 } else { 0 };
     let ssbs = if sctlr >> 44 & 1 != 0 { 1 << 12 } else { 0 };
-    let tco = if read_id_aa64pfr1_el1().bits() >> 8 & 0xf != 0 {
+    let tco = if read_id_aa64pfr1_el1().bits() >> 8 & 0xf >= 2 {
         1 << 25
     } else {
         0
