@@ -270,13 +270,13 @@ fn a_command_that_becomes_another_is_followed() {
 fn a_command_cannot_speak_to_the_terminal() {
     let directory = Directory::new("escape");
     let file = directory.file("a.twr");
-    let script = format!("sleep 0.3 # \x1b[31m\n{}", "x".repeat(5000));
+    let script = format!("sleep 2 # \x1b[31m\n{}", "x".repeat(5000));
     if recorded(&["-o", &file, "--", "sh", "-c", &script]).is_none() {
         return;
     }
     let shown = tablewright(&["record", "--show", &file]);
     assert!(
-        stdout(&shown).contains("sleep 0.3 # [31m"),
+        stdout(&shown).contains("sleep 2 # [31m"),
         "{}",
         stdout(&shown)
     );
