@@ -21,7 +21,7 @@ use crate::platform::{Barrier, Platform};
 use crate::run::extent;
 use crate::walk::Slice;
 
-/// What receives leaves that were cut off.
+/// What receives leaves that were detached.
 type Receive<'a, F> = &'a mut dyn FnMut(Held<Leaf<F>>) -> ControlFlow<()>;
 
 /// What an edit does with its range.
@@ -151,7 +151,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             }
         }
         edit.space.globals |= turns_global;
-        // If the visitor unwinds, what was cut off until then is not named: everything is, until it has come to its end.
+        // If the visitor unwinds, what was detached until then is not named: everything is, until it has come to its end.
         let before = core::mem::replace(&mut edit.left.ranges.everything, edit.space.owed);
         edit.run(change);
         edit.left.ranges.everything = before;
@@ -242,7 +242,7 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
                 (Pass::Take, kind) => {
                     let (mut taken, mut done) = (at.part, !self.stop);
                     if let (true, Kind::Table, Some(below)) = (done, kind, level.down()) {
-                        // It is carried before it is cut off, so that there is room.
+                        // It is carried before it is detached, so that there is room.
                         let child = address_of::<F>(at.entry, level);
                         let denied = at.denied | denied_of::<F>(at.entry);
                         let (platform, fate) = (&space.platform, Fate::Unmapped);

@@ -84,10 +84,10 @@ impl Flush {
     ) {
         // The edit asked for room before it cut the table off. Leaking is what is left, and is safe.
         let carried = self.try_carry(platform, frame, level, first, denied, fate);
-        debug_assert!(carried, "a table was cut off without room for it");
+        debug_assert!(carried, "a table was detached without room for it");
     }
 
-    /// Carries a table that is to be cut off, if there is room.
+    /// Carries a table that is to be detached, if there is room.
     #[inline(always)]
     pub fn try_carry<P: Platform>(
         &mut self,
