@@ -6,7 +6,8 @@
 //!   others wait for it.
 //! * Anonymous memory that is read first is one page of zeros, the same for all addresses, and read-only. The first write
 //!   has it replaced: a page is zeroed, whatever a guest's tables say of the old one is taken back ([`Owner`]), and the
-//!   guest faults again. Of several writers each zeroes a page and takes the old one back; the first of them is kept.
+//!   guest faults again. Of several writers each zeroes a page and takes the old one back; the first of them is kept. It tells
+//!   the owner of the new page ([`Owner::change`]) under the lock of the host's own table, for which the others wait.
 //! * A huge page of zeros is not replaced whole. The host splits it, and replaces the page that is written; the rest
 //!   stays as it is, in small pages (Linux since 5.8). So whether a guest ever gets huge pages depends on which is
 //!   first: a read, which needs no memory, or a write, which zeroes 2 MiB.
@@ -29,6 +30,9 @@ pub trait Owner {
     /// From now until [`give`](Owner::give) nothing of this range, in bytes of the guest's memory, may be mapped; what is
     /// mapped is taken away.
     fn take(&self, first: u64, bytes: u64);
+    /// The page of a range that is taken has become this one. An owner may map it at once, so that its guest reads it without
+    /// another fault.
+    fn change(&self, _first: u64, _frame: Pa) {}
     /// The range has other memory now.
     fn give(&self, first: u64, bytes: u64);
 }
@@ -62,9 +66,14 @@ pub struct Backing<'m> {
     large: RefCell<Vec<State>>,
     /// One for each page, where large ones may be split.
     small: RefCell<Vec<State>>,
+    /// CPUs that hold the lock of a table of the host's: one for each 2 MiB.
+    locked: RefCell<Vec<bool>>,
     /// Times that huge pages of zeros were split.
     pub splits: Cell<u64>,
 }
+
+/// How long a CPU that waits for the lock of a table looks away.
+const LOOK_AWAY: Time = Time::ns(100);
 
 impl<'m> Backing<'m> {
     pub fn new(machine: &'m Machine, source: Source, bytes: u64) -> Self {
@@ -84,6 +93,7 @@ impl<'m> Backing<'m> {
             } else {
                 Vec::new()
             }),
+            locked: RefCell::new(vec![false; bytes.div_ceil(BLOCK) as usize]),
             splits: Cell::new(0),
         }
     }
@@ -195,15 +205,43 @@ impl<'m> Backing<'m> {
                     if replaces {
                         owner.take(first, size);
                     }
-                    if look() == before {
+                    if replaces {
+                        self.replace(states, number, offset, size, owner);
+                        owner.give(first, size);
+                    } else if look() == before {
                         states.borrow_mut()[number] = State::Given(Time::ZERO);
                         self.zero(offset, size);
                     }
-                    if replaces {
-                        owner.give(first, size);
-                    }
                 }
             }
+        }
+    }
+
+    /// A page in the place of zeros, unless another was quicker.
+    fn replace(
+        &self,
+        states: &RefCell<Vec<State>>,
+        number: usize,
+        offset: u64,
+        size: u64,
+        owner: &impl Owner,
+    ) {
+        let cpu = self.machine.cpu();
+        let table = (offset / BLOCK) as usize;
+        cpu.order();
+        while self.locked.borrow()[table] {
+            cpu.spend(LOOK_AWAY);
+            cpu.order();
+        }
+        if states.borrow()[number] == State::Zeros {
+            self.locked.borrow_mut()[table] = true;
+            self.zero(offset, size);
+            if size == PAGE {
+                owner.change(offset & !(size - 1), self.given(offset, size).frame);
+                cpu.order();
+            }
+            states.borrow_mut()[number] = State::Given(Time::ZERO);
+            self.locked.borrow_mut()[table] = false;
         }
     }
 

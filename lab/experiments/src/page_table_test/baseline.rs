@@ -538,6 +538,20 @@ impl<F: Format<Input = Ipa>> Owner for Baseline<'_, F> {
         });
     }
 
+    /// As arm64 did until Linux 6.10, which asks for no table: the page is mapped where its table is, read-only, and cleaned.
+    fn change(&self, first: u64, frame: Pa) {
+        self.alone(|| {
+            let input = self.region.first + first;
+            self.clean(frame.get(), PAGE);
+            let (entry, bits, at) = self.find(input, Level::PAGE);
+            if at == Level::PAGE && F::kind(bits, at) == Kind::Invalid {
+                let leaf = F::encode(&attrs(false), at).unwrap_or(0);
+                self.store(entry, leaf | F::put_address(frame));
+                self.platform.barrier(Barrier::Publish);
+            }
+        });
+    }
+
     fn give(&self, _: u64, _: u64) {
         self.alone(|| {
             self.taken.set(self.taken.get() + 1);
