@@ -10,7 +10,7 @@ use tablewright_experiments::no_violation;
 use tablewright_experiments::write_protect::{
     self as simulate, How, Job, MOST_LEAVES, Ran, Stage2, Then, leaf_bytes, leaf_for,
 };
-use tablewright_machine::Profile;
+use tablewright_machine::{Profile, Time};
 
 use crate::error::Error;
 use crate::kvm::{self, On};
@@ -27,6 +27,7 @@ use crate::size::{Size, human};
 Examples:
   tablewright write-protect
   tablewright write-protect -b 256M -v 4 --format arm64 --json
+  tablewright write-protect -b 30G                    published guests are as large
   tablewright write-protect --sizes 1G 64G 16T      the start alone, for each size
   tablewright write-protect --tables                  one table, by a bitmap and by looking at all
   tablewright write-protect --on kvm                  on the KVM of this computer
@@ -53,10 +54,14 @@ pub struct Arguments {
     /// The start alone, for guests of these sizes, in leaves as large as it takes for this computer [default: 1G to 16T]
     #[arg(long, value_name = "SIZE", num_args = 0.., value_delimiter = ',', conflicts_with = "bytes")]
     sizes: Option<Vec<Size>>,
+    /// Have a part of the memory written and read, and as much again for each further part: the Nth part, and two of them, say how
+    /// long a part takes [default: 1, or so many that a part is at most 768 MiB, above 3 GiB]
+    #[arg(long, value_name = "N", conflicts_with = "sizes", value_parser = clap::value_parser!(u64).range(1..))]
+    scale: Option<u64>,
     /// One table alone: protecting it by a bitmap of the entries that may be writable, and by looking at all, where so many are
     /// [default: 1, 16 and 512]
     #[arg(long, value_name = "N", num_args = 0.., value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=512),
-          conflicts_with_all = ["bytes", "sizes", "vcpus", "how"])]
+          conflicts_with_all = ["bytes", "sizes", "vcpus", "how", "scale"])]
     tables: Option<Vec<u16>>,
     /// What to run on
     #[arg(long, value_enum, default_value = "machine")]
@@ -118,6 +123,10 @@ const SIZES: [u64; 8] = [
 ];
 /// What `-b` takes, in pages of 4 KiB: the published guests have up to 30 GiB, and it is for the user to wait for them.
 const MOST_PAGES: u64 = 1 << 23;
+/// Up to so many, as in the published case, all are written and read.
+const WHOLE_PAGES: u64 = BYTES / 4096;
+/// Beyond, so many of them.
+const PART_PAGES: u64 = WHOLE_PAGES / 4;
 /// No memory is larger: the host's lies beside it.
 const MOST_BYTES: u64 = 1 << 45;
 
@@ -126,6 +135,8 @@ struct Parameters {
     vcpus: u16,
     format: &'static str,
     machine: String,
+    /// One such part of the memory was written and read, and two.
+    scale: u64,
 }
 
 #[derive(Serialize)]
@@ -165,6 +176,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
                 (arguments.how.is_some(), "--how"),
                 (arguments.machine.is_some(), "--machine"),
                 (arguments.tables.is_some(), "--tables"),
+                (arguments.scale.is_some(), "--scale"),
                 (arguments.kvm.all_set, "--all-set"),
                 (arguments.kvm.ring.is_some(), "--ring"),
                 (arguments.kvm.predict.is_some(), "--predict"),
@@ -250,9 +262,30 @@ fn ways(arguments: &Arguments) -> Result<Vec<How>, Error> {
     }
 }
 
-/// What is to be run, in the order of the rows: for each of them the start with the writes, and with the reads; or the start
-/// alone.
-fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
+/// Into how many parts memory is divided, of which one is written, and two.
+fn scale(asked: Option<u64>, pages: u64, vcpus: u16) -> Result<u64, Error> {
+    let vcpus = u64::from(vcpus);
+    let fits =
+        |scale: u64, whole: u64| pages.is_multiple_of(scale * whole) && pages / scale >= vcpus;
+    match asked {
+        Some(scale) if fits(scale, 1) => Ok(scale),
+        Some(scale) => Err(Error::Usage(format!(
+            "--scale {scale}: {} pages for {vcpus} vCPUs cannot be divided so",
+            report::count(pages)
+        ))),
+        None if pages <= WHOLE_PAGES => Ok(1),
+        // Each vCPU has whole tables, if that is possible.
+        None => {
+            let least = pages.div_ceil(PART_PAGES);
+            let fit = |whole| (least..=4 * least).find(|&scale| fits(scale, whole));
+            Ok(fit(512 * vcpus).or_else(|| fit(1)).unwrap_or(1))
+        }
+    }
+}
+
+/// What is to be run, in the order of the rows, and how many runs are for one: the start with the writes, and with the reads; or the
+/// start, and the writes and the reads of one part and of two; or the start alone.
+fn jobs(arguments: &Arguments, profile: &Profile) -> Result<(Vec<Job>, usize, u64), Error> {
     let vcpus = arguments.vcpus.unwrap_or(VCPUS);
     let of = |how, bytes, leaf, then| Job {
         profile: profile.clone(),
@@ -284,8 +317,23 @@ fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
                 human(bytes)
             ));
         }
-        let both = |how| [Then::Write, Then::Read].map(|then| of(how, bytes, Level::PAGE, then));
-        return Ok(hows.into_iter().flat_map(both).collect());
+        let scale = scale(arguments.scale, bytes / 4096, vcpus)?;
+        let part = bytes / scale;
+        let runs = match scale {
+            1 => vec![(bytes, Then::Write), (bytes, Then::Read)],
+            _ => vec![
+                (bytes, Then::Nothing),
+                (part, Then::Write),
+                (2 * part, Then::Write),
+                (part, Then::Read),
+                (2 * part, Then::Read),
+            ],
+        };
+        let of_row = |&how: &How| {
+            let job = move |&(bytes, then): &(u64, Then)| of(how, bytes, Level::PAGE, then);
+            runs.iter().map(job).collect::<Vec<_>>()
+        };
+        return Ok((hows.iter().flat_map(of_row).collect(), runs.len(), scale));
     };
     let sizes: Vec<u64> = match sizes.is_empty() {
         true => SIZES.to_vec(),
@@ -305,7 +353,21 @@ fn jobs(arguments: &Arguments, profile: &Profile) -> Result<Vec<Job>, Error> {
         };
         jobs.extend(hows.iter().map(|&how| of(how, bytes, leaf, Then::Nothing)));
     }
-    Ok(jobs)
+    Ok((jobs, 1, 1))
+}
+
+/// What the whole takes, by one part of it and by two: the first part has what is at the beginning, and each further part takes as long as
+/// the second.
+fn whole(one: &Ran, two: &Ran, scale: u64) -> Ran {
+    let more = |one: u64, two: u64| one + two.saturating_sub(one) * (scale - 1);
+    let retries = more(one.retries, two.retries);
+    Ran {
+        then: Time::ps(more(one.then.as_ps(), two.then.as_ps())),
+        // One for each page, and those for nothing.
+        faults: more(one.faults - one.retries, two.faults - two.retries) + retries,
+        retries,
+        ..Ran::default()
+    }
 }
 
 fn test(
@@ -315,18 +377,34 @@ fn test(
 ) -> Result<Report<Parameters, Row>, Error> {
     let vcpus = arguments.vcpus.unwrap_or(VCPUS);
     check(profile, arguments.format, vcpus)?;
-    let jobs = jobs(arguments, profile)?;
+    let (jobs, runs, scale) = jobs(arguments, profile)?;
+    let ran = run(&jobs)?;
+    for (job, ran) in jobs.iter().zip(&ran) {
+        sound(job, ran)?;
+    }
     let mut rows: Vec<Row> = Vec::new();
-    for (job, ran) in jobs.iter().zip(run(&jobs)?) {
-        sound(job, &ran)?;
-        match (job.then, rows.last_mut()) {
-            // Its start is that of the run before.
-            (Then::Read, Some(row)) => {
-                row.read = Some(nanoseconds(ran.then));
-                row.faults_of_reads = Some(ran.faults);
-                row.retries += ran.retries;
+    for (jobs, ran) in jobs.chunks(runs).zip(ran.chunks(runs)) {
+        match ran {
+            [write, read] => {
+                // The start of the second run is that of the first.
+                rows.push(with_reads(row(&jobs[0], write), read));
             }
-            _ => rows.push(row(job, &ran)),
+            [start, write_one, write_two, read_one, read_two] => {
+                let written = whole(write_one, write_two, scale);
+                let written = Ran {
+                    then: written.then,
+                    faults: written.faults,
+                    retries: written.retries,
+                    ..start.clone()
+                };
+                let all = Job {
+                    then: Then::Write,
+                    ..jobs[0].clone()
+                };
+                let row = row(&all, &written);
+                rows.push(with_reads(row, &whole(read_one, read_two, scale)));
+            }
+            _ => rows.extend(jobs.iter().zip(ran).map(|(job, ran)| row(job, ran))),
         }
     }
     Ok(Report {
@@ -335,6 +413,7 @@ fn test(
             vcpus,
             format: arguments.format.name(),
             machine: profile.name.clone(),
+            scale,
         },
         rows,
         warnings: Vec::new(),
@@ -349,6 +428,15 @@ pub fn sound(job: &Job, ran: &Ran) -> Result<(), Error> {
 /// A time as the published table has it.
 pub fn nanoseconds(time: tablewright_machine::Time) -> f64 {
     time.as_ps() as f64 / 1e3
+}
+
+fn with_reads(row: Row, ran: &Ran) -> Row {
+    Row {
+        read: Some(nanoseconds(ran.then)),
+        faults_of_reads: Some(ran.faults),
+        retries: row.retries + ran.retries,
+        ..row
+    }
 }
 
 fn row(job: &Job, ran: &Ran) -> Row {
@@ -412,6 +500,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
         vcpus,
         format,
         machine,
+        scale,
     } = &report.parameters;
     let mut text = format!(
         "{} on {machine}, tables of {format}\n\n",
@@ -471,6 +560,11 @@ fn text(report: &Report<Parameters, Row>) -> String {
         1,
         counts.collect(),
     );
+    if *scale > 1 {
+        text += &format!(
+            "\nwritten and read: 1/{scale} of the memory, and 2/{scale}; each further part takes as long as the second\n"
+        );
+    }
     if report.rows.iter().any(|row| row.fitted) {
         text += report::FITTED;
     }

@@ -33,6 +33,16 @@ fn bad_input_is_one_line() {
             &["-b", "32K", "-v", "9"],
             "-b 32 KiB: fewer pages than there are vCPUs",
         ),
+        (
+            &["-b", "48K", "-v", "9", "--scale", "2"],
+            "--scale 2: 12 pages for 9 vCPUs cannot be divided so",
+        ),
+        (
+            &["-b", "48K", "--scale", "5"],
+            "--scale 5: 12 pages for 12 vCPUs cannot be divided so",
+        ),
+        (&["--scale", "0"], "0 is not in 1..18446744073709551615"),
+        (&["--sizes", "1G", "--scale", "2"], "cannot be used with"),
         (&["-v", "0"], "0 is not in 1..=65535"),
         (&["-v", "65"], "-v 65: x86-12-vcpus has 64 CPUs for them"),
         (
@@ -151,6 +161,35 @@ fn the_published_case_after_the_change() {
     let error = fast["error_percent"][1].as_f64().expect("an error");
     assert!(error.abs() < 5.0, "first writes after the change: {error}");
     assert!(number(ours, "write_ns") <= number(slow, "write_ns") * 1.03);
+}
+
+/// A part of the memory and two of them say what all of it takes.
+#[test]
+fn a_part_stands_for_the_whole() {
+    for format in ["ept", "arm64"] {
+        let line = ["-b", "96M", "-v", "4", "--format", format];
+        let whole = json(&line);
+        let parts = json(&[&line[..], &["--scale", "6"]].concat());
+        let (whole, parts) = (&whole["rows"], &parts["rows"]);
+        let hows = whole.as_array().expect("rows").len();
+        assert!(hows >= 2 && parts.as_array().expect("rows").len() == hows);
+        for (whole, part) in (0..hows).map(|index| (&whole[index], &parts[index])) {
+            for key in [
+                "how",
+                "bytes",
+                "start_ns",
+                "entries_written_by_start",
+                "kicks",
+                "bitmap_bytes",
+            ] {
+                assert_eq!(whole[key], part[key], "{key}");
+            }
+            for key in ["write_ns", "read_ns", "faults_of_writes"] {
+                let off = number(part, key) / number(whole, key) - 1.0;
+                assert!(off.abs() < 5e-3, "{key}: {off} {whole} {part}");
+            }
+        }
+    }
 }
 
 #[test]
