@@ -11,7 +11,7 @@ use serde::Serialize;
 use tablewright::dirty::LogError;
 use tablewright_experiments::migrate::writes::{Model, Writes};
 use tablewright_experiments::migrate::{
-    self as simulate, BLOCK, Job, Logging, PAGE, PERIOD, Ran, SLICE,
+    self as simulate, BLOCK, HostTimes, Job, Logging, PAGE, PERIOD, Ran, SLICE,
 };
 use tablewright_machine::{MAX_CPUS, Profile, Time};
 
@@ -439,6 +439,9 @@ fn plan(
         logging: Logging::Manual,
         pages: memory / PAGE,
         used: used / PAGE,
+        mapped: memory / PAGE,
+        one_lock: false,
+        host: HostTimes::default(),
         vcpus: arguments.vcpus,
         large: arguments.page_size == PageSize::Large,
         bandwidth,

@@ -155,6 +155,7 @@ impl<'m, F: Format<Input = Ipa>> Migration<'_, 'm, F> {
     fn map(&self, cpu: Cpu<'_>, request: &GuestRequest, at: Ipa) -> bool {
         let size = if self.job.large { BLOCK } else { PAGE };
         let page = Backing::new(Pa::new(PHYSICAL + at.get()), size);
+        let _held = self.alone();
         let mut gather = self.gather(cpu);
         let mut mapped = false;
         for _ in 0..3 {

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefMut};
 
 use tablewright::guest::{Gather, HOST_WRITES};
-use tablewright::{Attrs, Format, Ipa, Mapping, Pa};
+use tablewright::{Attrs, Format, Ipa, Mapping, Pa, Span};
 use tablewright_machine::{Cpu, Mapper, Time};
 
 use super::{BATCH, Migration, ON_LINK, PAGE, PHYSICAL, Ran, Round, ZEROS_ON_LINK};
@@ -89,7 +89,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         }
     }
 
-    /// The guest's memory, mapped and writable.
+    /// The guest's memory, as much as is mapped from the beginning, writable.
     fn prepare(&self, cpu: Cpu<'_>) -> Result<(), String> {
         let attrs = Attrs {
             software: HOST_WRITES,
@@ -101,9 +101,13 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
             false => mapping.pages_only(),
         };
         let space = self.guest.space();
-        space
-            .map_range(self.slot.guest, Pa::new(PHYSICAL), mapping)
-            .map_err(|it| it.to_string())?;
+        if self.job.mapped > 0 {
+            let mapped = Span::new(self.slot.guest.start(), self.job.mapped * PAGE)
+                .map_err(|it| it.to_string())?;
+            space
+                .map_range(mapped, Pa::new(PHYSICAL), mapping)
+                .map_err(|it| it.to_string())?;
+        }
         self.start_guest(cpu);
         Ok(())
     }

@@ -7,7 +7,7 @@ use tablewright::guest::{Gather, Harvest, Log, Slot};
 use tablewright::{Format, Ipa, Span};
 #[cfg(test)]
 use tablewright_machine::Time;
-use tablewright_machine::{Cpu, Mapper};
+use tablewright_machine::{Cpu, MachineHeld, Mapper};
 
 use super::host::Sending;
 use super::image::CLOSING;
@@ -29,6 +29,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         }
         // Nothing is taken back for good, so nothing is zapped.
         drop(self.guest.replace(slot).map_err(|it| it.to_string())?);
+        cpu.spend(self.job.host.start);
         // A fault that looked the slot up without a log may still map by that.
         self.wait(cpu);
         match self.job.logging {
@@ -46,16 +47,27 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
                 for chunk in 0..self.image.epochs.len() as u64 {
                     self.image.turn(chunk);
                     for pages in pieces(self.pages(chunk)) {
-                        while self.protect(&mut gather, pages.clone())? {
+                        loop {
+                            let held = self.alone();
+                            let passed_over = self.protect(&mut gather, pages.clone())?;
+                            self.finish(cpu, &mut gather);
+                            drop(held);
+                            if !passed_over {
+                                break;
+                            }
                             self.wait(cpu);
                         }
-                        self.finish(cpu, &mut gather);
                     }
                     self.image.turn(chunk);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Without others that map or protect, where one lock is for all of that.
+    pub(super) fn alone(&self) -> Option<MachineHeld<'_>> {
+        self.job.one_lock.then(|| self.lock.acquire())
     }
 
     /// Until every walk is over.
@@ -144,7 +156,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         ran: &mut Ran,
     ) -> Result<(), String> {
         ran.syncs += 1;
-        let per_word = self.machine.costs().load;
+        let per_word = self.job.host.word.unwrap_or(self.machine.costs().load);
         match self.job.logging {
             Logging::Manual | Logging::AllSet | Logging::EagerSplit => {
                 cpu.order();
@@ -222,7 +234,10 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
         let how = self.protect_early(cpu, pages.clone())?;
         #[cfg(not(test))]
         let how = Harvest::empty();
+        // All of it at once: the lock is not given up between two words of the bitmap.
+        let held = self.alone();
         self.harvest(cpu, pages, how, sending)?;
+        drop(held);
         cpu.order();
         self.image.turn(chunk);
         Ok(())

@@ -130,6 +130,13 @@ pub struct Job {
     pub pages: u64,
     /// So many of them held something from the beginning; the others are zeros until they are written.
     pub used: u64,
+    /// So many pages, from the beginning, are mapped before the log is started; the others by the first fault on each.
+    pub mapped: u64,
+    /// One lock is held by each fault that maps, and while pages are protected, as in kernels of 2017; a fault that only allows writing
+    /// again takes none.
+    pub one_lock: bool,
+    /// What a start takes besides protecting, and a look at the log for each word of its bitmap.
+    pub host: HostTimes,
     /// How many vCPUs.
     pub vcpus: u16,
     /// Memory is mapped in large leaves.
@@ -158,6 +165,15 @@ pub struct Job {
     pub auto_converge: bool,
     /// The order of the host's work.
     pub order: Order,
+}
+
+/// What the program takes that has the guest migrated, and the kernel for memory of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostTimes {
+    /// Of a start.
+    pub start: Time,
+    /// Of a look at the log, for each 64 pages; the cost of a load, if nothing is said.
+    pub word: Option<Time>,
 }
 
 /// One round: from one look at the log to the next.
@@ -319,6 +335,7 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
         bitmap,
         rings,
         reaping: machine.new_lock(),
+        lock: machine.new_lock(),
         reaped: RefCell::new(vec![0; words.len()]),
         image: Image::new(job.pages, job.chunk),
         vcpus: (0..vcpus).map(|_| Vcpu::default()).collect(),
@@ -375,6 +392,8 @@ struct Migration<'t, 'm, F: Format<Input = Ipa>> {
     rings: Vec<Ring<'t>>,
     /// Rings are harvested by one at a time.
     reaping: MachineLock<'m>,
+    /// The one of [`Job::one_lock`].
+    lock: MachineLock<'m>,
     /// What was found in rings, and is protected.
     reaped: RefCell<Vec<u64>>,
     image: Image,

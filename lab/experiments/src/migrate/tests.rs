@@ -3,7 +3,7 @@
 use tablewright_machine::{Profile, Time};
 
 use super::writes::{Model, Writes};
-use super::{Job, Logging, Order, PERIOD, Ran, SLICE, run};
+use super::{HostTimes, Job, Logging, Order, PERIOD, Ran, SLICE, run};
 
 const ALL: [Logging; 5] = [
     Logging::Manual,
@@ -20,6 +20,9 @@ fn job(logging: Logging, model: Model, rate: Option<u64>) -> Job {
         logging,
         pages: 2048,
         used: 2048,
+        mapped: 2048,
+        one_lock: false,
+        host: HostTimes::default(),
         vcpus: 3,
         large: false,
         bandwidth: 256 << 20,
@@ -81,6 +84,30 @@ fn the_destination_is_the_source_whatever_is_written_and_however_it_is_logged() 
                 assert!(ran.writes > 0 && ran.stall_longest > Time::ZERO);
                 assert!(ran.setup + ran.downtime < ran.total);
             }
+        }
+    }
+}
+
+/// A page that was not mapped is mapped by a fault, under the lock if there is one, and is in the log.
+#[test]
+fn memory_that_is_mapped_while_the_log_runs_is_logged() {
+    for logging in ALL {
+        let of = |mapped, one_lock| {
+            let job = Job {
+                mapped,
+                one_lock,
+                ..job(logging, Model::Greedy, None)
+            };
+            ran(&job)
+        };
+        let (before, without, with) = (of(2048, false), of(0, false), of(0, true));
+        // The first round protects nothing that is mapped: each of the 256 pages faults once for that, whatever is logged.
+        assert!(without.faults >= before.faults.min(256), "{logging:?}");
+        assert_eq!(with.remaining, 0);
+        assert!(with.stall_total > Time::ZERO);
+        // What maps beside others waits for them.
+        if !matches!(logging, Logging::AllSet) {
+            assert!(with.stall_longest >= without.stall_longest, "{logging:?}");
         }
     }
 }
