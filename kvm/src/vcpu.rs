@@ -16,7 +16,7 @@ use crate::clock::{Took, timed};
 use crate::error::Error;
 use crate::guest::{Block, Orders};
 use crate::log::Bitmap;
-use crate::memory::Memory;
+use crate::memory::{Backing, Memory, warm};
 use crate::ring::Ring;
 use crate::stalls::Stalls;
 use crate::vm::reset_rings;
@@ -91,6 +91,8 @@ pub struct Parts {
     pub frequency: u64,
     /// The CPU that it is to run on.
     pub cpu: Option<usize>,
+    /// What backs the memory that it is to be the first to touch, and how much that is.
+    pub touches: (Backing, &'static str, u64),
 }
 
 impl Vcpu {
@@ -108,6 +110,7 @@ impl Vcpu {
             ring,
             frequency,
             cpu,
+            touches: (backing, name, bytes),
         } = parts;
         let shared = Arc::new(Shared {
             pause: AtomicU64::new(0),
@@ -131,6 +134,7 @@ impl Vcpu {
             .name(format!("vcpu-{id}"))
             .spawn(move || {
                 let bound = cpu.map_or(Ok(()), bind);
+                let bound = bound.and_then(|()| warm((backing, name), bytes));
                 let failed = bound.is_err();
                 // SAFETY: `pthread_self` only says which thread this is.
                 let this = unsafe { libc::pthread_self() };

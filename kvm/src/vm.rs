@@ -328,6 +328,11 @@ impl Vm {
                 block: at,
                 ring,
                 cpu: setup.cpus.get(id as usize).copied(),
+                touches: (
+                    setup.backing.0,
+                    setup.backing.1,
+                    setup.bytes / u64::from(setup.vcpus),
+                ),
             })?);
         }
         if let Some(&cpu) = setup.cpus.get(setup.vcpus as usize) {

@@ -42,8 +42,9 @@ impl Experiment {
         }
     }
 
-    /// The costs that its time depends on. `bus`, which bounds how many invalidations a system takes, and `clean_again`
-    /// are refinements: without them a system takes any number, and a page is cleaned as any other.
+    /// The costs that its time depends on. `bus`, which bounds how many invalidations a system takes, `clean_again`,
+    /// and `call`, `copy` and `visit`, which are measured of a host, are refinements: without them a system takes any number, a page
+    /// is cleaned as any other, and calls take what is done in them.
     const fn costs(self) -> &'static str {
         match self {
             Self::MapMem => "entry load table publish issue complete walk",

@@ -68,4 +68,10 @@ pub struct Costs {
     pub reverse_map: Time,
     /// For a kernel to map a range, to handle the first fault in it and to unmap it, but for having others forget.
     pub cycle: Time,
+    /// For a host to be called and to return, however little it is asked for.
+    pub call: Time,
+    /// To copy one line of marks for a program. Zero: eight loads, as if each word were looked at.
+    pub copy: Time,
+    /// For a host that goes through all of a guest's memory to come by one page of 4 KiB, besides what it does to its entry.
+    pub visit: Time,
 }

@@ -13,9 +13,14 @@ use crate::{About as _, Error, Result, say};
 
 /// What two medians of the same phase may differ by.
 const APART: f64 = 0.1;
-/// Each time is a median of so many rounds.
+/// A run has so many rounds.
+const REPETITIONS: usize = 5;
+/// A time that is fitted or predicted is a median of so many.
 const ROUNDS: &str = "5";
-const FITTED: [&str; 2] = ["dirty-log -b 256M", "dirty-log -b 256M -s anonymous_thp"];
+/// A call that takes less is moved by a cold cache or an interrupt of the host by more than that: nanoseconds.
+const SHORT: f64 = 1e5;
+/// Of two sizes, so that what a call takes in any case is told from what grows with the log.
+const FITTED: [&str; 2] = ["dirty-log -b 256M", "dirty-log -b 1G -s anonymous_thp"];
 
 /// The program as a user builds it, for this computer.
 fn program() -> Result<PathBuf> {
@@ -30,10 +35,10 @@ fn program() -> Result<PathBuf> {
 }
 
 /// Runs it; a run that is refused or fails is an error.
-fn run(program: &Path, words: &str, more: &[&str]) -> Result<Vec<u8>> {
+fn run(program: &Path, words: &str, rounds: &str, more: &[&str]) -> Result<Vec<u8>> {
     let output = Command::new(program)
         .args(words.split(' '))
-        .args(["--on", "kvm", "--json", "--rounds", ROUNDS])
+        .args(["--on", "kvm", "--json", "--rounds", rounds])
         .args(more)
         .output()
         .about(program.display())?;
@@ -103,32 +108,106 @@ fn configurations() -> Vec<String> {
     all
 }
 
-/// Makes each run twice, one after the other, and compares the medians of CPU time.
+/// The CPUs of the threads of a run: of each vCPU one, and of the thread that asks KVM the next, as far as there are any.
+fn pins(words: &str, cpus: usize) -> String {
+    let mut words = words.split(' ').skip_while(|word| *word != "-v").skip(1);
+    let vcpus: usize = words.next().and_then(|word| word.parse().ok()).unwrap_or(1);
+    let all: Vec<String> = (0..=vcpus).map(|at| (at % cpus).to_string()).collect();
+    all.join(",")
+}
+
+/// A phase of both runs: the CPU times of their repetitions, and what they are called.
+struct Both {
+    name: String,
+    samples: [Vec<f64>; 2],
+}
+
+impl Both {
+    fn medians(&self) -> [f64; 2] {
+        self.samples.each_ref().map(|all| median(all.clone()))
+    }
+
+    /// How much longer the second takes, as a part of the first.
+    fn difference(&self) -> f64 {
+        let [first, second] = self.medians();
+        second / first.max(1.0) - 1.0
+    }
+
+    /// In nanoseconds.
+    fn distance(&self) -> f64 {
+        let [first, second] = self.medians();
+        (second - first).abs()
+    }
+}
+
+/// Makes one run's repetitions and another's by turns: whatever changes the pace of the computer meanwhile changes that of both, and each is first
+/// as often as it is second. What is done before is not counted.
+fn by_turns(program: &Path, words: &str, cpus: usize) -> Result<Vec<Both>> {
+    let pins = pins(words, cpus);
+    let once = || {
+        phases(
+            &json(&run(program, words, "1", &["-c", &pins])?, words)?,
+            words,
+        )
+    };
+    let mut all: Vec<Both> = once()?
+        .into_iter()
+        .map(|(name, _)| Both {
+            name,
+            samples: [Vec::new(), Vec::new()],
+        })
+        .collect();
+    for turn in 0..REPETITIONS {
+        for which in [turn % 2, 1 - turn % 2] {
+            for (both, (_, time)) in all.iter_mut().zip(once()?) {
+                both.samples[which].push(time);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Makes each run twice, by turns, and compares the medians of CPU time.
 ///
 /// # Errors
 /// A run fails, or its log is not what was written.
 pub fn repeat() -> Result<()> {
     let program = program()?;
-    let (mut total, mut apart) = (0, 0);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let (mut total, mut within, mut short, mut farthest) = (0, 0, 0, 0_f64);
     for words in configurations() {
-        let once = || phases(&json(&run(&program, &words, &[])?, &words)?, &words);
-        let (first, second) = (once()?, once()?);
-        let beyond: Vec<String> = first
+        let all = by_turns(&program, &words, cpus)?;
+        let beyond: Vec<_> = all
             .iter()
-            .zip(&second)
-            .map(|((name, one), (_, other))| (name, other / one.max(1.0) - 1.0))
-            .filter(|(_, difference)| difference.abs() > APART)
-            .map(|(name, difference)| format!("{name} {:+.0} %", difference * 100.0))
+            .filter(|both| both.difference().abs() > APART)
             .collect();
-        total += first.len();
-        apart += beyond.len();
-        let within = first.len() - beyond.len();
-        let beyond = beyond.join(", ");
-        say!("{words:<46} {within:>2} of {:>2}  {beyond}", first.len());
+        total += all.len();
+        within += all.len() - beyond.len();
+        for both in beyond.iter().filter(|both| both.medians()[0] < SHORT) {
+            short += 1;
+            farthest = farthest.max(both.distance());
+        }
+        let said: Vec<String> = beyond
+            .iter()
+            .map(|both| {
+                let [first, _] = both.medians();
+                let (percent, us) = (both.difference() * 100.0, first / 1e3);
+                format!("{} of {us:.0} us {percent:+.0} %", both.name)
+            })
+            .collect();
+        let near = all.len() - beyond.len();
+        say!(
+            "{words:<46} {near:>2} of {:>2}  {}",
+            all.len(),
+            said.join(", ")
+        );
     }
+    say!("{within} of {total} phases within 10 %; every log has what was written");
     say!(
-        "{} of {total} phases within 10 %; every log has what was written",
-        total - apart
+        "of the {} others {short} take less than {:.0} us, and differ by at most {:.1} us",
+        total - within,
+        SHORT / 1e3,
+        farthest / 1e3
     );
     Ok(())
 }
@@ -144,7 +223,7 @@ pub fn blind() -> Result<()> {
     let mut fitted = Vec::new();
     for (number, words) in FITTED.iter().enumerate() {
         let to = file(&format!("fitted-{number}.json"));
-        fs::write(&to, run(&program, words, &[])?).about(to.display())?;
+        fs::write(&to, run(&program, words, ROUNDS, &[])?).about(to.display())?;
         fitted.push(to);
     }
     let profile = file("here.toml");
@@ -160,7 +239,10 @@ pub fn blind() -> Result<()> {
     let (mut all, mut kinds) = (Vec::new(), BTreeMap::<String, Vec<f64>>::new());
     let mut worst = (0.0, String::new());
     for words in others() {
-        let report = json(&run(&program, &words, &["--predict", &named])?, &words)?;
+        let report = json(
+            &run(&program, &words, ROUNDS, &["--predict", &named])?,
+            &words,
+        )?;
         let predicted = list(&report, "rows").flat_map(|row| list(row, "predicted"));
         for phase in predicted.filter(|phase| phase["differs"].is_null()) {
             let (Some(name), Some(error)) =

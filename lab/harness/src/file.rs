@@ -138,14 +138,16 @@ impl Target {
                     let file = written(file?)?;
                     match give_name(&file, &self.path) {
                         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                            give_name(&file, &self.draft)?;
+                            take_place(&file, &self.draft, &self.path)
                         }
-                        named => return named,
+                        named => named,
                     }
                 }
-                None => drop(written(File::create_new(&self.draft)?)?),
+                None => {
+                    drop(written(File::create_new(&self.draft)?)?);
+                    fs::rename(&self.draft, &self.path)
+                }
             }
-            fs::rename(&self.draft, &self.path)
         };
         fill().map_err(|error| {
             // The first error is the one to tell.
@@ -193,27 +195,82 @@ fn nameless(directory: &Path) -> Option<io::Result<File>> {
     }
 }
 
+/// Names as the kernel has them.
+#[cfg(target_os = "linux")]
+fn named(path: &Path) -> io::Result<std::ffi::CString> {
+    use std::os::unix::ffi::OsStrExt as _;
+    Ok(std::ffi::CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// The name of an open file.
+#[cfg(target_os = "linux")]
+fn descriptor(file: &File) -> io::Result<std::ffi::CString> {
+    use std::os::fd::AsRawFd as _;
+    named(Path::new(&format!("{DESCRIPTORS}/{}", file.as_raw_fd())))
+}
+
+/// The call itself: zero, or less and the reason in `errno`.
+#[cfg(target_os = "linux")]
+fn link(descriptor: &std::ffi::CStr, path: &std::ffi::CStr) -> libc::c_int {
+    let (here, follow) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
+    // SAFETY: `linkat`: both names end with a zero.
+    unsafe { libc::linkat(here, descriptor.as_ptr(), here, path.as_ptr(), follow) }
+}
+
 /// Gives it one that there is not yet.
 #[cfg(target_os = "linux")]
 fn give_name(file: &File, path: &Path) -> io::Result<()> {
-    use std::ffi::CString;
-    use std::os::fd::AsRawFd as _;
-    use std::os::unix::ffi::OsStrExt as _;
-    let descriptor = CString::new(format!("{DESCRIPTORS}/{}", file.as_raw_fd()))?;
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: `linkat`: both names end with a zero.
-    let linked = unsafe {
-        libc::linkat(
-            libc::AT_FDCWD,
-            descriptor.as_ptr(),
-            libc::AT_FDCWD,
-            path.as_ptr(),
-            libc::AT_SYMLINK_FOLLOW,
-        )
-    };
-    match linked {
+    match link(&descriptor(file)?, &named(path)?) {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Gives it the name of another file, whose place it takes. The kernel wants two calls for that, and between them the file has a name that
+/// may not stay: they are made by a process that does not end with this one, whatever ends this.
+#[cfg(target_os = "linux")]
+fn take_place(file: &File, draft: &Path, path: &Path) -> io::Result<()> {
+    let (file, draft, path) = (descriptor(file)?, named(draft)?, named(path)?);
+    let both = || -> libc::c_int {
+        // SAFETY: `rename`: both names end with a zero. `__errno_location`: of this thread.
+        unsafe {
+            if link(&file, &draft) == 0 && libc::rename(draft.as_ptr(), path.as_ptr()) == 0 {
+                return 0;
+            }
+            *libc::__errno_location()
+        }
+    };
+    let failed = |errno| match errno {
+        0 => Ok(()),
+        _ => Err(io::Error::from_raw_os_error(errno)),
+    };
+    // SAFETY: `fork`: the child, of which there is one thread, only makes calls of the kernel: it takes no lock that another
+    // thread held, allocates nothing, and ends without what a program does at its end.
+    let child = unsafe { libc::fork() };
+    match child {
+        // As many processes as there may be.
+        -1 => failed(both()),
+        0 => {
+            // SAFETY: `setsid`, `_exit`: plain calls. What a terminal sends to the program is not for a session of its own.
+            unsafe {
+                libc::setsid();
+                libc::_exit(both())
+            }
+        }
+        _ => {
+            let mut status = 0;
+            // SAFETY: `waitpid`: of the child above, with a place for its status.
+            while unsafe { libc::waitpid(child, &raw mut status, 0) } < 0 {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+            match libc::WIFEXITED(status) {
+                true => failed(libc::WEXITSTATUS(status)),
+                false => Err(io::ErrorKind::Interrupted.into()),
+            }
+        }
     }
 }
 
@@ -226,6 +283,12 @@ fn nameless(_: &Path) -> Option<io::Result<File>> {
 /// None needs one.
 #[cfg(not(target_os = "linux"))]
 fn give_name(_: &File, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Nor takes another's.
+#[cfg(not(target_os = "linux"))]
+fn take_place(_: &File, _: &Path, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -270,5 +333,59 @@ mod tests {
         let target = Target::new("--plot", &path).unwrap();
         fs::remove_dir_all(&directory).unwrap();
         assert!(matches!(target.fill("three"), Err(Error::Write(_))));
+    }
+
+    /// What the next test kills.
+    #[cfg(target_os = "linux")]
+    #[test]
+    #[ignore = "has no end: `a_file_that_replaces_another_leaves_no_draft_when_it_is_killed` runs it"]
+    fn replaces_a_file_for_ever() {
+        let path = std::env::var("TABLEWRIGHT_REPLACED").unwrap();
+        for number in 0_u64.. {
+            let contents = format!("{number:0>8192}");
+            let target = Target::new("--report", Path::new(&path)).unwrap();
+            target.fill(&contents).unwrap();
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_that_replaces_another_leaves_no_draft_when_it_is_killed() {
+        use std::process::{Command, Stdio};
+        use std::time::{Duration, Instant};
+        let directory =
+            std::env::temp_dir().join(format!("tablewright-replaced-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        let path = directory.join("page");
+        fs::write(&path, "0".repeat(8192)).unwrap();
+        let names = || fs::read_dir(&directory).unwrap().count();
+        for kill in 0..20 {
+            let before = fs::read(&path).unwrap();
+            let mut program = Command::new(std::env::current_exe().unwrap())
+                .args([
+                    "--ignored",
+                    "--exact",
+                    "file::tests::replaces_a_file_for_ever",
+                ])
+                .env("TABLEWRIGHT_REPLACED", &path)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let begin = Instant::now();
+            while fs::read(&path).unwrap() == before && begin.elapsed() < Duration::from_secs(20) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_micros(137 * kill));
+            program.kill().unwrap();
+            program.wait().unwrap();
+            // The process that has the two calls to make may be at it still.
+            let begin = Instant::now();
+            while names() > 1 && begin.elapsed() < Duration::from_secs(5) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(names(), 1, "kill {kill}");
+            assert_eq!(fs::metadata(&path).unwrap().len(), 8192, "kill {kill}");
+        }
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -511,3 +511,56 @@ fn zaps(report: &Report<Parameters, Row>) -> String {
     let header = ["tables", "before", "flush-first", "unfreeze-first", "after"];
     format!("\n{}", report::table(header, 1, rows))
 }
+
+#[cfg(test)]
+mod tests {
+    use tablewright_machine::Costs;
+
+    use super::*;
+
+    /// A call takes what it takes however many pages there are, and a cost that a profile leaves out counts nothing.
+    #[test]
+    fn calls_copies_and_visits_are_where_a_host_has_them() {
+        let neutral = Profile::load("x86-12-vcpus").unwrap();
+        let ran = |profile: &Profile, scale| {
+            let case = Case {
+                backing: Backing::ANONYMOUS,
+                bytes: 4 << 20,
+                vcpus: 1,
+                mode: "P48V48_4K".parse::<Mode>().unwrap(),
+                offset: None,
+                scale: Some(scale),
+            };
+            let job = case.job(profile, How::Before).unwrap();
+            simulate::run(&Job {
+                iterations: 1,
+                slots: 1,
+                manual: true,
+                running: false,
+                ..job
+            })
+            .unwrap()
+        };
+        let with = |change: &dyn Fn(&mut Costs), scale| {
+            let mut profile = neutral.clone();
+            change(&mut profile.costs);
+            (ran(&neutral, scale), ran(&profile, scale))
+        };
+        for scale in [1, 2] {
+            let call = Time::us(3);
+            let (before, after) = with(&|costs| costs.call = call, scale);
+            assert_eq!(after.enable, before.enable + call, "{scale}");
+            assert_eq!(after.get[0], before.get[0] + call, "{scale}");
+            assert_eq!(after.clear[0], before.clear[0] + call, "{scale}");
+            assert_eq!(after.disable, before.disable + call, "{scale}");
+            let passes = |ran: &Ran| (ran.populate, ran.dirty.clone());
+            assert_eq!(passes(&after), passes(&before), "{scale}");
+        }
+        // 1,024 pages: 16 words, two lines.
+        let (before, after) = with(&|costs| costs.copy = Time::ns(50), 1);
+        assert_eq!((before.get[0], after.get[0]), (Time::ns(16), Time::ns(100)));
+        let (before, after) = with(&|costs| costs.visit = Time::ns(7), 1);
+        assert_eq!(after.enable, before.enable + Time::ns(7 * 1024));
+        assert_eq!(after.clear, before.clear);
+    }
+}

@@ -450,6 +450,8 @@ fn costs(profile: &Profile) -> String {
         cell("to zero it", costs.zero),
         cell("an entry of a table, written", costs.entry),
         cell("an entry, read", costs.load),
+        cell("a call of KVM, by itself", costs.call),
+        cell("a page come by when a log starts", costs.visit),
     ];
     report::table(["", "cost"], 1, rows)
 }

@@ -48,14 +48,20 @@ pub struct Found {
 
 /// Where nothing is said.
 const BASE: &str = "x86-12-vcpus";
-const FREE: [&str; 6] = [
+const FREE: [&str; 9] = [
     "find_page",
     "zero",
     "exception",
     "exchange",
     "entry",
+    "call",
+    "copy",
+    "visit",
+    // The last, since calls that protect exchange as often as they load.
     "load",
 ];
+/// In 64 bytes.
+const WORDS_OF_A_LINE: u64 = 8;
 /// How much higher a cost is made: more than the machine rounds.
 const MORE: Time = Time::ns(100);
 
@@ -76,6 +82,10 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
         false => free.to_vec(),
     };
     free.truncate(solve::MOST);
+    // As it is without: zero has another meaning than very little.
+    if profile.costs.copy == Time::ZERO {
+        profile.costs.copy = profile.costs.load * WORDS_OF_A_LINE;
+    }
     let (rows, right, names) = counted(&profile, runs, &free)?;
     let column = |at: usize| {
         let by = names.iter().zip(&rows).filter(|(_, row)| row.0[at] > 1e-9);
@@ -96,6 +106,18 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
     // What is left of the right side if a cost stays as it is.
     let mut rest = right;
     let mut some: Vec<usize> = (0..free.len()).collect();
+    if !tells_copies(runs) {
+        some.retain(|&at| {
+            let stays = free[at].name() == "copy";
+            if stays {
+                costs[at].why = Some("not told from call: all runs are of one size".to_owned());
+            }
+            !stays
+        });
+    }
+    for (at, cost) in free.iter().enumerate().filter(|(at, _)| !some.contains(at)) {
+        stay(&mut rest, &rows, at, cost.get(&profile.costs));
+    }
     let found = loop {
         let chosen: Vec<Vec<f64>> = rows
             .iter()
@@ -111,15 +133,14 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
                     true => "no phase depends on it".to_owned(),
                     false => format!("not told from {}", others.join(", ")),
                 });
-                let stays = free[at].get(&profile.costs).as_ps() as f64 / 1e3;
-                for (right, (row, _)) in rest.iter_mut().zip(&rows) {
-                    *right -= row[at] * stays;
-                }
+                stay(&mut rest, &rows, at, free[at].get(&profile.costs));
             }
         }
     };
     for (&at, found) in some.iter().zip(found) {
-        free[at].set(&mut profile.costs, Time::ps((found * 1e3).round() as u64));
+        let least = u64::from(free[at].name() == "copy");
+        let time = Time::ps(((found * 1e3).round() as u64).max(least));
+        free[at].set(&mut profile.costs, time);
         costs[at].fitted_ns = Some(found);
     }
     say_where_from(
@@ -136,6 +157,23 @@ pub fn fit(runs: &[Measured], base: Option<&str>, free: &[Cost]) -> Result<Found
         costs,
         rows: compared,
     })
+}
+
+/// What the right side is without a cost that stays as it is.
+fn stay(right: &mut [f64], rows: &[Coefficients], at: usize, cost: Time) {
+    let stays = cost.as_ps() as f64 / 1e3;
+    for (right, (row, _)) in right.iter_mut().zip(rows) {
+        *right -= row[at] * stays;
+    }
+}
+
+/// Whether runs tell what grows with the marks that are copied from what a call takes in any case: the one has to be several times the other.
+fn tells_copies(runs: &[Measured]) -> bool {
+    let sizes = || runs.iter().map(|run| run.parameters.bytes);
+    match (sizes().min(), sizes().max()) {
+        (Some(least), Some(most)) => most / 4 >= least,
+        _ => false,
+    }
 }
 
 /// A row of coefficients, each by what was measured, and what was measured.

@@ -86,6 +86,7 @@ macro_rules! costs {
 costs! {
     entry load exchange table publish issue complete bus walk access exception transfer lock_take lock_hand_over clean
     clean_again zero find_page fetch latency interrupt host_interrupt wake exit reverse_map cycle
+    call copy visit
 }
 
 const _: () = assert!(COSTS.len() <= u32::BITS as usize, "a bit for each cost");

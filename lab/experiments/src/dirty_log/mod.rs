@@ -422,6 +422,20 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         (done, cpu.now().saturating_sub(begin) * scale)
     }
 
+    /// How long a call of the host takes: what it does, multiplied, and to call it, which is as long for any memory.
+    fn called<T>(&self, cpu: Cpu<'_>, work: impl FnOnce() -> T) -> (T, Time) {
+        let Scale { smaller, fewer } = self.job.scale;
+        let (done, took) = self.timed(cpu, smaller * fewer, work);
+        (done, took + self.call(cpu))
+    }
+
+    /// To call it, for each slot.
+    fn call(&self, cpu: Cpu<'_>) -> Time {
+        let call = self.machine.costs().call * u64::from(self.job.slots);
+        cpu.spend(call);
+        call
+    }
+
     fn all_vcpus(&self, cpu: Cpu<'_>, phase: Phase) {
         self.enter(cpu, phase);
         self.gather(cpu);
@@ -431,7 +445,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         let Scale { smaller, fewer } = self.job.scale;
         let all = smaller * fewer;
         let ((), populate) = self.timed(cpu, all, || self.all_vcpus(cpu, Phase::Populate));
-        let (enabled, enable) = self.timed(cpu, all, || self.enable());
+        let (enabled, enable) = self.called(cpu, || self.enable(cpu));
         enabled?;
         let mut ran = Ran {
             populate,
@@ -441,14 +455,14 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         for _ in 0..self.job.iterations {
             let ((), dirty) = self.timed(cpu, all, || self.all_vcpus(cpu, Phase::Dirty));
             ran.dirty.push(dirty);
-            let (got, get) = self.timed(cpu, all, || match self.job.manual {
+            let (got, get) = self.called(cpu, || match self.job.manual {
                 true => self.read(cpu),
                 false => self.harvest(),
             });
             got?;
             ran.get.push(get);
             if self.job.manual {
-                let (cleared, clear) = self.timed(cpu, all, || self.harvest());
+                let (cleared, clear) = self.called(cpu, || self.harvest());
                 cleared?;
                 ran.clear.push(clear);
             }
@@ -468,7 +482,7 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         let worked = self.world.worked().saturating_sub(worked);
         self.check_large();
         let scaled = |took: Time, worked: Time| took.saturating_sub(worked) + worked * smaller;
-        ran.disable = scaled(took, worked) * fewer;
+        ran.disable = scaled(took, worked) * fewer + self.call(cpu);
         let zaps = self.world.zaps.take().into_iter();
         ran.zaps = zaps.map(|(took, worked)| scaled(took, worked)).collect();
         // The last is for what is left, however much there is.
@@ -502,13 +516,14 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
     }
 
     /// Large leaves are split ahead, and everything loses the permission to write.
-    fn enable(&self) -> Result<(), String> {
+    fn enable(&self, cpu: Cpu<'_>) -> Result<(), String> {
         let log = self.job.options.by.log();
         self.replace(log)?;
         if self.job.options.all_set {
             self.bitmaps.iter().for_each(Bitmap::mark_all);
             return Ok(());
         }
+        cpu.spend(self.machine.costs().visit * (self.job.region.bytes / PAGE));
         for slot in self.slots {
             let mut gather = self.engine.guest.gather();
             let mut from = Some(slot.guest.start());
@@ -541,7 +556,12 @@ impl<'m, F: Format<Input = Ipa>> Test<'_, 'm, '_, '_, F> {
         let found: u64 = words
             .map(|word| u64::from(word.load(Ordering::Relaxed).count_ones()))
             .sum();
-        cpu.spend(self.machine.costs().load * self.words.len() as u64);
+        let costs = self.machine.costs();
+        let words = self.words.len() as u64;
+        cpu.spend(match costs.copy {
+            Time::ZERO => costs.load * words,
+            line => line * words.div_ceil(8),
+        });
         self.check_found(found);
         Ok(())
     }

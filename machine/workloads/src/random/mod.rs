@@ -324,6 +324,9 @@ fn costs() -> Costs {
         host_interrupt: Time::ZERO,
         wake: Time::ZERO,
         cycle: Time::ZERO,
+        call: Time::ZERO,
+        copy: Time::ZERO,
+        visit: Time::ZERO,
     }
 }
 
