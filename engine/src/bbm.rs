@@ -220,6 +220,16 @@ pub(crate) fn recoding(
     }
 }
 
+/// The same of a leaf that becomes a table which translates the same, or of what becomes or ceases to be a member of a run, where
+/// level `needed` of FEAT_BBM allows it.
+#[inline(always)]
+pub(crate) fn resizing(rule: Rule, needed: u8, caps: &Caps) -> Transition {
+    match rule.breaks() && caps.bbm < needed {
+        true => Transition::Break,
+        false => Transition::Invalidate,
+    }
+}
+
 fn arm(old: &State, new: &State, level: Level, caps: &Caps, contents: Contents) -> Transition {
     use Transition::{Break, Invalidate, Store};
     let break_below = |needed: u8| {

@@ -12,8 +12,9 @@
 //! | **reclaim** | leaves are accounted for, tables that were detached are freed | no |
 //!
 //! The crate is `no_std` and needs no allocator. The feature `hosted`, on by default, adds a platform on ordinary memory for tests, in
-//! the module `hosted`, and needs `std`; a kernel leaves it out. With the feature `small` it is a fifth less machine code, and calls
-//! that are about a few pages of a range take longer.
+//! the module `hosted`, and needs `std`; a kernel leaves it out. With the feature `small` map, unmap and protect of a range are
+//! half the machine code and take longer for each page, and in a format of [pages alone](format::PagesOnly) they are less again:
+//! docs/process.md has the figures.
 //!
 //! # Ten minutes
 //!
@@ -120,7 +121,7 @@
 #![cfg_attr(not(feature = "hosted"), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// The feature `small`: less machine code, where it is not the inner loop of an edit of many pages or all of an edit of one.
+/// The feature `small`: less machine code, where it is not all of an edit of one page.
 const SMALL: bool = cfg!(feature = "small");
 
 mod addr;

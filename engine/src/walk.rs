@@ -45,6 +45,15 @@ impl Slice {
         }
     }
 
+    /// One address.
+    #[inline(always)]
+    pub fn at(input: u64) -> Self {
+        Self {
+            first: input,
+            last: input,
+        }
+    }
+
     /// The addresses of a range.
     #[inline(always)]
     pub fn of<A: Address>(span: Span<A>) -> Self {

@@ -4,7 +4,7 @@ use core::ops::{ControlFlow, Range};
 
 use super::live::Footprint;
 use crate::addr::{Level, Pa};
-use crate::bbm::{State, Transition};
+use crate::bbm::{State, Transition, resizing};
 use crate::edit::space::Conditions;
 use crate::flush::{Flush, Ranges};
 use crate::format::{Format, Kind, saturate, withheld};
@@ -15,15 +15,22 @@ use crate::walk::{Slice, Step, Visit};
 
 /// How a leaf at `level` may become, or cease to be, a member of a run. Which leaf it is has no say.
 pub(super) fn how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
-    let State::Leaf { frame, attrs, .. } = State::ANY_LEAF else {
-        return Transition::Break;
+    let how = match conditions.live {
+        true => resizing(F::RULE, 1, &conditions.caps),
+        false => Transition::Store,
     };
-    let member = State::Leaf {
-        frame,
-        attrs,
-        contiguous: true,
-    };
-    conditions.transition::<F>(&State::ANY_LEAF, &member, level)
+    debug_assert_eq!(
+        how,
+        {
+            let mut member = State::ANY_LEAF;
+            if let State::Leaf { contiguous, .. } = &mut member {
+                *contiguous = true;
+            }
+            conditions.transition::<F>(&State::ANY_LEAF, &member, level)
+        },
+        "there is one rule"
+    );
+    how
 }
 
 /// Unfolds the runs in a range; all of them are whole.
@@ -43,7 +50,7 @@ impl Unfold {
         }
     }
 
-    fn unfold<F: Format, P: Platform>(
+    pub fn unfold<F: Format, P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         index: usize,

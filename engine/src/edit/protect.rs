@@ -144,7 +144,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         change: &Change,
         at: Located,
     ) -> Result<(), EditError<F::Input>> {
-        match !SMALL && self.change_page(slice, change, at) {
+        match self.change_page(slice, change, at) {
             true => Ok(()),
             false => self.change_tree(slice, *change),
         }

@@ -76,7 +76,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[cold]
     #[inline(never)]
     pub(super) fn leaf_above(&self, input: u64) -> Option<Leaf<F>> {
-        let at = self.find(input);
+        let mut at = self.start();
+        self.descend(&mut at, Slice::at(input), Level::PAGE);
         self.leaf_in(&at.table, at.index, at.level, input, at.denied)
     }
 

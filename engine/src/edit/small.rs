@@ -105,7 +105,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             task,
             perms: Perms::empty(),
             serial,
-            recent: Recent::NONE,
+            recent: Recent::new(Change::new()),
             cut: Footprint::new(),
             broken: false,
             stop: false,
@@ -134,7 +134,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 attrs = new.apply(attrs);
                 edit.perms = new.new_perms().unwrap_or(Perms::empty());
                 (global, turns_global) = (!new.turns_local(), new.turns_global());
-                edit.recent = Recent::new(*new);
+                edit.recent.change = *new;
             }
             Task::Unmap(..) => change = Pass::Take,
         }
@@ -193,7 +193,8 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
             (Pass::Take, _, _) => F::root_level(),
             _ => Level::PAGE,
         };
-        let mut at = space.first(slice, top);
+        let mut at = space.start();
+        space.descend(&mut at, slice, top);
         loop {
             let (table, index, level) = (&at.table, at.index, at.level);
             let input = F::Input::from_bits(at.part.first);

@@ -642,14 +642,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Where the way down to `input` ends.
     #[inline(always)]
     pub(super) fn find(&self, input: u64) -> Reached<'_, P> {
-        let part = Slice {
-            first: input,
-            last: input,
-        };
-        match SMALL {
-            true => self.first(part, Level::PAGE),
-            false => self.find_alone(part),
+        let part = Slice::at(input);
+        if !SMALL {
+            return self.find_alone(part);
         }
+        let mut at = self.start();
+        self.descend(&mut at, part, Level::PAGE);
+        at
     }
 
     /// The same where it is all that is linked of the walk.
@@ -683,15 +682,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         }
     }
 
-    /// Goes down from the root, as [`descend`](Self::descend).
-    #[inline(always)]
-    pub(super) fn first(&self, slice: Slice, top: Level) -> Reached<'_, P> {
-        let mut at = self.start();
-        self.descend(&mut at, slice, top);
-        at
-    }
-
-    /// The same from an entry whose part of the slice is done. Whether there is more of it.
+    /// Goes on from an entry whose part of the slice is done, as [`descend`](Self::descend). Whether there is more of it.
     #[inline(never)]
     pub(super) fn next<'p>(
         &'p self,
@@ -713,7 +704,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Where all ways down start.
     #[inline(never)]
-    fn start(&self) -> Reached<'_, P> {
+    pub(super) fn start(&self) -> Reached<'_, P> {
         let level = F::root_level();
         Reached {
             // SAFETY: the root.
@@ -730,7 +721,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Goes down from the table that has been reached, to where the way to the first address of `slice` ends: at a leaf, at what is
     /// invalid, or at a table, if that is at a level up to `top` and lies in the slice whole.
     #[inline(never)]
-    fn descend<'p>(&'p self, at: &mut Reached<'p, P>, slice: Slice, top: Level) {
+    pub(super) fn descend<'p>(&'p self, at: &mut Reached<'p, P>, slice: Slice, top: Level) {
         loop {
             at.index = F::index(slice.first, at.level);
             at.entry = at.table.load(at.index);

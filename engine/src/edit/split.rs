@@ -14,11 +14,11 @@ use super::build::{Consecutive, Leaves, Seed, fill_parts};
 use super::fold::{Unfold, how};
 use super::live::{Footprint, Look};
 use crate::addr::{Address, Level, Pa, Span};
-use crate::bbm::{State, Transition};
+use crate::bbm::{State, Transition, resizing};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, Conditions, EditError, Reached};
 use crate::flush::{Ranges, free_tree};
-use crate::format::{Attrs, Format, Kind, Perms, address_of, meaning, with_flags};
+use crate::format::{Attrs, Format, Kind, Perms, address_of, kind_of, meaning, with_flags};
 use crate::platform::{Barrier, Platform};
 use crate::run;
 use crate::table::Table;
@@ -134,10 +134,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Prepares what takes the place of the leaf at `at`, if that reaches out of `slice` and may be replaced.
     #[inline(never)]
     fn graft(&self, at: u64, slice: Slice, graft: &mut Graft) -> Result<(), EditError<F::Input>> {
-        let Reached {
-            entry, kind, level, ..
-        } = self.find(at);
-        if kind != Kind::Leaf {
+        let mut place = self.start();
+        self.descend(&mut place, Slice::at(at), Level::PAGE);
+        let (entry, level) = (place.entry, place.level);
+        if place.kind != Kind::Leaf {
             return Ok(());
         }
         let conditions = self.conditions();
@@ -181,23 +181,37 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Puts a sub-tree in the place of the leaf at `at`, which is taken out of its run first, if it is in one.
     #[inline(never)]
     fn put_in(&self, at: u64, slice: Slice, graft: &Graft, cut: &mut Footprint) {
-        if F::CONTIGUOUS != 0
-            && let Some((extent, level)) = self.run_over(at, slice)
-            && extent.last - extent.first >= 1 << F::shift(level)
-        {
-            cut.merge(self.unfold(extent));
+        let conditions = self.conditions();
+        let mut place = self.start();
+        self.descend(&mut place, Slice::at(at), Level::PAGE);
+        let (table, index) = (&place.table, place.index);
+        if place.kind == Kind::Leaf && place.entry & F::CONTIGUOUS != 0 {
+            let run = run::extent::<F>(at, place.level);
+            if run.first < slice.first || slice.last < run.last {
+                let mut unfold = Unfold::new(conditions);
+                unfold.unfold::<F, P>(table, index, place.level, at);
+                if F::RULE.breaks()
+                    && let Some(broken) = unfold.broken.slice()
+                {
+                    let mut ranges = Ranges::new();
+                    ranges.add(broken, Some(place.level), false);
+                    self.invalidate_now(&mut ranges);
+                    for member in run::members::<F>(index, place.level) {
+                        let left = table.load(member);
+                        if kind_of::<F>(left, place.level) == Kind::Invalid {
+                            table.link(member, F::resume(left));
+                        }
+                    }
+                    self.platform.barrier(Barrier::Publish);
+                }
+                cut.merge(unfold.changed);
+            }
         }
         let Graft { known, link, level } = *graft;
         if link == 0 {
             return;
         }
-        let conditions = self.conditions();
-        let Reached {
-            table,
-            index,
-            entry,
-            ..
-        } = self.find(at);
+        let entry = table.load(index);
         let part = Slice::around::<F>(at, level);
         let last = if F::RULE.breaks() && split_how::<F>(level, &conditions) == Transition::Break {
             let last = table.exchange(index, F::suspend(link));
@@ -227,7 +241,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[cold]
     #[inline(never)]
     fn change_bits(&self, mut slice: Slice, set: u64, clear: u64) {
-        let mut at = self.first(slice, Level::PAGE);
+        let mut at = self.start();
+        self.descend(&mut at, slice, Level::PAGE);
         loop {
             let mut entry = at.entry;
             while let Err(now) =
@@ -476,11 +491,22 @@ impl<F: Format, P: Platform> Visit<F, P> for Count<'_, '_, F, P> {
 
 /// How a leaf at `level` may become a table that translates the same. Which leaf it is has no say, nor which table.
 fn split_how<F: Format>(level: Level, conditions: &Conditions) -> Transition {
-    let new = State::Table {
-        frame: Pa::new(0),
-        denied: Perms::empty(),
+    let how = match conditions.live {
+        true => resizing(F::RULE, 2, &conditions.caps),
+        false => Transition::Store,
     };
-    conditions.transition::<F>(&State::ANY_LEAF, &new, level)
+    debug_assert_eq!(
+        how,
+        {
+            let new = State::Table {
+                frame: Pa::new(0),
+                denied: Perms::empty(),
+            };
+            conditions.transition::<F>(&State::ANY_LEAF, &new, level)
+        },
+        "there is one rule"
+    );
+    how
 }
 
 /// Puts tables in the place of leaves.
