@@ -326,6 +326,36 @@ fn everything_is_protected_in_one_step_whatever_the_format() {
     everything_is_protected_in_one_step::<Npt<4>>();
 }
 
+/// What is mapped like the last page is still below tables that may have been protected since.
+fn a_page_below_a_protected_table_is_mapped_to_be_written<F: Decoded<Input = Ipa>>() {
+    let platform = Threads::new(100, F::PAGE_SHIFT, 1).with_caps(by_faults());
+    let cells = [const { SlotCell::new() }; 1];
+    let vm = Vm::<F>::new(&platform, &cells);
+    let page = 1 << F::PAGE_SHIFT;
+    let ram = Slot::memory(span(0, 16 * page), 0).with_log(Log::ByFault);
+    vm.guest.insert(ram).unwrap();
+    let mut gather = vm.guest.gather();
+    let mut write = |at: u64| {
+        let request = vm.guest.request(&Fault::new(Ipa::new(at), Access::Write));
+        let request = request.unwrap();
+        assert!(gather.top_up(request.tables()));
+        gather.map(&request, &Backing::new(Pa::new(OFFSET + at), page))
+    };
+    for at in [0, page] {
+        assert!(matches!(write(at), Ok(Mapped::Installed)));
+    }
+    assert_eq!(vm.protect_all(), Ok(1));
+    assert!(matches!(write(2 * page), Ok(Mapped::Installed)));
+    let writable = [0, page, 2 * page].map(|at| vm.can_write(at));
+    assert_eq!(writable, [false, false, true]);
+}
+
+#[test]
+fn a_page_below_a_protected_table_is_mapped_to_be_written_whatever_the_format() {
+    a_page_below_a_protected_table_is_mapped_to_be_written::<Stage2K4<40>>();
+    a_page_below_a_protected_table_is_mapped_to_be_written::<Ept<4>>();
+}
+
 /// The levels of what was to be forgotten since the last call, on this processor or on all; in ranges.
 fn levels(platform: &Threads) -> Vec<Option<Level>> {
     let mut levels = Vec::new();

@@ -247,13 +247,6 @@ pub const BUGS: &[Bug] = &[
         rules: &["break-before-make", "program", "freed early", "stale use"],
     },
     Bug {
-        name: "all is protected before walks are over",
-        file: PROTECT_ALL,
-        find: "if «!space.is_over(since)» {",
-        with: "false",
-        rules: &["program"],
-    },
-    Bug {
         name: "tables are opened before all is protected",
         file: PROTECT_ALL,
         find: "if «generation & STARTING != 0» {\n                    return",
@@ -293,12 +286,5 @@ pub const BUGS: &[Bug] = &[
         find: "true => «change.software(0)»,",
         with: "change",
         rules: &["program", "stale use", "freed early"],
-    },
-    Bug {
-        name: "nothing is protected any more though a slot is logged",
-        file: LOG,
-        find: "Ok(true) => «Err(Unprotectable::Logged)»,",
-        with: "self.space.protect_no_more()",
-        rules: &["program"],
     },
 ];

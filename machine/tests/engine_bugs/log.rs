@@ -11,14 +11,6 @@ const PROTECT_ALL: &str = "shared/protect_all.rs";
 const ZAP: &str = "guest/zap.rs";
 
 pub const BUGS: &[Bug] = &[
-    // Faults.
-    Bug {
-        name: "a hole is filled below a write-protected table",
-        file: GUEST,
-        find: "&& «!guest.space.may_be_protected()»;",
-        with: "true",
-        rules: &["program"],
-    },
     // Harvests.
     Bug {
         name: "a harvest does not mark again what it has passed over",

@@ -202,7 +202,7 @@ pub const BUGS: &[Bug] = &[
         file: SPACE,
         find: "«first <= last && last < self.size»",
         with: "last < self.size",
-        rules: &["program", "no end", "panic"],
+        rules: &["program", "no end", "panic", "freed early"],
     },
     Bug {
         name: "a split does not look where it is",
@@ -299,7 +299,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "a change does not say that it makes leaves global",
-        file: "edit/protect.rs",
+        file: PROTECT,
         find: "self.globals |= «change.turns_global()»;\n        if F::encode",
         with: "false",
         rules: FORGOTTEN,
@@ -320,14 +320,14 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "a page like the last is protected and not owed",
-        file: "edit/protect.rs",
+        file: PROTECT,
         find: "drop(table);\n        self.space.owed = «true»;",
         with: "self.space.owed",
         rules: FORGOTTEN,
     },
     Bug {
         name: "a page that hardware may write is protected with a store",
-        file: "edit/protect.rs",
+        file: PROTECT,
         find: "if «recent.plan.how == How::Store» {\n            table.store",
         with: "true",
         rules: &["flag lost"],
@@ -402,8 +402,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "what is parked names memory on x86",
         file: X86,
-        find: "PARKED) «^ Self::address_mask(level)»",
-        with: "",
+        find: "PARKED) ^ «Self::address_mask(level)»",
+        with: "0",
         rules: &["forbidden memory", "program"],
     },
 ];

@@ -219,7 +219,8 @@ unsafe impl hyperv::Caller for Running<'_, '_, '_> {
             for &id in &ids {
                 let all = Tlbi {
                     id,
-                    globals: if flush.non_global_only {
+                    // What is global belongs to no one space (TLFS, on the flag for all of them).
+                    globals: if flush.non_global_only || flush.space.is_some() {
                         Globals::Spared
                     } else {
                         Globals::ByAddress

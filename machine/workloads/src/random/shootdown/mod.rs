@@ -437,7 +437,9 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
                 self.unmap(process, &[table]);
             }
             10 if self.has_global(process) && dice.once_in(2) => {
-                self.unmap(process, &[global::<F>(process.link.number)]);
+                // With all else of its space, it may be one invalidation of everything.
+                let all = [global::<F>(process.link.number), far::<F>()];
+                self.unmap(process, &all[..1 + dice.below(2) as usize]);
                 if dice.once_in(2) {
                     self.map_global(process);
                 }
@@ -450,7 +452,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
                 gather.finish(|_| ());
             }
             _ => {
-                let far = Span::new(Va::new(FAR), BLOCKS * block::<F>()).expect("blocks");
+                let far = far::<F>();
                 if dice.once_in(2) {
                     let mut tables = process.tables.borrow_mut();
                     let _there = tables.map(far, Pa::new(FAR), Attrs::USER_DATA);
@@ -635,6 +637,11 @@ fn block<F: Format>() -> u64 {
 /// Where a page is: every second in the next table.
 fn page<F: Format>(number: u64) -> u64 {
     (1 << 42) + number % 2 * block::<F>() + ((number / 2) << F::PAGE_SHIFT)
+}
+
+/// Many leaves.
+fn far<F: Format>() -> Span<Va> {
+    Span::new(Va::new(FAR), BLOCKS * block::<F>()).expect("blocks")
 }
 
 /// Where a space has its page that is global.
