@@ -67,7 +67,7 @@ const PLANTED: &[(Bug, Workload, &[Rule])] = &[
     (SameIdentifierTwice, Identifiers, &[IdentifierReused]),
     (UserPagesGlobal, Identifiers, &[Conflict, Program]),
     (IdentityOfBefore, Identities, &[Invalidation]),
-    (LoadedAsBefore, Identities, &[IdentifierReused]),
+    (LoadedAsBefore, Identities, &[IdentifierReused, Program]),
     (NothingForgottenAtSwitch, Identities, &[IdentifierReused]),
     (AnotherIdentifier, Identities, &[Invalidation]),
     (NoWait, Identities, &[FreedEarly, BreakBeforeMake]),

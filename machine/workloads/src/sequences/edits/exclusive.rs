@@ -396,7 +396,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             page.start().bits(),
         ] {
             let at = F::Input::from_bits(at);
-            let said = |leaf: Leaf<F>| (leaf.input(), leaf.descriptor());
+            // Between the two, a walker may set flags.
+            let said = |leaf: Leaf<F>| (leaf.input(), leaf.frame(), leaf.attrs().perms);
             let (found, known) = (cursor.query(at), cursor.space().query(at));
             self.check(found.map(said) == known.map(said), || {
                 format!("a cursor finds {found:?} at {at}")
