@@ -47,6 +47,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(always)]
     pub(super) fn leaf_at(&self, input: u64, at: Option<Located>) -> Option<Leaf<F>> {
         let Some(at) = at else {
+            // Here and below the leaf is moved, not passed on: the caller's place for it is not handed down then, and a usual page stays
+            // in registers, which saves it 7 instructions.
             let leaf = self.leaf_above(input)?;
             return Some(leaf);
         };

@@ -60,7 +60,7 @@ struct Edit<'e, 't, F: Format, P: Platform + Clone, S> {
     perms: Perms,
     serial: u64,
     recent: Recent,
-    cut: Footprint,
+    changed: Footprint,
     /// Some of that was left suspended because it has to be broken.
     broken: bool,
     /// The receiver has broken off: stop before the next entry that is mapped.
@@ -106,7 +106,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             perms: Perms::empty(),
             serial,
             recent: Recent::new(Change::new()),
-            cut: Footprint::new(),
+            changed: Footprint::new(),
             broken: false,
             stop: false,
             end: Ok(()),
@@ -158,15 +158,15 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let conditions = edit.space.conditions();
         if F::RULE.breaks()
             && edit.broken
-            && let Some(cut) = edit.cut.slice()
+            && let Some(changed) = edit.changed.slice()
         {
             let mut ranges = Ranges::new();
-            ranges.add(cut, edit.cut.level(), false);
+            ranges.add(changed, edit.changed.level(), false);
             edit.space.invalidate_now(&mut ranges);
             edit.run(Pass::Resume);
             edit.space.platform.barrier(Barrier::Publish);
         } else {
-            edit.cut.add_to(conditions, edit.left);
+            edit.changed.add_to(conditions, edit.left);
         }
         edit.end
     }
@@ -182,7 +182,7 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
             seed,
             task,
             recent,
-            cut,
+            changed,
             ..
         } = self;
         let space = &**space;
@@ -250,7 +250,7 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
                         done = left.try_carry(platform, child, below, taken.first, denied, fate);
                         if done {
                             table.store(index, 0);
-                            cut.add(taken, None);
+                            changed.add(taken, None);
                         }
                     } else if done {
                         let conditions = space.conditions();
@@ -258,7 +258,7 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
                         if entry & F::CONTIGUOUS != 0 {
                             taken = extent::<F>(taken.first, level);
                         }
-                        cut.add(taken, Some(level));
+                        changed.add(taken, Some(level));
                         if let Task::Unmap(held, _) = task {
                             let leaf = Leaf::new(taken.first, entry, level, at.denied);
                             self.stop = held(Held::new(leaf, self.serial)).is_break();
@@ -300,7 +300,7 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
                             look_up(recent, space, last, level);
                             let next = last ^ recent.plan.flip;
                             table.store(index, withheld::<F>(next));
-                            cut.add(at.part, Some(level));
+                            changed.add(at.part, Some(level));
                             self.broken = true;
                             break;
                         }
@@ -312,9 +312,9 @@ impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
                             continue;
                         }
                         if plan.invalidate {
-                            cut.add(at.part, Some(level));
+                            changed.add(at.part, Some(level));
                         } else if plan.news {
-                            cut.add_news();
+                            changed.add_news();
                         }
                         break;
                     }

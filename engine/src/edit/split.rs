@@ -115,15 +115,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             }
         }
         // Edit.
-        let mut cut = Footprint::new();
+        let mut footprint = Footprint::new();
         for (end, at) in ends.into_iter().enumerate() {
             if grafts[end].known != 0 {
-                self.put_in(at, slice, &grafts[end], &mut cut);
+                self.put_in(at, slice, &grafts[end], &mut footprint);
             }
         }
         // The old and the new leaves translate alike, but what follows will not: walkers have to forget the block
         // before its parts can differ.
-        if let (Some(slice), true) = (cut.slice(), self.conditions().live) {
+        if let (Some(slice), true) = (footprint.slice(), self.conditions().live) {
             let mut ranges = Ranges::new();
             ranges.add(slice, None, true);
             self.invalidate_now(&mut ranges);
@@ -180,7 +180,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// Puts a sub-tree in the place of the leaf at `at`, which is taken out of its run first, if it is in one.
     #[inline(never)]
-    fn put_in(&self, at: u64, slice: Slice, graft: &Graft, cut: &mut Footprint) {
+    fn put_in(&self, at: u64, slice: Slice, graft: &Graft, footprint: &mut Footprint) {
         let conditions = self.conditions();
         let mut place = self.start();
         self.descend(&mut place, Slice::at(at), Level::PAGE);
@@ -204,7 +204,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                     }
                     self.platform.barrier(Barrier::Publish);
                 }
-                cut.merge(unfold.changed);
+                footprint.merge(unfold.changed);
             }
         }
         let Graft { known, link, level } = *graft;
@@ -222,7 +222,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             self.platform.barrier(Barrier::Publish);
             last
         } else {
-            cut.add(part, None);
+            footprint.add(part, None);
             if conditions.is_contended::<F>(entry, level) {
                 table.exchange(index, link)
             } else {

@@ -103,15 +103,13 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         slice: Slice,
         at: Option<Located>,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
-        if let Some(at) = at {
-            if let Some(leaf) = self.take_alike(slice, at) {
-                return Ok(Some(leaf));
-            }
-            let taken = self.unmap_other_page(slice, at)?;
-            return Ok(taken);
+        let Some(at) = at else {
+            return self.unmap_part_of_leaf(slice);
+        };
+        match self.take_alike(slice, at) {
+            Some(leaf) => Ok(Some(leaf)),
+            None => self.unmap_other_page(slice, at),
         }
-        let taken = self.unmap_part_of_leaf(slice)?;
-        Ok(taken)
     }
 
     /// Takes a page away that is like the one before, as most are.
