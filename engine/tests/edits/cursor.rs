@@ -4,8 +4,8 @@
 use crate::common::{Decoded, snapshot};
 use tablewright::hosted::Hosted;
 use tablewright::{
-    Address, AddressSpace, Attrs, Caps, Change, Format, Gather, Leaf, Level, Mapping, Pa, Perms,
-    Span,
+    Address, AddressSpace, Attrs, Caps, Change, EditError, Format, Gather, Leaf, Level, Mapping,
+    Pa, Perms, Span, Va,
 };
 
 /// A number of the sequence that decides everything.
@@ -130,6 +130,45 @@ fn a_cursor_does_what_the_calls_do<F: Decoded>() {
         }
         assert!(changed > 150, "{}: {changed}", F::NAME);
     }
+}
+
+/// Beyond the addresses, forgotten half-way, and in the half that is not the space's.
+#[test]
+fn a_cursor_that_is_misused_changes_nothing_and_loses_nothing() {
+    type F = tablewright::format::Arm64K4;
+    let platform = Hosted::new(64, 12);
+    let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+    let here = Va::new(0x40_0000);
+    space.make_live();
+    let mut gather = space.gather();
+    let mut cursor = gather.cursor();
+    cursor
+        .map_page(here, Pa::new(0x8000), Attrs::USER_DATA)
+        .unwrap();
+    for far in [1 << F::INPUT_BITS, u64::MAX << F::INPUT_BITS, !0xfff] {
+        let far = Va::new(far);
+        let beyond = Err(EditError::InputOutOfRange);
+        assert_eq!(cursor.query(far).map(|leaf| leaf.frame()), None);
+        assert_eq!(
+            cursor.map_page(far, Pa::new(0x9000), Attrs::USER_DATA),
+            beyond
+        );
+        assert_eq!(
+            cursor.protect_page(far, Change::new().write_protect()),
+            beyond
+        );
+        assert_eq!(cursor.unmap_page(far).err(), beyond.err());
+    }
+    // Memory beyond the output addresses, and a page that is there already.
+    let high = Pa::new(1 << F::OUTPUT_BITS);
+    assert!(cursor.map_page(here, high, Attrs::USER_DATA).is_err());
+    let again = cursor.map_page(here, Pa::new(0x9000), Attrs::USER_DATA);
+    assert_eq!(again, Err(EditError::AlreadyMapped(here)));
+    assert_eq!(cursor.query(here).unwrap().frame(), Pa::new(0x8000));
+    assert!(cursor.unmap_page(here).is_ok_and(|held| held.is_some()));
+    gather.finish(|_| ());
+    assert_eq!(platform.counts().invalidations, 1);
+    assert!(space.query(here).is_none());
 }
 
 for_each_format!(a_cursor_does_what_the_calls_do);
