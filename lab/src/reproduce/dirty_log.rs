@@ -85,6 +85,7 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
             tablewright: ours(2),
             error_percent: after.zip(figure.after).map(|(a, b)| error_percent(a, b)),
             fitted,
+            fitted_before: fitted,
             note,
             ..Row::of("dirty-log", figure)
         }

@@ -3,6 +3,7 @@
 //! An experiment fills in the rows that it can run. The others are listed all the same: what is missing is part of the
 //! result.
 
+mod count;
 mod dirty_log;
 mod map_mem;
 mod migrate;
@@ -22,6 +23,8 @@ use tablewright_experiments::migrate as migrations;
 use tablewright_experiments::page_table_test as faulting;
 use tablewright_experiments::tlb_flush as flushes;
 use tablewright_experiments::write_protect as starts;
+
+use count::Summary;
 
 use crate::error::Error;
 use crate::file::Target;
@@ -81,6 +84,9 @@ struct Row {
     error_percent: Option<f64>,
     /// Whether what it was measured on was fitted to this row.
     fitted: bool,
+    /// And to the figure before the change alone, so that the one after it is a test.
+    #[serde(skip)]
+    fitted_before: bool,
     note: String,
 }
 
@@ -99,6 +105,7 @@ impl Row {
             tablewright: None,
             error_percent: None,
             fitted: false,
+            fitted_before: false,
             note: "not implemented yet".to_owned(),
         }
     }
@@ -122,11 +129,25 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             tlb_flush: &runs::software::<flushes::Job>(arguments.threads),
         },
     )?;
-    report.print(arguments.json, text)?;
+    match arguments.json {
+        true => report::print_json(&Counted {
+            summary: Summary::of(&report.rows),
+            report: &report,
+        })?,
+        false => report.print(false, text)?,
+    }
     match target {
         Some(target) => target.fill(&page::of(&report)),
         None => Ok(()),
     }
+}
+
+/// The report, and how many of its rows come out.
+#[derive(Serialize)]
+struct Counted<'r> {
+    #[serde(flatten)]
+    report: &'r Report<Parameters, Row>,
+    summary: Summary,
 }
 
 /// What makes the runs of each experiment.
@@ -285,7 +306,8 @@ fn text(report: &Report<Parameters, Row>) -> String {
         }
         text.push('\n');
     }
-    text + "* the machine was fitted on this row; every other is a test\n"
+    text += "* the machine was fitted on this row; every other is a test\n";
+    text + &Summary::of(&report.rows).text()
 }
 
 /// The rows of one system that are steps to one figure. What they have in common stands above them.
