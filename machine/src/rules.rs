@@ -17,7 +17,7 @@
 //! translation is checked against the list.
 //!
 //! Above a stage 2, a guest has a stage 1. What processors remember of both, combined, has the guest's virtual address, and an
-//! invalidation by the address that the guest takes for physical does not touch it (DDI 0487 D8.13). There an obligation is
+//! invalidation by the address that the guest takes for physical does not touch it (DDI 0487 D8.17). There an obligation is
 //! discharged in two steps: first what was found of stage 2 alone is invalidated, by address, and that is complete; then what
 //! was combined. The other way round a processor may combine anew what it still remembers of stage 2. One operation that
 //! drops both does it in one step (TLBI VMALLS12E1; INVEPT; a flush by ASID of AMD).

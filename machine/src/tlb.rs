@@ -11,7 +11,7 @@
 //!
 //! [`Tlbi::covers`] is the one place that knows. It follows the manual and drops no more than it must: an identifier
 //! spares the entries of others and, without an address, global ones; a level hint spares leaves of other levels (a
-//! wrong hint invalidates nothing); an operation on leaves spares what is remembered of tables (DDI 0487 D8.13,
+//! wrong hint invalidates nothing); an operation on leaves spares what is remembered of tables (DDI 0487 D8.17,
 //! TLBI VAE1 and VALE1; SDM vol. 3A 5.10.4.1).
 //!
 //! x86 names single addresses, and each takes the one leaf around it, whatever its size. A range of pages is as many

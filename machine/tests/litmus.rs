@@ -213,6 +213,31 @@ fn errors_are_one_line_that_says_where() {
             "an entry of stage 2 leads to a page, not to an address",
         ),
         (
+            guest,
+            "stage1 y leaf(p, contiguous)",
+            "a contiguous run of a guest is one of stage 2",
+        ),
+        (
+            run,
+            "thread\nTLBI RVAE1IS, x, 3",
+            "a range is of 2 to 64 pages, an even number, or of a multiple of 64 up to 512",
+        ),
+        (
+            run,
+            "thread\nTLBI RVAE1IS, x",
+            "',' is expected, and the line ends",
+        ),
+        (
+            run,
+            "thread\nTLBI VAE1, x, level 0",
+            "a hint is of level 1, 2 or 3",
+        ),
+        (
+            run,
+            "thread\nDSB SYNXS",
+            "a DSB with nXS need not complete a TLBI without; 'DSB SY' does",
+        ),
+        (
             run,
             "stage1 x invalid",
             "'stage1' is that of a guest: 'arch arm64 guest'",
@@ -232,7 +257,7 @@ fn errors_are_one_line_that_says_where() {
         (
             run,
             "thread\nSTR block(a, contiguous), [pmd(y)]",
-            "a contiguous run is of pages, of stage 1, and without 'af' or 'dirty'",
+            "a contiguous run is of pages",
         ),
         (
             run,

@@ -192,13 +192,7 @@ impl Hardware {
             held.entry.stamp = self.invalidations.now();
             spared
         });
-        let found = held.iter().find(|held| {
-            let (entry, span) = (&held.entry, held.entry.span());
-            let named = entry.guest.is_some_and(|tag| {
-                tag.asid == asid || entry.global && tag.asid.is_some() && asid.is_some()
-            });
-            entry.id == vmid && named && span.0 <= va && va <= span.1
-        });
+        let found = held.iter().find(|held| held.translates(va, vmid, asid));
         found.copied()
     }
 
@@ -748,6 +742,21 @@ impl Combined {
 
     pub(super) fn span(&self) -> (u64, u64) {
         self.entry.span()
+    }
+
+    /// Like any other that translates alike.
+    fn normalised(&self) -> Self {
+        let entry = self.entry.normalised();
+        Self { entry, ..*self }
+    }
+
+    /// Whether it is for an address, under a VMID and an identifier of the guest.
+    fn translates(&self, va: u64, vmid: u16, asid: Option<u16>) -> bool {
+        let (entry, span) = (&self.entry, self.span());
+        let named = entry.guest.is_some_and(|tag| {
+            tag.asid == asid || entry.global && tag.asid.is_some() && asid.is_some()
+        });
+        entry.id == vmid && named && span.0 <= va && va <= span.1
     }
 
     /// What there is one entry for.

@@ -108,6 +108,7 @@ impl Image {
     /// The TLB holds what it held `before`: a walk need not have been remembered.
     pub fn hold(&mut self, before: &Self) {
         self.tlb.clone_from(&before.tlb);
+        self.combined.clone_from(&before.combined);
     }
 
     /// Forgets what no access will ask for: translations and tables of addresses that are not `wanted`, by the virtual address
@@ -184,7 +185,7 @@ impl Hardware {
             tlb: core
                 .tlb
                 .iter(cpu, &self.invalidations)
-                .map(|e| Cached { stamp: 0, ..e })
+                .map(Cached::normalised)
                 .collect(),
             cache: core
                 .cache
@@ -323,10 +324,22 @@ impl Hardware {
 
     /// What is remembered of the contiguous run around an address.
     pub(crate) fn look_run(&self, cpu: usize, request: Request, bits: u8) -> Option<Look> {
+        if self.is_nested() {
+            return self.look_combined_of(cpu, request, |entry| entry.bits == bits);
+        }
         let root = self.cores[cpu].roots[self.half(request.va)].get()?;
         let tlb = &self.cores[cpu].tlb;
         let entry = tlb.find_sized(cpu, request.va, root.id, bits, &self.invalidations)?;
         Some(self.use_entry(cpu, request, entry))
+    }
+
+    /// What a walk has found of another member of a run, for an access to `va` in it. `None` if it has found no run, or one
+    /// elsewhere.
+    pub(crate) fn through_run(&self, found: Translated, va: u64) -> Option<Translated> {
+        let Translated { request, entry, .. } = found;
+        let (first, last) = entry.span();
+        let covers = entry.contiguous && first <= va && va <= last;
+        covers.then(|| self.translated(Request { va, ..request }, entry))
     }
 
     /// Whether members of contiguous runs are remembered one by one from here on.
@@ -383,10 +396,27 @@ impl Hardware {
     }
 }
 
+impl Cached {
+    /// Like any other that translates alike: of a run it does not matter which member it was made of.
+    pub(super) fn normalised(self) -> Self {
+        let (raw, at) = match self.contiguous {
+            // With 4 KiB pages, which all tests have.
+            true => (0, self.at & !127),
+            false => (self.raw, self.at),
+        };
+        Self {
+            raw,
+            at,
+            stamp: 0,
+            ..self
+        }
+    }
+}
+
 impl Translated {
     /// Like any other with the same entry.
     pub(crate) fn normalised(mut self) -> Self {
-        self.entry.stamp = 0;
+        self.entry = self.entry.normalised();
         self.generation = 0;
         self
     }

@@ -140,7 +140,7 @@ impl Hardware {
         }
     }
 
-    /// What differs are flags of a contiguous run, which hardware may have set in another member (DDI 0487 D8.5.4).
+    /// What differs are flags of a contiguous run, which hardware may have set in another member (DDI 0487 D8.5.5).
     pub(super) fn is_in_the_run(&self, entry: &Cached, is: &Leaf) -> bool {
         if !is.contiguous || (entry.raw ^ is.raw) & !HARDWARE_FLAGS != 0 {
             return false;
@@ -413,7 +413,7 @@ impl Hardware {
         depth: u8,
         flag: impl Fn(u64) -> Option<u64>,
     ) -> u64 {
-        // In a run, hardware may record it in any member (DDI 0487 D8.5.4).
+        // In a run, hardware may record it in any member (DDI 0487 D8.5.5).
         let mut target = at;
         if leaf.contiguous && self.dice.is_on() && self.dice.once_in(2) {
             let regime = self.architecture.regime;

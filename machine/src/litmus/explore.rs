@@ -31,6 +31,7 @@
 //! * *Fills that are not used*: of an address that the CPU does not access any more, unless they set an access flag.
 //! * *What an access's own walk remembers of a run of contiguous entries.* It uses the member that it has read; the run, or
 //!   a member, is remembered by fills, which come at the same points. What stage 1 of a guest says is found the same way.
+//! * *Walks of an access through another member of its run*, unless they set the dirty state there: a fill finds the same.
 //! * *Waiting for nothing*: a step that only its own CPU sees, and after which that CPU may do all that it might before,
 //!   is taken at once.
 
@@ -276,7 +277,11 @@ impl Explorer<'_> {
             Phase::Done(Got::Fault(fault)) => End::Fault(fault),
             _ => End::Nothing,
         };
-        let word = |pa: u64| self.word(pa).map_or(0, |word| state.words[word]);
+        let word = |pa: u64| match self.word(pa) {
+            Some(word) => state.words[word],
+            // What no step writes.
+            None => self.hardware.memory.read(pa),
+        };
         outcome.holds(self.test, &self.layout, &result, &word)
     }
 
@@ -296,6 +301,7 @@ impl Explorer<'_> {
                 let what = match way {
                     Way::Look => "looks for its translation",
                     Way::Run => "looks for its run",
+                    Way::Through(..) => "walks, and reads another entry of its run",
                     Way::Walk(_) => "walks, whatever the TLB holds",
                     Way::WalkOn => "walks on",
                     Way::Perform => "is performed",

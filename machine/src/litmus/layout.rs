@@ -39,8 +39,10 @@ pub(crate) struct Layout {
     first: BTreeMap<(u8, u64), u64>,
     /// There are contiguous entries.
     pub runs: bool,
-    /// One address in each contiguous run that the test does not name, if there is one: its entry stays as it is.
+    /// One address in each contiguous run that the test does not name, if there is one: but for flags its entry stays as it is.
     pub unnamed: Vec<u64>,
+    /// Where their entries stand.
+    unnamed_entries: Vec<u64>,
 }
 
 /// Memory that is large enough for a test.
@@ -128,6 +130,7 @@ impl Layout {
             first: BTreeMap::new(),
             runs: values(test).any(Value::is_contiguous),
             unnamed: Vec::new(),
+            unnamed_entries: Vec::new(),
         };
         for depth in test.tables.iter().map(|table| table.depth) {
             layout.tables.push(layout.new_table(memory, depth)?);
@@ -181,9 +184,12 @@ impl Layout {
                 for member in 1..RUN {
                     memory.write(at + member * 8, value + (member << shift(0)));
                 }
-                let named = |va: &u64| test.addresses.iter().any(|address| address.va == *va);
-                let mut members = (0..RUN).map(|member| first + (member << shift(0)));
-                layout.unnamed.extend(members.rfind(|va| !named(va)));
+                let named = |va: u64| test.addresses.iter().any(|address| address.va == va);
+                let unnamed = |member: &u64| !named(first + (member << shift(0)));
+                if let Some(member) = (0..RUN).rfind(unnamed) {
+                    layout.unnamed.push(first + (member << shift(0)));
+                    layout.unnamed_entries.push(at + member * 8);
+                }
             }
         }
         for (address, value) in &test.stage1 {
@@ -321,6 +327,9 @@ impl Layout {
         for (address, _) in &test.stage1 {
             words.push(self.locate(test, &Location::First(*address)));
         }
+        if test.hardware_access {
+            words.extend(&self.unnamed_entries);
+        }
         words.sort_unstable();
         words.dedup();
         self.words = words;
@@ -422,29 +431,19 @@ impl Layout {
                 id: Some(test.spaces[space].id),
                 ..all
             },
-            Scope::Second {
-                address,
-                space,
-                leaves_only,
-            } => Tlbi {
-                stages: Stages::Second,
-                ..self.tlbi(
-                    test,
-                    Scope::Address {
-                        address,
-                        space: Some(space),
-                        leaves_only,
-                    },
-                    broadcast,
-                )
-            },
-            Scope::Combined { address, space } => {
-                let scope = match address {
+            Scope::Second { at, space } => {
+                let space = Some(space);
+                Tlbi {
+                    stages: Stages::Second,
+                    ..self.tlbi(test, Scope::Address { at, space }, broadcast)
+                }
+            }
+            Scope::Combined { at, space } => {
+                let scope = match at {
                     None => Scope::Space(space),
-                    Some(address) => Scope::Address {
-                        address,
+                    Some(at) => Scope::Address {
+                        at,
                         space: Some(space),
-                        leaves_only: false,
                     },
                 };
                 Tlbi {
@@ -452,16 +451,13 @@ impl Layout {
                     ..self.tlbi(test, scope, broadcast)
                 }
             }
-            Scope::Address {
-                address,
-                space,
-                leaves_only,
-            } => {
-                let first = test.addresses[address].va;
+            Scope::Address { at, space } => {
+                let first = test.addresses[at.address].va;
                 Tlbi {
                     id: space.map(|space| test.spaces[space].id),
-                    range: Some((first, first + 0xfff)),
-                    leaves_only,
+                    range: Some((first, first + ((at.pages << shift(0)) - 1))),
+                    leaves_only: at.leaves_only,
+                    depth: at.depth,
                     ..all
                 }
             }

@@ -26,7 +26,7 @@ pub use timed::{Simulated, simulate};
 pub const MOST_STATES: usize = 2_000_000;
 
 /// The files of tests in the crate: name and content.
-pub const FILES: [(&str, &str); 14] = [
+pub const FILES: [(&str, &str); 17] = [
     ("map.litmus", include_str!("../../litmus/map.litmus")),
     ("unmap.litmus", include_str!("../../litmus/unmap.litmus")),
     (
@@ -54,6 +54,15 @@ pub const FILES: [(&str, &str); 14] = [
         "contiguous.litmus",
         include_str!("../../litmus/contiguous.litmus"),
     ),
+    (
+        "contiguous-stage2.litmus",
+        include_str!("../../litmus/contiguous-stage2.litmus"),
+    ),
+    (
+        "contiguous-flags.litmus",
+        include_str!("../../litmus/contiguous-flags.litmus"),
+    ),
+    ("tlbi.litmus", include_str!("../../litmus/tlbi.litmus")),
     (
         "two-stages.litmus",
         include_str!("../../litmus/two-stages.litmus"),

@@ -36,7 +36,11 @@ impl Outcome {
             }
             Self::Completed(term) => !matches!(end(term), End::Fault(_)),
             Self::Flag(flag, term) => {
-                matches!(end(term), End::Value(is) if flag.is_in(test.x86, is))
+                matches!(end(term), End::Value(is) if flag.is_in(test, is))
+            }
+            Self::RunFlag(flag, location) => {
+                let run = layout.locate(test, location) & !(RUN * 8 - 1);
+                (0..RUN).any(|member| flag.is_in(test, word(run + member * 8)))
             }
             Self::LeadsTo(term, page) => {
                 let address = 0x0000_ffff_ffff_f000;

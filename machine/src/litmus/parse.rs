@@ -287,9 +287,6 @@ impl Reader {
                 }
             }
         }
-        if test.guest && test.hardware_dirty {
-            return Err("'dirty' is not for stage 2 here".to_owned());
-        }
         Ok(())
     }
 

@@ -309,26 +309,47 @@ pub(crate) enum Change {
 /// What is invalidated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// One address, of a space or of all.
+    /// Addresses of a space or of all.
     Address {
-        address: usize,
+        at: Named,
         space: Option<usize>,
-        leaves_only: bool,
     },
     /// A space.
     Space(usize),
     All,
-    /// Of a guest: an address of stage 2, in what is remembered of stage 2 alone.
+    /// Of a guest: addresses of stage 2, in what is remembered of stage 2 alone.
     Second {
-        address: usize,
+        at: Named,
         space: usize,
-        leaves_only: bool,
     },
-    /// What is combined with its stage 1, at one address or all.
+    /// What is combined with its stage 1, at addresses or all.
     Combined {
-        address: Option<usize>,
+        at: Option<Named>,
         space: usize,
     },
+}
+
+/// Addresses that an invalidation names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub address: usize,
+    /// How many, from there on.
+    pub pages: u64,
+    pub leaves_only: bool,
+    /// The hint of a level, as levels below it.
+    pub depth: Option<u8>,
+}
+
+impl Named {
+    /// One address, and everything about it.
+    pub fn one(address: usize) -> Self {
+        Self {
+            address,
+            pages: 1,
+            leaves_only: false,
+            depth: None,
+        }
+    }
 }
 
 /// What an instruction does.
@@ -437,6 +458,8 @@ pub(crate) enum Outcome {
     Fault(Term, FaultKind, Option<u8>, Option<Stage>),
     Completed(Term),
     Flag(Flag, Term),
+    /// One entry at least of the contiguous run around the entry of an address has the flag.
+    RunFlag(Flag, Location),
     LeadsTo(Term, usize),
 }
 
@@ -495,6 +518,7 @@ pub(crate) const CONTIGUOUS: u64 = 1 << 52;
 pub(crate) const RUN: u64 = 16;
 /// Bits of an address within a run.
 pub(crate) const IN_RUN: u64 = (RUN << 12) - 1;
+pub(crate) const RUN_BITS: u8 = IN_RUN.trailing_ones() as u8;
 pub(crate) const VALID: u64 = 1;
 
 impl Value {
@@ -504,13 +528,17 @@ impl Value {
 }
 
 impl Flag {
-    pub fn is_in(self, x86: bool, descriptor: u64) -> bool {
+    /// Whether a leaf of the tables of `test` has it.
+    pub fn is_in(self, test: &Test, descriptor: u64) -> bool {
         let valid = descriptor & VALID != 0;
-        match (self, x86) {
+        match (self, test.x86) {
             (Self::Valid, _) => valid,
             (Self::Accessed, true) => descriptor & X86_ACCESSED != 0,
             (Self::Accessed, false) => descriptor & ARM_ACCESSED != 0,
             (Self::Dirty, true) => descriptor & X86_DIRTY != 0,
+            (Self::Dirty, false) if test.guest && !test.is_nested() => {
+                descriptor & STAGE2_WRITE != 0
+            }
             (Self::Dirty, false) => descriptor & ARM_READ_ONLY == 0,
         }
     }

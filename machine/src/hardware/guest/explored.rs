@@ -7,7 +7,7 @@ use tablewright_walker::{Denied, Walk};
 
 use super::{Combined, Goal, GuestLook, GuestWalk, Second, second_fault};
 use crate::hardware::{Fault, Hardware, Look, Request, Translated};
-use crate::tlb::Tlbi;
+use crate::tlb::{Cached, Tlbi};
 
 /// What stage 1 alone has said of a page of the guest's virtual addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,10 +29,32 @@ impl First {
 }
 
 impl Hardware {
-    /// The combined entry for an access, if there is one.
+    /// The combined entry for an access, if there is one: of several, the smallest.
     pub(crate) fn look_combined(&self, cpu: usize, request: Request) -> Option<Look> {
+        self.look_combined_of(cpu, request, |_| true)
+    }
+
+    /// The same of those that are `wanted`.
+    pub(in crate::hardware) fn look_combined_of(
+        &self,
+        cpu: usize,
+        request: Request,
+        wanted: impl Fn(&Cached) -> bool,
+    ) -> Option<Look> {
         let root = self.cores[cpu].roots[0].get()?;
-        let found = self.find_combined(cpu, request.va, root.id)?;
+        let asid = self.tag(cpu).asid;
+        // Without what was invalidated.
+        self.find_combined(cpu, request.va, root.id)?;
+        let found = {
+            let held = self.cores[cpu].guest.tlb.borrow();
+            let of = |held: &&Combined| {
+                held.translates(request.va, root.id, asid) && wanted(&held.entry)
+            };
+            held.iter()
+                .filter(of)
+                .min_by_key(|held| held.entry.bits)
+                .copied()?
+        };
         match self.use_combined(cpu, request, root, &found) {
             GuestLook::Found(translated) => Some(Look::Found(translated)),
             GuestLook::Fault(fault) => Some(Look::Fault(fault)),
@@ -40,11 +62,19 @@ impl Hardware {
         }
     }
 
-    /// What stage 2 alone is remembered to say, if it is.
-    pub(crate) fn look_second(&self, cpu: usize, request: Request) -> Option<Look> {
+    /// What stage 2 alone is remembered to say, if it is: the smallest, or that of `bits` of an address.
+    pub(crate) fn look_second(
+        &self,
+        cpu: usize,
+        request: Request,
+        bits: Option<u8>,
+    ) -> Option<Look> {
         let root = self.cores[cpu].roots[0].get()?;
-        let tlb = &self.cores[cpu].tlb;
-        let entry = tlb.find(cpu, request.va, root.id, &self.invalidations)?;
+        let (tlb, invalidations) = (&self.cores[cpu].tlb, &self.invalidations);
+        let entry = match bits {
+            None => tlb.find(cpu, request.va, root.id, invalidations)?,
+            Some(bits) => tlb.find_sized(cpu, request.va, root.id, bits, invalidations)?,
+        };
         Some(self.use_entry(cpu, request, entry))
     }
 
@@ -55,10 +85,16 @@ impl Hardware {
         }
         let there = found.request.va;
         let va = first.map_or(there, |first| first.va | there & 0xfff);
+        let page = 12;
         let said = match first {
+            // Of a run too, a page may be remembered alone.
+            None if self.alone.get() && found.entry.contiguous => super::First {
+                bits: page,
+                ..self.identity()
+            },
             None => self.identity(),
             Some(first) => super::First {
-                bits: 12,
+                bits: page,
                 depth: 0,
                 rights: first.rights,
                 global: first.global,
@@ -177,7 +213,7 @@ impl Hardware {
     pub(in crate::hardware) fn save_combined(&self, cpu: usize) -> Vec<Combined> {
         let tlb = self.cores[cpu].guest.tlb.borrow();
         let held = tlb.iter().filter(|held| self.is_spared(cpu, &held.entry));
-        held.map(|&held| held.at(0)).collect()
+        held.map(|held| held.normalised()).collect()
     }
 
     pub(in crate::hardware) fn load_combined(&self, cpu: usize, combined: &[Combined]) {

@@ -42,17 +42,45 @@ impl Explorer<'_> {
             };
             let (first, last) = self.around(va);
             let flags = sets_flags && self.has_old(state);
-            if !flags && !self.wants(state, cpu, first, last) {
+            let of_second = self.layout.runs && self.wants_of_second(state, cpu, first, last);
+            if !flags && !of_second && !self.wants(state, cpu, first, last) {
                 continue;
             }
-            for whole in self.routes(state, cpu, va, true) {
+            let is_named = address < named;
+            let mut fill = |whole: Route| {
                 steps.push(Step::Fill(cpu, address, whole));
-                if self.layout.runs && address < named {
+                if self.layout.runs && is_named {
                     let alone = true;
                     steps.push(Step::Fill(cpu, address, Route { alone, ..whole }));
                 }
+            };
+            self.routes(state, cpu, va, true)
+                .into_iter()
+                .for_each(&mut fill);
+            if self.test.is_nested() && self.layout.runs && self.is_of_second(address) {
+                // Of a run of stage 2 any entry may be read, whichever stage 1 leads to.
+                let mut alone = Vec::new();
+                self.routes_from(&mut alone, &state.cores[cpu], va, true, None);
+                let walks = |route: &Route| matches!(route.start, Start::Root | Start::Table(_));
+                alone.into_iter().filter(walks).for_each(&mut fill);
             }
         }
+    }
+
+    /// Whether stage 2 of a test with two stages translates the address with this number.
+    fn is_of_second(&self, address: usize) -> bool {
+        let mapped = |map: &Map| map.address == address;
+        address >= self.test.addresses.len() || self.test.maps.iter().any(mapped)
+    }
+
+    /// The other addresses of a contiguous run.
+    fn beside(&self, va: u64) -> impl Iterator<Item = usize> {
+        let (first, last) = self.around(va);
+        let all = self.test.addresses.len() + self.layout.unnamed.len();
+        (0..all).filter(move |&other| {
+            let other = self.va(other);
+            other != Some(va) && other.is_some_and(|other| first <= other && other <= last)
+        })
     }
 
     /// The ways that a walk may take, without the root where `root` is false.
@@ -91,6 +119,9 @@ impl Explorer<'_> {
             routes.push(route(Start::Root));
             if self.test.guest {
                 routes.push(route(Start::Second));
+                if self.layout.runs {
+                    routes.push(route(Start::SecondRun));
+                }
             }
         }
         if self.layout.deep {
@@ -126,11 +157,11 @@ impl Explorer<'_> {
 
     /// Some leaf in the test has a clear access flag.
     pub(super) fn has_old(&self, state: &State) -> bool {
-        let x86 = self.test.x86;
+        let is_in = |flag: Flag, word| flag.is_in(self.test, word);
         state
             .words
             .iter()
-            .any(|&word| Flag::Valid.is_in(x86, word) && !Flag::Accessed.is_in(x86, word))
+            .any(|&word| is_in(Flag::Valid, word) && !is_in(Flag::Accessed, word))
     }
 
     /// The same of addresses that stage 2 translates.
@@ -274,6 +305,13 @@ impl Explorer<'_> {
                             .is_empty();
                     let routes = self.routes(state, thread, request.va, held || known);
                     steps.extend(routes.into_iter().map(|route| step(Way::Walk(route))));
+                    if self.layout.runs && self.test.hardware_dirty && op.writes() {
+                        for other in self.beside(request.va) {
+                            let Some(va) = self.va(other) else { continue };
+                            let routes = self.routes(state, thread, va, true).into_iter();
+                            steps.extend(routes.map(|route| step(Way::Through(other, route))));
+                        }
+                    }
                 }
             }
             (Phase::Idle, Some(Place::Physical(location))) if address_known => {

@@ -91,6 +91,8 @@ pub(super) enum Start {
     Table(u8),
     /// What is remembered of stage 2 alone.
     Second,
+    /// What is remembered of a contiguous run of stage 2.
+    SecondRun,
     /// The entry of a guest's stage 1, and no further.
     First,
 }
@@ -114,6 +116,8 @@ pub(super) enum Way {
     Walk(Route),
     /// What the TLB has of a contiguous run, if it has its member as well.
     Run,
+    /// It walks as for another address of its contiguous run, which has this number.
+    Through(usize, Route),
     /// Its walk goes on.
     WalkOn,
     /// It is performed, or executed.

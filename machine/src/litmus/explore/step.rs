@@ -44,7 +44,10 @@ impl Explorer<'_> {
                 } else {
                     let first = self.first_of(state, cpu, request, route);
                     let look = self.start(cpu, request, route, first)?;
-                    if let Look::Found(found) = hardware.stride(cpu, look, |at| self.changes(at)) {
+                    let found = hardware.stride(cpu, look, |at| self.changes(at));
+                    // Without what stage 1 says, it is of stage 2 alone.
+                    let joined = first.is_some() || !self.test.is_nested();
+                    if let (Look::Found(found), true) = (found, joined) {
                         hardware.join(cpu, found, first);
                     }
                 }
@@ -218,7 +221,7 @@ impl Explorer<'_> {
         let hardware = &self.hardware;
         let op = &self.test.code[thread].code[at].op;
         match way {
-            Way::Look | Way::Run | Way::Walk(_) | Way::WalkOn => {
+            Way::Look | Way::Run | Way::Walk(_) | Way::Through(..) | Way::WalkOn => {
                 return self.translate(state, next, thread, at, way);
             }
             Way::CommitFault => {
@@ -431,20 +434,28 @@ impl Explorer<'_> {
                 first = self.first_of(state, thread, request, route);
                 self.start(thread, request, route, first)?
             }
-            Way::Run => hardware.look_run(thread, request, IN_RUN.trailing_ones() as u8)?,
+            Way::Through(other, route) => {
+                let va = self.va(other)?;
+                self.start(thread, Request { va, ..request }, route, None)?
+            }
+            Way::Run => hardware.look_run(thread, request, RUN_BITS)?,
             _ if self.test.is_nested() => hardware.look_combined(thread, request)?,
             _ if self.test.guest => hardware
                 .look_combined(thread, request)
-                .or_else(|| hardware.look_second(thread, request))
+                .or_else(|| hardware.look_second(thread, request, None))
                 .or_else(|| hardware.start_at(thread, request, None))?,
             _ => hardware.look(thread, request),
         };
         // Of its own walk an access uses one member; what a walk leaves behind is that of a fill.
-        hardware.remember_alone(true);
+        let through = matches!(way, Way::Through(..))
+            || matches!(look, Look::Walking(on) if first.is_none() && on.va() != request.va);
+        hardware.remember_alone(!through);
         let held = hardware.save(thread);
         let before = Before::of(self, state, thread, at);
         next.phases[thread][at] = match hardware.stride(thread, look, |at| self.changes(at)) {
             Look::Walking(walking) => Phase::Walking(walking, first),
+            // It is found by the walk for its own address.
+            Look::Fault(_) if through => return None,
             Look::Fault(fault) => {
                 let fault = match first {
                     Some(first) => hardware.fault_behind(request, &first, fault),
@@ -466,6 +477,11 @@ impl Explorer<'_> {
                 Phase::Faulty(fault, false)
             }
             Look::Found(translated) => {
+                let translated = match through {
+                    true => hardware.through_run(translated, request.va)?,
+                    false => translated,
+                };
+                hardware.remember_alone(true);
                 let translated = hardware.join(thread, translated, first);
                 let dirtied = op.writes() && self.is_dirtied(state);
                 if dirtied && !(before.is_certain() && self.is_unread(state, thread, at)) {
@@ -509,7 +525,8 @@ impl Explorer<'_> {
         match route.start {
             Start::Root => self.hardware.start_at(cpu, request, None),
             Start::Table(depth) => self.hardware.start_at(cpu, request, Some(depth)),
-            Start::Second => self.hardware.look_second(cpu, request),
+            Start::Second => self.hardware.look_second(cpu, request, None),
+            Start::SecondRun => self.hardware.look_second(cpu, request, Some(RUN_BITS)),
             Start::First => None,
         }
     }
@@ -531,11 +548,11 @@ impl Explorer<'_> {
 
     /// Whether a walk has set the dirty state of a leaf since `state`.
     pub(super) fn is_dirtied(&self, state: &State) -> bool {
-        let x86 = self.test.x86;
+        let dirty = |word| Flag::Dirty.is_in(self.test, word);
         let words = self.layout.words.iter().zip(&state.words);
         words.into_iter().any(|(&pa, &was)| {
             let is = self.hardware.memory.read(pa);
-            is != was && Flag::Dirty.is_in(x86, is) && !Flag::Dirty.is_in(x86, was)
+            is != was && dirty(is) && !dirty(was)
         })
     }
 }

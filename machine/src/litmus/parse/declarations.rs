@@ -8,7 +8,7 @@ use super::{MOST_NAMES, MOST_THREADS, Parsed, limit, one_line};
 pub(super) fn fresh(test: &Test, name: String) -> Parsed<String> {
     let reserved = [
         "stage1", "pte", "pmd", "pud", "pgd", "leaf", "block", "invalid", "table", "fault", "ok",
-        "addr", "data", "and", "or", "not", "valid", "accessed", "dirty", "page",
+        "addr", "data", "and", "or", "not", "valid", "accessed", "dirty", "page", "run",
     ];
     if test.is_taken(&name) {
         Err(format!("'{name}' has a meaning already"))
@@ -192,7 +192,7 @@ pub(super) fn stage1(test: &mut Test, rest: &str) -> Parsed<()> {
         return Err("'stage1' is that of a guest: 'arch arm64 guest'".to_owned());
     }
     if test.hardware_access {
-        return Err("'af' is not for guests with a stage 1 here".to_owned());
+        return Err("'af' and 'dirty' are not for guests with a stage 1 here".to_owned());
     }
     let mut tokens = Tokens::of(rest)?;
     let name = tokens.name("an address needs a name")?;

@@ -158,11 +158,14 @@ pub(super) fn arm_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
         "ERET" => Ok(Op::Exception { enters: false }),
         "TLBI" => {
             let word = tokens.name("which TLBI?")?.to_ascii_uppercase();
-            let (word, broadcast) = match word.strip_suffix("IS") {
-                Some(word) => (word.to_owned(), true),
-                None => (word, false),
-            };
-            let scope = arm_scope(&word, tokens, test)?;
+            // No memory here has the XS attribute, so that with nXS it completes as without.
+            let plain = word.strip_suffix("NXS").unwrap_or(&word);
+            // All CPUs are in one inner shareable domain.
+            let shared = plain
+                .strip_suffix("IS")
+                .or_else(|| plain.strip_suffix("OS"));
+            let scope = arm_scope(shared.unwrap_or(plain), tokens, test)?;
+            let broadcast = shared.is_some();
             Ok(Op::Invalidate { scope, broadcast })
         }
         "SHOOTDOWN" => {
@@ -245,6 +248,11 @@ pub(super) fn arm_kind(tokens: &mut Tokens<'_>) -> Parsed<(Kind, bool)> {
         "NSHLD" => (Kind::Loads, false),
         "ST" | "ISHST" | "OSHST" => (Kind::Stores, true),
         "NSHST" => (Kind::Stores, false),
+        other if other.ends_with("NXS") => {
+            return Err(
+                "a DSB with nXS need not complete a TLBI without; 'DSB SY' does".to_owned(),
+            );
+        }
         _ => return Err(format!("'{word}' is no kind of barrier")),
     })
 }
@@ -259,17 +267,53 @@ pub(super) fn arm_scope(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> Par
             tokens.symbol(",")?;
             Scope::Space(tokens.space(test)?)
         }
-        "VAE1" | "VALE1" | "VAAE1" | "VAALE1" => {
-            tokens.symbol(",")?;
-            let (space, address) = tokens.spaced_address(test)?;
+        _ if is_by_address(word) => {
+            let (space, at) = named(word, tokens, test)?;
             Scope::Address {
-                address,
+                at,
                 space: (!word.contains("AA")).then_some(space),
-                leaves_only: word.contains("LE1") && word != "VMALLE1",
             }
         }
         _ => return Err(format!("'TLBI {}' is not known here", one_line(word))),
     })
+}
+
+/// Whether a TLBI is by virtual address.
+fn is_by_address(word: &str) -> bool {
+    let one = word.strip_prefix('R').unwrap_or(word);
+    ["VAE1", "VALE1", "VAAE1", "VAALE1"].contains(&one)
+}
+
+/// `x`, `A:x`; of a range `x, 16`, the number of pages; and `level 3`, a hint.
+fn named(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> Parsed<(usize, Named)> {
+    tokens.symbol(",")?;
+    let (space, address) = tokens.spaced_address(test)?;
+    let mut at = Named {
+        leaves_only: word.ends_with("LE1"),
+        ..Named::one(address)
+    };
+    if word.starts_with('R') {
+        tokens.symbol(",")?;
+        at.pages = tokens.number()?;
+        // With NUM from 0 to 31 and SCALE 0 or 1 (DDI 0487 C5.5, TLBI RVAE1).
+        let fits = match at.pages {
+            2..=64 => at.pages.is_multiple_of(2),
+            65..=512 => at.pages.is_multiple_of(64),
+            _ => false,
+        };
+        if !fits {
+            let what =
+                "a range is of 2 to 64 pages, an even number, or of a multiple of 64 up to 512";
+            return Err(what.to_owned());
+        }
+    }
+    if tokens.accept(",") {
+        tokens.word("level")?;
+        let level = tokens.number()?;
+        let depth = (1..=3).contains(&level).then(|| (3 - level) as u8);
+        at.depth = Some(depth.ok_or("a hint is of level 1, 2 or 3")?);
+    }
+    Ok((space, at))
 }
 
 /// Under a guest: of the first space where none is named.
@@ -279,29 +323,25 @@ pub(super) fn guest_scope(word: &str, tokens: &mut Tokens<'_>, test: &Test) -> P
         false => Ok(0),
     };
     Ok(match word {
+        "ALLE1" => Scope::All,
         "VMALLS12E1" => Scope::Space(space(tokens)?),
-        "VMALLE1" => Scope::Combined {
-            address: None,
+        // A guest's stage 1 is under one identifier.
+        "VMALLE1" | "ASIDE1" => Scope::Combined {
+            at: None,
             space: space(tokens)?,
         },
-        "IPAS2E1" | "IPAS2LE1" | "VAE1" => {
-            tokens.symbol(",")?;
-            let (space, address) = tokens.spaced_address(test)?;
-            match word {
-                "VAE1" => Scope::Combined {
-                    address: Some(address),
-                    space,
-                },
-                _ => Scope::Second {
-                    address,
-                    space,
-                    leaves_only: word == "IPAS2LE1",
-                },
-            }
+        "IPAS2E1" | "IPAS2LE1" | "RIPAS2E1" | "RIPAS2LE1" => {
+            let (space, at) = named(word, tokens, test)?;
+            Scope::Second { at, space }
+        }
+        _ if is_by_address(word) => {
+            let (space, at) = named(word, tokens, test)?;
+            let at = Some(at);
+            Scope::Combined { at, space }
         }
         _ => {
             return Err(format!(
-                "'TLBI {}' is not known here: a guest has IPAS2E1, IPAS2LE1, VAE1, VMALLE1, VMALLS12E1",
+                "'TLBI {}' is not known here: a guest has IPAS2E1, IPAS2LE1, VAE1 and its like, VMALLE1, ASIDE1, VMALLS12E1, ALLE1",
                 one_line(word)
             ));
         }
@@ -331,17 +371,15 @@ pub(super) fn x86_instruction(name: &str, tokens: &mut Tokens<'_>, test: &Test) 
         "INVLPG" => {
             let (space, address) = tokens.spaced_address(test)?;
             Ok(Op::InvalidateNow(Scope::Address {
-                address,
+                at: Named::one(address),
                 space: Some(space),
-                leaves_only: false,
             }))
         }
         "SHOOTDOWN" => {
             let (space, address) = tokens.spaced_address(test)?;
             Ok(Op::Shootdown(Scope::Address {
-                address,
+                at: Named::one(address),
                 space: Some(space),
-                leaves_only: false,
             }))
         }
         "IRET" | "CPUID" => Ok(Op::Synchronise),

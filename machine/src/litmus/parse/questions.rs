@@ -56,9 +56,16 @@ pub(super) fn statement(tokens: &mut Tokens<'_>, test: &Test, depth: usize) -> P
     if let Some(flag) = flag {
         tokens.skip();
         tokens.symbol("(")?;
-        let term = tokens.term(test)?;
+        let outcome = if tokens.accept_word("run") {
+            tokens.symbol("(")?;
+            let (space, address) = tokens.spaced_address(test)?;
+            tokens.symbol(")")?;
+            Outcome::RunFlag(flag, tokens.entry(test, space, address, 0)?)
+        } else {
+            Outcome::Flag(flag, tokens.term(test)?)
+        };
         tokens.symbol(")")?;
-        return Ok(Outcome::Flag(flag, term));
+        return Ok(outcome);
     }
     if tokens.accept_word("page") {
         tokens.symbol("(")?;

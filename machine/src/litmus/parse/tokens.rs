@@ -191,6 +191,10 @@ impl<'l> Tokens<'l> {
         self.symbol("(")?;
         let (space, address) = self.spaced_address(test)?;
         self.symbol(")")?;
+        self.entry(test, space, address, depth)
+    }
+    /// The entry that translates an address, with so many levels below it.
+    pub fn entry(&self, test: &Test, space: usize, address: usize, depth: u8) -> Parsed<Location> {
         let Some(map) = test.map(space, address) else {
             return Err(format!(
                 "'{}' has no tables in this space: map it, if only as invalid",

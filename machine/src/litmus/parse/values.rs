@@ -22,6 +22,9 @@ pub(super) fn value(tokens: &mut Tokens<'_>, test: &Test) -> Parsed<Value> {
             {
                 tokens.skip();
                 let mut bits = attributes(tokens, test, false, false)?;
+                if bits & CONTIGUOUS != 0 {
+                    return Err("a contiguous run of a guest is one of stage 2".to_owned());
+                }
                 if word == "invalid" {
                     bits &= !VALID;
                 }
@@ -63,7 +66,8 @@ pub(super) fn bit(test: &Test, name: &str) -> Option<u64> {
     Some(match (test.x86, name) {
         (_, "VALID") => VALID,
         (false, "AF") => ARM_ACCESSED,
-        (false, "RO") => ARM_READ_ONLY,
+        (false, "RO") if !test.guest || test.is_nested() => ARM_READ_ONLY,
+        (false, "WRITE") if test.guest => STAGE2_WRITE,
         (false, "DBM") => ARM_DBM,
         (true, "RW") => X86_WRITE,
         (true, "ACCESSED") => X86_ACCESSED,
@@ -109,17 +113,23 @@ pub(super) fn attributes(
                 .to_owned(),
         );
     }
-    if contiguous && (block || test.guest || test.hardware_access) {
-        return Err(
-            "a contiguous run is of pages, of stage 1, and without 'af' or 'dirty'".to_owned(),
-        );
+    if contiguous && block {
+        return Err("a contiguous run is of pages".to_owned());
     }
     let on = |flag: bool, bit: u64| if flag { bit } else { 0 };
-    if second && (user || global || dbm) {
-        return Err("a leaf of stage 2 is rw or ro, and may be old".to_owned());
+    if second && (user || global) {
+        return Err("a leaf of stage 2 is rw, ro or dbm, and may be old".to_owned());
     }
+    // A leaf with DBM is clean unless it says otherwise.
+    let read_only = ro || (dbm && clean != Some(false));
     Ok(if second {
-        VALID | STAGE2_LEAF | on(!block, 2) | on(!ro, STAGE2_WRITE) | on(!old, ARM_ACCESSED)
+        VALID
+            | STAGE2_LEAF
+            | on(!block, 2)
+            | on(!read_only, STAGE2_WRITE)
+            | on(!old, ARM_ACCESSED)
+            | on(dbm, ARM_DBM)
+            | on(contiguous, CONTIGUOUS)
     } else if test.x86 {
         VALID
             | X86_NO_EXECUTE
@@ -130,8 +140,6 @@ pub(super) fn attributes(
             | on(!ro && clean != Some(true), X86_DIRTY)
             | on(block, X86_SIZE)
     } else {
-        // A leaf with DBM is clean unless it says otherwise.
-        let read_only = ro || (dbm && clean != Some(false));
         VALID
             | ARM_LEAF
             | on(!block, 2)

@@ -135,7 +135,7 @@ fn what_is_for_leaves_alone_leaves_a_table_that_went() {
     assert_eq!(rules[0], Rule::Invalidation);
 }
 
-/// A hint of a level is for leaves of that level, also where a table goes with them (DDI 0487 D8.13, TTL).
+/// A hint of a level is for leaves of that level, also where a table goes with them (DDI 0487 D8.17, TTL).
 #[test]
 fn a_hint_of_another_level_leaves_what_is_below_a_table_that_went() {
     let regime = Regime::Arm64Stage1 {
@@ -227,7 +227,7 @@ fn a_global_translation_survives_what_spares_it_and_is_found_under_every_root() 
     }
 }
 
-/// TLBI ASIDE1 spares what is global, and VAE1 of any identifier does not (DDI 0487 C5.5, D8.13).
+/// TLBI ASIDE1 spares what is global, and VAE1 of any identifier does not (DDI 0487 C5.5, D8.17).
 #[test]
 fn a_global_translation_of_arm64_goes_with_its_address() {
     let page = Some((0, PAGE - 1));
