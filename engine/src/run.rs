@@ -4,7 +4,7 @@
 //! frames with equal attributes. Three things follow.
 //!
 //! **A run is one leaf to every reader.** Hardware that sets accessed and dirty may do so in any one member, for all
-//! of them (DDI 0487 D8.5.4, D8.5.5). What a single member says is therefore not the truth about its page; the run is
+//! of them (DDI 0487 D8.5.5). What a single member says is therefore not the truth about its page; the run is
 //! visited as one leaf of the size of the run, whose flags are those of all members together.
 //!
 //! **A run is changed as a whole, or is no run any more.** An edit of a part unfolds it first: the bit goes from every

@@ -31,7 +31,7 @@ struct Handlers;
 
 aarch64_rt::exception_handlers!(Handlers);
 
-/// Exception classes, DDI 0487 D24.2.39.
+/// Exception classes, DDI 0487 D24.2, ESR_EL2.
 pub mod class {
     pub const WAIT: u8 = 0x01;
     pub const HVC: u8 = 0x16;
@@ -42,7 +42,7 @@ pub mod class {
     pub const UNKNOWN: u64 = 0;
 }
 
-/// An access of one register to one place, as the ISS of a data abort describes it (DDI 0487 D24.2.39).
+/// An access of one register to one place, as the ISS of a data abort describes it (DDI 0487 D24.2).
 pub struct Transfer {
     /// The binary logarithm of its bytes.
     pub size: u32,
@@ -198,7 +198,7 @@ pub fn step(state: &mut RegisterState) {
 /// Answers a read of an identification register. Whether it was one.
 fn identify(state: &mut RegisterState, saved: &mut Saved, esr: EsrEl2) -> bool {
     let field = |first: u32, bits: u32| u64::from(esr.iss()) >> first & ((1 << bits) - 1);
-    // ISS of a trapped register (D24.2.40): op0, op1, CRn, and that it is read.
+    // ISS of a trapped register (D24.2, ESR_EL2): op0, op1, CRn, and that it is read.
     let (crm, op2) = (field(1, 4), field(17, 3));
     if (field(20, 2), field(14, 3), field(10, 4), field(0, 1)) != (3, 0, 0, 1)
         || !(1..=7).contains(&crm)

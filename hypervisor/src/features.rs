@@ -3,7 +3,7 @@
 //! A feature may need more of a hypervisor than to let it through: a bit that enables it, registers that are the guest's, tags
 //! that move with a page. So reads of the identification registers come here (HCR_EL2.TID3), and are answered with those
 //! fields alone that [`confine`](crate::cpu::confine) enables or that need nothing. All others read as zero, those that are
-//! not known yet too: the architecture has "not implemented" there (DDI 0487 D23.1.3).
+//! not known yet too: the architecture has "not implemented" there (DDI 0487 D24.1.3).
 
 use core::arch::asm;
 

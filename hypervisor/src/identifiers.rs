@@ -13,7 +13,7 @@
 //! Its root must not be. A walk that the processor makes ahead of anything would fill the TLB under an identifier that may be
 //! another guest's by now, or will be: the engine has told the processor to load something else, and no processor is told to forget
 //! what that walk finds. So the identifier is loaded with a root that is **empty**. Nothing is found in it, and what is not found is not remembered
-//! (DDI 0487 D8.13.1). It is that same root under 0, which no guest has, that a processor has while it goes from one guest to the
+//! (DDI 0487 D8.16, R_XCLRD). It is that same root under 0, which no guest has, that a processor has while it goes from one guest to the
 //! next, and while it has none.
 //!
 //! The identifier was read after the change was published. If the guest has got another meanwhile, a processor that has loaded it

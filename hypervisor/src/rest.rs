@@ -1,7 +1,7 @@
 //! How the processor that is not the guest's waits for a time: it sleeps, so that an emulator has the time for the guest.
 //!
 //! The interrupt controller is the guest's, but for what each processor has of its own: in its redistributor this one has the interrupt of
-//! its timer (`CNTHP`) enabled. It is never taken, because it is masked here, and wakes a processor all the same (DDI 0487 D1.6.2). Until
+//! its timer (`CNTHP`) enabled. It is never taken, because it is masked here, and wakes a processor all the same (DDI 0487 D1.7.2). Until
 //! the guest has enabled the distributor nothing comes, and one that would sleep spins.
 
 use core::arch::asm;

@@ -28,7 +28,7 @@
 //! | 7:6 | AP\[2:1\]: read-only, open to EL0 | D8.4.1 |
 //! | 9:8 | SH, where it is no address; 01 is reserved | D8.6 |
 //! | 10 | AF | D8.5.1 |
-//! | 11 | nG | D8.16 |
+//! | 11 | nG | D8.16.3 |
 //! | 16 | nT, in a block | D8.7 |
 //! | 50 | GP | D8.4 |
 //! | 51 | DBM | D8.5.2 |

@@ -14,7 +14,7 @@
 //! `TCR_EL1.T0SZ` and `T1SZ` are 64 less the bits of an input address, and say at which level a walk starts: the lowest at
 //! which one table resolves what is left (D8.2.8 to D8.2.10). 39 bits of 4 KiB pages have three levels, 36 bits of
 //! 16 KiB and 42 bits of 64 KiB two full ones. Where fewer bits are left than a table resolves, the first table has
-//! fewer entries, and the manual has it aligned to its size, 64 bytes at least (D19.2 TTBR0_EL1): it lies at the start of
+//! fewer entries, and the manual has it aligned to its size, 64 bytes at least (D24.2 TTBR0_EL1): it lies at the start of
 //! a page here, so that it always is.
 //!
 //! # Memory types
@@ -28,7 +28,7 @@
 //!
 //! # Dirty state
 //!
-//! FEAT_HAFDBS (D8.5.5): a page is writable when DBM is set; it is dirty when AP\[2\] is clear, and the hardware clears
+//! FEAT_HAFDBS (D8.5.2): a page is writable when DBM is set; it is dirty when AP\[2\] is clear, and the hardware clears
 //! AP\[2\] on the first write if `TCR_EL1.HD` is set; otherwise the write faults and the handler does. Taking the write
 //! permission away from a dirty page must not lose that it was written, so bit 55, which the hardware ignores, keeps
 //! it. A page that is writable without DBM, as other software maps it, decodes as writable and dirty.
@@ -37,7 +37,7 @@ use super::{Attrs, Format, Inexpressible, Kind, Memory, Perms, Rule, Shareabilit
 use crate::addr::{Level, Pa, Va};
 use crate::platform::Caps;
 
-/// The value of `MAIR_EL1` that the memory types of these formats refer to, unless they say another (D19.2 MAIR_EL1).
+/// The value of `MAIR_EL1` that the memory types of these formats refer to, unless they say another (D24.2 MAIR_EL1).
 ///
 /// 0: normal write-back; 1: Device-nGnRE; 2: normal non-cacheable; 3: Device-nGnRnE; 4: normal tagged; 5: normal
 /// write-through.
@@ -158,7 +158,7 @@ const fn levels(page_shift: u32, input_bits: u32, wide: bool) -> u8 {
     (input_bits - page_shift).div_ceil(page_shift - 3) as u8
 }
 
-/// The byte of `MAIR_EL1` that is meant by a memory type (D19.2 MAIR_EL1), and which bits of it tell the type: those of a
+/// The byte of `MAIR_EL1` that is meant by a memory type (D24.2 MAIR_EL1), and which bits of it tell the type: those of a
 /// hint to allocate do not.
 const fn attribute(memory: Memory) -> (u8, u8) {
     match memory {
@@ -596,7 +596,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
-        // D8.5.4 and D8.5.5: the access flag where it is clear; AP[2] where DBM says that the page is writable.
+        // D8.5.1 and D8.5.2: the access flag where it is clear; AP[2] where DBM says that the page is writable.
         let clean = DIRTY_MODIFIER | AP_READ_ONLY | VALID;
         caps.hardware_access && leaf & (VALID | ACCESS) == VALID
             || caps.hardware_dirty && leaf & clean == clean

@@ -93,7 +93,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Whether a leaf in use may have to be invalid, and forgotten, before another takes its place (DDI 0487 D8.16).
+    /// Whether a leaf in use may have to be invalid, and forgotten, before another takes its place (DDI 0487 D8.17.1).
     #[inline(always)]
     pub(crate) const fn breaks(self) -> bool {
         matches!(self, Self::Arm)
@@ -114,7 +114,7 @@ impl Rule {
     }
 
     /// Whether a leaf can be written only while it is marked as written, by software where hardware does not do it (DDI 0487
-    /// D8.4.6).
+    /// D8.5.2).
     #[inline(always)]
     pub(crate) const fn writes_when_dirty(self) -> bool {
         matches!(self, Self::Arm)

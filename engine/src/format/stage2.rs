@@ -21,7 +21,7 @@
 //! *Execution* is told apart by exception level (FEAT_XNX, D8.4.3): [`Perms::EXEC`] is the guest's EL1,
 //! [`Perms::USER_EXEC`] its EL0. Give both or neither on processors older than Armv8.2, which do not have it.
 //!
-//! *Dirty state* is that of stage 1 the other way round (D8.5.5): a page is writable when DBM is set; it is dirty when
+//! *Dirty state* is that of stage 1 the other way round (D8.5.2): a page is writable when DBM is set; it is dirty when
 //! S2AP\[1\] is set, and the hardware sets it on the first write if `VTCR_EL2.HD` is set. Bit 55 keeps it for a page that
 //! loses the permission to write.
 //!
@@ -316,7 +316,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
-        // D8.5.4 and D8.5.5: the access flag where it is clear; S2AP[1] where DBM says that the page is writable.
+        // D8.5.1 and D8.5.2: the access flag where it is clear; S2AP[1] where DBM says that the page is writable.
         let written = DIRTY_MODIFIER | WRITE | VALID;
         caps.hardware_access && leaf & (VALID | ACCESS) == VALID
             || caps.hardware_dirty && leaf & written == written & !WRITE

@@ -130,7 +130,7 @@ impl Fault {
     }
 }
 
-/// An abort of arm64 from a lower exception level that has to do with translation: what `ESR_EL2` says of it (DDI 0487 D24.2.39,
+/// An abort of arm64 from a lower exception level that has to do with translation: what `ESR_EL2` says of it (DDI 0487 D24.2,
 /// instruction and data aborts).
 ///
 /// ```
@@ -195,7 +195,7 @@ impl Abort {
         self.in_walk || self.cause != Cause::Permission
     }
 
-    /// The fault, from `HPFAR_EL2` and `FAR_EL2` (DDI 0487 D24.2.61). The offset in the page is that of the virtual address, which for a
+    /// The fault, from `HPFAR_EL2` and `FAR_EL2` (DDI 0487 D24.2). The offset in the page is that of the virtual address, which for a
     /// fault in a walk of stage 1 says nothing: then it is 0.
     pub const fn fault(self, hpfar: u64, far: u64) -> Fault {
         let page = (hpfar & 0x0000_0fff_ffff_fff0) << 8;

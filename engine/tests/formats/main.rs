@@ -108,7 +108,7 @@ fn walk<F: Decoded>(descriptor: u64, level: Level) -> Result<walker::Leaf, Fault
     walker::translate(F::REGIME, u64::from(F::LEVELS) << 20, 0, &mut read)
 }
 
-/// Whether the register that memory types refer to has none of this type: the byte of each, by the manuals (DDI 0487 D19.2
+/// Whether the register that memory types refer to has none of this type: the byte of each, by the manuals (DDI 0487 D24.2
 /// MAIR_EL1, SDM vol. 3A 13.12.2).
 fn is_missing<F: Decoded>(memory: Memory) -> bool {
     let byte = match (is_arm::<F>(), memory) {

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn memory_types_are_those_of_the_registers() {
-    // DDI 0487 D19.2 MAIR_EL1 and SDM vol. 3A 13.12.2: the byte of each type, by its index in a descriptor.
+    // DDI 0487 D24.2 MAIR_EL1 and SDM vol. 3A 13.12.2: the byte of each type, by its index in a descriptor.
     let mair = tablewright::format::MAIR.to_le_bytes();
     let pat = tablewright::format::PAT.to_le_bytes();
     for (memory, attribute, kind) in [
@@ -52,7 +52,7 @@ fn memory_types_are_those_of_another_register() {
     let expected = [Some(1), Some(2), None, None, Some(3), None];
     assert_eq!(of_arm(Hints::encode), expected);
 
-    // What only others write is decoded as well, D19.2 MAIR_EL1: nGRE, GRE; transient write-back and write-through;
+    // What only others write is decoded as well, D24.2 MAIR_EL1: nGRE, GRE; transient write-back and write-through;
     // write-back outside and non-cacheable inside; the types without XS.
     fn decoded<const MAIR: u64>(first: u64) -> [Memory; 2] {
         [first, first + 1].map(|index| {

@@ -194,7 +194,7 @@ impl Registers {
         // SAFETY: it runs at EL0, where it reaches nothing but what the process that is loaded maps for it.
         let trap = unsafe { run_user(self) };
         let Trap { syndrome, at } = trap;
-        // DDI 0487 D19.2 ESR_EL1: EC 31:26; of an abort FSC 5:0, whose 5:2 are 1 for a translation and 3 for a permission; of
+        // DDI 0487 D24.2 ESR_EL1: EC 31:26; of an abort FSC 5:0, whose 5:2 are 1 for a translation and 3 for a permission; of
         // a data abort WnR 6.
         let want = match syndrome >> 26 {
             0x15 => return Stop::Ended(self.x[1]),

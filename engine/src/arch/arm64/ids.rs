@@ -1,4 +1,4 @@
-//! What the ID registers say (DDI 0487 D19.2).
+//! What the ID registers say (DDI 0487 D24.2).
 
 use crate::platform::Caps;
 
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn address_sizes_are_those_of_the_manual() {
-        // D19.2 ID_AA64MMFR0_EL1, PARange.
+        // D24.2 ID_AA64MMFR0_EL1, PARange.
         let sizes = [32, 36, 40, 42, 44, 48, 52, 56];
         for (range, bits) in sizes.into_iter().enumerate() {
             let ids = Ids {
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn fields_stand_where_the_manual_says() {
-        // D19.2: each feature by the one field that says it is there.
+        // D24.2: each feature by the one field that says it is there.
         let isar0 = |low: u32, value: u64| Ids {
             isar0: value << low,
             ..NONE

@@ -141,7 +141,7 @@ const fn output_size<F: Translation>(ids: &Ids) -> u64 {
     ids.output_size(if F::OUTPUT_BITS > 48 { 6 } else { 5 })
 }
 
-/// `TCR_EL1` where TTBR0 has tables of format `L` and TTBR1 of format `U` (D19.2 TCR_EL1). With `HCR_EL2.E2H` set,
+/// `TCR_EL1` where TTBR0 has tables of format `L` and TTBR1 of format `U` (D24.2 TCR_EL1). With `HCR_EL2.E2H` set,
 /// `TCR_EL2` has the same fields, and this is its value, too; without, it is [`tcr_el2`].
 ///
 /// Walks are write-back cacheable and inner shareable, the ASID is that in TTBR0, and hardware sets the flags that `caps`
@@ -196,7 +196,7 @@ fn flags(ids: &Ids, caps: &Caps, low: u32) -> u64 {
     u64::from(access) << low | u64::from(dirty) << (low + 1)
 }
 
-/// `TCR_EL2` with `HCR_EL2.E2H` clear, for tables of format `F` (D19.2 TCR_EL2); with it set, it is [`tcr_el1`].
+/// `TCR_EL2` with `HCR_EL2.E2H` clear, for tables of format `F` (D24.2 TCR_EL2); with it set, it is [`tcr_el1`].
 ///
 /// # Errors
 /// What the processor lacks.
@@ -221,7 +221,7 @@ pub fn tcr_el2<F: Translation>(ids: &Ids, caps: &Caps) -> Result<u64, Unsupporte
         | u64::from(is_lpa2::<F>()) << 32)
 }
 
-/// `VTCR_EL2` for a guest whose tables are of format `F` (D19.2 VTCR_EL2).
+/// `VTCR_EL2` for a guest whose tables are of format `F` (D24.2 VTCR_EL2).
 ///
 /// # Errors
 /// What the processor lacks.
@@ -255,7 +255,7 @@ pub fn vtcr_el2<F: Translation>(ids: &Ids, caps: &Caps) -> Result<u64, Unsupport
         | u64::from(is_lpa2::<F>()) << 32)
 }
 
-/// What TTBR0, TTBR1, or VTTBR holds (D19.2 TTBR0_EL1): the root, and the ASID or VMID under which it is loaded. That of
+/// What TTBR0, TTBR1, or VTTBR holds (D24.2 TTBR0_EL1): the root, and the ASID or VMID under which it is loaded. That of
 /// EL2 alone has none.
 ///
 /// `common` is CnP, for processors [that have it](Ids::has_common): all that set it have loaded the same tables under the

@@ -9,7 +9,7 @@ use crate::pages::{FRAMES, NO_EXECUTION, READ_ONLY, USER, frame, map};
 /// Nothing is there: neither memory nor a device, and with a hypervisor no memory of the guest's.
 const NOTHING: u64 = 0x3f00_0000;
 
-/// Classes (DDI 0487 D24.2.40).
+/// Classes (DDI 0487 D24.2).
 const UNKNOWN: u64 = 0;
 const CALL: u64 = 0x15;
 const FETCH_LOWER: u64 = 0x20;
