@@ -290,7 +290,7 @@ impl<A: Address> Span<A> {
         })
     }
 
-    /// The range of a leaf: as long as a power of two and aligned to it, so that it does not wrap.
+    /// A range that is known not to wrap: of a leaf, which is aligned to its size, or of what a root translates.
     #[inline(always)]
     pub(crate) const fn of_leaf(start: A, size: u64) -> Self {
         Self { start, size }

@@ -21,6 +21,7 @@
 //! without a flush are still in TLBs, and the next fault sets the flag again. So nothing is made of it.
 
 use crate::addr::{Level, Pa};
+use crate::format::packed::{ACCESSED, GLOBAL, PERMS, Packed, TYPE};
 use crate::format::{Attrs, Format, Kind, Perms, meaning};
 use crate::platform::Caps;
 
@@ -168,51 +169,29 @@ pub fn transition(
     }
 }
 
-// In what two leaves differ, but for their software bits.
-const TYPE: u32 = 1;
-const PERMS: u32 = 2;
-const GLOBAL: u32 = 4;
-const TURNS_GLOBAL: u32 = 8;
-const DIRTY: u32 = 16;
-/// In [`differences`]: one of them has been accessed.
-pub(crate) const ACCESSED: u32 = 32;
-
-/// In what the attributes of two leaves differ, but for their software bits.
-#[inline(never)]
-pub(crate) fn differences(from: &Attrs, to: &Attrs) -> u32 {
-    let when = |differs: bool, what: u32| if differs { what } else { 0 };
-    // Bits of the format's own may mean another physical address space (NS), or a type.
-    when(from.memory != to.memory, TYPE)
-        | when(from.shareability != to.shareability, TYPE)
-        | when(from.native != to.native, TYPE)
-        | when(from.perms != to.perms, PERMS)
-        | when(from.global != to.global, GLOBAL)
-        | when(!from.global & to.global, TURNS_GLOBAL)
-        | when(from.dirty != to.dirty, DIRTY)
-        | when(from.accessed != to.accessed, ACCESSED)
-}
-
-/// The same as [`transition`] of a leaf, or of a member of a run, that stays one and translates the same memory as before, by its
-/// differences. `accessed` says whether the new one is.
+/// The same as [`transition`] of a leaf, or of a member of a run, that stays one and translates the same memory as before, by the
+/// attributes that it had and has.
 #[inline(always)]
 pub(crate) fn recoding(
     rule: Rule,
-    differences: u32,
-    accessed: bool,
+    was: Packed,
+    now: Packed,
     in_run: bool,
     caps: &Caps,
 ) -> Transition {
+    let differences = was.differences(now);
     if differences == 0 {
         return Transition::Store;
     }
+    let turns_global = differences & now.word & GLOBAL;
     let of_run = PERMS | GLOBAL;
     if !rule.breaks() {
         Transition::Invalidate
-    } else if differences & (TYPE | TURNS_GLOBAL) != 0
+    } else if differences & TYPE | turns_global != 0
         || in_run && differences & of_run != 0 && caps.bbm < 1
     {
         Transition::Break
-    } else if differences == ACCESSED && accessed && !in_run {
+    } else if differences == now.word & ACCESSED && !in_run {
         // A copy from when the flag was set before says the same.
         Transition::Store
     } else {

@@ -45,15 +45,6 @@ impl Slice {
         }
     }
 
-    /// One address.
-    #[inline(always)]
-    pub fn at(input: u64) -> Self {
-        Self {
-            first: input,
-            last: input,
-        }
-    }
-
     /// The addresses of a range.
     #[inline(always)]
     pub fn of<A: Address>(span: Span<A>) -> Self {
@@ -61,6 +52,12 @@ impl Slice {
             first: span.start().bits(),
             last: span.last().bits(),
         }
+    }
+
+    /// The same the other way round: it is less than all addresses of 64 bits.
+    #[inline(always)]
+    pub fn span<A: Address>(self) -> Span<A> {
+        Span::of_leaf(A::from_bits(self.first), self.last - self.first + 1)
     }
 
     /// What the entry at `level` for its start covers of it.

@@ -11,7 +11,8 @@ use core::ops::Range;
 use crate::SMALL;
 use crate::addr::{Level, Pa, Span};
 use crate::flush::free_tree;
-use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
+use crate::format::packed::Packed;
+use crate::format::{Attrs, Format, Inexpressible, Kind, Perms, encoded};
 use crate::platform::Platform;
 use crate::run::members;
 use crate::table::Table;
@@ -42,6 +43,9 @@ pub(crate) struct Consecutive {
 }
 
 impl Consecutive {
+    /// Of an edit that maps nothing.
+    pub const NONE: Self = Self { delta: 0 };
+
     /// The input address `first` is mapped to `frame`.
     #[inline(always)]
     pub fn new(first: u64, frame: Pa) -> Self {
@@ -127,7 +131,7 @@ impl<F: Format, S: Source> Leaves<F, S> {
         runs: bool,
     ) -> Result<Self, Inexpressible> {
         let mut leaves = Self::of_pages(source, 0, runs);
-        leaves.encode(slice, attrs, largest)?;
+        leaves.encode(slice, Packed::of(attrs), largest)?;
         Ok(leaves)
     }
 
@@ -135,16 +139,19 @@ impl<F: Format, S: Source> Leaves<F, S> {
     pub fn encode(
         &mut self,
         slice: Slice,
-        attrs: &Attrs,
+        attrs: Packed,
         largest: Level,
     ) -> Result<(), Inexpressible> {
+        // Pages there are, whatever else there is.
         let mut level = Level::PAGE;
-        while level <= largest && slice.holds::<F>(level) {
-            self.bits[level] = F::encode(attrs, level)?;
+        loop {
+            self.bits[level] = encoded::<F>(attrs, level)?;
             self.top = level;
             level = level.up();
+            if !F::is_leaf_level(level) || level > largest || !slice.holds::<F>(level) {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// The same of pages alone, by the descriptor of one without its address.

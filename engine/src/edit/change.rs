@@ -3,6 +3,9 @@
 use core::fmt;
 
 use crate::bbm::Rule;
+use crate::format::packed::{
+    ACCESSED, DIRTY, GLOBAL, MEMORY, PERMS, Packed, SHAREABILITY, SOFTWARE, TYPE,
+};
 use crate::format::{Attrs, Memory, Perms, Shareability};
 use crate::platform::Caps;
 
@@ -15,49 +18,16 @@ use crate::platform::Caps;
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Change {
-    /// What is changed, one bit or field for each: two words, so that two changes are compared at once.
+    /// The fields of [`Packed`] attributes: in the low half what they become, in the high half which of them are changed, with the
+    /// marks below. Two words, so that two changes are compared at once.
     set: u64,
     native: u64,
 }
 
-// Of `set`: permissions, and that they are set.
-const PERMS: u64 = 0xff;
-const HAS_PERMS: u64 = 1 << 8;
-const WRITE_PROTECT: u64 = 1 << 9;
-// Flags: the value, and above it that it is set.
-const GLOBAL: u32 = 10;
-const ACCESSED: u32 = 12;
-const DIRTY: u32 = 14;
-// One more than the number of the variant; 0 if it is not set.
-const MEMORY: u32 = 16;
-const SHAREABILITY: u32 = 20;
-const SOFTWARE: u32 = 24;
-const HAS_SOFTWARE: u64 = 1 << 32;
-const HAS_NATIVE: u64 = 1 << 33;
-
-const MEMORIES: [Memory; 6] = [
-    Memory::Normal,
-    Memory::WriteThrough,
-    Memory::NonCacheable,
-    Memory::Device,
-    Memory::DeviceStrict,
-    Memory::Tagged,
-];
-const SHAREABILITIES: [Shareability; 3] =
-    [Shareability::Non, Shareability::Outer, Shareability::Inner];
-// Each is at its number.
-const _: () = {
-    let mut number = 0;
-    while number < MEMORIES.len() {
-        assert!(MEMORIES[number] as usize == number);
-        number += 1;
-    }
-    number = 0;
-    while number < SHAREABILITIES.len() {
-        assert!(SHAREABILITIES[number] as usize == number);
-        number += 1;
-    }
-};
+// In the high half, beside the fields.
+/// Whatever permissions are given, none is to write.
+const WRITE_PROTECT: u32 = 1 << 30;
+const NATIVE: u32 = 1 << 31;
 
 impl Change {
     /// A change that changes nothing; the methods add to it.
@@ -65,24 +35,39 @@ impl Change {
         Self { set: 0, native: 0 }
     }
 
-    const fn field(mut self, shift: u32, mask: u64, value: u64) -> Self {
-        self.set = self.set & !(mask << shift) | value << shift;
+    /// Sets a field.
+    const fn field(mut self, mask: u32, value: u32) -> Self {
+        self.set = self.set & !(mask as u64) | (mask as u64) << 32 | value as u64;
         self
     }
 
-    const fn flag(self, shift: u32, value: bool) -> Self {
-        self.field(shift, 3, 2 | value as u64)
+    const fn flag(self, flag: u32, value: bool) -> Self {
+        self.field(flag, if value { flag } else { 0 })
     }
 
-    const fn get_flag(&self, shift: u32) -> Option<bool> {
-        match self.set >> shift & 3 {
-            0 | 1 => None,
-            value => Some(value & 1 != 0),
+    /// Which fields are changed.
+    #[inline(always)]
+    const fn mask(&self) -> u32 {
+        (self.set >> 32) as u32
+    }
+
+    /// What they become, if any of these are.
+    const fn new_packed(&self, mask: u32) -> Option<Attrs> {
+        let packed = Packed {
+            word: self.set as u32,
+            native: self.native,
+        };
+        if self.mask() & mask == 0 {
+            return None;
         }
+        Some(packed.attrs())
     }
 
-    const fn has(&self, bit: u64) -> bool {
-        self.set & bit != 0
+    const fn get_flag(&self, flag: u32) -> Option<bool> {
+        match self.mask() & flag {
+            0 => None,
+            _ => Some(self.set as u32 & flag != 0),
+        }
     }
 
     /// Sets the permissions. With none of them a leaf is parked: hardware takes it for unmapped, and it keeps its frame, size,
@@ -116,23 +101,26 @@ impl Change {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub const fn perms(self, perms: Perms) -> Self {
-        self.field(0, PERMS | HAS_PERMS, perms.bits() as u64 | HAS_PERMS)
+        let perms = match self.mask() & WRITE_PROTECT {
+            0 => perms,
+            _ => perms.difference(Perms::ANY_WRITE),
+        };
+        self.field(PERMS, perms.bits() as u32)
     }
 
     /// Takes the permission to write away and leaves the others.
-    pub const fn write_protect(mut self) -> Self {
-        self.set |= WRITE_PROTECT;
-        self
+    pub const fn write_protect(self) -> Self {
+        self.field(WRITE_PROTECT | Perms::ANY_WRITE.bits() as u32, 0)
     }
 
     /// Sets the memory type.
     pub const fn memory(self, memory: Memory) -> Self {
-        self.field(MEMORY, 0xf, memory as u64 + 1)
+        self.field(7 << MEMORY, (memory as u32) << MEMORY)
     }
 
     /// Sets the shareability.
     pub const fn shareability(self, shareability: Shareability) -> Self {
-        self.field(SHAREABILITY, 0xf, shareability as u64 + 1)
+        self.field(3 << SHAREABILITY, (shareability as u32) << SHAREABILITY)
     }
 
     /// Sets or clears the global attribute.
@@ -151,90 +139,84 @@ impl Change {
     }
 
     /// Sets the software bits.
-    pub const fn software(mut self, bits: u8) -> Self {
-        self.set |= HAS_SOFTWARE;
-        self.field(SOFTWARE, 0xff, bits as u64)
+    pub const fn software(self, bits: u8) -> Self {
+        self.field(0xff << SOFTWARE, (bits as u32) << SOFTWARE)
     }
 
     /// Sets the bits that are the format's own.
     pub const fn native(mut self, bits: u64) -> Self {
-        self.set |= HAS_NATIVE;
         self.native = bits;
-        self
+        self.field(NATIVE, 0)
+    }
+
+    /// The change that makes these of any attributes.
+    #[inline(always)]
+    pub(super) const fn to(attrs: &Attrs) -> Self {
+        let Packed { word, native } = Packed::of(attrs);
+        let all = PERMS | TYPE | ACCESSED | DIRTY | GLOBAL | 0xff << SOFTWARE | NATIVE;
+        Self {
+            set: (all as u64) << 32 | word as u64,
+            native,
+        }
+    }
+
+    /// The permissions that it gives.
+    #[inline(always)]
+    pub(super) const fn gives(&self) -> Perms {
+        Perms::from_bits_truncate((self.set as u32 & PERMS) as u8)
     }
 
     /// The permissions that it sets.
     #[inline(always)]
     pub(super) fn new_perms(&self) -> Option<Perms> {
-        let perms = Perms::from_bits_truncate((self.set & PERMS) as u8);
-        self.has(HAS_PERMS).then_some(perms)
+        self.has_perms().then_some(self.gives())
     }
 
-    fn new_memory(&self) -> Option<Memory> {
-        let number = (self.set >> MEMORY & 0xf).checked_sub(1)?;
-        MEMORIES.get(number as usize).copied()
-    }
-
-    fn new_shareability(&self) -> Option<Shareability> {
-        let number = (self.set >> SHAREABILITY & 0xf).checked_sub(1)?;
-        SHAREABILITIES.get(number as usize).copied()
+    /// Whether it sets permissions, and does not only take writing away.
+    #[inline(always)]
+    const fn has_perms(&self) -> bool {
+        self.mask() & Perms::READ.bits() as u32 != 0
     }
 
     /// Whether it may change how memory is cached or shared, or where it is.
     #[inline(always)]
     pub(super) fn changes_type(&self) -> bool {
-        self.set & (0xf << MEMORY | 0xf << SHAREABILITY | HAS_NATIVE) != 0
+        self.mask() & (TYPE | NATIVE) != 0
     }
 
     /// Whether it may make a leaf global that was not.
     #[inline(always)]
     pub(crate) fn turns_global(&self) -> bool {
-        self.get_flag(GLOBAL) == Some(true)
+        self.set as u32 & GLOBAL != 0
     }
 
     /// Whether it makes leaves local.
     #[inline(always)]
     pub(super) fn turns_local(&self) -> bool {
-        self.get_flag(GLOBAL) == Some(false)
+        self.mask() & !(self.set as u32) & GLOBAL != 0
     }
 
     /// Whether what can be written cannot be any more.
     pub(crate) fn takes_writing_away(&self) -> bool {
-        let gives = |perms: Perms| perms.intersects(Perms::ANY_WRITE);
-        self.has(WRITE_PROTECT) || self.new_perms().is_some_and(|perms| !gives(perms))
+        let writes = Perms::ANY_WRITE.bits() as u32;
+        self.mask() & writes != 0 && self.set as u32 & writes == 0
+    }
+
+    /// The attributes after the change.
+    #[inline(always)]
+    pub(super) const fn apply_to(&self, attrs: Packed) -> Packed {
+        Packed {
+            word: attrs.word & !self.mask() | self.set as u32,
+            native: match self.mask() & NATIVE {
+                0 => attrs.native,
+                _ => self.native,
+            },
+        }
     }
 
     /// The attributes after the change.
     pub fn apply(&self, attrs: Attrs) -> Attrs {
-        let mut new = attrs;
-        if let Some(perms) = self.new_perms() {
-            new.perms = perms;
-        }
-        if self.has(WRITE_PROTECT) {
-            new.perms -= Perms::ANY_WRITE;
-        }
-        if let Some(memory) = self.new_memory() {
-            new.memory = memory;
-        }
-        if let Some(shareability) = self.new_shareability() {
-            new.shareability = shareability;
-        }
-        for (flag, shift) in [
-            (&mut new.global, GLOBAL),
-            (&mut new.accessed, ACCESSED),
-            (&mut new.dirty, DIRTY),
-        ] {
-            if let Some(value) = self.get_flag(shift) {
-                *flag = value;
-            }
-        }
-        if self.has(HAS_SOFTWARE) {
-            new.software = (self.set >> SOFTWARE) as u8;
-        }
-        if self.has(HAS_NATIVE) {
-            new.native = self.native;
-        }
-        new
+        self.apply_to(Packed::of(&attrs)).attrs()
     }
 
     /// The attributes that [`protect`](crate::Gather::protect) gives a leaf, under a rule and with these capabilities: those of
@@ -252,10 +234,16 @@ impl Change {
     /// assert!(!writable.write_protect().apply_on(Attrs::USER_RODATA, Rule::Arm, &caps).dirty);
     /// ```
     pub fn apply_on(&self, attrs: Attrs, rule: Rule, caps: &Caps) -> Attrs {
-        let mut new = self.apply(attrs);
-        if rule.writes_when_dirty() && !caps.hardware_dirty {
-            let gives = self.has(HAS_PERMS) && new.perms.intersects(Perms::ANY_WRITE);
-            new.dirty |= gives && self.get_flag(DIRTY).is_none();
+        self.apply_to_on(Packed::of(&attrs), rule, caps).attrs()
+    }
+
+    #[inline(always)]
+    pub(super) const fn apply_to_on(&self, attrs: Packed, rule: Rule, caps: &Caps) -> Packed {
+        let mut new = self.apply_to(attrs);
+        let gives = self.has_perms() && self.set as u32 & Perms::ANY_WRITE.bits() as u32 != 0;
+        let is_silent = self.mask() & DIRTY == 0;
+        if rule.writes_when_dirty() && !caps.hardware_dirty && gives && is_silent {
+            new.word |= DIRTY;
         }
         new
     }
@@ -265,19 +253,20 @@ impl fmt::Debug for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Change")
             .field("perms", &self.new_perms())
-            .field("write_protect", &self.has(WRITE_PROTECT))
-            .field("memory", &self.new_memory())
-            .field("shareability", &self.new_shareability())
+            .field("write_protect", &(self.mask() & WRITE_PROTECT != 0))
+            .field("memory", &self.new_packed(7 << MEMORY).map(|it| it.memory))
+            .field(
+                "shareability",
+                &self.new_packed(3 << SHAREABILITY).map(|it| it.shareability),
+            )
             .field("global", &self.get_flag(GLOBAL))
             .field("accessed", &self.get_flag(ACCESSED))
             .field("dirty", &self.get_flag(DIRTY))
             .field(
                 "software",
-                &self
-                    .has(HAS_SOFTWARE)
-                    .then_some((self.set >> SOFTWARE) as u8),
+                &self.new_packed(0xff << SOFTWARE).map(|it| it.software),
             )
-            .field("native", &self.has(HAS_NATIVE).then_some(self.native))
+            .field("native", &self.new_packed(NATIVE).map(|it| it.native))
             .finish()
     }
 }

@@ -4,7 +4,8 @@
 //! space cannot be invalidated in another, nor be left out when something is freed. It is finished by its name, or when it is
 //! dropped; and where even that is prevented, the space knows that it is [owed](AddressSpace) an invalidation.
 
-use core::ops::Deref;
+use core::mem::ManuallyDrop;
+use core::ops::{ControlFlow, Deref};
 
 use crate::SMALL;
 use crate::addr::{Pa, Span};
@@ -140,9 +141,6 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// What a gather that is dropped has left.
     #[inline(never)]
     fn flush_rest(&mut self) {
-        if SMALL {
-            return self.flush(|_| ());
-        }
         self.issue_and_complete();
         // SAFETY: as in `flush` (1.).
         unsafe { self.left.free::<F, P>(&self.space.platform) };
@@ -161,8 +159,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
 
     /// Makes the edits visible, has every processor forget, and waits until they have.
     #[cfg_attr(not(feature = "small"), inline(always))]
-    #[cfg_attr(feature = "small", inline(never))]
-    fn issue_and_complete(&mut self) {
+    pub(super) fn issue_and_complete(&mut self) {
         if self.send() {
             self.space.platform.barrier(Barrier::Complete);
             self.space.pending = false;
@@ -172,13 +169,14 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
 
     /// Makes the edits visible and tells every processor what to forget. Does not wait.
     #[inline]
-    pub fn issue(mut self) -> Issued<F, P> {
-        let wait = self.send();
-        self.space.pending = wait;
-        let serial = core::mem::take(&mut self.serial);
-        let detached = self.left.detached.take();
+    pub fn issue(self) -> Issued<F, P> {
+        // It has nothing left to be finished when it is dropped.
+        let mut this = ManuallyDrop::new(self);
+        let wait = this.send();
+        this.space.pending = wait;
+        let detached = this.left.detached.take();
         Issued {
-            completed: Completed::new(self.space.platform.clone(), serial, detached),
+            completed: Completed::new(this.space.platform.clone(), this.serial, detached),
             end: Alone { wait },
         }
     }
@@ -194,7 +192,13 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
     /// Finishes what has been gathered so far, and keeps the gather: to go on, for instance, where an
     /// [`unmap`](Gather::unmap) has stopped.
     #[inline]
-    pub fn flush(&mut self, leaves: impl FnMut(Leaf<F>)) {
+    pub fn flush(&mut self, mut leaves: impl FnMut(Leaf<F>)) {
+        if SMALL {
+            return self.flush_all(Some(&mut |leaf| {
+                leaves(leaf);
+                ControlFlow::Continue(())
+            }));
+        }
         self.issue_and_complete();
         // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no software walks it (1.).
         unsafe { self.left.reclaim::<F, P>(&self.space.platform, leaves) };
@@ -247,6 +251,9 @@ impl<F: Format, P: Platform + Clone> Deref for Gather<'_, F, P> {
 impl<F: Format, P: Platform + Clone> Drop for Gather<'_, F, P> {
     #[inline]
     fn drop(&mut self) {
+        if SMALL {
+            return self.flush_all(None);
+        }
         let Flush { news, detached, .. } = &self.left;
         if self.space.owed || !detached.is_empty() {
             self.flush_rest();

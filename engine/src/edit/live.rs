@@ -45,11 +45,6 @@ impl Footprint {
         }
     }
 
-    /// The level of all that was added, if it is one.
-    pub fn level(&self) -> Option<Level> {
-        self.level
-    }
-
     /// Adds leaves at `level`, or tables where there is none.
     #[cfg_attr(not(feature = "small"), inline)]
     #[cfg_attr(feature = "small", inline(never))]

@@ -17,6 +17,7 @@ use crate::addr::{Address, AddressError, Level, Pa, Span};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, EditError, Liveness, Located, Reached};
 use crate::flush::{Ranges, free_tree};
+use crate::format::packed::Packed;
 use crate::format::{Attrs, Format, Inexpressible, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::table::Table;
@@ -144,7 +145,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
         if SMALL {
-            self.edit_span(span, frame, Task::Map(&mapping.mapping()))?;
+            let source = Consecutive::new(span.start().bits(), frame);
+            self.edit(span, source, Task::Map(mapping.mapping()))?;
             self.mapped(Slice::of(span));
             return Ok(());
         }
@@ -251,8 +253,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
         if SMALL {
-            let mapping = template.mapping();
-            self.edit(slice, source, Task::Map(&mapping))?;
+            self.edit(slice.span(), source, Task::Map(template.mapping()))?;
             self.mapped(slice);
             return Ok(());
         }
@@ -329,7 +330,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         };
         let largest = F::largest_leaf(&space.platform.caps()).min(mapping.largest);
         let leaves = &mut prepare.commit.leaves;
-        leaves.encode(slice, &mapping.attrs, largest)?;
+        leaves.encode(slice, Packed::of(&mapping.attrs), largest)?;
         space.tables_deny = tables_deny;
         let _: ControlFlow<()> = space.visit(slice, &mut prepare);
         match prepare.end {

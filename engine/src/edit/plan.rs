@@ -2,9 +2,10 @@
 
 use super::Change;
 use crate::addr::Level;
-use crate::bbm::{ACCESSED, State, Transition, differences, recoding};
+use crate::bbm::{State, Transition, recoding};
 use crate::edit::space::{Conditions, NOT_PLAIN};
-use crate::format::{Attrs, Format, Kind, in_place_of, meaning};
+use crate::format::packed::ACCESSED;
+use crate::format::{Attrs, Format, Kind, encoded, in_place_of, packed_of};
 
 /// How to change an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,14 +106,6 @@ impl Recent {
         }
     }
 
-    /// The same of what is known to be a leaf, in the caller's own code.
-    #[inline(always)]
-    pub fn look_up_leaf<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
-        if self.is_new::<F>(entry, level) {
-            self.work_out_leaf::<F>(conditions, entry, level);
-        }
-    }
-
     /// Whether there is no plan for it yet; an empty one is there then.
     #[inline(always)]
     fn is_new<F: Format>(&mut self, entry: u64, level: Level) -> bool {
@@ -138,67 +131,97 @@ impl Recent {
 
     #[inline(always)]
     fn work_out_leaf<F: Format>(&mut self, conditions: &Conditions, entry: u64, level: Level) {
-        let was = meaning::<F>(entry, level);
-        let attrs = self.change.apply_on(was, F::RULE, &conditions.caps);
-        let Ok(bits) = F::encode(&attrs, level) else {
-            // `protect` has made sure that the change can be encoded.
-            debug_assert!(false, "a change that cannot be encoded");
-            return;
-        };
-        let new = in_place_of::<F>(entry, level, bits);
+        let Recoded { flip, what } = recode::<F>(&self.change, conditions, entry, level);
         let plan = &mut self.plan;
-        plan.flip = entry ^ new;
-        if plan.flip == 0 {
-            return;
-        }
-        plan.how = if conditions.is_contended::<F>(entry, level) {
-            How::Exchange
-        } else {
-            How::Store
+        plan.flip = flip;
+        plan.how = match what {
+            _ if flip == 0 => return,
+            _ if what & BREAK != 0 => How::Break,
+            _ if what & EXCHANGE != 0 => How::Exchange,
+            _ => How::Store,
         };
-        if !conditions.live {
-            return;
-        }
-        // What is parked can be given back by a store: no walker remembers that it is not valid. But it may remember what the
-        // leaf was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as
-        // it would be if the leaf were valid.
-        let (was_parked, parks) = (F::is_parked(entry), F::is_parked(new));
-        // A run is parked and comes back whole, and no two of its members are valid and different.
-        let in_run = entry & F::CONTIGUOUS != 0 && !was_parked && !parks;
-        let differences = differences(&was, &attrs);
-        let how = recoding(
-            F::RULE,
-            differences,
-            attrs.accessed,
-            in_run,
-            &conditions.caps,
-        );
-        debug_assert_eq!(
-            how,
-            {
-                let [old, new] = [was, attrs].map(|attrs| State::Leaf {
-                    frame: F::address(entry, level),
-                    attrs: Attrs {
-                        software: 0,
-                        ..attrs
-                    },
-                    contiguous: in_run,
-                });
-                conditions.transition::<F>(&old, &new, level)
-            },
-            "there is one rule"
-        );
-        match how {
-            Transition::Break => plan.how = How::Break,
-            _ if was_parked => plan.news = !parks,
-            _ if parks => plan.invalidate = true,
-            Transition::Invalidate => plan.invalidate = true,
-            // That it has been accessed may be.
-            Transition::Store => plan.news = differences & ACCESSED != 0,
-        }
+        plan.invalidate = what & INVALIDATE != 0;
+        plan.news = what & NEWS != 0;
         let is_single = level == Level::PAGE && entry & F::CONTIGUOUS == 0;
         if is_single && plan.invalidate && plan.how != How::Break {
             plan.usual = plan.key();
         }
     }
+}
+
+/// What a change makes of a leaf.
+pub(super) struct Recoded {
+    /// The bits that flip; none if nothing changes.
+    pub flip: u64,
+    /// How they may, of the bits below, and what is to be done then.
+    pub what: u8,
+}
+
+/// A walker may be writing the leaf.
+pub(super) const EXCHANGE: u8 = 1;
+/// Not in place.
+pub(super) const BREAK: u8 = 2;
+/// Walkers have to forget the old leaf.
+pub(super) const INVALIDATE: u8 = 4;
+/// Walkers remember nothing of the old leaf, and have to see the new one.
+pub(super) const NEWS: u8 = 8;
+
+/// Works out what a change makes of a leaf.
+#[inline(always)]
+pub(super) fn recode<F: Format>(
+    change: &Change,
+    conditions: &Conditions,
+    entry: u64,
+    level: Level,
+) -> Recoded {
+    let was = packed_of::<F>(entry, level);
+    let becomes = change.apply_to_on(was, F::RULE, &conditions.caps);
+    let Ok(bits) = encoded::<F>(becomes, level) else {
+        // The edit has made sure that the change can be encoded.
+        debug_assert!(false, "a change that cannot be encoded");
+        return Recoded { flip: 0, what: 0 };
+    };
+    let new = in_place_of::<F>(entry, level, bits);
+    let flip = entry ^ new;
+    if flip == 0 || !conditions.live {
+        return Recoded { flip, what: 0 };
+    }
+    let exchange = match conditions.is_contended::<F>(entry, level) {
+        true => EXCHANGE,
+        false => 0,
+    };
+    // What is parked can be given back by a store: no walker remembers that it is not valid. But it may remember what the
+    // leaf was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as
+    // it would be if the leaf were valid.
+    let (was_parked, parks) = (F::is_parked(entry), F::is_parked(new));
+    // A run is parked and comes back whole, and no two of its members are valid and different.
+    let in_run = entry & F::CONTIGUOUS != 0 && !was_parked && !parks;
+    let how = recoding(F::RULE, was, becomes, in_run, &conditions.caps);
+    debug_assert_eq!(
+        how,
+        {
+            let [old, new] = [was, becomes].map(|packed| State::Leaf {
+                frame: F::address(entry, level),
+                attrs: Attrs {
+                    software: 0,
+                    ..packed.attrs()
+                },
+                contiguous: in_run,
+            });
+            conditions.transition::<F>(&old, &new, level)
+        },
+        "there is one rule"
+    );
+    let then = match how {
+        Transition::Break => BREAK,
+        _ if was_parked && parks => 0,
+        _ if was_parked => NEWS,
+        _ if parks => INVALIDATE,
+        Transition::Invalidate => INVALIDATE,
+        // That it has been accessed may be.
+        Transition::Store if was.differences(becomes) & ACCESSED != 0 => NEWS,
+        Transition::Store => 0,
+    };
+    let what = exchange | then;
+    Recoded { flip, what }
 }

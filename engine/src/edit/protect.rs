@@ -59,7 +59,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
         if SMALL {
-            return self.edit_span(span, Pa::new(0), Task::Change(change));
+            return self.edit(span, Consecutive::NONE, Task::Change(change));
         }
         let slice = self.space.check(span)?;
         match self.change_pages(slice, &change) {
@@ -155,8 +155,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     #[inline(never)]
     fn change_tree(&mut self, slice: Slice, change: Change) -> Result<(), EditError<F::Input>> {
         if SMALL {
-            let source = Consecutive::new(0, Pa::new(0));
-            return self.edit(slice, source, Task::Change(change));
+            return self.edit(slice.span(), Consecutive::NONE, Task::Change(change));
         }
         let mut recent = Recent::new(change);
         self.prepare_change(slice, &mut recent)?;

@@ -75,11 +75,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// The leaf that translates `input`, which is perhaps not in a table of pages.
-    #[cold]
+    #[cfg_attr(not(feature = "small"), cold)]
     #[inline(never)]
     pub(super) fn leaf_above(&self, input: u64) -> Option<Leaf<F>> {
-        let mut at = self.start();
-        self.descend(&mut at, Slice::at(input), Level::PAGE);
+        let at = self.find(input);
         self.leaf_in(&at.table, at.index, at.level, input, at.denied)
     }
 

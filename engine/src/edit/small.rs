@@ -1,341 +1,422 @@
 //! Map, unmap and protect in little code: what the feature `small` links instead of what is fast over many entries.
 //!
-//! One loop serves all of them. It comes to every entry that the range has something to do with, starting from the root for each
-//! table, and does there what belongs to the pass that it makes: an edit is a look, or a look that builds, and then the change.
-//! What is changed goes into the gather at once, before a leaf is given out.
+//! One function serves all of them, and frees what was detached. It goes through the entries that the range has something to do
+//! with, table by table, and does there what belongs to the pass that it makes: an edit is a look, or a look that builds, and then the
+//! change. What is changed goes into the gather at once, before a leaf is given out.
 
 use core::ops::ControlFlow;
 
 use super::Change;
 use super::build::{Consecutive, Leaves, Seed, Source};
-use super::live::Footprint;
 use super::mapping::{Mapping, check_memory};
-use super::plan::{How, Recent};
+use super::plan::{BREAK, EXCHANGE, INVALIDATE, NEWS, Recoded, recode};
 use super::take::take_any;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, EditError, Liveness};
-use crate::flush::{Fate, Flush, Held, Leaf, Progress, Ranges, free_tree};
-use crate::format::{Format, Kind, Perms, address_of, denied_of, saturate, withheld};
+use crate::flush::{Fate, Flush, Held, Leaf, Progress};
+use crate::format::packed::Packed;
+use crate::format::{Format, Kind, Perms, address_of, denied_of, kind_of, saturate, withheld};
 use crate::platform::{Barrier, Platform};
 use crate::run::extent;
+use crate::table::Table;
 use crate::walk::Slice;
 
-/// What receives leaves that were detached.
-type Receive<'a, F> = &'a mut dyn FnMut(Held<Leaf<F>>) -> ControlFlow<()>;
+/// What receives leaves.
+type Receive<'a, F> = Option<&'a mut (dyn FnMut(Leaf<F>) -> ControlFlow<()> + 'a)>;
 
 /// What an edit does with its range.
 pub(super) enum Task<'a, F: Format> {
-    Map(&'a Mapping),
-    /// And says how far it has come.
-    Unmap(Receive<'a, F>, &'a mut Progress<F::Input>),
+    Map(Mapping),
+    /// Gives out the leaves that it detaches one by one. Where it has stopped it says as it would that something is
+    /// [not mapped](EditError::NotMapped), which it never says otherwise.
+    Unmap(&'a mut dyn FnMut(Leaf<F>) -> ControlFlow<()>),
     Change(Change),
 }
 
-/// What is done at each entry.
-#[derive(Clone, Copy)]
+/// What is done at each entry. In this order: what looks, what changes, and what comes back to what was left suspended.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pass {
-    /// Checks that the range is free, and leaves what is missing suspended in the entries that will point to it.
+    /// Checks that the range is free, and leaves the tables that are missing suspended in the entries that will point to them.
     Build,
-    /// Writes leaves, and links what was left.
-    Link,
-    /// Takes out what was left.
-    Undo,
-    /// Takes leaves out, and tables that lie in the range whole.
-    Take,
-    /// Checks that the change may be made.
+    /// Checks that a change may be made.
     Look,
     /// Makes it.
     Rewrite,
+    /// Takes leaves out, and tables that lie in the range whole.
+    Take,
+    /// Gives out leaves and frees tables, which nothing else can reach.
+    Free,
+    /// Writes leaves, and links what was left.
+    Link,
     /// Makes valid what was broken.
     Resume,
+    /// Takes out what was left.
+    Undo,
 }
 
-struct Edit<'e, 't, F: Format, P: Platform + Clone, S> {
-    space: &'e mut AddressSpace<F, P>,
+struct Edit<'e, 'v, F: Format, P: Platform + Clone, S> {
+    space: &'e AddressSpace<F, P>,
     left: &'e mut Flush,
+    visit: Receive<'v, F>,
     seed: Seed<F, S>,
-    task: Task<'t, F>,
+    change: Change,
+    end: Result<(), EditError<F::Input>>,
+    pass: Pass,
     /// What is given, if tables may take it away.
     perms: Perms,
-    serial: u64,
-    recent: Recent,
-    changed: Footprint,
+    /// Tables may be allocated.
+    allocate: bool,
     /// Some of that was left suspended because it has to be broken.
     broken: bool,
+    /// What the gather has noted last is of this edit.
+    noted: bool,
     /// The receiver has broken off: stop before the next entry that is mapped.
     stop: bool,
-    /// Why it is refused.
-    end: Result<(), EditError<F::Input>>,
 }
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
-    /// The same in a range that has not been checked. What is mapped starts at `frame`.
-    #[inline(never)]
-    pub(super) fn edit_span(
-        &mut self,
-        span: Span<F::Input>,
-        frame: Pa,
-        task: Task<'_, F>,
-    ) -> Result<(), EditError<F::Input>> {
-        let slice = self.space.check(span)?;
-        if let Task::Map(_) = task {
-            check_memory::<F>(frame, span.size())?;
-        }
-        self.edit(slice, Consecutive::new(slice.first, frame), task)
-    }
-
-    /// Does what is to be done in `slice`.
+    /// Does what is to be done in `span`. What is mapped there is memory of `source`.
     #[inline(never)]
     pub(super) fn edit<S: Source>(
         &mut self,
-        slice: Slice,
+        span: Span<F::Input>,
         source: S,
         task: Task<'_, F>,
     ) -> Result<(), EditError<F::Input>> {
-        let serial = self.serial();
-        let mut edit = Edit {
-            space: self.space,
-            left: &mut self.left,
-            seed: Seed {
-                leaves: Leaves::of_pages(source, 0, false),
-                slice,
-                deny: Perms::empty(),
-            },
-            task,
-            perms: Perms::empty(),
-            serial,
-            recent: Recent::new(Change::new()),
-            changed: Footprint::new(),
-            broken: false,
-            stop: false,
-            end: Ok(()),
+        let space = &mut *self.space;
+        let slice = space.check(span)?;
+        let mut seed = Seed {
+            leaves: Leaves::of_pages(source, 0, false),
+            slice,
+            deny: Perms::empty(),
         };
-        let space = &mut *edit.space;
-        let mut attrs = F::PLAIN;
-        let (mut largest, mut global, mut turns_global) = (Level::ANY, true, false);
-        let mut look = Pass::Look;
-        let mut change = Pass::Rewrite;
-        match &edit.task {
+        let (mut change, mut visit, mut allocate) = (Change::new(), None, true);
+        let mut largest = Level::ANY;
+        let (mut look, mut then) = (Pass::Look, Pass::Rewrite);
+        match task {
             Task::Map(mapping) => {
-                attrs = mapping.attrs;
-                edit.perms = attrs.perms;
-                edit.seed.deny = mapping.denied();
-                (global, turns_global) = (attrs.global, attrs.global);
+                if S::ONE {
+                    check_memory::<F>(seed.leaves.memory(slice.first), span.size())?;
+                }
+                change = Change::to(&mapping.attrs);
+                seed.deny = mapping.denied();
+                allocate = mapping.allocate;
                 largest = F::largest_leaf(&space.platform.caps()).min(mapping.largest);
-                edit.seed.leaves.runs = mapping.runs;
+                seed.leaves.runs = mapping.runs;
                 space.note_runs(mapping.runs);
-                space.tables_deny |= !edit.seed.deny.is_empty();
-                (look, change) = (Pass::Build, Pass::Link);
+                space.tables_deny |= !seed.deny.is_empty();
+                (look, then) = (Pass::Build, Pass::Link);
             }
-            Task::Change(new) => {
-                // The parts of a change are independent of each other and of what was there, so that what can be encoded on top
-                // of one leaf can be on top of any.
-                attrs = new.apply(attrs);
-                edit.perms = new.new_perms().unwrap_or(Perms::empty());
-                (global, turns_global) = (!new.turns_local(), new.turns_global());
-                edit.recent.change = *new;
+            Task::Change(new) => change = new,
+            Task::Unmap(held) => {
+                visit = Some(held);
+                then = Pass::Take;
             }
-            Task::Unmap(..) => change = Pass::Take,
         }
-        space.check_global(global)?;
-        edit.seed.leaves.encode(slice, &attrs, largest)?;
-        edit.run(look);
+        space.check_global(!change.turns_local())?;
+        // The parts of a change are independent of each other and of what was there, so that what can be encoded on top of one leaf
+        // can be on top of any.
+        let attrs = change.apply_to(Packed::of(&F::PLAIN));
+        seed.leaves.encode(slice, attrs, largest)?;
+        space.globals |= change.turns_global();
+        // Whatever becomes of it: if the visitor unwinds, for instance, the gather is still there to be finished.
+        space.owed |= space.liveness() != Liveness::Dead;
+        let mut edit = Edit {
+            space,
+            left: &mut self.left,
+            visit,
+            seed,
+            perms: change.gives(),
+            change,
+            end: Ok(()),
+            pass: look,
+            allocate,
+            broken: false,
+            noted: false,
+            stop: false,
+        };
+        edit.pass(look);
         match (look, edit.end) {
-            (Pass::Build, Ok(_)) => {}
-            (Pass::Build, Err(_)) => change = Pass::Undo,
-            (_, end) => {
-                end?;
-                edit.space.cleave(slice)?;
-                edit.space.owed |= edit.space.liveness() != Liveness::Dead;
-            }
+            (Pass::Build, Err(_)) => then = Pass::Undo,
+            (Pass::Look, Err(_)) => return edit.end,
+            (Pass::Look, Ok(_)) => edit.space.cleave(slice)?,
+            _ => {}
         }
-        edit.space.globals |= turns_global;
-        // If the visitor unwinds, what was detached until then is not named: everything is, until it has come to its end.
-        let before = core::mem::replace(&mut edit.left.ranges.everything, edit.space.owed);
-        edit.run(change);
-        edit.left.ranges.everything = before;
-        let conditions = edit.space.conditions();
-        if F::RULE.breaks()
-            && edit.broken
-            && let Some(changed) = edit.changed.slice()
-        {
-            let mut ranges = Ranges::new();
-            ranges.add(changed, edit.changed.level(), false);
-            edit.space.invalidate_now(&mut ranges);
-            edit.run(Pass::Resume);
-            edit.space.platform.barrier(Barrier::Publish);
-        } else {
-            edit.changed.add_to(conditions, edit.left);
+        edit.pass(then);
+        if F::RULE.breaks() && edit.broken {
+            // With what else the gather has to say.
+            let platform = &edit.space.platform;
+            edit.left.issue::<F, P>(platform, edit.space.target());
+            platform.barrier(Barrier::Complete);
+            edit.pass(Pass::Resume);
+            platform.barrier(Barrier::Publish);
         }
         edit.end
+    }
+
+    /// Unmaps what is mapped in `span`.
+    #[inline(always)]
+    pub(super) fn unmap_span(
+        &mut self,
+        span: Span<F::Input>,
+        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    ) -> Result<Progress<F::Input>, EditError<F::Input>> {
+        let serial = self.serial();
+        let task = Task::Unmap(&mut |leaf| held(Held::new(leaf, serial)));
+        match self.edit(span, Consecutive::NONE, task) {
+            Ok(()) => Ok(Progress::Done),
+            Err(EditError::NotMapped(at)) => Ok(Progress::Stopped(at)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes the edits visible, has every processor forget, waits until they have, and gives out and frees what was detached.
+    #[inline(never)]
+    pub(super) fn flush_all(&mut self, visit: Receive<'_, F>) {
+        self.issue_and_complete();
+        let space = &*self.space;
+        let mut edit = Edit {
+            space,
+            left: &mut self.left,
+            visit,
+            seed: Seed {
+                leaves: Leaves::of_pages(Consecutive::new(0, Pa::new(0)), 0, false),
+                slice: Slice { first: 0, last: 0 },
+                deny: Perms::empty(),
+            },
+            perms: Perms::empty(),
+            change: Change::new(),
+            end: Ok(()),
+            pass: Pass::Free,
+            allocate: false,
+            broken: false,
+            noted: false,
+            stop: false,
+        };
+        while let Some((root, _)) = edit.left.detached.pop(&space.platform) {
+            let slice = root.slice::<F>();
+            edit.stop = root.fate == Fate::Replaced;
+            edit.run(root.frame, root.level, slice, root.denied);
+            // SAFETY: the invalidation that covers it is complete, and no software walks a space that is borrowed exclusively (2.);
+            // the chain held it once (1.).
+            unsafe { space.platform.free_table(root.frame, root.level) };
+        }
     }
 }
 
 impl<F: Format, P: Platform + Clone, S: Source> Edit<'_, '_, F, P, S> {
-    /// Does what belongs to a pass at each entry.
+    /// Goes through all of the range.
     #[inline(never)]
-    fn run(&mut self, pass: Pass) {
-        let Self {
-            space,
-            left,
-            seed,
-            task,
-            recent,
-            changed,
-            ..
-        } = self;
-        let space = &**space;
-        let mut slice = seed.slice;
-        // Tables are of interest where they are taken; but the root's entries stay, if what they point to is part of other roots.
-        let top = match (pass, space.pinned, F::root_level().down()) {
-            (Pass::Take, true, Some(below)) => below,
-            (Pass::Take, _, _) => F::root_level(),
-            _ => Level::PAGE,
-        };
-        let mut at = space.start();
-        space.descend(&mut at, slice, top);
+    fn pass(&mut self, pass: Pass) {
+        self.pass = pass;
+        let space = self.space;
+        self.run(space.root, F::root_level(), self.seed.slice, Perms::empty());
+    }
+
+    /// Does what belongs to the pass at each entry of a table, and in what is below. Whether it has come to the end.
+    #[inline(never)]
+    fn run(&mut self, frame: Pa, level: Level, mut slice: Slice, denied: Perms) -> bool {
+        let space = self.space;
+        // SAFETY: the root of the space or of a tree that was detached, or what a descriptor in it points to, suspended or not.
+        let table = unsafe { Table::open(&space.platform, frame, level) };
         loop {
-            let (table, index, level) = (&at.table, at.index, at.level);
-            let input = F::Input::from_bits(at.part.first);
-            match (pass, at.kind) {
-                (Pass::Build | Pass::Look, _) if at.denied.intersects(self.perms) => {
-                    self.end = Err(EditError::Denied(input));
-                    return;
-                }
-                (Pass::Build, Kind::Invalid) if seed.fits(level, at.part) => {}
-                (Pass::Build, Kind::Invalid) => {
-                    if let Task::Map(mapping) = task
-                        && !mapping.allocate
-                    {
-                        self.end = Err(EditError::NeedsTable(input));
-                        return;
-                    }
-                    let Some(child) = seed.build(&space.platform, level, at.part) else {
-                        self.end = Err(EditError::OutOfTables);
-                        return;
-                    };
-                    table.store(index, F::suspend(child));
-                }
-                (Pass::Build, _) => {
-                    self.end = Err(EditError::AlreadyMapped(input));
-                    return;
-                }
-                (Pass::Link | Pass::Undo | Pass::Resume, Kind::Invalid) => {
-                    let link = F::resume(at.entry);
-                    match (pass, level.down()) {
-                        (Pass::Undo, Some(below)) if at.entry != 0 => {
-                            table.store(index, 0);
-                            let child = address_of::<F>(link, level);
-                            free_tree::<F, P>(&space.platform, child, below);
-                        }
-                        (Pass::Undo, _) => {}
-                        // What was left here was filled before; the link publishes it.
-                        _ if at.entry != 0 => table.link(index, link),
-                        (Pass::Link, _) => {
-                            let leaf = seed.leaf(table, index, level, at.part.first);
-                            table.store(index, leaf);
-                        }
-                        _ => {}
-                    }
-                }
-                (Pass::Take, Kind::Invalid) => {}
-                (Pass::Take, kind) => {
-                    let (mut taken, mut done) = (at.part, !self.stop);
-                    if let (true, Kind::Table, Some(below)) = (done, kind, level.down()) {
-                        // It is carried before it is detached, so that there is room.
-                        let child = address_of::<F>(at.entry, level);
-                        let denied = at.denied | denied_of::<F>(at.entry);
-                        let (platform, fate) = (&space.platform, Fate::Unmapped);
-                        done = left.try_carry(platform, child, below, taken.first, denied, fate);
-                        if done {
-                            table.store(index, 0);
-                            changed.add(taken, None);
-                        }
-                    } else if done {
-                        let conditions = space.conditions();
-                        let entry = take_any::<F, P>(table, conditions, index, level, at.entry);
-                        if entry & F::CONTIGUOUS != 0 {
-                            taken = extent::<F>(taken.first, level);
-                        }
-                        changed.add(taken, Some(level));
-                        if let Task::Unmap(held, _) = task {
-                            let leaf = Leaf::new(taken.first, entry, level, at.denied);
-                            self.stop = held(Held::new(leaf, self.serial)).is_break();
-                        }
-                    }
-                    if !done {
-                        if let Task::Unmap(_, progress) = task {
-                            **progress = Progress::Stopped(input);
-                        }
-                        return;
-                    }
-                }
-                (Pass::Look, Kind::Leaf)
-                    if F::RULE.breaks() && space.liveness() == Liveness::Own =>
+            let mut part = slice.part::<F>(level);
+            let last = part.last;
+            let index = F::index(part.first, level);
+            let mut entry = table.load(index);
+            let mut kind = kind_of::<F>(entry, level);
+            let is_left = kind == Kind::Invalid && entry != 0 && self.pass >= Pass::Link;
+            if is_left {
+                entry = F::resume(entry);
+                kind = kind_of::<F>(entry, level);
+            } else if kind == Kind::Invalid && self.pass == Pass::Build && !self.fits(level, part) {
+                let Some(link) = self.build(level, part.first) else {
+                    return false;
+                };
+                table.store(index, F::suspend(link));
+                entry = link;
+                kind = Kind::Table;
+            }
+            let input = F::Input::from_bits(part.first);
+            match (kind, level.down()) {
+                (Kind::Table, Some(below))
+                    if !(self.pass == Pass::Take
+                        && part.is_whole::<F>(level)
+                        && !(space.pinned && level == F::root_level())) =>
                 {
-                    // Also if a walker sets flags between the look and the edit, which must not come as a surprise.
-                    let mut breaks = look_up(recent, space, at.entry, level) == How::Break;
-                    if space.conditions().is_contended::<F>(at.entry, level) {
-                        let flagged = saturate::<F>(at.entry, level);
-                        breaks |= look_up(recent, space, flagged, level) == How::Break;
+                    let child = address_of::<F>(entry, level);
+                    let denied = denied | denied_of::<F>(entry);
+                    if self.pass <= Pass::Look && denied.intersects(self.perms) {
+                        self.end = Err(EditError::Denied(input));
+                        return false;
                     }
-                    if breaks {
+                    if !self.run(child, below, part, denied) {
+                        return false;
+                    }
+                    if is_left && self.pass == Pass::Undo {
+                        table.store(index, 0);
+                    }
+                    if self.pass == Pass::Free || is_left && self.pass == Pass::Undo {
+                        // SAFETY: what was left was never linked, and what is freed can be reached by nothing else; the walk
+                        // comes to each table once (1., 2.).
+                        unsafe { space.platform.free_table(child, below) };
+                    }
+                }
+                (Kind::Invalid, _) => {
+                    if self.pass == Pass::Link {
+                        let leaf = self.seed.leaf(&table, index, level, part.first);
+                        table.store(index, leaf);
+                    }
+                }
+                (kind, below) => match self.pass {
+                    Pass::Build => {
+                        self.end = Err(EditError::AlreadyMapped(input));
+                        return false;
+                    }
+                    Pass::Look
+                        if F::RULE.breaks()
+                            && space.liveness() == Liveness::Own
+                            && self.breaks(entry, level) =>
+                    {
                         self.end = Err(EditError::NeedsBreak(input));
-                        return;
+                        return false;
                     }
-                }
-                (Pass::Rewrite, Kind::Leaf) => {
-                    let mut entry = at.entry;
-                    loop {
-                        let how = look_up(recent, space, entry, level);
-                        let plan = &recent.plan;
-                        let next = entry ^ plan.flip;
-                        if plan.flip == 0 {
-                            break;
+                    Pass::Rewrite => self.rewrite(&table, index, level, part, entry),
+                    Pass::Take | Pass::Free => {
+                        if self.stop {
+                            if self.pass == Pass::Take {
+                                self.end = Err(EditError::NotMapped(input));
+                                return false;
+                            }
+                        } else if let (Kind::Table, Some(below)) = (kind, below) {
+                            // It is carried before it is detached, so that there is room.
+                            let child = address_of::<F>(entry, level);
+                            let denied = denied | denied_of::<F>(entry);
+                            let (platform, fate) = (&space.platform, Fate::Unmapped);
+                            let is_carried = (self.left)
+                                .try_carry(platform, child, below, part.first, denied, fate);
+                            if !is_carried {
+                                self.end = Err(EditError::NotMapped(input));
+                                return false;
+                            }
+                            table.store(index, 0);
+                            self.note(part, None);
+                        } else {
+                            let conditions = space.conditions();
+                            // What is taken out of a run is all of it.
+                            entry = take_any::<F, P>(&table, conditions, index, level, entry);
+                            if entry & F::CONTIGUOUS != 0 {
+                                part = extent::<F>(part.first, level);
+                            }
+                            if self.pass == Pass::Take {
+                                self.note(part, Some(level));
+                            }
+                            if let Some(visit) = &mut self.visit {
+                                let leaf = Leaf::new(part.first, entry, level, denied);
+                                self.stop = visit(leaf).is_break();
+                            }
                         }
-                        if F::RULE.breaks() && how == How::Break {
-                            // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
-                            let last = table.exchange(index, F::suspend(entry));
-                            look_up(recent, space, last, level);
-                            let next = last ^ recent.plan.flip;
-                            table.store(index, withheld::<F>(next));
-                            changed.add(at.part, Some(level));
-                            self.broken = true;
-                            break;
-                        }
-                        if how == How::Store {
-                            table.store(index, next);
-                        } else if let Err(now) = table.compare_exchange(index, entry, next) {
-                            // A walker has changed it meanwhile.
-                            entry = now;
-                            continue;
-                        }
-                        if plan.invalidate {
-                            changed.add(at.part, Some(level));
-                        } else if plan.news {
-                            changed.add_news();
-                        }
-                        break;
                     }
-                }
-                _ => {}
+                    _ => {}
+                },
             }
-            if !space.next(&mut at, &mut slice, top) {
-                return;
+            if is_left && self.pass != Pass::Undo {
+                // What was left here was filled before; the link publishes it.
+                table.link(index, entry);
             }
+            if last == slice.last {
+                return true;
+            }
+            slice.first = last + 1;
         }
     }
-}
 
-/// Finds out what a change makes of a leaf.
-#[inline(never)]
-fn look_up<F: Format, P: Platform + Clone>(
-    recent: &mut Recent,
-    space: &AddressSpace<F, P>,
-    entry: u64,
-    level: Level,
-) -> How {
-    recent.look_up_leaf::<F>(&space.conditions(), entry, level);
-    recent.plan.how()
+    /// Whether one leaf at `level` translates what is missing.
+    #[inline(always)]
+    fn fits(&self, level: Level, part: Slice) -> bool {
+        let has_larger = F::is_leaf_level(Level::PAGE.up());
+        level == Level::PAGE || has_larger && self.seed.fits(level, part)
+    }
+
+    /// A table for what is missing below an entry at `level`.
+    #[inline(always)]
+    fn build(&mut self, level: Level, input: u64) -> Option<u64> {
+        let below = level.down()?;
+        if !self.allocate {
+            self.end = Err(EditError::NeedsTable(F::Input::from_bits(input)));
+            return None;
+        }
+        self.end = Err(EditError::OutOfTables);
+        let frame = self.space.platform.alloc_table(below)?;
+        self.end = Ok(());
+        // SAFETY: the frame was allocated for this table.
+        let table = unsafe { Table::open(&self.space.platform, frame, below) };
+        table.fill(0..1 << F::INDEX_BITS, 0, 0);
+        Some(F::table(frame, self.seed.deny & Perms::ANY_EXEC))
+    }
+
+    /// Changes a leaf.
+    #[inline(always)]
+    fn rewrite(
+        &mut self,
+        table: &Table<'_, P>,
+        index: usize,
+        level: Level,
+        part: Slice,
+        mut entry: u64,
+    ) {
+        loop {
+            let Recoded { flip, what } = self.recode(entry, level);
+            let next = entry ^ flip;
+            if F::RULE.breaks() && what & BREAK != 0 {
+                // Once the entry is invalid no walker writes it any more, and what the exchange returns is final.
+                let last = table.exchange(index, F::suspend(entry));
+                let next = last ^ self.recode(last, level).flip;
+                table.store(index, withheld::<F>(next));
+                self.note(part, Some(level));
+                self.broken = true;
+                return;
+            }
+            if flip == 0 {
+                return;
+            }
+            if what & EXCHANGE == 0 {
+                table.store(index, next);
+            } else if let Err(now) = table.compare_exchange(index, entry, next) {
+                // A walker has changed it meanwhile.
+                entry = now;
+                continue;
+            }
+            if what & INVALIDATE != 0 {
+                self.note(part, Some(level));
+            }
+            self.left.news |= what & NEWS != 0;
+            return;
+        }
+    }
+
+    /// Whether the change breaks a leaf, which flags that walkers set between the look and the edit have no say in.
+    #[inline(always)]
+    fn breaks(&self, entry: u64, level: Level) -> bool {
+        let breaks = |entry| self.recode(entry, level).what & BREAK != 0;
+        debug_assert_eq!(breaks(entry), breaks(saturate::<F>(entry, level)));
+        breaks(entry)
+    }
+
+    /// What the change makes of a leaf.
+    #[inline(never)]
+    fn recode(&self, entry: u64, level: Level) -> Recoded {
+        recode::<F>(&self.change, &self.space.conditions(), entry, level)
+    }
+
+    /// What was changed has to be forgotten, if there is any walker.
+    #[inline(never)]
+    fn note(&mut self, part: Slice, level: Option<Level>) {
+        if self.space.liveness() != Liveness::Dead {
+            let (tables, belongs) = (level.is_none(), self.noted);
+            self.left.ranges.note(part, level, tables, belongs);
+            self.noted = true;
+        }
+    }
 }

@@ -7,7 +7,6 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
 
-use crate::SMALL;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
 use crate::edit::Recent;
@@ -640,33 +639,18 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// Where the way down to `input` ends.
-    #[inline(always)]
+    #[cfg_attr(not(feature = "small"), inline(never))]
     pub(super) fn find(&self, input: u64) -> Reached<'_, P> {
-        let part = Slice::at(input);
-        if !SMALL {
-            return self.find_alone(part);
-        }
-        let mut at = self.start();
-        self.descend(&mut at, part, Level::PAGE);
-        at
-    }
-
-    /// The same where it is all that is linked of the walk.
-    #[inline(never)]
-    fn find_alone(&self, part: Slice) -> Reached<'_, P> {
         let mut denied = Perms::empty();
         let (mut frame, mut level) = (self.root, F::root_level());
         loop {
             // SAFETY: the root, or what a table descriptor of the tree points to.
             let table = unsafe { Table::open(&self.platform, frame, level) };
-            let index = F::index(part.first, level);
+            let index = F::index(input, level);
             let entry = table.load(index);
-            let kind = F::kind(entry, level);
-            match level.down() {
-                Some(below) if kind == Kind::Table => {
-                    denied |= F::denied(entry);
-                    (frame, level) = (F::address(entry, level), below);
-                }
+            let kind = kind_of::<F>(entry, level);
+            let below = match (kind, level.down()) {
+                (Kind::Table, Some(below)) => below,
                 _ => {
                     return Reached {
                         table,
@@ -674,72 +658,12 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                         level,
                         entry,
                         kind,
-                        part,
                         denied,
                     };
                 }
-            }
-        }
-    }
-
-    /// Goes on from an entry whose part of the slice is done, as [`descend`](Self::descend). Whether there is more of it.
-    #[inline(never)]
-    pub(super) fn next<'p>(
-        &'p self,
-        at: &mut Reached<'p, P>,
-        slice: &mut Slice,
-        top: Level,
-    ) -> bool {
-        if at.part.last == slice.last {
-            return false;
-        }
-        slice.first = at.part.last + 1;
-        if F::index(slice.first, at.level) == 0 {
-            let top = self.start();
-            (at.table, at.level, at.denied) = (top.table, top.level, top.denied);
-        }
-        self.descend(at, *slice, top);
-        true
-    }
-
-    /// Where all ways down start.
-    #[inline(never)]
-    pub(super) fn start(&self) -> Reached<'_, P> {
-        let level = F::root_level();
-        Reached {
-            // SAFETY: the root.
-            table: unsafe { Table::open(&self.platform, self.root, level) },
-            index: 0,
-            level,
-            entry: 0,
-            kind: Kind::Invalid,
-            part: Slice { first: 0, last: 0 },
-            denied: Perms::empty(),
-        }
-    }
-
-    /// Goes down from the table that has been reached, to where the way to the first address of `slice` ends: at a leaf, at what is
-    /// invalid, or at a table, if that is at a level up to `top` and lies in the slice whole.
-    #[inline(never)]
-    pub(super) fn descend<'p>(&'p self, at: &mut Reached<'p, P>, slice: Slice, top: Level) {
-        loop {
-            at.index = F::index(slice.first, at.level);
-            at.entry = at.table.load(at.index);
-            at.part = slice.part::<F>(at.level);
-            at.kind = kind_of::<F>(at.entry, at.level);
-            match at.level.down() {
-                Some(below)
-                    if at.kind == Kind::Table
-                        && !(at.level <= top && at.part.is_whole::<F>(at.level)) =>
-                {
-                    at.denied |= denied_of::<F>(at.entry);
-                    let frame = address_of::<F>(at.entry, at.level);
-                    // SAFETY: what a table descriptor of the tree points to.
-                    at.table = unsafe { Table::open(&self.platform, frame, below) };
-                    at.level = below;
-                }
-                _ => return,
-            }
+            };
+            denied |= denied_of::<F>(entry);
+            (frame, level) = (address_of::<F>(entry, level), below);
         }
     }
 
@@ -754,7 +678,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 fn check_shared(global: bool) -> Result<(), Inexpressible> {
     match global {
         true => Ok(()),
-        false => Err(Inexpressible("what all spaces share has to be global")),
+        false => Err(Inexpressible(&"what all spaces share has to be global")),
     }
 }
 
@@ -772,8 +696,6 @@ pub(super) struct Reached<'p, P: Platform> {
     pub level: Level,
     pub entry: u64,
     pub kind: Kind,
-    /// What it translates of the slice that was asked for.
-    pub part: Slice,
     /// What the tables above take away.
     pub denied: Perms,
 }

@@ -18,7 +18,9 @@ use crate::bbm::{State, Transition, resizing};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, Conditions, EditError, Reached};
 use crate::flush::{Ranges, free_tree};
-use crate::format::{Attrs, Format, Kind, Perms, address_of, kind_of, meaning, with_flags};
+use crate::format::{
+    Attrs, Format, Kind, Perms, address_of, kind_of, meaning, packed_of, with_flags,
+};
 use crate::platform::{Barrier, Platform};
 use crate::run;
 use crate::table::Table;
@@ -92,7 +94,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Splits the blocks and unfolds the runs that reach over an end of `slice`.
     #[inline(always)]
-    pub(super) fn cleave(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
+    pub(super) fn cleave(&self, slice: Slice) -> Result<(), EditError<F::Input>> {
         match F::CONTIGUOUS != 0 || F::is_leaf_level(Level::PAGE.up()) {
             true => self.cleave_ends(slice),
             false => Ok(()),
@@ -100,7 +102,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     #[inline(never)]
-    fn cleave_ends(&mut self, slice: Slice) -> Result<(), EditError<F::Input>> {
+    fn cleave_ends(&self, slice: Slice) -> Result<(), EditError<F::Input>> {
         // Prepare: whole sub-trees, for the place of one leaf each.
         let mut grafts = [Graft::NONE; 2];
         let ends = [slice.first, slice.last];
@@ -134,8 +136,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Prepares what takes the place of the leaf at `at`, if that reaches out of `slice` and may be replaced.
     #[inline(never)]
     fn graft(&self, at: u64, slice: Slice, graft: &mut Graft) -> Result<(), EditError<F::Input>> {
-        let mut place = self.start();
-        self.descend(&mut place, Slice::at(at), Level::PAGE);
+        let place = self.find(at);
         let (entry, level) = (place.entry, place.level);
         if place.kind != Kind::Leaf {
             return Ok(());
@@ -166,8 +167,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 slice,
                 deny: Perms::empty(),
             };
-            let (attrs, below) = (meaning::<F>(entry, level), level.down().unwrap_or(level));
-            seed.leaves.encode(part, &attrs, below)?;
+            let (attrs, below) = (packed_of::<F>(entry, level), level.down().unwrap_or(level));
+            seed.leaves.encode(part, attrs, below)?;
             let link = seed.build(&self.platform, level, part);
             *graft = Graft {
                 known: entry,
@@ -182,8 +183,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(never)]
     fn put_in(&self, at: u64, slice: Slice, graft: &Graft, footprint: &mut Footprint) {
         let conditions = self.conditions();
-        let mut place = self.start();
-        self.descend(&mut place, Slice::at(at), Level::PAGE);
+        let place = self.find(at);
         let (table, index) = (&place.table, place.index);
         if place.kind == Kind::Leaf && place.entry & F::CONTIGUOUS != 0 {
             let run = run::extent::<F>(at, place.level);
@@ -231,27 +231,32 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             }
         };
         let changed = (last ^ known) & !F::CONTIGUOUS;
-        if changed != 0 {
-            self.change_bits(part, changed & last, changed & known);
+        if let (true, Some(below)) = (changed != 0, level.down()) {
+            let frame = address_of::<F>(link, level);
+            self.change_bits(frame, below, changed & last, changed & known);
         }
     }
 
     /// Walkers have set flags for a leaf at the last: they stand for all parts of it, in which they have the same bits. What walkers
-    /// have set in the parts since then stays set.
+    /// have set in the parts since then stays set. The parts are in the table in `frame`, and below it.
     #[cold]
     #[inline(never)]
-    fn change_bits(&self, mut slice: Slice, set: u64, clear: u64) {
-        let mut at = self.start();
-        self.descend(&mut at, slice, Level::PAGE);
-        loop {
-            let mut entry = at.entry;
-            while let Err(now) =
-                (at.table).compare_exchange(at.index, entry, (entry | set) & !clear)
-            {
-                entry = now;
-            }
-            if !self.next(&mut at, &mut slice, Level::PAGE) {
-                return;
+    fn change_bits(&self, frame: Pa, level: Level, set: u64, clear: u64) {
+        // SAFETY: it was linked just now, or a descriptor in such a table points to it.
+        let table = unsafe { Table::open(&self.platform, frame, level) };
+        for index in 0..1usize << F::INDEX_BITS {
+            let mut entry = table.load(index);
+            match (kind_of::<F>(entry, level), level.down()) {
+                (Kind::Table, Some(below)) => {
+                    self.change_bits(address_of::<F>(entry, level), below, set, clear);
+                }
+                _ => {
+                    while let Err(now) =
+                        table.compare_exchange(index, entry, (entry | set) & !clear)
+                    {
+                        entry = now;
+                    }
+                }
             }
         }
     }

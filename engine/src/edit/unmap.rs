@@ -7,12 +7,10 @@
 
 use core::ops::{ControlFlow, Range};
 
-use super::build::Consecutive;
 use super::live::Footprint;
-use super::small::Task;
 use super::take::{take, take_any, take_run};
 use crate::SMALL;
-use crate::addr::{Address, Level, Pa, Span};
+use crate::addr::{Address, Level, Span};
 use crate::edit::Gather;
 use crate::edit::space::{Conditions, EditError, Located};
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
@@ -55,13 +53,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     pub fn unmap(
         &mut self,
         span: Span<F::Input>,
-        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         if SMALL {
-            let mut progress = Progress::Done;
-            let task = Task::Unmap(&mut held, &mut progress);
-            self.edit_span(span, Pa::new(0), task)?;
-            return Ok(progress);
+            return self.unmap_span(span, held);
         }
         let slice = self.space.check(span)?;
         self.unmap_leaves(slice, held)
@@ -191,13 +186,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     fn unmap_leaves(
         &mut self,
         slice: Slice,
-        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         if SMALL {
-            let mut progress = Progress::Done;
-            let task = Task::Unmap(&mut held, &mut progress);
-            self.edit(slice, Consecutive::new(0, Pa::new(0)), task)?;
-            return Ok(progress);
+            return self.unmap_span(slice.span(), held);
         }
         let serial = self.serial();
         if let Some(place) =

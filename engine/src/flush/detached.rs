@@ -21,7 +21,7 @@ pub(crate) enum Fate {
 
 /// The root of a sub-tree that was detached.
 #[derive(Clone, Copy)]
-pub(super) struct Root {
+pub(crate) struct Root {
     pub frame: Pa,
     pub level: Level,
     pub fate: Fate,
@@ -125,7 +125,7 @@ impl Detached {
     }
 
     /// Takes a root out, with nothing of it reclaimed yet.
-    pub(super) fn pop<P: Platform>(&mut self, platform: &P) -> Option<(Root, Option<Slice>)> {
+    pub fn pop<P: Platform>(&mut self, platform: &P) -> Option<(Root, Option<Slice>)> {
         if self.len > 0 {
             self.len -= 1;
             // SAFETY: places below `len` were written by `push`.

@@ -38,7 +38,6 @@ pub(crate) use reclaim::{free_tree, reclaim_all};
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
 
-use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::format::{Format, Perms};
 use crate::platform::{Barrier, Platform};
@@ -125,10 +124,6 @@ impl Flush {
     /// # Safety
     /// As for [`Detached::reclaim`].
     pub unsafe fn free<F: Format, P: Platform>(&mut self, platform: &P) {
-        if SMALL {
-            // SAFETY: passed on.
-            return unsafe { self.prune::<F, P>(platform, &mut |_| ()) };
-        }
         while let Some((root, _)) = self.detached.pop(platform) {
             free_tree::<F, P>(platform, root.frame, root.level);
         }
@@ -144,10 +139,6 @@ impl Flush {
         platform: &P,
         mut leaves: impl FnMut(Leaf<F>),
     ) {
-        if SMALL {
-            // SAFETY: passed on.
-            return unsafe { self.prune::<F, P>(platform, &mut leaves) };
-        }
         if !self.detached.is_empty() {
             // SAFETY: passed on. The visitor never breaks off, so one call reclaims everything.
             let _all = unsafe {
@@ -157,24 +148,6 @@ impl Flush {
                         ControlFlow::Continue(())
                     })
             };
-        }
-    }
-}
-
-impl Flush {
-    /// The same in little code, for a visitor that never breaks off.
-    ///
-    /// # Safety
-    /// As for [`Detached::reclaim`].
-    #[inline(never)]
-    unsafe fn prune<F: Format, P: Platform>(
-        &mut self,
-        platform: &P,
-        visit: &mut dyn FnMut(Leaf<F>),
-    ) {
-        while let Some((root, _)) = self.detached.pop(platform) {
-            // SAFETY: passed on; the chain held it once.
-            unsafe { root.prune::<F, P>(platform, visit) };
         }
     }
 }

@@ -53,10 +53,13 @@ pub(crate) struct Ranges {
     items: [MaybeUninit<Stale>; MAX_RANGES],
 }
 
+/// Leaves of no level, or of several.
+const NO_LEVEL: u16 = 0xff;
+
 /// The level of the leaves of a range, and whether tables are meant, as one number.
 #[inline(always)]
 fn hint(level: Option<Level>, tables: bool) -> u16 {
-    let level = level.map_or(0xff, |level| u16::from(level.height()));
+    let level = level.map_or(NO_LEVEL, |level| u16::from(level.height()));
     level << 1 | u16::from(tables)
 }
 
@@ -151,7 +154,7 @@ impl Ranges {
     #[inline(never)]
     pub fn add(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
         if SMALL {
-            self.note(slice, level, tables);
+            self.note(slice, level, tables, false);
         } else if !self.append(slice, level, tables) {
             match self.overflowed {
                 true => self.stretch(slice),
@@ -196,42 +199,48 @@ impl Ranges {
         }
     }
 
-    /// Adds one more, if there is room.
-    /// The same in little code: all that does not fit is everything, and no end is kept apart.
-    #[inline(always)]
-    fn note(&mut self, slice: Slice, level: Option<Level>, tables: bool) {
-        let Slice { first, last } = slice;
-        for item in self.as_mut_slice() {
-            let alike = item.level == level && item.tables == tables;
+    /// The same in little code: a range is merged with the last one alone, and no end is kept apart. One that `belongs` to the last
+    /// is, whatever lies between the two.
+    #[cfg_attr(feature = "small", inline(never))]
+    pub fn note(&mut self, slice: Slice, level: Option<Level>, tables: bool, belongs: bool) {
+        let Slice {
+            mut first,
+            mut last,
+        } = slice;
+        let mut hint = hint(level, tables);
+        let mut at = self.len;
+        if let Some(item) = self.items.get(at.wrapping_sub(1)) {
+            // SAFETY: the first `len` items were written.
+            let item = unsafe { item.assume_init_ref() };
             // Where the sum wraps, two ranges that touch stay apart, which is as right.
-            let room = u64::from(alike);
-            if first <= item.last.wrapping_add(room) && item.first <= last.wrapping_add(room) {
-                item.first = item.first.min(first);
-                item.last = item.last.max(last);
-                if !alike {
-                    item.level = None;
-                    item.tables = true;
+            let touches = first <= item.last.wrapping_add(1) && item.first <= last.wrapping_add(1);
+            let belongs = belongs || touches && hint == self.hint;
+            if belongs || at == MAX_RANGES {
+                first = first.min(item.first);
+                last = last.max(item.last);
+                if hint != self.hint {
+                    hint = NO_LEVEL << 1 | (hint | self.hint) & 1;
                 }
-                return;
+                // There is no room for one more: all of the space is to be forgotten.
+                self.overflowed |= !belongs;
+                at -= 1;
             }
         }
-        match self.items.get_mut(self.len) {
-            Some(place) => {
-                place.write(Stale {
-                    first,
-                    last,
-                    level,
-                    tables,
-                });
-                self.len += 1;
-            }
-            None => {
-                self.overflowed = true;
-                self.stretch(slice);
-            }
+        self.hint = hint;
+        if let Some(place) = self.items.get_mut(at) {
+            let level = hint >> 1;
+            place.write(Stale {
+                first,
+                last,
+                level: (level != NO_LEVEL).then_some(Level::new(level as u8)),
+                tables: hint & 1 != 0,
+            });
+            self.len = at + 1;
         }
     }
 
+    /// Adds one more, if there is room.
+    #[inline(always)]
     fn push(&mut self, item: Stale) {
         match self.items.get_mut(self.len) {
             Some(place) => {

@@ -3,10 +3,9 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
-use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::entry::LINE;
-use crate::format::{Format, Kind, Perms, address_of, denied_of, kind_of};
+use crate::format::{Format, Kind, Perms, address_of, kind_of};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
@@ -61,73 +60,6 @@ impl Detached {
                 return self.is_empty();
             }
         }
-    }
-}
-
-impl Root {
-    /// Visits its leaves, if they are unmapped, and frees its tables: in little code, and without a stop.
-    ///
-    /// # Safety
-    /// As for [`Detached::reclaim`], of this one.
-    #[inline(always)]
-    pub unsafe fn prune<F: Format, P: Platform>(
-        self,
-        platform: &P,
-        visit: &mut dyn FnMut(Leaf<F>),
-    ) {
-        let visit: &mut dyn FnMut(Leaf<F>) = match self.fate {
-            Fate::Unmapped => visit,
-            Fate::Replaced => &mut |_| (),
-        };
-        let mut prune = Prune { platform, visit };
-        // SAFETY: as the caller vouches (1., 2.).
-        unsafe { prune.prune(self.frame, self.level, self.first, self.denied) };
-    }
-}
-
-/// Visits leaves and frees tables, in little code.
-struct Prune<'a, F: Format, P> {
-    platform: &'a P,
-    visit: &'a mut dyn FnMut(Leaf<F>),
-}
-
-impl<F: Format, P: Platform> Prune<'_, F, P> {
-    /// Does it with the table in `frame`, which translated addresses from `input` on, and all below it.
-    ///
-    /// # Safety
-    /// 1. `frame` holds a table at `level` of a tree of this format on the platform, which is not used again, nor what is below.
-    /// 2. No walker and no software can reach it.
-    #[inline(never)]
-    unsafe fn prune(&mut self, frame: Pa, level: Level, mut input: u64, denied: Perms) {
-        // SAFETY: (1.).
-        let table = unsafe { Table::open(self.platform, frame, level) };
-        for index in 0..1usize << F::INDEX_BITS {
-            let mut entry = table.load(index);
-            match (kind_of::<F>(entry, level), level.down()) {
-                (Kind::Table, Some(below)) => {
-                    let child = address_of::<F>(entry, level);
-                    let denied = denied | denied_of::<F>(entry);
-                    // SAFETY: of the same tree (1.), and reached through this table alone (2.).
-                    unsafe { self.prune(child, below, input, denied) };
-                }
-                (Kind::Leaf, _) if entry & F::CONTIGUOUS == 0 => {
-                    (self.visit)(Leaf::new(input, entry, level, denied));
-                }
-                (Kind::Leaf, _) => {
-                    let members = run::members::<F>(index, level);
-                    if index == members.start {
-                        let load = &mut |member| table.load(member);
-                        entry = run::gather::<F>(members, level, load);
-                        (self.visit)(Leaf::new(input, entry, level, denied));
-                    }
-                }
-                _ => {}
-            }
-            input = input.wrapping_add(1 << F::shift(level));
-        }
-        drop(table);
-        // SAFETY: nothing can reach it (2.), and each table is come to once (1.).
-        unsafe { self.platform.free_table(frame, level) };
     }
 }
 
@@ -278,42 +210,18 @@ pub(crate) unsafe fn reclaim_all<F: Format, P: Platform>(
 /// Frees the table in `frame` and every table below it. The leaves are not looked at.
 ///
 /// The caller vouches that nothing can reach the table: it was never linked, or its invalidation is complete.
-#[cfg_attr(feature = "small", inline(never))]
+#[inline(never)]
 pub(crate) fn free_tree<F: Format, P: Platform>(platform: &P, frame: Pa, level: Level) {
-    if SMALL {
-        let visit = &mut |_| ();
-        // SAFETY: as the caller vouches (1., 2.).
-        return unsafe { Prune::<F, P> { platform, visit }.prune(frame, level, 0, Perms::empty()) };
+    if let Some(below) = level.down() {
+        // SAFETY: a whole table of this format, below the root, that nothing else reaches.
+        let table = unsafe { Table::open(platform, frame, level) };
+        for index in 0..1usize << F::INDEX_BITS {
+            let entry = table.load(index);
+            if kind_of::<F>(entry, level) == Kind::Table {
+                free_tree::<F, P>(platform, address_of::<F>(entry, level), below);
+            }
+        }
     }
-    if level != Level::PAGE {
-        let slice = Slice {
-            first: 0,
-            last: (1 << (F::shift(level) + F::INDEX_BITS)) - 1,
-        };
-        // SAFETY: a whole table of this format, below the root.
-        let _: ControlFlow<()> =
-            unsafe { walk::<F, P>(platform, frame, level, slice, &mut FreeTables(platform)) };
-    }
-    // SAFETY: as the caller vouches.
+    // SAFETY: as the caller vouches; each table is come to once.
     unsafe { platform.free_table(frame, level) };
-}
-
-/// Frees tables on the way back.
-struct FreeTables<'a, P>(&'a P);
-
-impl<F: Format, P: Platform> Visit<F, P> for FreeTables<'_, P> {
-    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, _: Slice) -> Step {
-        let entry = table.load(index);
-        match F::kind(entry, level) {
-            Kind::Table => Step::Into(F::address(entry, level)),
-            _ => Step::Next,
-        }
-    }
-
-    fn leave(&mut self, level: Level, child: Pa) {
-        if let Some(below) = level.down() {
-            // SAFETY: as the caller of `free_tree` vouches; the walk passes each table once.
-            unsafe { self.0.free_table(child, below) };
-        }
-    }
 }

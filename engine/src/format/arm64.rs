@@ -485,7 +485,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
             0
         };
         if refused != 0 {
-            return Err(Inexpressible(REASONS[usize::from(refused & 0xf)]));
+            return Err(Inexpressible(&REASONS[usize::from(refused & 0xf)]));
         }
         let (rights, index) = (u64::from(rights), u64::from(index));
         let mut leaf = VALID

@@ -123,10 +123,10 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
         if attrs.perms.intersects(Perms::ANY_USER) {
-            return Err(Inexpressible("EL2 without VHE has no user"));
+            return Err(Inexpressible(&"EL2 without VHE has no user"));
         }
         if !attrs.global {
-            return Err(Inexpressible("EL2 without VHE has one address space"));
+            return Err(Inexpressible(&"EL2 without VHE has one address space"));
         }
         let bits = Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::encode(attrs, level)?;
         let never = match attrs.perms.contains(Perms::EXEC) {

@@ -183,7 +183,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         check_guest(attrs)?;
         let may = |perms: Perms| attrs.perms.contains(perms);
         if !Self::is_leaf_level(level) {
-            return Err(Inexpressible("no large page can stand at this level"));
+            return Err(Inexpressible(&"no large page can stand at this level"));
         }
         if attrs.perms.is_empty() {
             // As what can be read, but not present, and with the address inverted.
@@ -195,23 +195,23 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         // permits nothing is not present.
         if !may(Perms::READ) {
             return Err(Inexpressible(
-                "EPT cannot map memory that the guest cannot read",
+                &"EPT cannot map memory that the guest cannot read",
             ));
         }
         if !MODE_BASED && may(Perms::EXEC) != may(Perms::USER_EXEC) {
             return Err(Inexpressible(
-                "EPT without mode-based control lets all of the guest execute, or nothing of it",
+                &"EPT without mode-based control lets all of the guest execute, or nothing of it",
             ));
         }
         if attrs.shareability != Shareability::Inner {
-            return Err(Inexpressible("EPT memory is always coherent"));
+            return Err(Inexpressible(&"EPT memory is always coherent"));
         }
         if attrs.software > 7 {
-            return Err(Inexpressible("three software bits are all there are"));
+            return Err(Inexpressible(&"three software bits are all there are"));
         }
         if attrs.native & !Self::NATIVE != 0 {
             return Err(Inexpressible(
-                "a native bit does not belong to the embedder",
+                &"a native bit does not belong to the embedder",
             ));
         }
         let memory = match attrs.memory {
@@ -220,7 +220,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
             Memory::NonCacheable => WRITE_COMBINING,
             Memory::Device => UNCACHEABLE,
             Memory::DeviceStrict | Memory::Tagged => {
-                return Err(Inexpressible("EPT has no such memory type"));
+                return Err(Inexpressible(&"EPT has no such memory type"));
             }
         };
         let when = |condition: bool, bit: u64| if condition { bit } else { 0 };

@@ -52,6 +52,7 @@ mod arm64;
 mod el2;
 mod ept;
 mod npt;
+pub(crate) mod packed;
 mod pages;
 mod stage2;
 mod x86_64;
@@ -77,6 +78,7 @@ use core::fmt;
 
 use crate::addr::{Address, Level, Pa};
 use crate::platform::Caps;
+use packed::{ACCESSED, DIRTY, Packed};
 
 /// The architecture whose rules hold. Algorithms ask for what follows from them.
 ///
@@ -330,7 +332,7 @@ impl Attrs {
 /// assert!(X86_64::<4>::encode(&write_only, Level::PAGE).is_err());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inexpressible(pub &'static str);
+pub struct Inexpressible(pub &'static &'static str);
 
 impl fmt::Display for Inexpressible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -345,12 +347,12 @@ fn check_guest(attrs: &Attrs) -> Result<(), Inexpressible> {
     let alike = |one, other| attrs.perms.contains(one) == attrs.perms.contains(other);
     if !alike(Perms::READ, Perms::USER_READ) || !alike(Perms::WRITE, Perms::USER_WRITE) {
         return Err(Inexpressible(
-            "stage 2 lets the guest's kernel and its user read and write the same memory, or neither",
+            &"stage 2 lets the guest's kernel and its user read and write the same memory, or neither",
         ));
     }
     if attrs.global {
         return Err(Inexpressible(
-            "a translation of stage 2 belongs to one guest",
+            &"a translation of stage 2 belongs to one guest",
         ));
     }
     Ok(())
@@ -725,21 +727,29 @@ pub(crate) fn denied_of<F: Format>(table: u64) -> Perms {
 
 /// What a leaf [means](Format::decode), as a call: where that is asked once for many leaves.
 #[inline(never)]
+pub(crate) fn packed_of<F: Format>(leaf: u64, level: Level) -> Packed {
+    Packed::of(&F::decode(leaf, level))
+}
+
+/// The same, unpacked.
+#[inline]
 pub(crate) fn meaning<F: Format>(leaf: u64, level: Level) -> Attrs {
-    F::decode(leaf, level)
+    packed_of::<F>(leaf, level).attrs()
+}
+
+/// The leaf with these attributes, as [`encode`](Format::encode) returns it, as a call.
+#[inline(never)]
+pub(crate) fn encoded<F: Format>(attrs: Packed, level: Level) -> Result<u64, Inexpressible> {
+    F::encode(&attrs.attrs(), level)
 }
 
 /// The leaf `entry` with these flags set besides those that it has.
 #[inline(never)]
 pub(crate) fn with_flags<F: Format>(entry: u64, level: Level, accessed: bool, dirty: bool) -> u64 {
-    let attrs = meaning::<F>(entry, level);
-    let flagged = Attrs {
-        accessed: attrs.accessed || accessed,
-        dirty: attrs.dirty || dirty,
-        ..attrs
-    };
+    let mut attrs = packed_of::<F>(entry, level);
+    attrs.word |= (u32::from(accessed) * ACCESSED) | (u32::from(dirty) * DIRTY);
     // What was decoded can be encoded.
-    F::encode(&flagged, level).map_or(entry, |bits| in_place_of::<F>(entry, level, bits))
+    encoded::<F>(attrs, level).map_or(entry, |bits| in_place_of::<F>(entry, level, bits))
 }
 
 /// What stands in the place of a leaf until what was there is forgotten. No walker takes a parked leaf for valid, then or now.
@@ -759,8 +769,7 @@ pub(crate) fn in_place_of<F: Format>(entry: u64, level: Level, bits: u64) -> u64
 /// The leaf `entry` with every flag set that a walker may still set in it. Where what walkers set from now on is not
 /// looked at, this is what to write: said too much, never too little.
 pub(crate) fn saturate<F: Format>(entry: u64, level: Level) -> u64 {
-    let writable = meaning::<F>(entry, level)
-        .perms
-        .intersects(Perms::ANY_WRITE);
+    let perms = packed_of::<F>(entry, level).perms();
+    let writable = perms.intersects(Perms::ANY_WRITE);
     with_flags::<F>(entry, level, true, writable)
 }

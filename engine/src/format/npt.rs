@@ -91,16 +91,16 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
         check_guest(attrs)?;
         if !attrs.perms.is_empty() && !attrs.perms.contains(Perms::READ) {
             return Err(Inexpressible(
-                "nested paging cannot map memory that the guest cannot read",
+                &"nested paging cannot map memory that the guest cannot read",
             ));
         }
         if attrs.perms.contains(Perms::EXEC) != attrs.perms.contains(Perms::USER_EXEC) {
             return Err(Inexpressible(
-                "nested paging lets all of the guest execute, or nothing of it",
+                &"nested paging lets all of the guest execute, or nothing of it",
             ));
         }
         if attrs.native != 0 {
-            return Err(Inexpressible("nested paging has no native bits"));
+            return Err(Inexpressible(&"nested paging has no native bits"));
         }
         // To the host it is memory of a user, which the host's kernel does not execute.
         let host = Attrs {

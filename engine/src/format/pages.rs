@@ -95,7 +95,7 @@ unsafe impl<F: Format> Format for PagesOnly<F> {
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
         match level {
             Level::PAGE => F::encode(attrs, Level::PAGE),
-            _ => Err(Inexpressible("only pages are mapped")),
+            _ => Err(Inexpressible(&"only pages are mapped")),
         }
     }
 

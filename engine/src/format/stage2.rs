@@ -193,7 +193,7 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
         check_guest(attrs)?;
         if !Self::is_leaf_level(level) {
-            return Err(Inexpressible("no block can stand at this level"));
+            return Err(Inexpressible(&"no block can stand at this level"));
         }
         let may = |perms: Perms| attrs.perms.contains(perms);
         let mut bits = VALID;
@@ -228,17 +228,19 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
             (false, Memory::Normal) => 0b1111,
             (true, Memory::WriteThrough) => {
                 return Err(Inexpressible(
-                    "forced write-back has no write-through memory",
+                    &"forced write-back has no write-through memory",
                 ));
             }
             (_, Memory::Tagged) => {
-                return Err(Inexpressible("whether memory is tagged is said by stage 1"));
+                return Err(Inexpressible(
+                    &"whether memory is tagged is said by stage 1",
+                ));
             }
         } << MEMORY;
         if WIDE && PAGE_SHIFT != 16 {
             if attrs.shareability != Shareability::Inner {
                 return Err(Inexpressible(
-                    "with 52-bit descriptors shareability comes from VTCR_EL2 and is inner",
+                    &"with 52-bit descriptors shareability comes from VTCR_EL2 and is inner",
                 ));
             }
         } else {
@@ -252,12 +254,12 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
             bits |= ACCESS;
         }
         if attrs.software > 7 {
-            return Err(Inexpressible("three software bits are all there are"));
+            return Err(Inexpressible(&"three software bits are all there are"));
         }
         bits |= u64::from(attrs.software) << SOFTWARE;
         if attrs.native & !Self::NATIVE != 0 {
             return Err(Inexpressible(
-                "a native bit does not belong to the embedder",
+                &"a native bit does not belong to the embedder",
             ));
         }
         bits |= attrs.native;

@@ -294,7 +294,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
             index
         };
         if refused & REFUSED != 0 {
-            return Err(Inexpressible(REASONS[usize::from(refused & 0xf)]));
+            return Err(Inexpressible(&REASONS[usize::from(refused & 0xf)]));
         }
         let (rights, index) = (u64::from(rights), u64::from(index));
         // Where a leaf keeps bit 2 of the index, and what makes it a large one.

@@ -395,8 +395,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "what is parked is not invalidated",
         file: PLAN,
-        find: "_ if parks => «plan.invalidate = true»,",
-        with: "plan.news = true",
+        find: "_ if parks => «INVALIDATE»,",
+        with: "NEWS",
         rules: FORGOTTEN,
     },
     Bug {
