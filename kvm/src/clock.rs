@@ -1,5 +1,6 @@
 //! Time that passes, and time that a thread is really running: on a busy computer they part.
 
+use std::hint;
 use std::time::{Duration, Instant};
 
 /// What something took.
@@ -9,6 +10,70 @@ pub struct Took {
     pub wall: Duration,
     /// Of the thread's CPU, user and kernel.
     pub cpu: Duration,
+}
+
+impl Took {
+    /// Both, one after the other.
+    #[must_use]
+    pub fn then(self, other: Self) -> Self {
+        Self {
+            wall: self.wall + other.wall,
+            cpu: self.cpu + other.cpu,
+        }
+    }
+
+    /// Both, at the same time.
+    #[must_use]
+    pub fn beside(self, other: Self) -> Self {
+        Self {
+            wall: self.wall.max(other.wall),
+            cpu: self.cpu + other.cpu,
+        }
+    }
+
+    /// What it did not run.
+    pub fn away(&self) -> Duration {
+        self.wall.saturating_sub(self.cpu)
+    }
+
+    /// Of so many, each on average.
+    #[must_use]
+    pub fn each_of(self, times: u32) -> Self {
+        Self {
+            wall: self.wall / times.max(1),
+            cpu: self.cpu / times.max(1),
+        }
+    }
+
+    /// Without a part of it.
+    #[must_use]
+    pub fn without(self, part: Self) -> Self {
+        Self {
+            wall: self.wall.saturating_sub(part.wall),
+            cpu: self.cpu.saturating_sub(part.cpu),
+        }
+    }
+}
+
+/// So long CPU time is compared with time, again and again; and so long at most.
+const SLICE: Duration = Duration::from_micros(20);
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Waits, running, until the calling thread has had a CPU for itself for a moment. To be called by a thread that has slept, before it is timed: a CPU that was halted may be one of a
+/// computer that is itself a virtual machine, and its host needs a while to let it go on.
+pub fn settle() {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        let ((), took) = timed(|| {
+            let begin = Instant::now();
+            while begin.elapsed() < SLICE {
+                hint::spin_loop();
+            }
+        });
+        if took.cpu >= SLICE.mul_f64(0.9) {
+            return;
+        }
+    }
 }
 
 /// CPU time of the calling thread since it began.

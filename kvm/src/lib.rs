@@ -27,5 +27,5 @@ pub use error::Error;
 pub use log::{Bitmap, Protect};
 pub use memory::{Backing, available};
 pub use stats::Counts;
-pub use vcpu::{Done, Vcpu};
+pub use vcpu::{Done, Emptied, Vcpu};
 pub use vm::{Setup, Vm};

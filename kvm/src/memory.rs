@@ -45,18 +45,19 @@ pub fn available() -> u64 {
     kib.map_or(u64::MAX, |kib| kib << 10)
 }
 
-/// Has as much memory at hand for the calling thread as its vCPU is to touch, and holds nothing when it returns.
+/// As much memory as the calling thread's vCPU is to touch, touched. If it goes just before that, and not before all others have theirs, there is
+/// as much at hand.
 ///
 /// A computer that is itself a virtual machine may give free memory back to its host, within seconds, and gets it again at the first access: on
-/// one such, 2 MiB took 4.5 ms where to zero them takes 85 us. What was freed last, on the same CPU, it has still.
+/// one such, 2 MiB took 4.5 ms where to zero them takes 85 us. What was freed last it has still.
 ///
 /// # Errors
 /// There is no such memory.
-pub fn warm(backing: (Backing, &'static str), bytes: u64) -> Result<(), Error> {
+pub fn warm(backing: (Backing, &'static str), bytes: u64) -> Result<Option<Memory>, Error> {
     let (kind, name) = backing;
     // A pool is never given back.
     if matches!(kind, Backing::Hugetlb { .. }) {
-        return Ok(());
+        return Ok(None);
     }
     // All others take from the same free memory: in the largest pages, which is quickest.
     let memory =
@@ -65,7 +66,7 @@ pub fn warm(backing: (Backing, &'static str), bytes: u64) -> Result<(), Error> {
         // SAFETY: within the memory, of which this function is the only user.
         unsafe { memory.first.byte_add(offset).write_volatile(1) };
     }
-    Ok(())
+    Ok(Some(memory))
 }
 
 /// Mapped memory, unmapped when it is dropped.

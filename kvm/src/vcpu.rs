@@ -3,7 +3,7 @@
 use std::hint;
 use std::mem;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kvm_bindings::KVM_EXIT_DIRTY_RING_FULL;
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 
-use crate::clock::{Took, timed};
+use crate::clock::{Took, settle, timed};
 use crate::error::Error;
 use crate::guest::{Block, Orders};
 use crate::log::Bitmap;
@@ -22,10 +22,61 @@ use crate::stalls::Stalls;
 use crate::vm::reset_rings;
 
 /// That its block has orders.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Work {
     /// What its random numbers start from.
     seed: u64,
+    start: Start,
+}
+
+/// A line from which vCPUs start together: what two do at once, and how much they are in each other's way, does not depend on when their threads
+/// were woken.
+#[derive(Clone, Debug)]
+pub struct Start(Arc<AtomicUsize>);
+
+/// On a computer with fewer CPUs than vCPUs they do not start together.
+const LATE: Duration = Duration::from_millis(20);
+
+impl Start {
+    /// For so many.
+    pub fn of(vcpus: usize) -> Self {
+        Self(Arc::new(AtomicUsize::new(vcpus)))
+    }
+
+    /// Waits for the others, but not for long.
+    fn wait(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+        let begin = Instant::now();
+        while self.0.load(Ordering::Acquire) > 0 && begin.elapsed() < LATE {
+            match begin.elapsed() < LATE / 100 {
+                true => hint::spin_loop(),
+                false => thread::yield_now(),
+            }
+        }
+    }
+}
+
+/// Full rings, emptied.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Emptied {
+    /// Pages found in them.
+    pub pages: u64,
+    /// Taking what was in them.
+    pub taking: Took,
+    /// Giving KVM the entries back.
+    pub resetting: Took,
+}
+
+impl Emptied {
+    /// What this vCPU's rings took, and another's at the same time.
+    #[must_use]
+    pub fn beside(self, other: Self) -> Self {
+        Self {
+            pages: self.pages + other.pages,
+            taking: self.taking.beside(other.taking),
+            resetting: self.resetting.beside(other.resetting),
+        }
+    }
 }
 
 /// What it did.
@@ -33,10 +84,12 @@ struct Work {
 pub struct Done {
     /// Without what emptying a full ring took.
     pub took: Took,
+    /// When, with that.
+    pub from: Instant,
+    /// Until when.
+    pub to: Instant,
     /// Emptying full rings.
-    pub emptying: Took,
-    /// Pages found in them.
-    pub emptied: u64,
+    pub emptied: Emptied,
     /// What its random numbers started from.
     pub seed: u64,
     /// Accesses made.
@@ -56,7 +109,12 @@ struct Shared {
     _memory: Arc<Memory>,
     block: NonNull<Block>,
     ring: Option<Mutex<(Ring, Bitmap)>>,
+    turn: Turn,
 }
+
+/// The right to have rings reset. KVM's own lock is one for which a thread spins, in its CPU time, while another has it; here it sleeps, as threads do in
+/// programs that empty rings under a lock.
+pub type Turn = Arc<Mutex<()>>;
 
 // SAFETY: the block is in the memory, which is held, and all of it is atomics.
 unsafe impl Send for Shared {}
@@ -88,6 +146,7 @@ pub struct Parts {
     /// Its block, in that memory.
     pub block: NonNull<Block>,
     pub ring: Option<(Ring, Bitmap)>,
+    pub turn: Turn,
     pub frequency: u64,
     /// The CPU that it is to run on.
     pub cpu: Option<usize>,
@@ -96,11 +155,11 @@ pub struct Parts {
 }
 
 impl Vcpu {
-    /// Starts its thread, which waits for work.
+    /// Starts its thread, which waits for work. With it, memory to be let go when there is some.
     ///
     /// # Errors
     /// There is no thread, or it may not run on that CPU.
-    pub fn start(parts: Parts) -> Result<Self, Error> {
+    pub fn start(parts: Parts) -> Result<(Self, Option<Memory>), Error> {
         let Parts {
             id,
             fd,
@@ -108,6 +167,7 @@ impl Vcpu {
             memory,
             block,
             ring,
+            turn,
             frequency,
             cpu,
             touches: (backing, name, bytes),
@@ -119,6 +179,7 @@ impl Vcpu {
             _memory: memory,
             block,
             ring: ring.map(Mutex::new),
+            turn,
         });
         let (tell, orders) = channel();
         let (say, hear) = channel();
@@ -139,7 +200,7 @@ impl Vcpu {
                 // SAFETY: `pthread_self` only says which thread this is.
                 let this = unsafe { libc::pthread_self() };
                 // The host waits for it, and for nothing else.
-                let _told = introduce.send(bound.map(|()| Thread(this)));
+                let _told = introduce.send(bound.map(|warm| (Thread(this), warm)));
                 if !failed {
                     runner.serve(&orders, &say);
                 }
@@ -152,14 +213,15 @@ impl Vcpu {
             vcpu: id,
             why: "its thread is gone".to_owned(),
         };
-        let native = known.recv().map_err(gone)??;
-        Ok(Self {
+        let (native, warm) = known.recv().map_err(gone)??;
+        let vcpu = Self {
             shared,
             tell: Some(tell),
             hear,
             thread: Some(thread),
             native,
-        })
+        };
+        Ok((vcpu, warm))
     }
 
     /// What it and the host know.
@@ -169,12 +231,15 @@ impl Vcpu {
     }
 
     /// Has it begin. It must not be at work. It can be stopped from now on.
-    pub fn begin(&mut self, orders: &Orders) {
+    pub(crate) fn begin(&mut self, orders: &Orders, start: &Start) {
         let seed = self.block().seed.load(Ordering::Relaxed);
         self.block().order(orders);
         if let Some(tell) = &self.tell {
             // Its thread lives as long as this; if it is gone, waiting for it says so.
-            let _sent = tell.send(Work { seed });
+            let _sent = tell.send(Work {
+                seed,
+                start: start.clone(),
+            });
         }
     }
 
@@ -267,15 +332,16 @@ impl Runner {
     fn run(&mut self, work: &Work) -> Result<Done, Error> {
         // SAFETY: the block is in memory that is held, and all of it is atomics.
         let block = unsafe { self.shared.block.as_ref() };
-        let (mut emptying, mut emptied) = (Took::default(), 0);
+        settle();
+        work.start.wait();
+        let (mut emptying, mut emptied) = (Took::default(), Emptied::default());
+        let from = Instant::now();
         let (result, took) = timed(|| self.enter(&mut emptying, &mut emptied));
         result?;
         Ok(Done {
-            took: Took {
-                wall: took.wall.saturating_sub(emptying.wall),
-                cpu: took.cpu.saturating_sub(emptying.cpu),
-            },
-            emptying,
+            took: took.without(emptying),
+            from,
+            to: Instant::now(),
             emptied,
             seed: work.seed,
             made: block.made.load(Ordering::Relaxed),
@@ -284,7 +350,7 @@ impl Runner {
     }
 
     /// Until the guest leaves by itself.
-    fn enter(&mut self, emptying: &mut Took, emptied: &mut u64) -> Result<(), Error> {
+    fn enter(&mut self, emptying: &mut Took, emptied: &mut Emptied) -> Result<(), Error> {
         loop {
             let left = match self.fd.run() {
                 Ok(VcpuExit::MmioWrite(..)) => return Ok(()),
@@ -299,10 +365,9 @@ impl Runner {
             if let Some(why) = left {
                 return Err(Error::Guest { vcpu: self.id, why });
             }
-            let (count, took) = timed(|| self.empty());
-            *emptied += count?;
-            emptying.wall += took.wall;
-            emptying.cpu += took.cpu;
+            let (done, took) = timed(|| self.empty(emptied));
+            done?;
+            *emptying = emptying.then(took);
         }
     }
 
@@ -322,15 +387,25 @@ impl Runner {
     }
 
     /// Makes room in a full ring.
-    fn empty(&self) -> Result<u64, Error> {
+    fn empty(&self, emptied: &mut Emptied) -> Result<(), Error> {
         let Some(ring) = &self.shared.ring else {
-            return Ok(0);
+            return Ok(());
         };
         let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
         let (ring, found) = &mut *ring;
-        let count = ring.collect(found);
-        reset_rings(&self.vm)?;
-        Ok(count)
+        let (count, taking) = timed(|| ring.collect(found));
+        let turn = &self.shared.turn;
+        let _turn = turn.try_lock().unwrap_or_else(|_| {
+            let turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            settle();
+            turn
+        });
+        let (done, resetting) = timed(|| reset_rings(&self.vm));
+        done?;
+        emptied.pages += count;
+        emptied.taking = emptied.taking.then(taking);
+        emptied.resetting = emptied.resetting.then(resetting);
+        Ok(())
     }
 }
 

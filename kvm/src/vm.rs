@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
@@ -22,7 +22,7 @@ use crate::memory::{Backing, Memory, available};
 use crate::ring::{ENTRY, Ring};
 use crate::stats::{Counts, Stats};
 use crate::tables::{self, Area};
-use crate::vcpu::{Done, Parts, Vcpu, bind};
+use crate::vcpu::{Done, Parts, Start, Turn, Vcpu, bind};
 
 /// `_IOW(KVMIO, 0x42, struct kvm_dirty_log)`.
 const KVM_GET_DIRTY_LOG: libc::c_ulong = 0x4010_ae42;
@@ -84,6 +84,9 @@ pub struct Vm {
     bytes: u64,
     protect: Protect,
     has_rings: bool,
+    turn: Turn,
+    /// Goes when vCPUs begin for the first time.
+    warm: Vec<Memory>,
     memory: Memory,
     _own: Arc<Memory>,
 }
@@ -288,6 +291,8 @@ impl Vm {
         }
         let mut stats: Vec<Stats> = Stats::of(&*vm).into_iter().collect();
         let mut vcpus = Vec::new();
+        let turn = Turn::default();
+        let mut warm = Vec::new();
         for (id, fd) in (0..).zip(fds) {
             let block = BLOCKS + u64::from(id) * BLOCK_BYTES;
             let place = Place {
@@ -319,7 +324,7 @@ impl Vm {
                 }
                 None => None,
             };
-            vcpus.push(Vcpu::start(Parts {
+            let (vcpu, touched) = Vcpu::start(Parts {
                 id,
                 frequency: arch::frequency(&fd)?,
                 fd,
@@ -327,13 +332,16 @@ impl Vm {
                 memory: Arc::clone(&own),
                 block: at,
                 ring,
+                turn: Arc::clone(&turn),
                 cpu: setup.cpus.get(id as usize).copied(),
                 touches: (
                     setup.backing.0,
                     setup.backing.1,
                     setup.bytes / u64::from(setup.vcpus),
                 ),
-            })?);
+            })?;
+            vcpus.push(vcpu);
+            warm.extend(touched);
         }
         if let Some(&cpu) = setup.cpus.get(setup.vcpus as usize) {
             bind(cpu)?;
@@ -347,6 +355,8 @@ impl Vm {
             bytes: setup.bytes,
             protect: setup.protect,
             has_rings: setup.ring.is_some(),
+            turn,
+            warm,
             memory,
             _own: own,
         })
@@ -396,10 +406,12 @@ impl Vm {
         }
     }
 
-    /// Has all vCPUs begin.
+    /// Has all vCPUs begin, together where each has a CPU.
     pub fn begin(&mut self, orders: impl Fn(usize) -> Orders) {
+        self.warm.clear();
+        let start = Start::of(self.vcpus.len());
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
-            vcpu.begin(&orders(id));
+            vcpu.begin(&orders(id), &start);
         }
     }
 
@@ -481,32 +493,39 @@ impl Vm {
     /// # Errors
     /// KVM refuses.
     pub fn get(&self, into: &mut Bitmap) -> Result<Took, Error> {
-        let (done, took) = timed(|| {
-            self.slots
-                .iter()
-                .zip(into.slots())
-                .try_for_each(|(slot, words)| {
-                    let mut request = kvm_dirty_log {
-                        slot: slot.id,
-                        ..kvm_dirty_log::default()
-                    };
-                    request.__bindgen_anon_1.dirty_bitmap = words.as_mut_ptr().cast();
-                    // SAFETY: `ioctl`: the bitmap has a bit for each page of the slot.
-                    let got = unsafe {
-                        libc::ioctl(
-                            self.vm.as_raw_fd(),
-                            KVM_GET_DIRTY_LOG as _,
-                            &raw mut request,
-                        )
-                    };
-                    if got < 0 {
-                        Err(Error::last("KVM_GET_DIRTY_LOG"))
-                    } else {
-                        Ok(())
-                    }
-                })
-        });
+        let (done, took) = timed(|| self.read(into));
         done.map(|()| took)
+    }
+
+    /// Reads the log so often, and says what it took each time on average. It is as it was only if reading leaves it so.
+    ///
+    /// # Errors
+    /// KVM refuses.
+    pub fn get_often(&self, into: &mut Bitmap, times: u32) -> Result<Took, Error> {
+        let (done, took) = timed(|| (0..times).try_for_each(|_| self.read(into)));
+        done.map(|()| took.each_of(times))
+    }
+
+    fn read(&self, into: &mut Bitmap) -> Result<(), Error> {
+        for (slot, words) in self.slots.iter().zip(into.slots()) {
+            let mut request = kvm_dirty_log {
+                slot: slot.id,
+                ..kvm_dirty_log::default()
+            };
+            request.__bindgen_anon_1.dirty_bitmap = words.as_mut_ptr().cast();
+            // SAFETY: `ioctl`: the bitmap has a bit for each page of the slot.
+            let got = unsafe {
+                libc::ioctl(
+                    self.vm.as_raw_fd(),
+                    KVM_GET_DIRTY_LOG as _,
+                    &raw mut request,
+                )
+            };
+            if got < 0 {
+                return Err(Error::last("KVM_GET_DIRTY_LOG"));
+            }
+        }
+        Ok(())
     }
 
     /// Clears of the log what was read, and has those pages protected again.
@@ -569,6 +588,7 @@ impl Vm {
     /// # Errors
     /// KVM refuses.
     pub fn reset(&self) -> Result<Took, Error> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (done, took) = timed(|| reset_rings(&self.vm));
         done.map(|()| took)
     }

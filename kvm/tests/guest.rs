@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use tablewright_kvm::guest::{Orders, written};
-use tablewright_kvm::{Backing, Error, Protect, Setup, Vm, host};
+use tablewright_kvm::{Backing, Emptied, Error, Protect, Setup, Vm, host};
 
 /// Whether this computer can run them.
 fn has_kvm() -> bool {
@@ -89,13 +89,20 @@ fn a_guest_writes_what_it_is_told_and_the_log_says_the_same() {
                 }
                 let mut got = vm.bitmap();
                 if ring.is_some() {
-                    let emptied: u64 = done.iter().map(|done| done.emptied).sum();
-                    assert!(random || emptied > 0);
+                    let emptied = done.iter().map(|done| done.emptied);
+                    let emptied = emptied.reduce(Emptied::beside).unwrap();
+                    assert!(random || emptied.pages > 0);
+                    for took in [emptied.taking, emptied.resetting] {
+                        assert_eq!(took.cpu.is_zero(), emptied.pages == 0, "{emptied:?}");
+                    }
                     vm.collect(&mut got);
                     vm.reset().unwrap();
                 } else {
                     vm.get(&mut got).unwrap();
                     if vm.is_manual() {
+                        let mut again = vm.bitmap();
+                        vm.get_often(&mut again, 3).unwrap();
+                        assert_eq!(again.difference(&got), None);
                         vm.clear(&mut got).unwrap();
                     }
                 }

@@ -5,20 +5,24 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fetch::{self, cargo, target};
 use crate::{About as _, Error, Result, say};
 
 /// What two medians of the same phase may differ by.
 const APART: f64 = 0.1;
-/// A run has so many rounds.
+/// A run has so many repetitions, of which each is of several rounds.
 const REPETITIONS: usize = 5;
+/// A repetition has as many rounds as there is time for, and no more than are needed.
+const LONG: Duration = Duration::from_millis(3000);
+const MOST_ROUNDS: u32 = 9;
+/// So much more passes than CPU time in what is not disturbed: nanoseconds.
+const UNSEEN: f64 = 2e4;
 /// A time that is fitted or predicted is a median of so many.
 const ROUNDS: &str = "5";
-/// A call that takes less is moved by a cold cache or an interrupt of the host by more than that: nanoseconds.
-const SHORT: f64 = 1e5;
 /// Of two sizes, so that what a call takes in any case is told from what grows with the log.
 const FITTED: [&str; 2] = ["dirty-log -b 256M", "dirty-log -b 1G -s anonymous_thp"];
 
@@ -51,7 +55,7 @@ fn run(program: &Path, words: &str, rounds: &str, more: &[&str]) -> Result<Vec<u
     }
 }
 
-fn json(bytes: &[u8], words: &str) -> Result<Value> {
+fn read(bytes: &[u8], words: &str) -> Result<Value> {
     let why = |error| Error::Failed(format!("{words}: its JSON cannot be read: {error}"));
     serde_json::from_slice(bytes).map_err(why)
 }
@@ -61,8 +65,25 @@ fn list<'a>(of: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     of[key].as_array().into_iter().flatten()
 }
 
-/// The phases of a report: name, nanoseconds of CPU time; an error where the log was not what was written.
-fn phases(report: &Value, words: &str) -> Result<Vec<(String, f64)>> {
+/// What one phase took once; nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Once {
+    /// CPU time.
+    cpu: f64,
+    /// Time that its threads had begun and did not run.
+    away: f64,
+}
+
+impl Once {
+    /// Whether something else had the CPU for longer than what is to be told. Where that was another host, CPU time is not to be believed: what it took is
+    /// subtracted, and not always from what it was taken of.
+    fn is_disturbed(&self) -> bool {
+        self.away > self.cpu * APART / 2.0 + UNSEEN
+    }
+}
+
+/// The phases of a report, by name; an error where the log was not what was written.
+fn phases(report: &Value, words: &str) -> Result<Vec<(String, Once)>> {
     let mut phases = Vec::new();
     for phase in list(report, "rows").flat_map(|row| list(row, "phases")) {
         let name = phase["phase"].as_str().unwrap_or_default();
@@ -72,10 +93,12 @@ fn phases(report: &Value, words: &str) -> Result<Vec<(String, f64)>> {
                 "{words}: {name}: the log is not what was written"
             )));
         }
-        let time = phase["cpu_ns"].as_f64();
-        let time = time
-            .ok_or_else(|| Error::Failed(format!("{words}: {name}: its CPU time is not said")))?;
-        phases.push((name.to_owned(), time));
+        let time = |key| {
+            let time = phase[key].as_f64();
+            time.ok_or_else(|| Error::Failed(format!("{words}: {name}: there is no {key}")))
+        };
+        let (cpu, away) = (time("cpu_ns")?, time("away_ns")?);
+        phases.push((name.to_owned(), Once { cpu, away }));
     }
     Ok(phases)
 }
@@ -116,15 +139,49 @@ fn pins(words: &str, cpus: usize) -> String {
     all.join(",")
 }
 
-/// A phase of both runs: the CPU times of their repetitions, and what they are called.
+/// A phase of both runs: its name, and of each repetition what its rounds took.
 struct Both {
     name: String,
-    samples: [Vec<f64>; 2],
+    samples: [[Vec<Once>; REPETITIONS]; 2],
 }
 
 impl Both {
+    fn new(name: String) -> Self {
+        Self {
+            name,
+            samples: Default::default(),
+        }
+    }
+
     fn medians(&self) -> [f64; 2] {
-        self.samples.each_ref().map(|all| median(all.clone()))
+        // Of what was not disturbed, unless all was.
+        let repetition = |rounds: &Vec<Once>| {
+            let calm = rounds.iter().filter(|once| !once.is_disturbed());
+            match calm.map(|once| once.cpu).collect::<Vec<_>>() {
+                calm if calm.is_empty() => middle(rounds.iter().map(|once| once.cpu).collect()),
+                calm => middle(calm),
+            }
+        };
+        let run = |run: &[_; REPETITIONS]| median(run.iter().map(repetition).collect());
+        self.samples.each_ref().map(run)
+    }
+
+    /// CPU time and time away of each round of each repetition of both runs.
+    fn value(&self) -> Value {
+        let rounds = |rounds: &Vec<Once>| -> Value {
+            rounds
+                .iter()
+                .map(|once| json!([once.cpu, once.away]))
+                .collect()
+        };
+        let run = |run: &[Vec<Once>; REPETITIONS]| -> Value { run.iter().map(rounds).collect() };
+        self.samples.iter().map(run).collect()
+    }
+
+    /// How many of them were disturbed.
+    fn disturbed(&self) -> usize {
+        let all = self.samples.iter().flatten().flatten();
+        all.filter(|once| once.is_disturbed()).count()
     }
 
     /// How much longer the second takes, as a part of the first.
@@ -132,35 +189,28 @@ impl Both {
         let [first, second] = self.medians();
         second / first.max(1.0) - 1.0
     }
-
-    /// In nanoseconds.
-    fn distance(&self) -> f64 {
-        let [first, second] = self.medians();
-        (second - first).abs()
-    }
 }
 
-/// Makes one run's repetitions and another's by turns: whatever changes the pace of the computer meanwhile changes that of both, and each is first
-/// as often as it is second. What is done before is not counted.
+/// Makes one run's rounds and another's by turns: whatever changes the pace of the computer meanwhile changes that of both, and each is first
+/// as often as it is second. What is done before is not counted, but says how many rounds there is time for: how many is never said by what they
+/// take.
 fn by_turns(program: &Path, words: &str, cpus: usize) -> Result<Vec<Both>> {
     let pins = pins(words, cpus);
     let once = || {
         phases(
-            &json(&run(program, words, "1", &["-c", &pins])?, words)?,
+            &read(&run(program, words, "1", &["-c", &pins])?, words)?,
             words,
         )
     };
-    let mut all: Vec<Both> = once()?
-        .into_iter()
-        .map(|(name, _)| Both {
-            name,
-            samples: [Vec::new(), Vec::new()],
-        })
-        .collect();
-    for turn in 0..REPETITIONS {
+    let begin = Instant::now();
+    let first = once()?;
+    let rounds = LONG.as_nanos() / begin.elapsed().as_nanos().max(1);
+    let rounds = rounds.clamp(1, MOST_ROUNDS.into()) as usize;
+    let mut all: Vec<Both> = first.into_iter().map(|(name, _)| Both::new(name)).collect();
+    for turn in 0..REPETITIONS * rounds {
         for which in [turn % 2, 1 - turn % 2] {
-            for (both, (_, time)) in all.iter_mut().zip(once()?) {
-                both.samples[which].push(time);
+            for (both, (_, once)) in all.iter_mut().zip(once()?) {
+                both.samples[which][turn / rounds].push(once);
             }
         }
     }
@@ -170,46 +220,60 @@ fn by_turns(program: &Path, words: &str, cpus: usize) -> Result<Vec<Both>> {
 /// Makes each run twice, by turns, and compares the medians of CPU time.
 ///
 /// # Errors
-/// A run fails, or its log is not what was written.
+/// A run fails, its log is not what was written, or the medians of a phase are not within a tenth.
 pub fn repeat() -> Result<()> {
     let program = program()?;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let (mut total, mut within, mut short, mut farthest) = (0, 0, 0, 0_f64);
+    let begin = Instant::now();
+    let (mut within, mut farthest, mut beyond) = (0, 0_f64, Vec::new());
+    let (mut disturbed, mut counted) = (0, 0);
+    let mut samples = serde_json::Map::new();
     for words in configurations() {
         let all = by_turns(&program, &words, cpus)?;
-        let beyond: Vec<_> = all
-            .iter()
-            .filter(|both| both.difference().abs() > APART)
-            .collect();
-        total += all.len();
-        within += all.len() - beyond.len();
-        for both in beyond.iter().filter(|both| both.medians()[0] < SHORT) {
-            short += 1;
-            farthest = farthest.max(both.distance());
+        let mut said = Vec::new();
+        for both in &all {
+            let (difference, [first, _]) = (both.difference(), both.medians());
+            farthest = farthest.max(difference.abs());
+            if difference.abs() > APART {
+                let (percent, us) = (difference * 100.0, first / 1e3);
+                said.push(format!("{} of {us:.0} us {percent:+.0} %", both.name));
+            } else {
+                within += 1;
+            }
         }
-        let said: Vec<String> = beyond
-            .iter()
-            .map(|both| {
-                let [first, _] = both.medians();
-                let (percent, us) = (both.difference() * 100.0, first / 1e3);
-                format!("{} of {us:.0} us {percent:+.0} %", both.name)
-            })
-            .collect();
-        let near = all.len() - beyond.len();
+        let rounds = all.first().map_or(0, |both| both.samples[0][0].len());
         say!(
-            "{words:<46} {near:>2} of {:>2}  {}",
+            "{words:<46} 2 x {REPETITIONS} x {rounds}: {:>2} of {:>2}  {}",
+            all.len() - said.len(),
             all.len(),
             said.join(", ")
         );
+        beyond.extend(said.iter().map(|said| format!("{words}: {said}")));
+        let each = all.iter().map(Both::disturbed);
+        disturbed += each.sum::<usize>();
+        counted += all.len() * rounds * 2 * REPETITIONS;
+        let of = all.iter().map(|both| (both.name.clone(), both.value()));
+        samples.insert(words, of.collect());
     }
-    say!("{within} of {total} phases within 10 %; every log has what was written");
+    let total = within + beyond.len();
     say!(
-        "of the {} others {short} take less than {:.0} us, and differ by at most {:.1} us",
-        total - within,
-        SHORT / 1e3,
-        farthest / 1e3
+        "{within} of {total} phases within 10 %, the farthest {:.1} %; every log has what was written; {:.0} min",
+        farthest * 100.0,
+        begin.elapsed().as_secs_f64() / 60.0
     );
-    Ok(())
+    let file = fetch::scratch()?.join("repeat.json");
+    fs::write(&file, Value::from(samples).to_string()).about(file.display())?;
+    say!(
+        "of {counted} times {disturbed} were disturbed by other programs or another host, and left out; all are in {}",
+        file.display()
+    );
+    match beyond.as_slice() {
+        [] => Ok(()),
+        beyond => Err(Error::Failed(format!(
+            "not within 10 %: {}",
+            beyond.join("; ")
+        ))),
+    }
 }
 
 /// Fits a profile to two runs, has it predict others, and lists the errors.
@@ -239,7 +303,7 @@ pub fn blind() -> Result<()> {
     let (mut all, mut kinds) = (Vec::new(), BTreeMap::<String, Vec<f64>>::new());
     let mut worst = (0.0, String::new());
     for words in others() {
-        let report = json(
+        let report = read(
             &run(&program, &words, ROUNDS, &["--predict", &named])?,
             &words,
         )?;
@@ -302,9 +366,19 @@ fn others() -> Vec<String> {
     small.chain(huge).collect()
 }
 
+/// The mean of the middle half: what has two paces, as two vCPUs in each other's way, has a mean that moves by little where its median jumps.
+fn middle(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    let cut = (of.len() + 1) / 4;
+    let middle = of.get(cut..of.len() - cut).unwrap_or_default();
+    middle.iter().sum::<f64>() / middle.len().max(1) as f64
+}
+
+/// The middle, or between the two that are; zero of nothing.
 fn median(mut of: Vec<f64>) -> f64 {
     of.sort_by(f64::total_cmp);
-    of.get(of.len() / 2).copied().unwrap_or(0.0)
+    let middle = |at: usize| of.get(at).copied().unwrap_or(0.0);
+    (middle(of.len() / 2) + middle(of.len().saturating_sub(1) / 2)) / 2.0
 }
 
 #[cfg(test)]
@@ -335,13 +409,40 @@ mod tests {
     fn a_log_that_lacks_a_page_has_no_figures() {
         let report = |harvested| {
             let text = format!(
-                r#"{{"rows": [{{"phases": [{{"phase": "get 1", "cpu_ns": 5.0, "harvested": {harvested}, "written": 9}}]}}]}}"#
+                r#"{{"rows": [{{"phases": [{{"phase": "get 1", "cpu_ns": 5.0, "away_ns": 1.0, "harvested": {harvested}, "written": 9}}]}}]}}"#
             );
-            json(text.as_bytes(), "a run").unwrap()
+            read(text.as_bytes(), "a run").unwrap()
         };
-        let expected = vec![("get 1".to_owned(), 5.0)];
+        let once = Once {
+            cpu: 5.0,
+            away: 1.0,
+        };
+        let expected = vec![("get 1".to_owned(), once)];
         assert_eq!(phases(&report(9), "dirty-log").unwrap(), expected);
         assert!(phases(&report(8), "dirty-log").is_err());
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(middle(vec![9.0, 1.0, 2.0]), 2.0);
+        assert_eq!(middle(vec![9.0, 3.0, 1.0, 0.0, 2.0]), 2.0);
+        assert_eq!((middle(vec![7.0]), middle(Vec::new())), (7.0, 0.0));
+    }
+
+    #[test]
+    fn a_repetition_is_of_what_was_not_disturbed_and_a_run_is_the_median_of_its_repetitions() {
+        let mut both = Both::new("enable".to_owned());
+        for (which, pace) in [(0, 1.0), (1, 1.2)] {
+            for (repetition, rounds) in both.samples[which].iter_mut().enumerate() {
+                // One repetition was at another pace, and in each something had the CPU in two rounds.
+                let pace = if repetition == 3 { 7.0 } else { pace };
+                let rounds_took = [(1e6, 0.0), (2e5, 1e6), (1e6, 5e4), (3e5, 1e5), (1e6, 1e3)];
+                rounds.extend(rounds_took.map(|(cpu, away)| Once {
+                    cpu: cpu * pace,
+                    away: away * pace,
+                }));
+            }
+        }
+        assert_eq!(both.disturbed(), 2 * 2 * REPETITIONS);
+        assert_eq!(both.medians(), [1e6, 1.2e6]);
+        assert!((both.difference() - 0.2).abs() < 1e-9);
     }
 }

@@ -5,14 +5,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tablewright_experiments::input::{PAGE, Source};
-use tablewright_kvm::clock::Took;
+use tablewright_kvm::clock::{Took, settle};
 use tablewright_kvm::guest::Orders;
 use tablewright_kvm::host::{Abilities, abilities, open};
-use tablewright_kvm::{Backing, Bitmap, Counts, Done, Error as KvmError, Protect, Setup, Vm};
+use tablewright_kvm::{
+    Backing, Bitmap, Counts, Done, Emptied, Error as KvmError, Protect, Setup, Vm,
+};
 
 use super::Asked;
 use super::summary::Phase;
 use crate::error::Error;
+use crate::stats::Samples;
+
+/// A call of some microseconds that changes nothing is made so often in a row, and so many rows.
+const IN_A_ROW: u32 = 64;
+const ROWS_OF_CALLS: u32 = 32;
 
 /// What backs memory, as the host has it.
 fn backing(asked: &Asked) -> Result<Backing, Error> {
@@ -129,6 +136,8 @@ pub struct Run<'a> {
     sure: Bitmap,
     maybe: Bitmap,
     got: Bitmap,
+    /// Full rings emptied since the log was taken.
+    emptied: Emptied,
 }
 
 impl<'a> Run<'a> {
@@ -142,6 +151,7 @@ impl<'a> Run<'a> {
             sure: vm.bitmap(),
             maybe: vm.bitmap(),
             got: vm.bitmap(),
+            emptied: Emptied::default(),
             vm,
         })
     }
@@ -178,34 +188,34 @@ impl<'a> Run<'a> {
         self.asked.options.nested || self.asked.backing.source.bytes() > PAGE
     }
 
-    /// All vCPUs do something, and are waited for. With it, what emptying full rings took.
-    fn vcpus(
-        &mut self,
-        name: &str,
-        orders: impl Fn(usize) -> Orders,
-    ) -> Result<(Vec<Done>, Took), Error> {
+    /// All vCPUs do something, and are waited for.
+    fn vcpus(&mut self, name: &str, orders: impl Fn(usize) -> Orders) -> Result<(), Error> {
         let before = self.vm.counts();
-        let begin = Instant::now();
         self.vm.begin(&orders);
         let done = self.vm.finish().map_err(refused)?;
-        let wall = begin.elapsed();
         let counts = self.vm.counts().since(&before);
         self.vm.mark_written(&orders, &done, &mut self.sure);
         if self.splits() {
             self.vm.mark_accessed(&orders, &done, &mut self.maybe);
         }
-        let emptying = done.iter().fold(Took::default(), |sum, done| Took {
-            wall: sum.wall.max(done.emptying.wall),
-            cpu: sum.cpu + done.emptying.cpu,
-        });
-        let pages = done.iter().map(|done| done.made).sum();
-        let cpu = done.iter().map(|done| done.took.cpu).sum();
+        let emptied = done.iter().map(|done| done.emptied);
+        let emptied = emptied.fold(Emptied::default(), Emptied::beside);
+        let from = done.iter().map(|done| done.from).min();
+        let to = done.iter().map(|done| done.to).max();
+        let wall = to.zip(from).map_or(Duration::ZERO, |(to, from)| to - from);
         let took = Took {
-            wall: wall.saturating_sub(emptying.wall),
-            cpu,
+            wall: wall.saturating_sub(emptied.taking.wall + emptied.resetting.wall),
+            cpu: done.iter().map(|done| done.took.cpu).sum(),
         };
+        self.emptied.taking = self.emptied.taking.then(emptied.taking);
+        self.emptied.resetting = self.emptied.resetting.then(emptied.resetting);
+        let pages = done.iter().map(|done| done.made).sum();
         self.phase(name, pages, took, self.asked.vcpus, &done, counts, None);
-        Ok((done, emptying))
+        let away = done.iter().map(|done| done.took.away()).sum::<Duration>();
+        if let Some(phase) = self.phases.last_mut() {
+            phase.away = away.as_nanos() as f64;
+        }
+        Ok(())
     }
 
     #[expect(clippy::too_many_arguments, reason = "they are the fields of a phase")]
@@ -236,6 +246,8 @@ impl<'a> Run<'a> {
             longest: stalls.as_ref().map(|stalls| ns(stalls.longest())),
             p999: stalls.as_ref().map(|stalls| ns(stalls.quantile(0.999))),
             total: stalls.as_ref().map(|stalls| ns(stalls.total())),
+            away: ns(took.away()),
+            first: None,
             counts: counts.0,
             harvested,
             written: None,
@@ -262,6 +274,7 @@ impl<'a> Run<'a> {
                 thread::yield_now();
             }
         }
+        settle();
         let result = call(self);
         if running {
             done = self.vm.stop().map_err(refused)?;
@@ -302,41 +315,38 @@ impl<'a> Run<'a> {
     }
 
     /// A pass as asked for.
-    pub fn dirty(&mut self, name: &str) -> Result<Took, Error> {
+    pub fn dirty(&mut self, name: &str) -> Result<(), Error> {
         let orders = self.pass_orders();
-        self.vcpus(name, orders).map(|(_, emptying)| emptying)
+        self.vcpus(name, orders)
     }
 
     /// A pass with other accesses.
     pub fn access(&mut self, name: &str, orders: impl Fn(usize) -> Orders) -> Result<(), Error> {
-        self.vcpus(name, orders).map(|_| ())
+        self.vcpus(name, orders)
     }
 
     /// Takes the log, and has its pages protected again. An error if it is not what was written.
-    pub fn harvest(&mut self, number: u32, emptying: Took) -> Result<(), Error> {
+    pub fn harvest(&mut self, number: u32) -> Result<(), Error> {
         let running = self.asked.options.stalls;
         let mut got = std::mem::take(&mut self.got);
         got.clear();
         let get = format!("get {number}");
+        // What was emptied while the guest ran is part of it.
+        let emptied = std::mem::take(&mut self.emptied);
         if self.vm.has_rings() {
-            let taken = self.call(&get, running, |run| {
+            self.call(&get, running, |run| {
                 let took = run.vm.collect(&mut got);
-                Ok(((), took))
-            });
-            taken?;
-            // What was emptied while the guest ran was part of it.
+                Ok(((), took.then(emptied.taking)))
+            })?;
             self.call(&format!("reset {number}"), running, |run| {
                 let took = run.vm.reset()?;
-                Ok((
-                    (),
-                    Took {
-                        wall: took.wall + emptying.wall,
-                        cpu: took.cpu + emptying.cpu,
-                    },
-                ))
+                Ok(((), took.then(emptied.resetting)))
             })?;
         } else {
             self.call(&get, running, |run| Ok(((), run.vm.get(&mut got)?)))?;
+            if self.vm.is_manual() && !running {
+                self.again(&got)?;
+            }
         }
         self.compare(&get, &got)?;
         if !self.vm.has_rings() && self.vm.is_manual() {
@@ -354,6 +364,31 @@ impl<'a> Run<'a> {
             }
         }
         self.got = got;
+        Ok(())
+    }
+
+    /// Reads the log again and again, which leaves it as it is, and puts what a call takes then in the place of the first one, which is kept beside it.
+    fn again(&mut self, got: &Bitmap) -> Result<(), Error> {
+        let mut same = self.vm.bitmap();
+        let mut all = Vec::new();
+        for _ in 0..ROWS_OF_CALLS {
+            all.push(self.vm.get_often(&mut same, IN_A_ROW).map_err(refused)?);
+        }
+        if let Some(page) = got.difference(&same) {
+            return Err(Error::Failed(format!(
+                "page {page}: the log has changed while the guest stood still"
+            )));
+        }
+        if let Some(phase) = self.phases.last_mut() {
+            let median = |of: fn(&Took) -> Duration| {
+                let times = all.iter().map(|took| of(took).as_nanos() as f64);
+                times.collect::<Samples>().median()
+            };
+            phase.first = Some(phase.cpu);
+            phase.wall = median(|took| took.wall);
+            phase.cpu = median(|took| took.cpu);
+            phase.away = median(|took| took.away());
+        }
         Ok(())
     }
 
@@ -398,8 +433,8 @@ pub fn dirty_log(asked: &Asked) -> Result<Vec<Phase>, Error> {
     run.populate()?;
     run.enable()?;
     for number in 1..=asked.iterations {
-        let emptying = run.dirty(&format!("dirty {number}"))?;
-        run.harvest(number, emptying)?;
+        run.dirty(&format!("dirty {number}"))?;
+        run.harvest(number)?;
     }
     run.disable()?;
     run.dirty("pass after")?;
@@ -413,8 +448,8 @@ pub fn start(asked: &Asked, then: Option<bool>) -> Result<Vec<Phase>, Error> {
     run.enable()?;
     match then {
         Some(true) => {
-            let emptying = run.dirty("write")?;
-            run.harvest(1, emptying)?;
+            run.dirty("write")?;
+            run.harvest(1)?;
         }
         Some(false) => {
             let orders = run.own_orders();
@@ -422,7 +457,7 @@ pub fn start(asked: &Asked, then: Option<bool>) -> Result<Vec<Phase>, Error> {
                 write_percent: 0,
                 ..orders(id)
             })?;
-            run.harvest(1, Took::default())?;
+            run.harvest(1)?;
         }
         None => {}
     }
@@ -454,7 +489,7 @@ pub fn faults(asked: &Asked) -> Result<Vec<Phase>, Error> {
             ..all
         })?;
     }
-    run.harvest(1, Took::default())?;
+    run.harvest(1)?;
     run.disable()?;
     run.access("rebuild", |_| Orders {
         write_percent: 0,

@@ -36,6 +36,10 @@ pub struct Phase {
     pub wall: f64,
     /// CPU time of what does it: of all vCPUs together, or of the thread that asks KVM.
     pub cpu: f64,
+    /// Time that its threads had begun and did not run: other programs had the CPU, or the host of a computer that is itself a guest.
+    pub away: f64,
+    /// CPU time of the first of several calls, where the others are what the phase takes: it finds the caches as a pass of the guest left them.
+    pub first: Option<f64>,
     /// How many do it.
     pub threads: u32,
     /// Of the guest, where it runs: nanoseconds.
@@ -58,6 +62,12 @@ pub struct PhaseRow {
     pub wall: f64,
     #[serde(rename = "cpu_ns")]
     pub cpu: f64,
+    /// Time that its threads had begun and did not run, median.
+    #[serde(rename = "away_ns", default)]
+    pub away: f64,
+    /// Of a call that is repeated, the first, median.
+    #[serde(rename = "cpu_first_ns")]
+    pub cpu_first: Option<f64>,
     /// CPU time for a page.
     #[serde(rename = "cpu_ns_per_page")]
     pub cpu_a_page: f64,
@@ -117,6 +127,8 @@ pub fn rows(rounds: &[Vec<Phase>]) -> Vec<PhaseRow> {
             pages: phase.pages,
             wall: median(&|phase| Some(phase.wall)).unwrap_or(0.0),
             cpu: cpu.median(),
+            away: median(&|phase| Some(phase.away)).unwrap_or(0.0),
+            cpu_first: median(&|phase| phase.first),
             cpu_a_page: cpu.median() / phase.pages.max(1) as f64,
             cpu_samples: all().map(|phase| phase.cpu).collect(),
             cpu_spread: cpu.spread(),
@@ -146,7 +158,7 @@ pub fn times(rows: &[PhaseRow]) -> String {
             row.harvested.map_or("-".to_owned(), report::count),
         ]
     });
-    report::table(
+    let mut table = report::table(
         [
             "",
             "time",
@@ -158,7 +170,15 @@ pub fn times(rows: &[PhaseRow]) -> String {
         ],
         1,
         cells.collect(),
-    )
+    );
+    let first: Samples = rows.iter().filter_map(|row| row.cpu_first).collect();
+    if !first.is_empty() {
+        table += &format!(
+            "get: made again and again; the first call after a pass took {}\n",
+            report::time(first.median())
+        );
+    }
+    table
 }
 
 /// What is shown of KVM's counts, and by which name KVM has it.
