@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use tablewright_hypervisor_common::Event;
 
 use crate::counters::{Count, NAMES};
 use crate::debian::Release;
@@ -278,7 +279,6 @@ fn check(args: &BootArgs, boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Result<
 
 /// What a guest that came to its end has shown.
 fn summary(boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Vec<(&'static str, String)> {
-    let count = |what| ran.count(what);
     let mut lines = vec![(
         "guest",
         format!(
@@ -303,62 +303,79 @@ fn summary(boot: &Boot<'_>, ran: &Ran, is_known: bool) -> Vec<(&'static str, Str
             format!("{hashes} of {hashes} hashes right: nothing it wrote was lost or mixed up"),
         ));
     }
-    lines.push((
+    lines.extend(of_memory(
+        ran,
+        boot.evict,
+        boot.snapshot.is_some(),
+        boot.log.is_some(),
+    ));
+    if is_known {
+        lines.push((
+            "hypervisor",
+            "its code and constants are as they were".into(),
+        ));
+    }
+    lines
+}
+
+/// What was done to the memory of a guest of any architecture.
+pub fn of_memory(
+    ran: &Ran,
+    evict: u64,
+    is_copied: bool,
+    is_logged: bool,
+) -> Vec<(&'static str, String)> {
+    let count = |what| ran.event(what);
+    let mut lines = vec![(
         "memory",
         format!(
             "{} faults; {} leaves mapped when they were touched",
-            count(Count::Faults),
-            count(Count::Installed)
+            count(Event::Faults),
+            count(Event::Installed)
         ),
-    ));
-    if count(Count::Busy) != 0 {
+    )];
+    if count(Event::Busy) != 0 {
         lines.push((
             "sent back",
             format!(
                 "{} faults: another CPU was at the leaf, or the page on the move",
-                count(Count::Busy)
+                count(Event::Busy)
             ),
         ));
     }
-    if boot.evict != 0 {
-        let taken = count(Count::Evicted);
-        let less = match taken < boot.evict {
-            true => format!(" of {}, until the guest ended", boot.evict),
+    if evict != 0 {
+        let taken = count(Event::Evicted);
+        let less = match taken < evict {
+            true => format!(" of {evict}, until the guest ended"),
             false => String::new(),
         };
         lines.push((
             "taken away",
             format!(
                 "{taken} frames{less}; {} given back",
-                count(Count::Returned)
+                count(Event::Returned)
             ),
         ));
     }
-    match (boot.snapshot, boot.log) {
-        (Some(_), _) => lines.push((
+    match (is_copied, is_logged) {
+        (true, _) => lines.push((
             "copy",
             format!(
                 "{} pages in {} rounds; all {} equal; it went on on the copy",
-                count(Count::Copied),
-                count(Count::Rounds),
-                count(Count::Compared)
+                count(Event::Copied),
+                count(Event::Rounds),
+                count(Event::Compared)
             ),
         )),
-        (None, Some(_)) => lines.push((
+        (false, true) => lines.push((
             "log",
             format!(
                 "{} logs started and ended, {} pages marked as written",
-                count(Count::Logs),
-                count(Count::Marks)
+                count(Event::Logs),
+                count(Event::Marks)
             ),
         )),
-        (None, None) => {}
-    }
-    if is_known {
-        lines.push((
-            "hypervisor",
-            "its code and constants are as they were".into(),
-        ));
+        (false, false) => {}
     }
     lines
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::boot::{BootArgs, ended};
+use crate::boot::{self, BootArgs, ended};
 use crate::fetch::{self, Files, QEMU_X86};
 use crate::qemu::{self, Console, End, Qemu, Ran};
 use crate::x86_counters::{Count, NAMES};
@@ -264,7 +264,10 @@ fn spawn(boot: &Boot<'_>, console: Console) -> Result<Qemu> {
         ])
         .args([
             "-append",
-            &format!("{options} -- console=ttyS0 quiet panic=-1 {}", boot.guest),
+            &format!(
+                "{options} -- console=ttyS0 quiet earlyprintk=ttyS0,115200 panic=-1 {}",
+                boot.guest
+            ),
         ])
         .args(boot.more);
     if !boot.measures {
@@ -314,6 +317,9 @@ pub fn value(line: &str, name: &str) -> Option<u64> {
 /// It cannot be booted, or what the guest has done went wrong.
 pub fn boot(args: &BootArgs) -> Result<()> {
     let others = [
+        ("--guests", args.guests.is_some()),
+        ("--small", args.small.is_some()),
+        ("--vmid-bits", args.vmid_bits.is_some()),
         ("--cpu", args.cpu.is_some()),
         ("--evict-rate", args.evict_rate.is_some()),
         ("--initrd", args.initrd.is_some()),
@@ -339,6 +345,9 @@ pub fn boot(args: &BootArgs) -> Result<()> {
     if args.snapshot && program != Program::Load {
         let why = "--snapshot: the guest runs the load";
         return Err(Error::Other(why.into()));
+    }
+    if hyperv.seconds.is_some() && program != Program::Hunt {
+        return Err(Error::Other("--seconds is of --run hunt".into()));
     }
     let files = fetch::everything_x86(args.kernel.as_deref())?;
     let boot = Boot {
@@ -372,49 +381,111 @@ pub fn boot(args: &BootArgs) -> Result<()> {
             (Count::Told as usize, "told"),
             (Count::Entered as usize, "forgot on entry"),
         ];
-        qemu::show(&shown, |line, look| run(&boot, line, look))?
+        qemu::show(&shown, |line, look| {
+            let console = |text: &str| {
+                if args.verbose {
+                    line(text);
+                }
+            };
+            run(&boot, console, look)
+        })?
     };
     if ran.end == End::Unread {
         return Ok(());
     }
-    let seconds = ran.took.as_secs_f64();
-    say!("\nthe hypervisor counted, in {seconds:.1} s:");
+    if args.verbose || args.shell || ran.end == End::Interrupted {
+        counters(&ran);
+    }
+    if args.shell {
+        return ended(ran.end);
+    }
+    let right = ended(ran.end)
+        .and_then(|()| judge(&boot, program, args.rounds, &ran).map_err(Error::Failed));
+    match right {
+        Ok(()) => {
+            for (name, text) in summary(&boot, program, &ran) {
+                say!("{name:<11} {text}");
+            }
+        }
+        Err(Error::Failed(_)) if !args.verbose => {
+            for line in ran.console.iter().rev().take(LAST).rev() {
+                say!("        | {line}");
+            }
+        }
+        Err(_) => {}
+    }
+    right
+}
+
+/// So many lines of the console are shown of a boot that went wrong: those of a triple fault with what led to it.
+pub const LAST: usize = 30;
+
+/// What the hypervisor has counted.
+fn counters(ran: &Ran) {
+    say!(
+        "\nthe hypervisor counted, in {:.1} s:",
+        ran.took.as_secs_f64()
+    );
     let counted = NAMES.iter().zip(&ran.counters);
     for (name, number) in counted.filter(|(_, number)| **number != 0) {
         say!("{number:>12} {name}");
     }
-    ended(ran.end)?;
-    if args.shell {
-        return Ok(());
-    }
-    check(&boot, program, args.rounds, &ran).map_err(Error::Failed)
 }
 
-/// Whether it came out right, which is said.
-fn check(
-    boot: &Boot<'_>,
-    program: Program,
-    rounds: u32,
-    ran: &Ran,
-) -> std::result::Result<(), String> {
-    judge(boot, program, rounds, ran)?;
-    if boot.snapshot {
-        say!(
-            "{} pages copied in {} rounds; all {} equal; the guest went on on the copy",
-            counted(ran, Count::Copied),
-            counted(ran, Count::Rounds),
-            counted(ran, Count::Compared)
-        );
-    }
-    say!(
-        "{}",
-        match program {
-            Program::Load => "the load's hashes are right",
-            Program::Measure => "the measurement came to its end",
-            Program::Hunt => "nothing stale was read",
+/// What a guest that came to its end has shown.
+fn summary(boot: &Boot<'_>, program: Program, ran: &Ran) -> Vec<(&'static str, String)> {
+    let count = |what| counted(ran, what);
+    let mut lines = vec![(
+        "guest",
+        format!(
+            "{}, {} vCPUs on {} processors, {} MiB in leaves of {}; {:.1} s",
+            load::kernel(&ran.console).unwrap_or("a kernel"),
+            boot.cpus,
+            boot.processors,
+            boot.memory,
+            name_of(&boot.leaves),
+            ran.took.as_secs_f64()
+        ),
+    )];
+    lines.push(match program {
+        Program::Load => {
+            let hashes = load::hashes(&ran.console);
+            let text =
+                format!("{hashes} of {hashes} hashes right: nothing it wrote was lost or mixed up");
+            ("load", text)
         }
-    );
-    Ok(())
+        Program::Measure => {
+            let line = said(ran, "measure: ").next().unwrap_or_default();
+            ("measured", line.into())
+        }
+        Program::Hunt => {
+            let replaced = said(ran, "hunt: ").filter_map(|line| value(line, "replaced"));
+            let replaced: u64 = replaced.sum();
+            let text = format!("{replaced} times pages were replaced; nothing stale was read");
+            ("hunt", text)
+        }
+    });
+    let calls = [Count::Space, Count::List, Count::SpaceEx, Count::ListEx];
+    lines.push((
+        "flushes",
+        format!(
+            "{} hypercalls; {} processors told, {} vCPUs forgot on entry",
+            calls.map(count).iter().sum::<u64>(),
+            count(Count::Told),
+            count(Count::Entered)
+        ),
+    ));
+    lines.extend(boot::of_memory(
+        ran,
+        boot.evict,
+        boot.snapshot,
+        boot.log.is_some(),
+    ));
+    lines.push((
+        "hypervisor",
+        "its code and constants are as they were".into(),
+    ));
+    lines
 }
 
 /// Whether a guest has done what it was told, and seen nothing that was stale.
