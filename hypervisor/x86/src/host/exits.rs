@@ -65,8 +65,16 @@ pub fn handle(world: &'static World, context: &mut Context, gather: &mut Gather)
             let (number, block) = (context.vcpu.number, &*context.block);
             let _ = write!(
                 Serial,
-                "vCPU {number} met a triple fault at {:#x}: stack {:#x}, CR2 {:#x}, CR3 {:#x}, delivering {:#x}\r\n",
-                block.instruction, block.stack, block.cr2, block.cr3, block.interrupted
+                "vCPU {number} met a triple fault at {:#x}: stack {:#x}, CR0 {:#x}, CR2 {:#x}, CR3 {:#x}, CR4 {:#x}, EFER {:#x}, delivering {:#x}; it left last:\r\n{}",
+                block.instruction,
+                block.stack,
+                block.cr0,
+                block.cr2,
+                block.cr3,
+                block.cr4,
+                block.efer,
+                block.interrupted,
+                context.trail
             );
             end(End::Reset)
         }
@@ -158,13 +166,23 @@ fn port(context: &mut Context, info: u64, next: u64) {
             (BELL, _) => snapshot::ring(),
             (MARK, 1) => machine::begin(),
             (MARK, 2) => machine::end(),
-            (RESET, 1) | (KEYBOARD, 0xfe) => end(End::Reset),
-            (RESET_CONTROL, value) if value & 0b110 == 0b110 => end(End::Reset),
+            (RESET, 1) | (KEYBOARD, 0xfe) => reset(context, number),
+            (RESET_CONTROL, value) if value & 0b110 == 0b110 => reset(context, number),
             _ => {}
         }
     }
     context.block.instruction = next;
     context.block.shadow = 0;
+}
+
+/// The guest resets the machine, as kernels do when they cannot go on. What they have said of it may never have come out.
+fn reset(context: &Context, number: u16) -> ! {
+    let _ = write!(
+        Serial,
+        "vCPU {} has reset the machine, by port {number:#x}, at {:#x}; it left last:\r\n{}",
+        context.vcpu.number, context.block.instruction, context.trail
+    );
+    end(End::Reset)
 }
 
 /// How it ends.

@@ -4,6 +4,7 @@
 use tablewright::hyperv::PAGE_WORDS;
 
 use crate::acpi;
+use crate::exits::RESET;
 use crate::machine::PAGE;
 use crate::vcpu::{Context, EFER_SVME, State};
 use crate::vm::Vm;
@@ -18,6 +19,13 @@ const PARAMETERS: u64 = 0x7000;
 const TABLES: u64 = 0x9000;
 const COMMAND_LINE: u64 = 0x2_0000;
 const LOW_END: u64 = 0x9_fc00;
+/// Where a processor begins after a reset. A kernel on reduced hardware without EFI jumps there, in real mode, to reset the machine.
+const RESET_VECTOR: u64 = 0xf_fff0;
+const RESET_CODE: [u8; 9] = {
+    let [low, high] = RESET.to_le_bytes();
+    // mov dx, RESET; mov al, 1; out dx, al; 1: hlt; jmp 1b.
+    [0xba, low, high, 0xb0, 1, 0xee, 0xf4, 0xeb, 0xfd]
+};
 
 // The header, and the parameters, which hold a copy of it.
 const HEADER: u64 = 0x1f1;
@@ -109,6 +117,7 @@ pub fn load(
         set(at + 16, &kind.to_le_bytes());
     }
     let write = |at: u64, bytes: &[u8]| vm.write(at, bytes).ok_or(TOO_SMALL);
+    write(RESET_VECTOR, &RESET_CODE)?;
     write(PARAMETERS, &parameters)?;
     write(COMMAND_LINE, files.line.as_bytes())?;
     write(COMMAND_LINE + files.line.len() as u64, &[0])?;

@@ -28,6 +28,7 @@ mod options;
 mod processor;
 mod registers;
 mod schedule;
+mod trail;
 mod vcpu;
 mod vm;
 mod vmcb;
@@ -167,20 +168,27 @@ impl World {
         })
     }
 
-    /// The vCPUs of this processor.
-    fn contexts(&'static self) -> Option<ArrayVec<Context, { vcpu::MOST }>> {
+    /// The vCPUs of this processor, in frames of their own: they are too large for a stack.
+    #[expect(clippy::mut_from_ref, reason = "frames of their own, each time")]
+    fn contexts(&'static self) -> Option<&'static mut [Context]> {
         let machine = *self.vm.guest.space().platform();
         let number = processor::number();
-        let mine = self.vcpus.iter().filter(|vcpu| vcpu.home == number);
-        mine.map(|vcpu| {
+        let mine = || self.vcpus.iter().filter(|vcpu| vcpu.home == number);
+        let count = mine().count();
+        let frames = machine.take_frames(((count * size_of::<Context>()) as u64).div_ceil(PAGE))?;
+        let first = ptr::with_exposed_provenance_mut::<Context>(frames.get() as usize);
+        for (index, vcpu) in mine().enumerate() {
             let frame = machine.take_frames(1)?;
             let block = ptr::with_exposed_provenance_mut::<Block>(frame.get() as usize);
             // SAFETY: a frame of its own, zeroed, which is a block that does nothing.
             let block = unsafe { &mut *block };
             let (ports, registers) = self.bitmaps;
-            Some(Context::new(vcpu, block, ports, registers, self.nested))
-        })
-        .collect()
+            let context = Context::new(vcpu, block, ports, registers, self.nested);
+            // SAFETY: inside of the frames, which are for this.
+            unsafe { first.add(index).write(context) };
+        }
+        // SAFETY: just written; the frames have no other user.
+        Some(unsafe { core::slice::from_raw_parts_mut(first, count) })
     }
 }
 
@@ -352,7 +360,7 @@ fn boot(info: u64) -> Result<(), Reason> {
     if world.options.measures {
         return measure(world);
     }
-    let mut contexts = world.contexts().ok_or("no memory for vCPUs")?;
+    let contexts = world.contexts().ok_or("no memory for vCPUs")?;
     let first = contexts.first_mut().ok_or("there is no vCPU")?;
     let files = linux::Files { initrd, line };
     linux::load(&world.vm, first, world.vcpus.len() as u32, &files, kernel)?;
@@ -361,7 +369,7 @@ fn boot(info: u64) -> Result<(), Reason> {
         return Err("a processor does not start");
     }
     READY.store(true, Ordering::Release);
-    schedule::run(world, &mut contexts)
+    schedule::run(world, contexts)
 }
 
 extern "C" fn other(number: u64) -> ! {
@@ -385,7 +393,7 @@ extern "C" fn other(number: u64) -> ! {
         core::hint::spin_loop();
     }
     match contexts {
-        Some(mut contexts) => schedule::run(world, &mut contexts),
+        Some(contexts) => schedule::run(world, contexts),
         None if number as usize == world.options.processors => watch(world),
         None => panic!("no memory for vCPUs"),
     }

@@ -146,17 +146,49 @@ pub unsafe fn set_up_vectors() {
     // SAFETY: there is no other user yet (1.), and the handlers are those below.
     unsafe {
         let vectors = &mut *VECTORS.0.get();
-        vectors.page_fault.set_handler_addr(handler(faulted));
+        // Each fault says where it was; without a handler the machine would be reset, and nothing said.
         vectors
-            .general_protection_fault
-            .set_handler_addr(handler(faulted));
+            .divide_error
+            .set_handler_addr(handler(faulted_plainly));
+        vectors.debug.set_handler_addr(handler(faulted_plainly));
+        vectors
+            .non_maskable_interrupt
+            .set_handler_addr(handler(faulted_plainly));
+        vectors
+            .breakpoint
+            .set_handler_addr(handler(faulted_plainly));
+        vectors.overflow.set_handler_addr(handler(faulted_plainly));
+        vectors
+            .bound_range_exceeded
+            .set_handler_addr(handler(faulted_plainly));
         vectors
             .invalid_opcode
             .set_handler_addr(handler(faulted_plainly));
         vectors
-            .divide_error
+            .device_not_available
             .set_handler_addr(handler(faulted_plainly));
         vectors.double_fault.set_handler_addr(handler(faulted));
+        vectors.invalid_tss.set_handler_addr(handler(faulted));
+        vectors
+            .segment_not_present
+            .set_handler_addr(handler(faulted));
+        vectors
+            .stack_segment_fault
+            .set_handler_addr(handler(faulted));
+        vectors
+            .general_protection_fault
+            .set_handler_addr(handler(faulted));
+        vectors.page_fault.set_handler_addr(handler(faulted));
+        vectors
+            .x87_floating_point
+            .set_handler_addr(handler(faulted_plainly));
+        vectors.alignment_check.set_handler_addr(handler(faulted));
+        vectors
+            .machine_check
+            .set_handler_addr(handler(faulted_plainly));
+        vectors
+            .simd_floating_point
+            .set_handler_addr(handler(faulted_plainly));
         for vector in [KICK, TICK] {
             vectors[vector as u8].set_handler_addr(handler(acknowledge));
         }

@@ -167,12 +167,14 @@ fn enter(world: &World, me: &Processor, here: Here<'_, '_>, context: &mut Contex
         context.block.asid = id.into();
         context.block.tlb_control = me.stale.take(id, world.by_identifier);
     });
+    context.trail.enter(context.block);
     // SAFETY: the nested tables map what is the guest's.
     unsafe { vmcb::enter(context.block_at(), &mut context.registers) };
     // Release: what it has done in the guest. From here on it uses nothing that it remembers before it loads the space again.
     me.passages.fetch_add(1, Ordering::Release);
     let doing = Doing::told(world, me);
     here.receive(&doing);
+    context.trail.leave(context.block);
     context.left();
     let code = context.block.exit_code;
     if code == exit::CALL {

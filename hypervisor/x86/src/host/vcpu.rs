@@ -9,6 +9,7 @@ use x86_64::registers::model_specific::Msr;
 use crate::apic::{Apic, Requests};
 use crate::counters::Count;
 use crate::machine::count;
+use crate::trail::Trail;
 use crate::vmcb::{self, Block, Registers, Segment, event, segment};
 
 /// As many as there can be.
@@ -119,6 +120,8 @@ pub struct Context {
     debug: [u64; 4],
     /// `TSC_AUX`, which RDTSCP reads.
     pub aux: u64,
+    /// How it left last.
+    pub trail: Trail,
 }
 
 /// `EFER.SVME`: it has to be set while a guest runs. The guest does not see it.
@@ -152,6 +155,7 @@ impl Context {
             floats: Floats([0; 512]),
             debug: [0; 4],
             aux: 0,
+            trail: Trail::new(),
         };
         context.reset();
         context
@@ -220,9 +224,11 @@ impl Context {
         self.block.interrupt = self.block.interrupt & !0xff | task >> 4 & 0xf;
     }
 
-    /// Whether an interrupt is for it to take, its flag aside.
+    /// Whether something ends its halt: an interrupt that it takes, or NMI.
     pub fn is_wanted(&self) -> bool {
-        self.vcpu.nmi.load(Ordering::Relaxed) || self.apic.pending(self.vcpu, self.task()).is_some()
+        let takes = self.block.flags & INTERRUPTS_ON != 0;
+        self.vcpu.nmi.load(Ordering::Relaxed)
+            || takes && self.apic.pending(self.vcpu, self.task()).is_some()
     }
 
     /// Says what is delivered when it is entered: what was cut short, NMI, an interrupt; or that it leaves when it takes one.
