@@ -53,6 +53,7 @@ mod qemu;
 mod reports;
 mod several;
 mod signals;
+mod sizes;
 mod smmu;
 mod test_guest;
 mod x86;

@@ -10,7 +10,7 @@ use crate::fetch::{Choice, Files, Granule, Variant};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::{
     Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load,
-    log_start, matrix, name_of, out, say, several, signals, smmu, x86,
+    log_start, matrix, name_of, out, say, several, signals, sizes, smmu, x86,
 };
 
 #[derive(Args)]
@@ -458,6 +458,7 @@ fn all() -> Vec<Case> {
     });
     let guests = named().into_iter().chain(guests);
     guests
+        .chain(sizes::cases())
         .chain(x86::cases())
         .chain(hyperv_tests::cases())
         .collect()
