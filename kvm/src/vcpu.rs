@@ -32,25 +32,31 @@ struct Work {
 /// A line from which vCPUs start together: what two do at once, and how much they are in each other's way, does not depend on when their threads
 /// were woken.
 #[derive(Clone, Debug)]
-pub struct Start(Arc<AtomicUsize>);
+pub struct Start {
+    missing: Arc<AtomicUsize>,
+    is_crowded: bool,
+}
 
-/// On a computer with fewer CPUs than vCPUs they do not start together.
+/// So long the others are waited for.
 const LATE: Duration = Duration::from_millis(20);
 
 impl Start {
-    /// For so many.
-    pub fn of(vcpus: usize) -> Self {
-        Self(Arc::new(AtomicUsize::new(vcpus)))
+    /// For so many, on so many CPUs.
+    pub fn of(vcpus: usize, cpus: usize) -> Self {
+        Self {
+            missing: Arc::new(AtomicUsize::new(vcpus)),
+            is_crowded: vcpus > cpus,
+        }
     }
 
-    /// Waits for the others, but not for long.
+    /// Waits for the others, but not for long. Where each has a CPU, it keeps it: a thread that lets others run may be away when the last one comes.
     fn wait(&self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.missing.fetch_sub(1, Ordering::AcqRel);
         let begin = Instant::now();
-        while self.0.load(Ordering::Acquire) > 0 && begin.elapsed() < LATE {
-            match begin.elapsed() < LATE / 100 {
-                true => hint::spin_loop(),
-                false => thread::yield_now(),
+        while self.missing.load(Ordering::Acquire) > 0 && begin.elapsed() < LATE {
+            match self.is_crowded {
+                true => thread::yield_now(),
+                false => hint::spin_loop(),
             }
         }
     }

@@ -1,9 +1,11 @@
 //! A VM: its memory in slots, its vCPUs, and its log.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
+use std::thread;
 
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
@@ -85,6 +87,8 @@ pub struct Vm {
     protect: Protect,
     has_rings: bool,
     turn: Turn,
+    /// How many the vCPUs may run on.
+    cpus: usize,
     /// Goes when vCPUs begin for the first time.
     warm: Vec<Memory>,
     memory: Memory,
@@ -292,6 +296,11 @@ impl Vm {
         let mut stats: Vec<Stats> = Stats::of(&*vm).into_iter().collect();
         let mut vcpus = Vec::new();
         let turn = Turn::default();
+        let fixed = setup.cpus.iter().take(setup.vcpus as usize);
+        let cpus = match fixed.collect::<BTreeSet<_>>().len() {
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            fixed => fixed,
+        };
         let mut warm = Vec::new();
         for (id, fd) in (0..).zip(fds) {
             let block = BLOCKS + u64::from(id) * BLOCK_BYTES;
@@ -356,6 +365,7 @@ impl Vm {
             protect: setup.protect,
             has_rings: setup.ring.is_some(),
             turn,
+            cpus,
             warm,
             memory,
             _own: own,
@@ -409,7 +419,7 @@ impl Vm {
     /// Has all vCPUs begin, together where each has a CPU.
     pub fn begin(&mut self, orders: impl Fn(usize) -> Orders) {
         self.warm.clear();
-        let start = Start::of(self.vcpus.len());
+        let start = Start::of(self.vcpus.len(), self.cpus);
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
             vcpu.begin(&orders(id), &start);
         }
