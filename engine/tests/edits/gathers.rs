@@ -391,6 +391,35 @@ fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
 }
 
 #[test]
+fn an_unmap_of_all_that_an_entry_of_a_shared_root_covers_leaves_its_table_to_the_other_roots() {
+    let platform = Hosted::new(600, 12);
+    let mut kernel = KernelHalf::new(Space::<X86>::new(&platform).unwrap()).unwrap();
+    let user = kernel.user().unwrap();
+    let tables = platform.counts().tables;
+    let all = Span::new(Va::new(0xffff_8000_0000_0000), 512 * G1).unwrap();
+    let page = Span::new(Va::new(0xffff_8000_0000_5000), K4).unwrap();
+    // All that the root of the user's space translates, which itself has the lower half.
+    let seen = || {
+        // SAFETY: a tree of the format, that is looked at between edits and used by no walker (1., 2., 3.).
+        let whole =
+            unsafe { Space::<X86>::adopt(&platform, user.root(), Half::Lower, Liveness::Dead) };
+        whole.query(page.start()).map(|leaf| leaf.frame())
+    };
+    for frame in [0x8000, 0x9000] {
+        let mut gather = kernel.gather();
+        gather
+            .map(page, Pa::new(frame), Attrs::KERNEL_DATA)
+            .unwrap();
+        assert_eq!(seen(), Some(Pa::new(frame)));
+        assert!(gather.unmap(all, keep_going).unwrap().is_done());
+        gather.finish(|_| ());
+        assert_eq!(seen(), None);
+        let counts = platform.counts();
+        assert_eq!((counts.tables, counts.bad_frees), (tables, 0));
+    }
+}
+
+#[test]
 fn what_a_forgotten_gather_owes_is_paid_before_a_space_is_shared() {
     let platform = Threads::new(64, 12, 1).recording();
     let mut space = two_tables(&platform);
