@@ -91,6 +91,7 @@ pub fn unmap(size: Size, unmap: Unmap) -> Result<Option<[f64; 3]>, Error> {
         slice: Time::us(4000),
         work: Time::ZERO,
         spin: Time::ZERO,
+        stays: false,
         ranges: 16,
     };
     let jobs = [Tell::Interrupt, Tell::Space, Tell::Tablewright].map(job);

@@ -11,6 +11,7 @@ pub mod steps;
 
 use std::path::PathBuf;
 
+use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use tablewright_experiments::linear_map::iomem::MemoryMap;
@@ -33,8 +34,8 @@ Examples:
   sudo tablewright map-mem                     this computer's own memory map
   tablewright map-mem --ram 512G --pages-only  as a kernel with rodata=full maps 512 GiB
   tablewright map-mem --iomem server.txt --format arm64 --granule 64K --json
-  tablewright map-mem --on machine --machine ampere-altra-vm-64g
-  tablewright map-mem --on machine --machine mine.toml --steps lazy-unmap,no-cont-remap")]
+  tablewright map-mem --machine ampere-altra-vm-64g
+  tablewright map-mem --machine mine.toml --steps lazy-unmap,no-cont-remap")]
 pub struct Arguments {
     /// A memory map in the format of /proc/iomem; if neither this nor --ram is given, this computer's own, or as much
     /// RAM as the machine has
@@ -56,13 +57,18 @@ pub struct Arguments {
     /// always does
     #[arg(long)]
     pages_only: bool,
-    /// What to run on
-    #[arg(long, value_enum, default_value = "native")]
+    /// What to run on; the machine, if --machine says which
+    #[arg(
+        long,
+        value_enum,
+        default_value = "native",
+        default_value_if("machine", ArgPredicate::IsPresent, "machine")
+    )]
     on: On,
     /// How often to measure; figures are medians [default: 11]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: Option<u32>,
-    /// With --on machine: the profile of a machine, by name or as a file
+    /// The profile of a machine, by name or as a file; with --on machine
     #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
     machine: Option<String>,
     /// With --on machine: one step of those published, with all before it, or another way [default: all]

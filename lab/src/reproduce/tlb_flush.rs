@@ -30,6 +30,7 @@ pub fn jobs(profile: &Profile, hows: &[How]) -> Vec<Job> {
         slice: Time::ms(4),
         work: Time::ZERO,
         spin: Time::ZERO,
+        stays: false,
         ranges: 16,
     };
     hows.iter().map(job).collect()

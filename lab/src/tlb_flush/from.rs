@@ -132,6 +132,7 @@ impl Line {
             slice: Time::ms(4),
             work: Time::ZERO,
             spin: Time::ZERO,
+            stays: false,
             ranges: tablewright::flush::MAX_RANGES,
         })
     }
@@ -187,6 +188,7 @@ pub fn compare(
         cpus: first.processors,
         work_us: 0,
         spin_us: 0,
+        stays: false,
         slice_us: 4000,
     };
     let rows = lines.iter().zip(&jobs).zip(run(&jobs)?);

@@ -30,7 +30,7 @@ fn options_that_do_not_go_together_are_refused() {
     for (arguments, says) in [
         (vec!["map-mem", "--on", "machine"], "ampere-altra-vm-64g"),
         (
-            vec!["map-mem", "--machine", "neutral"],
+            vec!["map-mem", "--on", "native", "--machine", "neutral"],
             "--machine goes with --on machine",
         ),
         (

@@ -97,6 +97,19 @@ fn threads_that_try_before_they_sleep_burn_and_are_waited_for() {
 }
 
 #[test]
+fn idle_loops_that_stay_are_told_of_each_flush() {
+    let run = |stays: &[&str]| {
+        let small = ["--how", "interrupt", "-t", "16", "-c", "2", "-r", "4"];
+        rows(&[&small[..], stays].concat()).remove(0)
+    };
+    let (leave, stay) = (run(&[]), run(&["--stays"]));
+    // 128 flushes: one vCPU has run meanwhile, or all 15 others have once.
+    assert!(number(&leave, "interrupts") < 2.0 * 128.0, "{leave}");
+    assert!(number(&stay, "interrupts") > 12.0 * 128.0, "{stay}");
+    assert!(number(&stay, "time_ns") > number(&leave, "time_ns"));
+}
+
+#[test]
 fn no_vcpu_is_told_twice_and_none_is_left_out() {
     for row in rows(&["-r", "2"]) {
         let how = row["how"].as_str().expect("a name");

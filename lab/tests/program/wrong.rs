@@ -53,7 +53,7 @@ const WRONG: &[(&str, &str)] = &[
     ("map-mem --ram 1G --format arm64 --address-bits 57", "arm64 has no addresses of 57 bits: --address-bits is 48 or 52"),
     ("map-mem --ram 1G --format x86-64 --address-bits 52", "x86-64 has no addresses of 52 bits: --address-bits is 48 (four levels)"),
     ("map-mem --ram 1G --on moon", "invalid value 'moon' for '--on <ON>'"),
-    ("map-mem --ram 1G --machine neutral", "--machine goes with --on machine"),
+    ("map-mem --ram 1G --on native --machine neutral", "--machine goes with --on machine"),
     ("map-mem --ram 1G --step all", "--step goes with --on machine"),
     ("map-mem --ram 1G --threads 2", "--threads goes with --on machine"),
     ("map-mem --ram 1G --on machine", "--on machine needs --machine with the path of a profile"),

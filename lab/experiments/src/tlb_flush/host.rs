@@ -126,6 +126,8 @@ pub struct Guest {
     pub physical: usize,
     /// Idle loops leave the space, and are not told of flushes; otherwise they are lazy.
     pub leaves: bool,
+    /// A lazy idle loop stays in the space when it is told, and is told of the next flush too; otherwise it leaves then.
+    pub stays: bool,
     /// Spaces have identifiers, under which they are remembered while another is loaded.
     pub identified: bool,
 }
@@ -331,7 +333,7 @@ impl<'c> Host<'c> {
         let doing = self.doing(cpu);
         doing.here(|here| here.receive(&doing));
         // The idle loop leaves the space, and is not asked again.
-        if !this.busy.get() && this.loaded.get() {
+        if !this.busy.get() && this.loaded.get() && !self.guest.stays {
             self.leave_space(cpu);
         }
         cpu.order();

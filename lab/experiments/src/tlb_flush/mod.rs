@@ -56,6 +56,8 @@ pub struct Job {
     pub work: Time,
     /// How long, on a physical CPU, a thread that waits for the lock tries to take it before it sleeps.
     pub spin: Time,
+    /// An idle loop that is told keeps the space all the same, and is told again.
+    pub stays: bool,
     /// Ranges in one hypercall, at most.
     pub ranges: usize,
 }
@@ -205,6 +207,7 @@ fn run_as<F: Format<Input = Va>>(job: &Job, tell: &Tell<'_>) -> Result<Ran, Stri
         slice: job.slice,
         physical: job.physical.into(),
         leaves: job.how == How::Tablewright,
+        stays: job.stays,
         identified: job.how.has_identifiers(),
     };
     let host = Host::new(&machine, &mut memory, guest)
@@ -421,6 +424,7 @@ mod tests {
             slice: Time::ms(4),
             work: Time::us(100),
             spin: Time::ZERO,
+            stays: false,
             ranges: 16,
         };
         let ran = run_with(&job, &|_, doing, here, _, unmapped| {
