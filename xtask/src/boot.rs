@@ -134,11 +134,26 @@ pub fn ended(end: End) -> Result<()> {
     }
 }
 
+/// Whether the files that were named can be what they should be, before anything is built for them.
+fn look_at_files(args: &BootArgs) -> Result<()> {
+    for file in [&args.kernel, &args.initrd].into_iter().flatten() {
+        if !std::fs::metadata(file).about(file.display())?.is_file() {
+            return Err(Error::Other(format!("{}: no file", file.display())));
+        }
+    }
+    match (&args.kernel, args.arch) {
+        (Some(kernel), Arch::Arm64) => qemu::kernel_size(kernel).map(drop),
+        (Some(kernel), Arch::X86_64) => hyperv::sectors(kernel).map(drop),
+        (None, _) => Ok(()),
+    }
+}
+
 /// Boots a guest, and says what it has shown.
 ///
 /// # Errors
 /// It cannot be booted, or what it has done went wrong.
 pub fn run(args: &BootArgs) -> Result<()> {
+    look_at_files(args)?;
     if args.arch == Arch::X86_64 {
         return hyperv::boot(args);
     }
@@ -175,9 +190,6 @@ pub fn run(args: &BootArgs) -> Result<()> {
     }
     if args.evict_rate.is_some() && args.evict == 0 {
         return Err(Error::Other("--evict-rate is of --evict".into()));
-    }
-    if let Some(initrd) = &args.initrd {
-        std::fs::metadata(initrd).about(initrd.display())?;
     }
     let mut files = fetch::everything(args.choice())?;
     if let Some(initrd) = &args.initrd {

@@ -165,7 +165,10 @@ impl<'a> Boot<'a> {
 }
 
 /// How many sectors the header of a kernel takes (Documentation/x86/boot.rst).
-fn sectors(kernel: &Path) -> Result<u64> {
+///
+/// # Errors
+/// It cannot be read, or is none.
+pub fn sectors(kernel: &Path) -> Result<u64> {
     let data = std::fs::read(kernel).about(kernel.display())?;
     match (data.get(0x1f1), data.get(0x202..0x206)) {
         (Some(sectors), Some(b"HdrS")) => Ok(match sectors {

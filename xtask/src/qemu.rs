@@ -409,7 +409,10 @@ fn symbol(image: &Path, name: &str) -> Result<u64> {
 }
 
 /// How much memory a kernel takes: `image_size` of its header.
-fn kernel_size(kernel: &Path) -> Result<u64> {
+///
+/// # Errors
+/// It cannot be read, or is none.
+pub fn kernel_size(kernel: &Path) -> Result<u64> {
     let data = std::fs::read(kernel).about(kernel.display())?;
     let is_image = data.get(56..60) == Some(b"ARM\x64");
     let size = data

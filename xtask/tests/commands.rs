@@ -41,6 +41,13 @@ fn what_cannot_be_is_refused_in_one_line() {
         (&["boot", "--memory", "100M"], "--memory"),
         (&["boot", "--evict-rate", "5"], "--evict"),
         (&["boot", "--initrd", "/no/such/file"], "/no/such/file"),
+        (&["boot", "--initrd", "/"], "no file"),
+        (&["boot", "--kernel", "/no/such/file"], "/no/such/file"),
+        (&["boot", "--kernel", "Cargo.toml"], "Image"),
+        (
+            &["boot", "--arch", "x86-64", "--kernel", "Cargo.toml"],
+            "bzImage",
+        ),
         (&["boot", "--initrd", "x", "--shell"], "--initrd"),
         (&["boot", "--vmid-bits", "3"], "--vmid-bits"),
         (&["boot", "--guests", "9"], "--guests"),
