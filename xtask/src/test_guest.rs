@@ -589,6 +589,8 @@ pub fn run(args: &TestArgs) -> Result<()> {
     };
     let x86 = match is(Arch::X86_64).then(fetch::qemu_x86) {
         Some(Ok(())) => Some(fetch::everything_x86(None)?),
+        // Where nothing is left, nothing was shown.
+        Some(Err(why)) if cases.iter().all(|it| it.arch == Arch::X86_64) => return Err(why),
         Some(Err(why)) => {
             say!("skipped: x86-64, because {why}");
             cases.retain(|it| it.arch != Arch::X86_64);

@@ -78,6 +78,21 @@ fn what_cannot_be_is_refused_in_one_line() {
 }
 
 #[test]
+fn without_an_emulator_nothing_passes() {
+    for arguments in [
+        &["boot"][..],
+        &["boot", "--arch", "x86-64"],
+        &["test-guest", "hyperv-hostile"],
+    ] {
+        let said = xtask(arguments).env("PATH", "/no/such").output().unwrap();
+        let error = String::from_utf8(said.stderr).unwrap();
+        assert_eq!(said.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(error.contains("is missing. Install QEMU"), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
 fn a_reader_that_goes_is_no_error() {
     let mut command = xtask(&["test-guest", "--list"]);
     let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
