@@ -206,13 +206,13 @@ impl<'p, P: Platform> Table<'p, P> {
 }
 
 impl<P: Platform> Table<'_, P> {
-    /// Flips the bits `flip` of the entries of `range`, up to the first whose bits under `mask` are not `key`. Returns
+    /// Makes the entries of `range` that are `from` under `mask` what `to` is there, up to the first that is not. Returns
     /// where that is.
     ///
     /// A line of eight entries is checked as one, before any of them is written: they have no other writer. A function
     /// of its own, so that the loop has the registers to itself.
     #[inline(never)]
-    pub fn flip(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {
+    pub fn recode(&self, range: Range<usize>, from: u64, mask: u64, to: u64) -> usize {
         let mut index = range.start;
         // What a short range would prefetch is not what is edited next.
         let ahead = range.len() >= LINE * AHEAD;
@@ -223,30 +223,30 @@ impl<P: Platform> Table<'_, P> {
             let mut line = [0; LINE];
             let mut differs = 0;
             for (offset, entry) in line.iter_mut().enumerate() {
-                *entry = self.load(index + offset);
-                differs |= *entry ^ key;
+                *entry = self.load(index + offset) ^ from;
+                differs |= *entry;
             }
             if differs & mask != 0 {
                 break;
             }
             for (offset, entry) in line.iter().enumerate() {
-                self.store(index + offset, entry ^ flip);
+                self.store(index + offset, entry ^ to);
             }
             index += LINE;
         }
-        self.flip_few(index..range.end, key, mask, flip)
+        self.recode_few(index..range.end, from, mask, to)
     }
 
     /// The same of a few entries, one by one.
     #[inline(always)]
-    pub fn flip_few(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {
+    pub fn recode_few(&self, range: Range<usize>, from: u64, mask: u64, to: u64) -> usize {
         let mut index = range.start;
         while index < range.end {
-            let entry = self.load(index);
-            if (entry ^ key) & mask != 0 {
+            let entry = self.load(index) ^ from;
+            if entry & mask != 0 {
                 break;
             }
-            self.store(index, entry ^ flip);
+            self.store(index, entry ^ to);
             index += 1;
         }
         index
@@ -254,14 +254,17 @@ impl<P: Platform> Table<'_, P> {
 
     /// The same where walkers may write the entries. One that a walker has changed under our hands is looked at again.
     #[inline(never)]
-    pub fn flip_contended(&self, range: Range<usize>, key: u64, mask: u64, flip: u64) -> usize {
+    pub fn recode_contended(&self, range: Range<usize>, from: u64, mask: u64, to: u64) -> usize {
         let mut index = range.start;
         while index < range.end {
             let entry = self.load(index);
-            if (entry ^ key) & mask != 0 {
+            if (entry ^ from) & mask != 0 {
                 break;
             }
-            if self.compare_exchange(index, entry, entry ^ flip).is_ok() {
+            if self
+                .compare_exchange(index, entry, entry ^ from ^ to)
+                .is_ok()
+            {
                 index += 1;
             }
         }

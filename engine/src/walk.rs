@@ -200,12 +200,12 @@ impl<P: Platform> Place<'_, P> {
 /// linked meanwhile.
 ///
 /// It is the walk of what is small, and of most edits: a load and a test for each level. `None` if there is no such table, or it
-/// does not cover all.
+/// does not cover all. With `ONE`, one entry is what it goes to, and no loop over more that needs the registers.
 ///
 /// # Safety
 /// 1. `frame` holds the root of a tree of this format on `platform`.
 #[inline(always)]
-pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
+pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool, const ONE: bool>(
     platform: &P,
     mut frame: Pa,
     slice: Slice,
@@ -225,10 +225,13 @@ pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool>(
                     true => table.follow(index),
                     false => table.load(index),
                 };
-                if F::kind(entry, level) != Kind::Table {
+                frame = if ONE {
+                    F::table_below(entry, level)?
+                } else if F::kind(entry, level) == Kind::Table {
+                    F::address(entry, level)
+                } else {
                     return None;
-                }
-                frame = F::address(entry, level);
+                };
             }
         )* };
     }

@@ -35,6 +35,18 @@ impl Change {
         Self { set: 0, native: 0 }
     }
 
+    /// Whether another change that has no native bits either is this one if the first word says so.
+    #[inline(always)]
+    pub(super) fn is_told_by_a_word(&self) -> bool {
+        self.mask() & NATIVE == 0
+    }
+
+    /// Whether it is this change, if that [is told by a word](Self::is_told_by_a_word).
+    #[inline(always)]
+    pub(super) fn is_alike(&self, other: &Self) -> bool {
+        self.set == other.set
+    }
+
     /// Sets a field.
     const fn field(mut self, mask: u32, value: u32) -> Self {
         self.set = self.set & !(mask as u64) | (mask as u64) << 32 | value as u64;

@@ -317,7 +317,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
             }
             let plan = self.recode.plan(entry, Level::PAGE);
             let from = index;
-            let (key, now) = (plan.key(), plan.key() ^ plan.flip);
+            let (key, now) = (plan.key(), plan.result());
             let parked = F::is_parked(key) || F::is_parked(now);
             if plan.is_plain() && entry & F::CONTIGUOUS == 0 && !parked {
                 // A stretch of leaves of one pattern that no walker writes: the inner loop.

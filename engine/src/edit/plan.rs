@@ -32,8 +32,10 @@ pub(crate) struct Plan {
     pub(super) invalidate: bool,
     /// Walkers remember nothing of the old leaf, and have to see the new one.
     pub(super) news: bool,
-    /// The key, if it is for single pages that are in use, changed in place, and forgotten; or what no page is like.
-    pub(super) usual: u64,
+    /// The key, if it is for single pages that are in use, changed with a store, and forgotten; or what no page is like.
+    pub(super) stored: u64,
+    /// The same, if they are changed with an exchange.
+    pub(super) exchanged: u64,
 }
 
 /// Where the level is in the key of a plan: bits of the address in leaves of all levels of all formats, of which the largest
@@ -53,6 +55,12 @@ impl Plan {
     #[inline(always)]
     pub fn key(&self) -> u64 {
         self.key & !(7 << LEVEL)
+    }
+
+    /// What it makes of that.
+    #[inline(always)]
+    pub fn result(&self) -> u64 {
+        self.key() ^ self.flip
     }
 
     #[inline(always)]
@@ -93,7 +101,8 @@ impl Recent {
                 how: How::Keep,
                 invalidate: false,
                 news: false,
-                usual: NOT_PLAIN,
+                stored: NOT_PLAIN,
+                exchanged: NOT_PLAIN,
             },
         }
     }
@@ -143,8 +152,12 @@ impl Recent {
         plan.invalidate = what & INVALIDATE != 0;
         plan.news = what & NEWS != 0;
         let is_single = level == Level::PAGE && entry & F::CONTIGUOUS == 0;
-        if is_single && plan.invalidate && plan.how != How::Break {
-            plan.usual = plan.key();
+        if is_single && plan.invalidate && self.change.is_told_by_a_word() {
+            match plan.how {
+                How::Store => plan.stored = plan.key(),
+                How::Exchange => plan.exchanged = plan.key(),
+                How::Keep | How::Break => {}
+            }
         }
     }
 }

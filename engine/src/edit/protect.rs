@@ -114,19 +114,20 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     #[inline(always)]
     fn change_alike(&mut self, slice: Slice, change: &Change, at: Located) -> bool {
         let space = &*self.space;
-        let recent = &space.recent;
+        let Recent { change: last, plan } = &space.recent;
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
         let entry = table.load(at.index);
-        let is_like = entry & !F::address_mask(Level::PAGE) == recent.plan.usual;
-        if !is_like || recent.change != *change || space.may_deny() {
+        let pattern = entry & !F::address_mask(Level::PAGE);
+        if !last.is_alike(change) || space.may_deny() {
             return false;
         }
-        let now = entry ^ recent.plan.flip;
-        if recent.plan.how == How::Store {
+        let now = entry ^ plan.flip;
+        if pattern == plan.stored {
             table.store(at.index, now);
-        } else if table.compare_exchange(at.index, entry, now).is_err() {
-            // A walker has set a flag.
+        } else if pattern != plan.exchanged || table.compare_exchange(at.index, entry, now).is_err()
+        {
+            // It is another, or a walker has set a flag.
             return false;
         }
         drop(table);
@@ -185,11 +186,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             // It is of larger leaves.
         } else if plan.how == How::Store {
             like = match range.len() <= LINE {
-                true => table.flip_few(range.clone(), plan.key(), mask, plan.flip),
-                false => table.flip(range.clone(), plan.key(), mask, plan.flip),
+                true => table.recode_few(range.clone(), plan.key(), mask, plan.result()),
+                false => table.recode(range.clone(), plan.key(), mask, plan.result()),
             };
         } else if plan.how == How::Exchange {
-            like = table.flip_contended(range.clone(), plan.key(), mask, plan.flip);
+            like = table.recode_contended(range.clone(), plan.key(), mask, plan.result());
         }
         let pages = (like - range.start) as u64;
         range.start = like;
@@ -477,6 +478,7 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
             let from = index;
             let mut entry = table.load(index);
             let plan = self.plan(entry, Level::PAGE);
+            let (rest, now) = (index..range.end, plan.result());
             match plan.how {
                 How::Keep => {
                     while entry & !mask == plan.key() {
@@ -487,10 +489,8 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
                         entry = table.load(index);
                     }
                 }
-                How::Store => index = table.flip(index..range.end, plan.key(), !mask, plan.flip),
-                How::Exchange => {
-                    index = table.flip_contended(index..range.end, plan.key(), !mask, plan.flip);
-                }
+                How::Store => index = table.recode(rest, plan.key(), !mask, now),
+                How::Exchange => index = table.recode_contended(rest, plan.key(), !mask, now),
                 How::Break => {
                     let slice = Slice::around::<F>(at(index), Level::PAGE);
                     self.rewrite(table, index, Level::PAGE, slice);

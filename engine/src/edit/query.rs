@@ -110,7 +110,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.check(span)?;
-        let mut find = Find::new(visit);
+        let mut find = Find::new(visit, self.runs);
         let _: ControlFlow<()> = match self.place(slice) {
             Some(place) => {
                 find.denied = Denied::new(self.denied(slice.first));
@@ -128,10 +128,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Visits every leaf of the space.
     pub fn walk_all(&self, mut visit: impl FnMut(Leaf<F>)) {
         for slice in self.everything() {
-            let mut find = Find::new(|leaf| {
+            let visit = |leaf| {
                 visit(leaf);
                 ControlFlow::Continue(())
-            });
+            };
+            let mut find = Find::new(visit, self.runs);
             let _: ControlFlow<()> = self.visit(slice, &mut find);
         }
     }
@@ -150,6 +151,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 struct Find<F, V> {
     visit: V,
     denied: Denied,
+    /// Whether there may be runs.
+    runs: bool,
     /// The last address of the run that was visited last.
     run_last: Option<u64>,
     format: PhantomData<F>,
@@ -157,10 +160,11 @@ struct Find<F, V> {
 
 impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
     #[inline(always)]
-    fn new(visit: V) -> Self {
+    fn new(visit: V, runs: bool) -> Self {
         Self {
             visit,
             denied: Denied::new(Perms::empty()),
+            runs: F::CONTIGUOUS != 0 && runs,
             run_last: None,
             format: PhantomData,
         }
@@ -222,8 +226,8 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
         }
     }
 
-    /// The same of a line of entries. Mostly all are pages like most: a page is valid by bits that are set, so that all are if what they
-    /// have in common is.
+    /// The same of a line of entries from which no table takes anything away. Mostly all are pages like most: a page is valid by bits
+    /// that are set, so that all are if what they have in common is.
     #[inline(always)]
     fn line<P: Platform>(
         &mut self,
@@ -232,12 +236,14 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
         mut input: u64,
         line: [u64; LINE],
     ) -> ControlFlow<()> {
-        let denied = self.denied.at(Level::PAGE);
         let common = line.iter().fold(u64::MAX, |all, entry| all & entry);
-        let any = line.iter().fold(0, |all, entry| all | entry);
+        let any = match self.runs {
+            true => line.iter().fold(0, |all, entry| all | entry),
+            false => 0,
+        };
         if F::is_single_page(common) && any & F::CONTIGUOUS == 0 {
             for entry in line {
-                (self.visit)(Leaf::new(input, entry, Level::PAGE, denied))?;
+                (self.visit)(Leaf::new(input, entry, Level::PAGE, Perms::empty()))?;
                 input = input.wrapping_add(1 << F::PAGE_SHIFT);
             }
             return ControlFlow::Continue(());
@@ -271,7 +277,9 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let (mut index, mut input) = (range.start, first);
         // A line of entries at once, so that what the visitor sums up goes through memory once for all of them.
-        while !SMALL && range.end - index >= LINE {
+        let by_lines = !SMALL && self.denied.at(Level::PAGE).is_empty();
+        let end = if by_lines { range.end } else { index };
+        while end - index >= LINE {
             let line: [u64; LINE] = array::from_fn(|offset| table.load(index + offset));
             self.line(table, index, input, line)?;
             index += LINE;

@@ -58,7 +58,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let (old, denied) = loop {
             let space = &mut *self.space;
             // SAFETY: the root of the space.
-            match unsafe { descend::<F, P, false>(&space.platform, space.root, slice) } {
+            match unsafe { descend::<F, P, false, false>(&space.platform, space.root, slice) } {
                 Some(place) => {
                     let index = place.range.start;
                     let entry = place.table.load(index);

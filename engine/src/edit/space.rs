@@ -598,13 +598,14 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(always)]
     pub(crate) fn place(&self, slice: Slice) -> Option<Place<'_, P>> {
         // SAFETY: as above.
-        unsafe { descend::<F, P, false>(&self.platform, self.root, slice) }
+        unsafe { descend::<F, P, false, false>(&self.platform, self.root, slice) }
     }
 
     /// Where the entry of a page is, which has been checked. `None` as above.
     #[inline(always)]
     pub(crate) fn locate(&self, page: Slice) -> Option<Located> {
-        let place = self.place(page)?;
+        // SAFETY: as above.
+        let place = unsafe { descend::<F, P, false, true>(&self.platform, self.root, page) }?;
         Some(Located {
             frame: place.table.frame(),
             index: place.range.start,

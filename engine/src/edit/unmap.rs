@@ -194,7 +194,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let serial = self.serial();
         if let Some(place) =
             // SAFETY: the root of the space.
-            unsafe { descend::<F, P, false>(&self.space.platform, self.space.root, slice) }
+            unsafe { descend::<F, P, false, false>(&self.space.platform, self.space.root, slice) }
             && place.is_whole::<F>(self.space.runs)
             // A table that is left with nothing is detached instead.
             && !slice.is_whole::<F>(Level::PAGE.up())

@@ -584,6 +584,25 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
             && entry & Self::CONTIGUOUS == 0
     }
 
+    /// The table that an entry above the last level points to, if it does: what each step of a walk asks.
+    ///
+    /// ```
+    /// use tablewright::{Attrs, Format, Level, Pa, Perms, format::Arm64K4};
+    /// let level = Level::new(1);
+    /// let table = Arm64K4::table(Pa::new(0x1000), Perms::empty());
+    /// assert_eq!(Arm64K4::table_below(table, level), Some(Pa::new(0x1000)));
+    /// let block = Arm64K4::encode(&Attrs::USER_DATA, level)?;
+    /// assert_eq!((Arm64K4::table_below(block, level), Arm64K4::table_below(0, level)), (None, None));
+    /// # Ok::<(), tablewright::Inexpressible>(())
+    /// ```
+    #[inline(always)]
+    fn table_below(entry: u64, level: Level) -> Option<Pa> {
+        match Self::kind(entry, level) {
+            Kind::Table => Some(Self::address(entry, level)),
+            Kind::Leaf | Kind::Invalid => None,
+        }
+    }
+
     /// A frozen entry that tells by 44 bits of `tag` whose it is, where hardware ignores all of an invalid entry. Elsewhere, where
     /// none has to be told, there is one kind.
     #[inline(always)]

@@ -595,7 +595,8 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
         check_reach::<F>(input, frame.get() | low)?;
         let slice = Slice::around::<F>(input.bits(), Level::PAGE);
         // SAFETY: the root of the space, in a walk.
-        let Some(place) = (unsafe { descend::<F, P, true>(&self.platform, self.root, slice) })
+        let Some(place) =
+            (unsafe { descend::<F, P, true, false>(&self.platform, self.root, slice) })
         else {
             return Ok(false);
         };

@@ -328,8 +328,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page that hardware may write is protected with a store",
         file: PROTECT,
-        find: "if «recent.plan.how == How::Store» {\n            table.store",
-        with: "true",
+        find: "if «pattern == plan.stored» {\n            table.store",
+        with: "pattern == plan.stored || pattern == plan.exchanged",
         rules: &["flag lost"],
     },
     Bug {

@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::format::Architecture;
 use crate::judge::Tree;
 use crate::progress::Progress;
+use crate::random::Random;
 use crate::stats::Samples;
 
 /// The tables of pages, and those above them.
@@ -182,18 +183,25 @@ pub fn run(
         .collect();
     let ours = candidates.iter().position(Candidate::is_ours);
     let mut figures = Figures(Vec::new());
-    for worker in &mut workers {
-        worker.begin(kept)?;
-    }
+    let mut order: Vec<usize> = (0..workers.len()).collect();
+    let mut random = Random(pages);
     for round in 0..=rounds as usize {
         progress.step(&format!(
             "{}, {pages} at a time{}",
             architecture.name(),
             if round == 0 { ", checked" } else { "" }
         ));
+        // Memory is not everywhere as fast, for what it shares caches with: each subject has each arena in turn.
+        for (number, worker) in workers.iter_mut().enumerate() {
+            worker.arena = arenas.0[(number + round) % candidates.len()];
+            worker.begin(kept)?;
+        }
         for operation in Operation::ALL {
-            for turn in 0..workers.len() {
-                let candidate = (turn + round) % workers.len();
+            // What is before a subject leaves the caches to it: no subject is always behind the same other one.
+            for last in (1..order.len()).rev() {
+                order.swap(last, random.below(last as u64 + 1) as usize);
+            }
+            for &candidate in &order {
                 let worker = &mut workers[candidate];
                 let sample = worker.time(operation, &parts)?;
                 if round == 0 {
@@ -226,9 +234,9 @@ pub fn run(
                 }
             }
         }
-    }
-    for worker in &mut workers {
-        worker.finish(kept)?;
+        for worker in &mut workers {
+            worker.finish(kept)?;
+        }
     }
     Ok(figures.0)
 }
