@@ -6,6 +6,7 @@
 //! | `cargo xtask boot` | for a person: fetches what is missing, builds, boots, shows the guest's console and the hypervisor's counters |
 //! | `cargo xtask bare` | runs a kernel of checks on the emulator alone and under the hypervisor |
 //! | `cargo xtask check` | holds what the hypervisor executes against the rules of the software machine, with bugs planted and without |
+//! | `cargo xtask formats` | asks an emulated processor about tables of every format of arm64 |
 //! | `cargo xtask kvm` | runs the experiments on KVM inside emulated computers, and compares their counts |
 //! | `cargo xtask linear` | makes the linear map step by step, and counts its barriers and invalidations, in QEMU and on the software machine |
 //! | `cargo xtask log-start` | counts the instructions that the start of a log takes |
@@ -30,6 +31,7 @@ mod emulator;
 mod example;
 mod fetch;
 mod flushes;
+mod formats;
 mod hyperv;
 mod hyperv_tests;
 mod initramfs;
@@ -141,6 +143,8 @@ enum Command {
     },
     /// Boot the kernels of Debian 12 and 13 on the QEMU that is installed and on Debian 13's
     Matrix,
+    /// Ask an emulated processor about tables of every format of arm64, in each translation regime
+    Formats,
     /// Have a device go by a guest's tables, through a system MMU, and show that it is told what to forget
     Smmu,
     /// Boot an example kernel, and show what it says
@@ -241,6 +245,7 @@ fn main() -> ExitCode {
             };
             fetch::everything(choice).and_then(|files| bare::run(&files, |line| say!("{line}")))
         }
+        Command::Formats => formats::run(|line| say!("{line}")),
         Command::Smmu => smmu::run(|line| say!("{line}")),
         Command::Matrix => matrix::run(|line| say!("{line}")),
         Command::Linear => linear::run(|line| say!("{line}")),

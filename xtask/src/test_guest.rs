@@ -9,8 +9,8 @@ use crate::counters::{Count, NAMES};
 use crate::fetch::{Choice, Files, Granule, Variant};
 use crate::qemu::{self, Begin, Boot, CPU_MAX, End, Ran};
 use crate::{
-    Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, hyperv_tests, linear, load,
-    log_start, matrix, name_of, out, say, several, signals, sizes, smmu, x86,
+    Arch, Error, LIMIT, Leaves, Log, Result, bare, fetch, flushes, formats, hyperv_tests, linear,
+    load, log_start, matrix, name_of, out, say, several, signals, sizes, smmu, x86,
 };
 
 #[derive(Args)]
@@ -438,6 +438,7 @@ fn named() -> Vec<Case> {
         case(bare::NAME, true, |it| bare::run(it.arm64()?, |_| ())),
         case(flushes::NAME, true, |_| flushes::run()),
         case(flushes::OWN, true, |it| flushes::run_own(it.arm64()?)),
+        case(formats::NAME, true, |_| formats::run(|_| ())),
         case(log_start::NAME, true, |it| {
             let sizes = [256, 512, 1024];
             log_start::run(Arch::Arm64, it.arm64()?, &sizes, |_, _, _| ())
