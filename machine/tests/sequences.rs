@@ -124,6 +124,14 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ),
     ("flush::Held::join", "the same, of several"),
     (
+        "flush::Leaf::stretch",
+        "what is said of every leaf, as one value",
+    ),
+    ("flush::Held::stretch", "the same, held"),
+    ("flush::Stretch::", "a value: `engine/tests/runs.rs`"),
+    ("flush::Joined::", "joins values: `engine/tests/runs.rs`"),
+    ("dirty::marked", "a word, as ranges: `engine/tests/runs.rs`"),
+    (
         "guest::Gather::begin_modification_log",
         "hardware writes the log: the workload `log` has it, and `modification.rs`",
     ),

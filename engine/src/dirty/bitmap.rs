@@ -275,3 +275,34 @@ fn each_word(
         }
     }
 }
+
+/// The pages that a word of a harvest names, as ranges; `first` is the number of the first that it might.
+///
+/// ```
+/// use core::sync::atomic::AtomicU64;
+/// use tablewright::dirty::{Bitmap, marked};
+/// use tablewright::flush::Joined;
+/// let words = [const { AtomicU64::new(0) }; 4];
+/// let bitmap = Bitmap::new(&words, 256)?;
+/// bitmap.mark(3);
+/// bitmap.mark_range(50..200);
+///
+/// // Ranges, over the borders of words.
+/// let mut found = Vec::new();
+/// let mut joined = Joined::new(|pages| found.push(pages));
+/// bitmap.harvest(0..256, |first, bits| marked(first, bits).for_each(|pages| joined.add(pages)));
+/// drop(joined);
+/// assert_eq!(found, [3..4, 50..200]);
+/// # Ok::<(), tablewright::dirty::LogError>(())
+/// ```
+pub fn marked(first: u64, mut bits: u64) -> impl Iterator<Item = Range<u64>> {
+    core::iter::from_fn(move || {
+        if bits == 0 {
+            return None;
+        }
+        let from = bits.trailing_zeros();
+        let run = (bits >> from).trailing_ones();
+        bits &= u64::MAX.checked_shl(from + run).unwrap_or(0);
+        Some(first + u64::from(from)..first + u64::from(from + run))
+    })
+}

@@ -38,7 +38,7 @@ mod bitmap;
 mod modification;
 mod ring;
 
-pub use bitmap::{Bitmap, Flip, Idle, Retired};
+pub use bitmap::{Bitmap, Flip, Idle, Retired, marked};
 pub use modification::ModificationLog;
 pub use ring::{Collected, Ring, RingEntry};
 

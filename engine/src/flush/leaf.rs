@@ -4,6 +4,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::joined::{Append, Stretch};
 use crate::addr::{Address, Level, Pa, Span};
 use crate::format::{Attrs, Format, Perms, address_of};
 
@@ -83,6 +84,16 @@ impl<F: Format> Leaf<F> {
     #[inline(always)]
     pub fn memory(&self) -> Span<Pa> {
         Span::of_leaf(self.frame(), self.size())
+    }
+
+    /// The same with its addresses and attributes, which [others](super::Joined) may go on with.
+    #[inline]
+    pub fn stretch(&self) -> Stretch<F::Input> {
+        Stretch {
+            input: Span::of_leaf(self.input(), self.size()),
+            frame: self.frame(),
+            attrs: self.attrs(),
+        }
     }
 
     /// The level of its entry.
@@ -175,7 +186,28 @@ impl<F: Format> Held<Leaf<F>> {
     }
 }
 
-impl Held<Span<Pa>> {
+impl<F: Format> Held<Leaf<F>> {
+    /// The same with its addresses and attributes, for an embedder that has to know what was written.
+    #[inline]
+    pub fn stretch(self) -> Held<Stretch<F::Input>> {
+        Held::new(self.value.stretch(), self.serial)
+    }
+}
+
+impl<T: Append> Append for Held<T> {
+    #[inline]
+    fn append(&mut self, next: Self) -> Result<(), Self> {
+        if self.serial != next.serial {
+            return Err(next);
+        }
+        let Held { value, serial } = next;
+        self.value
+            .append(value)
+            .map_err(|value| Held { value, serial })
+    }
+}
+
+impl<T: Append> Held<T> {
     /// Adds what follows in memory, and is held by the same flush: of a range whose frames are consecutive one word is kept, or
     /// two, and not a leaf for each page.
     ///
@@ -218,13 +250,7 @@ impl Held<Span<Pa>> {
     /// ```
     #[inline]
     pub fn join(&mut self, next: Self) -> Result<(), Self> {
-        match self.value.join(next.value) {
-            Some(both) if self.serial == next.serial => {
-                self.value = both;
-                Ok(())
-            }
-            _ => Err(next),
-        }
+        self.append(next)
     }
 }
 

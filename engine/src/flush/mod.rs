@@ -23,6 +23,7 @@
 //! table itself is not written, because walkers may still be reading it.
 
 mod detached;
+mod joined;
 mod leaf;
 mod ranges;
 mod reclaim;
@@ -30,6 +31,7 @@ mod reclaim;
 pub use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
 pub use detached::MAX_UNLINKED;
 pub(crate) use detached::{Detached, Fate};
+pub use joined::{Append, Joined, Stretch};
 pub(crate) use leaf::next_serial;
 pub use leaf::{Held, Leaf, Progress};
 pub(crate) use ranges::{Ranges, Target};

@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use crate::addr::{Ipa, Level, Span};
-use crate::dirty::{Bitmap, Marker, ModificationLog};
+use crate::dirty::{Bitmap, Marker, ModificationLog, marked};
 use crate::edit::Change;
 use crate::edit::EditError;
 use crate::format::{Attrs, Format, Perms};
@@ -260,7 +260,7 @@ impl<F: Format<Input = Ipa>, P: SharedPlatform + Clone> Gather<'_, '_, F, P> {
             };
             each(first, bits);
             core::mem::forget(taken);
-            for run in runs(first, bits).filter(|_| protects || cleans) {
+            for run in marked(first, bits).filter(|_| protects || cleans) {
                 let closed = match cleans {
                     // A flag that is set until it is cleared is of a write before the copy.
                     true => self
@@ -351,19 +351,6 @@ struct Taken<'b> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        runs(self.first, self.bits).for_each(|run| self.bitmap.mark_range(run));
+        marked(self.first, self.bits).for_each(|run| self.bitmap.mark_range(run));
     }
-}
-
-/// The pages of a word of marks that starts with the page `first`, a run of ones at a time.
-fn runs(first: u64, mut bits: u64) -> impl Iterator<Item = Range<u64>> {
-    core::iter::from_fn(move || {
-        if bits == 0 {
-            return None;
-        }
-        let from = bits.trailing_zeros();
-        let run = (bits >> from).trailing_ones();
-        bits &= u64::MAX.checked_shl(from + run).unwrap_or(0);
-        Some(first + u64::from(from)..first + u64::from(from + run))
-    })
 }
