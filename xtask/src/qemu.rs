@@ -294,10 +294,9 @@ impl Monitor {
     }
 
     /// Whether code and constants of this program are in memory as they are in its file.
-    fn is_intact(&mut self, image: &Path) -> Result<bool> {
-        let data = std::fs::read(image).about(image.display())?;
-        for (at, bytes) in constants(&data)
-            .map_err(|error| Error::Other(format!("{}: {error}", image.display())))?
+    fn is_intact(&mut self, data: &[u8]) -> Result<bool> {
+        for (at, bytes) in
+            constants(data).map_err(|error| Error::Other(format!("the hypervisor: {error}")))?
         {
             if self.memory(at, bytes.len())? != bytes {
                 return Ok(false);
@@ -659,6 +658,8 @@ pub fn attend(
     mut look: impl FnMut(&[u64]),
 ) -> Result<Ran> {
     let started = Instant::now();
+    // As it is now: it may be built anew meanwhile.
+    let image = std::fs::read(program).about(program.display())?;
     let (says, said) = channel();
     if let Some(console) = qemu.child.stdout.take() {
         thread::spawn(move || {
@@ -710,7 +711,7 @@ pub fn attend(
         }
     };
     counters = qemu.monitor.counters().unwrap_or(counters);
-    let is_intact = end == End::PoweredOff && qemu.monitor.is_intact(program)?;
+    let is_intact = end == End::PoweredOff && qemu.monitor.is_intact(&image)?;
     let took = started.elapsed();
     let had = had(qemu.child.id()).unwrap_or_default();
     // What is still on its way from the console.
