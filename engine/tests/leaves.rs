@@ -1,10 +1,15 @@
-//! Leaves that the processor has: where it has no large ones, none is made, by whatever edit.
+//! Leaves that the processor has: where it has no large ones, none is made, by whatever edit; and flags that it sets in them are kept.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
 
 use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
 use tablewright::hosted::{self, Hosted, Threads};
 use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace};
 use tablewright::{
-    AddressSpace, Attrs, Caps, EditError, Format, Ipa, Level, Mapping, Pa, Span, Va,
+    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Hooks, Invalidation, Ipa,
+    Level, Mapping, Pa, Perms, Platform, Span, Va,
     format::{Arm64K4, Ept, Npt, X86_64},
 };
 
@@ -133,4 +138,127 @@ fn a_fault_of_a_guest_makes_no_larger_leaf<F: Format<Input = Ipa> + PartialEq>(s
 fn a_fault_of_a_guest_makes_no_leaf_that_the_processor_has_not() {
     a_fault_of_a_guest_makes_no_larger_leaf::<Npt<4>>(1);
     a_fault_of_a_guest_makes_no_larger_leaf::<Ept<4>>(0);
+}
+
+/// Ordinary memory, in which a walker writes flags just before software does.
+struct Walked<F> {
+    memory: Hosted,
+    /// It will, once.
+    is_due: Cell<bool>,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Walked<F> {
+    /// A write by way of the entry, if one is due: what is clean is dirty (DDI 0487 D8.5.5; SDM vol. 3A 5.8).
+    fn walk(&self, entry: NonNull<Entry>) {
+        if !self.is_due.take() {
+            return;
+        }
+        // SAFETY: an entry that the engine is about to write.
+        let entry = unsafe { entry.as_ref() };
+        let is = entry.load();
+        entry.store(match F::HALVES {
+            true => {
+                assert_eq!(is >> 51 & 1, 1, "DBM");
+                is & !(1 << 7)
+            }
+            false => is | 1 << 5 | 1 << 6,
+        });
+    }
+}
+
+// SAFETY: passed on.
+unsafe impl<F: Format> Platform for Walked<F> {
+    fn alloc_table(&self, level: Level) -> Option<Pa> {
+        self.memory.alloc_table(level)
+    }
+    unsafe fn free_table(&self, frame: Pa, level: Level) {
+        // SAFETY: passed on.
+        unsafe { self.memory.free_table(frame, level) }
+    }
+    unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
+        // SAFETY: passed on.
+        unsafe { self.memory.table(frame, level) }
+    }
+    fn barrier(&self, barrier: Barrier) {
+        self.memory.barrier(barrier);
+    }
+    fn invalidate(&self, what: &Invalidation<'_>) {
+        self.memory.invalidate(what);
+    }
+    fn caps(&self) -> Caps {
+        self.memory.caps()
+    }
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        Some(self)
+    }
+}
+
+// SAFETY: each access is made as the default makes it (1.), after what a walker may do before it.
+unsafe impl<F: Format> Hooks for Walked<F> {
+    unsafe fn store(&self, entry: NonNull<Entry>, bits: u64) {
+        self.walk(entry);
+        // SAFETY: passed on.
+        unsafe { entry.as_ref() }.store(bits);
+    }
+    unsafe fn exchange(&self, entry: NonNull<Entry>, bits: u64) -> u64 {
+        self.walk(entry);
+        // SAFETY: passed on.
+        unsafe { entry.as_ref() }.exchange(bits)
+    }
+    unsafe fn compare_exchange(
+        &self,
+        entry: NonNull<Entry>,
+        current: u64,
+        new: u64,
+    ) -> Result<(), u64> {
+        self.walk(entry);
+        // SAFETY: passed on.
+        unsafe { entry.as_ref() }.compare_exchange(current, new)
+    }
+}
+
+/// Each page is like the last, so that the engine does to it what it did to that; and is written between the look and the edit.
+fn a_page_like_the_last_is_written_meanwhile<F: Format<Input = Va>>() {
+    let platform = Walked::<F> {
+        memory: Hosted::new(16, 12),
+        is_due: Cell::new(false),
+        format: PhantomData,
+    };
+    let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+    let clean = Attrs {
+        dirty: false,
+        ..Attrs::USER_DATA
+    };
+    let page = |number: u64| Va::new(number << 12);
+    for number in 0..6 {
+        space
+            .map_page(page(number), Pa::new(number << 12), clean)
+            .unwrap();
+    }
+    space.make_live();
+    let mut gather = space.gather();
+    for number in 0..3 {
+        platform.is_due.set(number != 0);
+        gather
+            .protect_page(page(number), Change::new().write_protect())
+            .unwrap();
+        assert!(!platform.is_due.get(), "it was written by no store");
+        let attrs = gather.query(page(number)).unwrap().attrs();
+        assert_eq!(attrs.dirty, number != 0, "{}", F::NAME);
+        assert!(!attrs.perms.intersects(Perms::ANY_WRITE));
+    }
+    for number in 3..6 {
+        platform.is_due.set(number != 3);
+        let held = gather.unmap_page(page(number)).unwrap().expect("mapped");
+        assert!(!platform.is_due.get(), "it was taken out by no store");
+        let leaf = gather.flush_with(held, |_| ()).expect("of this gather");
+        assert_eq!(leaf.attrs().dirty, number != 3, "{}", F::NAME);
+    }
+}
+
+#[test]
+fn what_hardware_writes_between_look_and_edit_is_kept() {
+    a_page_like_the_last_is_written_meanwhile::<X86_64<4>>();
+    a_page_like_the_last_is_written_meanwhile::<Arm64K4>();
 }

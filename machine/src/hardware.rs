@@ -493,6 +493,7 @@ impl Hardware {
             span: (0, u64::MAX),
             depth: self.top + 1,
             table: true,
+            detached: true,
             leaves: below.leaves,
             unit: below.unit,
             scattered: false,

@@ -180,6 +180,8 @@ pub(crate) struct Obligation {
     pub depth: u8,
     /// It was a table.
     pub table: bool,
+    /// The table was detached. If not, it is the same with other rights, and what is below it was not touched.
+    pub detached: bool,
     /// The depths of the leaves that are to be forgotten, as a bit set: its own; of a table, of those below it that are not
     /// global. Global ones are an obligation of their own, because more CPUs use them.
     pub leaves: u8,

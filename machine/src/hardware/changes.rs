@@ -211,6 +211,7 @@ impl Hardware {
             span,
             depth,
             table: table.is_some(),
+            detached: table.is_some() && table != table_of(is),
             leaves: if table.is_some() {
                 below.leaves
             } else {
@@ -333,7 +334,10 @@ impl Hardware {
             };
             let same = || self.translate_alike(cpu, depth, span.0, &old, is);
             let contradicts = || needs_break(architecture, &old, is, depth, alike, same);
-            let why = if obligation.table && obligation.depth > depth {
+            let of_a_table = obligation.table || obligation.scattered;
+            let why = if of_a_table && !obligation.detached && obligation.depth > depth {
+                None
+            } else if obligation.table && obligation.depth > depth {
                 Some("what was detached above it may still be remembered")
             } else if obligation.depth == depth {
                 contradicts()

@@ -326,13 +326,6 @@ pub const BUGS: &[Bug] = &[
         rules: FORGOTTEN,
     },
     Bug {
-        name: "a page that hardware may write is protected with a store",
-        file: PROTECT,
-        find: "if «pattern == plan.stored» {\n            table.store",
-        with: "pattern == plan.stored || pattern == plan.exchanged",
-        rules: &["flag lost"],
-    },
-    Bug {
         name: "a cursor stays in the table that it came to first",
         file: "edit/cursor.rs",
         find: "if «number != self.number» {",

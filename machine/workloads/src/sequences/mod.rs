@@ -208,6 +208,12 @@ impl Sequence {
                 _ => dice.index(2),
             };
             let seed = dice.next();
+            let kind = match kind {
+                Kind::Map | Kind::Unmap | Kind::Protect if focus == 0 && seed.is_multiple_of(4) => {
+                    Kind::PageByPage
+                }
+                kind => kind,
+            };
             Operation {
                 number: number as usize,
                 cpu,

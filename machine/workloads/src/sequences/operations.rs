@@ -56,6 +56,9 @@ operations! {
     Collapse 4 ["edit::Gather::collapse"];
     /// What is mapped in one space is mapped in another.
     Fork 3 ["edit::Gather::fork"];
+    /// Pages that are alike, one by one, as kernels edit them all day: in the place of others, where a sequence is about exclusive
+    /// edits, so that all other sequences are what they were.
+    PageByPage 0 ["edit::Gather::map_page" "edit::Gather::protect_page" "edit::Gather::unmap_page"];
     /// An unmap whose visitor unwinds.
     UnwindUnmap 2 ["edit::Gather::unmap"];
     Query 4 [

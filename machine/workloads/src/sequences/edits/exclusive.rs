@@ -526,23 +526,33 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 true => gather.protect_page(span.start(), change),
                 false => gather.protect(span, change),
             });
-            match protected {
-                Ok(()) => {
-                    let caps = exclusive.look().platform().caps();
-                    let becomes = |perms| {
-                        let attrs = Attrs {
-                            perms,
-                            ..Attrs::USER_RODATA
-                        };
-                        change.apply_on(attrs, F::RULE, &caps).perms
-                    };
-                    let (first, last) = (span.start().bits(), span.last().bits());
-                    slot.model.borrow_mut().protect(first, last, becomes);
-                }
-                Err(error) => self.judge_refusal(slot, exclusive, span, error),
-            }
+            self.judge_protect(slot, exclusive, span, change, protected);
             self.account_for(cpu, slot, exclusive, dice);
         });
+    }
+
+    /// The model is changed as the space was, or the change was refused for a reason.
+    pub(super) fn judge_protect(
+        &self,
+        slot: &Slot<'m, F, G>,
+        exclusive: &Exclusive<'m, F>,
+        span: Span<F::Input>,
+        change: Change,
+        protected: Result<(), EditError<F::Input>>,
+    ) {
+        if let Err(error) = protected {
+            return self.judge_refusal(slot, exclusive, span, error);
+        }
+        let caps = exclusive.look().platform().caps();
+        let becomes = |perms| {
+            let attrs = Attrs {
+                perms,
+                ..Attrs::USER_RODATA
+            };
+            change.apply_on(attrs, F::RULE, &caps).perms
+        };
+        let (first, last) = (span.start().bits(), span.last().bits());
+        slot.model.borrow_mut().protect(first, last, becomes);
     }
 
     pub(super) fn split(&self, cpu: usize, dice: &Dice) {

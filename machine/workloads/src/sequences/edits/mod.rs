@@ -4,6 +4,7 @@
 #![allow(clippy::forget_non_drop)]
 
 mod exclusive;
+mod pages;
 mod shared;
 
 use std::ops::ControlFlow;
@@ -13,10 +14,10 @@ use tablewright::flush::Held;
 use tablewright::linear::{LinearMap, MemoryMap};
 use tablewright::shared::{Mapped, NewLeaf, Refused, SharedSpace, Step};
 use tablewright::{
-    Address, Attrs, Cursor, EditError, Encoded, Format, Gather, Half, Leaf, Level, Liveness,
-    Mapping, Pa, Perms, Platform, Progress, Span,
+    Address, Attrs, Change, Cursor, EditError, Encoded, Format, Gather, Half, Leaf, Level,
+    Liveness, Mapping, Pa, Perms, Platform, Progress, Span,
 };
-use tablewright_machine::Time;
+use tablewright_machine::{Time, Want};
 
 use super::guest::Guests;
 use super::logs;
@@ -89,6 +90,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }),
             Kind::MapFrames => self.map_frames(cpu, dice),
             Kind::Fork => self.fork(cpu, dice),
+            Kind::PageByPage => self.page_by_page(cpu, dice),
             Kind::Unmap => self.unmap(cpu, dice, false),
             Kind::UnwindUnmap => self.unmap(cpu, dice, true),
             Kind::ReplacePage => self.replace_page(cpu, dice),

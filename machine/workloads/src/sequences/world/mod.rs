@@ -624,14 +624,19 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             }
             false => self.page(slot.base, dice).start().bits(),
         };
+        let want = dice.pick(&[Want::Read, Want::Read, Want::Write, Want::Write]);
+        let user = F::Input::SIGNED && dice.once_in(3);
+        self.touch(cpu, slot, page, want, user);
+    }
+
+    /// One access to a page of the window of the space that is loaded, which is that in a place.
+    pub fn touch(&self, cpu: usize, slot: &Slot<'m, F, G>, page: u64, want: Want, user: bool) {
         let other = |it: &Slot<'m, F, G>| !std::ptr::eq(it, slot);
         let elsewhere = self.slots.iter().any(|it| other(it) && it.wide.get());
         if !slot.attached.get() || !Self::is_in_window(slot, page) || elsewhere {
             return;
         }
         let va = page + 8 * cpu as u64;
-        let want = dice.pick(&[Want::Read, Want::Read, Want::Write, Want::Write]);
-        let user = F::Input::SIGNED && dice.once_in(3);
         let request = Access { va, want, user };
         self.machine.cpu().order();
         let (version, steady) = (slot.version.get(), slot.steady.get());
