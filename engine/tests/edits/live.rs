@@ -1,5 +1,7 @@
 //! Spaces that walkers use, the one that the code runs on among them: breaks, invalidations and barriers.
 
+use tablewright::Hooks;
+
 use super::*;
 
 /// An edit as data.
@@ -764,3 +766,92 @@ fn a_dead_space_takes_no_barrier_and_no_invalidation() {
     space.make_live();
     assert_eq!(platform.counts().publications, 1);
 }
+
+/// A platform with a walker that writes to a page right after an edit has looked at it, so many looks before it spared.
+#[derive(Clone, Copy)]
+struct Written<'h>(&'h Hosted, Walker<'h>);
+
+#[derive(Clone, Copy)]
+struct Walker<'h>(fn(u64) -> u64, &'h Cell<u32>);
+
+// SAFETY: the entry is read; what a walker does besides is no access of the engine.
+unsafe impl Hooks for Walker<'_> {
+    unsafe fn load(&self, entry: NonNull<Entry>) -> u64 {
+        // SAFETY: valid, as the caller vouches.
+        let entry = unsafe { entry.as_ref() };
+        let bits = entry.load();
+        let written = (self.0)(bits);
+        if written != bits {
+            let looks = self.1.get();
+            self.1.set(looks.wrapping_sub(1));
+            if looks == 0 {
+                assert_eq!(entry.compare_exchange(bits, written), Ok(()));
+            }
+        }
+        bits
+    }
+}
+
+// SAFETY: everything is passed on to the platform inside.
+unsafe impl Platform for Written<'_> {
+    fn alloc_table(&self, level: Level) -> Option<Pa> {
+        self.0.alloc_table(level)
+    }
+    unsafe fn free_table(&self, frame: Pa, level: Level) {
+        // SAFETY: passed on.
+        unsafe { self.0.free_table(frame, level) }
+    }
+    unsafe fn table(&self, frame: Pa, level: Level) -> NonNull<Entry> {
+        // SAFETY: passed on.
+        unsafe { self.0.table(frame, level) }
+    }
+    fn barrier(&self, barrier: Barrier) {
+        self.0.barrier(barrier);
+    }
+    fn invalidate(&self, what: &Invalidation<'_>) {
+        self.0.invalidate(what);
+    }
+    fn hooks(&self) -> Option<impl Hooks + '_> {
+        Some(self.1)
+    }
+}
+
+#[test]
+fn a_page_that_is_written_while_it_is_changed_is_dirty() {
+    fn check<F: Judged>(walker: fn(u64) -> u64, change: Change) {
+        let attrs = Attrs {
+            dirty: false,
+            software: 5,
+            ..Attrs::USER_DATA
+        };
+        for spared in 0..4 {
+            let (platform, looks) = (Hosted::new(16, 12), Cell::new(u32::MAX));
+            let written = Written(&platform, Walker(walker, &looks));
+            let mut space = AddressSpace::<F, _>::new(written).unwrap();
+            space.make_live();
+            map(&mut space, span(K4, K4), K4, attrs).unwrap();
+            let mut gather = space.gather();
+            looks.set(spared);
+            gather.protect(span(K4, K4), change).unwrap();
+            let is_written = looks.replace(u32::MAX / 2) > spared;
+            gather.finish(|_| ());
+            let now = space.query(Va::new(K4)).unwrap().attrs();
+            assert_eq!(now.dirty, is_written, "{}, {spared}: {now:?}", F::NAME);
+            assert!(is_written || spared != 0);
+        }
+    }
+    // Marked by software bits; present, writable, clean.
+    let x86 = |bits| match bits & (7 << 9 | 0x43) {
+        0xa03 => bits | 0x40,
+        _ => bits,
+    };
+    let arm = |bits| match bits & (7 << 56 | 1 << 51 | 0x83) {
+        0x0508_0000_0000_0083 => bits & !0x80,
+        _ => bits,
+    };
+    check::<X86>(x86, READ_USER);
+    check::<Arm64K4>(arm, READ_USER);
+    check::<Arm64K4>(arm, Change::new().memory(Memory::NonCacheable));
+}
+
+const READ_USER: Change = Change::new().perms(Perms::READ.union(Perms::USER_READ));
