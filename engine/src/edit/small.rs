@@ -163,7 +163,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         let serial = self.serial();
-        let task = Task::Unmap(&mut |leaf| held(Held::new(leaf, serial)));
+        let mut hold = |leaf| held(Held::new(leaf, serial));
+        let task = Task::Unmap(&mut hold);
         match self.edit(span, Consecutive::NONE, task) {
             Ok(()) => Ok(Progress::Done),
             Err(EditError::NotMapped(at)) => Ok(Progress::Stopped(at)),
