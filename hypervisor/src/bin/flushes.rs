@@ -10,13 +10,11 @@ mod payload;
 
 use core::arch::{asm, global_asm};
 use core::cell::Cell;
-use core::fmt::{self, Write as _};
+use core::fmt;
 use core::ops::ControlFlow;
 use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
 
-use payload::console;
-use smccc::{Smc, psci};
 use tablewright::arch::arm64::{Cpu, Ids};
 use tablewright::format::Stage2;
 use tablewright::{
@@ -155,9 +153,5 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 
 /// Says how it ended, and switches the machine off.
 fn end(how: fmt::Arguments<'_>) -> ! {
-    let _ = writeln!(console(), "flushes: {how}");
-    let _ = psci::system_off::<Smc>();
-    loop {
-        core::hint::spin_loop();
-    }
+    payload::end("flushes", how)
 }

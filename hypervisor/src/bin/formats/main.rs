@@ -20,7 +20,6 @@ use core::fmt::{self, Write as _};
 use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
 
-use smccc::{Smc, psci};
 use tablewright::arch::arm64::{Ids, Translation};
 use tablewright::format::{Arm64, Arm64El2, FORCED_WRITE_BACK, Stage2};
 use tablewright::{
@@ -834,9 +833,5 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 
 /// Says how it ended, and switches the machine off.
 fn end(how: fmt::Arguments<'_>) -> ! {
-    let _ = writeln!(console(), "formats: {how}");
-    let _ = psci::system_off::<Smc>();
-    loop {
-        core::hint::spin_loop();
-    }
+    payload::end("formats", how)
 }

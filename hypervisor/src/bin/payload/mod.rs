@@ -3,8 +3,10 @@
 #![allow(dead_code)] // Each uses a part.
 
 use core::arch::asm;
-use core::fmt;
+use core::fmt::{self, Write as _};
 use core::ptr;
+
+use smccc::{Smc, psci};
 
 /// The head of an image of Linux (Documentation/arch/arm64/booting.rst), which may be loaded to any 2 MiB. It goes on at `start`.
 macro_rules! head {
@@ -55,4 +57,13 @@ pub fn call(function: u64, [first, second, third]: [u64; 3]) -> i64 {
         asm!("smc #0", inout("x0") function => result, inout("x1") first => _, inout("x2") second => _, inout("x3") third => _);
     }
     result
+}
+
+/// Says how a program ended, and switches the machine off.
+pub fn end(program: &str, how: fmt::Arguments<'_>) -> ! {
+    let _ = writeln!(console(), "{program}: {how}");
+    let _ = psci::system_off::<Smc>();
+    loop {
+        core::hint::spin_loop();
+    }
 }

@@ -19,7 +19,6 @@ use core::ops::ControlFlow;
 use core::panic::PanicInfo;
 use core::ptr::{self, NonNull};
 
-use smccc::{Smc, psci};
 use tablewright::arch::arm64::{Cpu, Ids, load_vttbr_el2, ttbr, vtcr_el2};
 use tablewright::format::Stage2;
 use tablewright::{
@@ -569,9 +568,5 @@ fn panic(info: &PanicInfo<'_>) -> ! {
 
 /// Says how it ended, and switches the machine off.
 fn end(how: fmt::Arguments<'_>) -> ! {
-    let _ = writeln!(console(), "smmu: {how}");
-    let _ = psci::system_off::<Smc>();
-    loop {
-        core::hint::spin_loop();
-    }
+    payload::end("smmu", how)
 }
