@@ -147,48 +147,17 @@ pub unsafe fn set_up_vectors() {
     unsafe {
         let vectors = &mut *VECTORS.0.get();
         // Each fault says where it was; without a handler the machine would be reset, and nothing said.
-        vectors
-            .divide_error
-            .set_handler_addr(handler(faulted_plainly));
-        vectors.debug.set_handler_addr(handler(faulted_plainly));
-        vectors
-            .non_maskable_interrupt
-            .set_handler_addr(handler(faulted_plainly));
-        vectors
-            .breakpoint
-            .set_handler_addr(handler(faulted_plainly));
-        vectors.overflow.set_handler_addr(handler(faulted_plainly));
-        vectors
-            .bound_range_exceeded
-            .set_handler_addr(handler(faulted_plainly));
-        vectors
-            .invalid_opcode
-            .set_handler_addr(handler(faulted_plainly));
-        vectors
-            .device_not_available
-            .set_handler_addr(handler(faulted_plainly));
-        vectors.double_fault.set_handler_addr(handler(faulted));
-        vectors.invalid_tss.set_handler_addr(handler(faulted));
-        vectors
-            .segment_not_present
-            .set_handler_addr(handler(faulted));
-        vectors
-            .stack_segment_fault
-            .set_handler_addr(handler(faulted));
-        vectors
-            .general_protection_fault
-            .set_handler_addr(handler(faulted));
-        vectors.page_fault.set_handler_addr(handler(faulted));
-        vectors
-            .x87_floating_point
-            .set_handler_addr(handler(faulted_plainly));
-        vectors.alignment_check.set_handler_addr(handler(faulted));
-        vectors
-            .machine_check
-            .set_handler_addr(handler(faulted_plainly));
-        vectors
-            .simd_floating_point
-            .set_handler_addr(handler(faulted_plainly));
+        macro_rules! all {
+            ($handler:ident: $($vector:ident),*) => {
+                $(vectors.$vector.set_handler_addr(handler($handler));)*
+            };
+        }
+        all!(faulted_plainly: divide_error, debug, non_maskable_interrupt, breakpoint, overflow);
+        all!(faulted_plainly: bound_range_exceeded, invalid_opcode, device_not_available);
+        all!(faulted_plainly: x87_floating_point, machine_check, simd_floating_point);
+        // Those that push an error code.
+        all!(faulted: double_fault, invalid_tss, segment_not_present, stack_segment_fault);
+        all!(faulted: general_protection_fault, page_fault, alignment_check);
         for vector in [KICK, TICK] {
             vectors[vector as u8].set_handler_addr(handler(acknowledge));
         }
