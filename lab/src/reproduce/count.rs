@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::Row;
 use crate::report::{percent, wrapped};
+use crate::stats::Samples;
 
 /// How close a row has to come.
 const WITHIN: f64 = 15.0;
@@ -103,24 +104,17 @@ impl Summary {
 
 impl Tally {
     fn of<'t>(tested: impl Iterator<Item = &'t Tested>) -> Self {
-        let (mut errors, mut beyond) = (Vec::new(), Vec::new());
+        let (mut errors, mut beyond) = (Samples::default(), Vec::new());
         for Tested { name, error, .. } in tested {
             errors.push(error.abs());
             if error.abs() > WITHIN {
                 beyond.push(format!("{name}: {}", percent(*error)));
             }
         }
-        errors.sort_by(f64::total_cmp);
-        let middle = errors.len() / 2;
-        let median = match errors.len() {
-            0 => None,
-            many if many.is_multiple_of(2) => Some((errors[middle - 1] + errors[middle]) / 2.0),
-            _ => Some(errors[middle]),
-        };
         Self {
             rows: errors.len(),
             within: errors.len() - beyond.len(),
-            median_percent: median,
+            median_percent: (!errors.is_empty()).then(|| errors.median()),
             beyond,
         }
     }
