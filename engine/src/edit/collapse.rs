@@ -144,10 +144,9 @@ fn sum<F: Format, P: Platform>(
     }
     // Accessed and dirty may differ from leaf to leaf; everything else has to be the same.
     let plain = |entry: u64| Attrs {
-        perms: F::effective(entry, level, denied),
         accessed: false,
         dirty: false,
-        ..F::decode(entry, level)
+        ..F::decode_meaning(F::restricted(F::meaning(entry), level, denied), level)
     };
     let expected = plain(first);
     let mut attrs = expected;

@@ -79,7 +79,8 @@ impl<F: Format, P: Platform + Clone> Cursor<'_, '_, F, P> {
             return None;
         }
         let at = self.locate(input);
-        self.gather.leaf_at(input, at)
+        let open = !self.gather.may_deny();
+        self.gather.leaf_at(input, at, open)
     }
 
     /// As [`Gather::map_page`].

@@ -79,7 +79,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         };
         let _: ControlFlow<()> = parent.visit(slice, &mut tables);
         tables.made?;
-        child.space.tables_deny |= parent.tables_deny;
+        if parent.tables_deny() {
+            child.space.open = 0;
+        }
         child.space.note_runs(parent.runs);
         child.space.globals |= parent.globals || change.turns_global();
         child.space.news |= child.space.liveness() != Liveness::Dead;

@@ -315,7 +315,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let deny = mapping.denied();
         let space = &mut *self.space;
         space.check_global(mapping.attrs.global)?;
-        let tables_deny = space.tables_deny || !deny.is_empty();
+        let tables_deny = space.tables_deny() || !deny.is_empty();
 
         let mut prepare = Prepare {
             platform: &space.platform,
@@ -331,7 +331,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let largest = F::largest_leaf(&space.platform.caps()).min(mapping.largest);
         let leaves = &mut prepare.commit.leaves;
         leaves.encode(slice, Packed::of(&mapping.attrs), largest)?;
-        space.tables_deny = tables_deny;
+        if tables_deny {
+            space.open = 0;
+        }
         let _: ControlFlow<()> = space.visit(slice, &mut prepare);
         match prepare.end {
             Some(Ok(())) => Ok(()),
@@ -464,7 +466,9 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         let link = F::table(child.ok_or(EditError::OutOfTables)?, deny);
         table.link(index, link);
         drop(table);
-        self.tables_deny |= !deny.is_empty();
+        if !deny.is_empty() {
+            self.open = 0;
+        }
         Ok(())
     }
 

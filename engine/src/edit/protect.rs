@@ -287,7 +287,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let space = &*self.space;
         space.check_change(slice, &change)?;
         // A look before the edit, only where something might be found.
-        let grants = space.tables_deny && change.new_perms().is_some();
+        let grants = space.tables_deny() && change.new_perms().is_some();
         let refusable = F::RULE.breaks() && space.may_refuse(&change);
         if grants || refusable {
             let perms = change.new_perms().filter(|_| grants);

@@ -1,6 +1,5 @@
 //! Query and walk: what is mapped, and how.
 
-use core::array;
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
@@ -13,7 +12,7 @@ use crate::format::{Format, Kind, Perms, kind_of};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
-use crate::walk::{Denied, Slice, Step, Visit};
+use crate::walk::{Denied, Place, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// The leaf that translates `input`, if any.
@@ -33,36 +32,35 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(always)]
     pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {
         let input = input.bits();
-        if !self.translates(input) {
-            return None;
-        }
-        if SMALL {
-            return self.leaf_above(input);
+        if SMALL || !self.is_open_at(input) {
+            let leaf = self.leaf_anywhere(input)?;
+            return Some(leaf.by_words());
         }
         let at = self.locate(Slice::around::<F>(input, Level::PAGE));
-        self.leaf_at(input, at)
+        self.leaf_at(input, at, true)
     }
 
-    /// The leaf that translates an address which the root translates, and whose entry is in a table of pages if `at` says so.
+    /// The leaf that translates an address which the root translates, and whose entry is in a table of pages if `at` says so. With `open`
+    /// no table takes anything away.
     #[inline(always)]
-    pub(super) fn leaf_at(&self, input: u64, at: Option<Located>) -> Option<Leaf<F>> {
+    pub(super) fn leaf_at(&self, input: u64, at: Option<Located>, open: bool) -> Option<Leaf<F>> {
         let Some(at) = at else {
             // Here and below the leaf is moved, not passed on: the caller's place for it is not handed down then, and a usual page stays
             // in registers, which saves it 7 instructions.
             let leaf = self.leaf_above(input)?;
-            return Some(leaf);
+            return Some(leaf.by_words());
         };
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
         let entry = table.load(at.index);
         // Mostly it is a page like most, and no table takes anything away from it.
-        if F::is_single_page(entry) && !self.may_deny() {
+        if F::is_single_page(entry) && open {
             let first = input & !((1 << F::PAGE_SHIFT) - 1);
-            return Some(Leaf::new(first, entry, Level::PAGE, Perms::empty()));
+            return Some(Leaf::of_page(first, entry));
         }
         drop(table);
         let leaf = self.leaf_below(input, at)?;
-        Some(leaf)
+        Some(leaf.by_words())
     }
 
     /// The leaf, if there is one, in a table of pages, which is opened again: so that of most pages it stays in registers.
@@ -72,6 +70,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
         self.leaf_in(&table, at.index, Level::PAGE, input, self.denied(input))
+    }
+
+    /// The leaf that translates `input`, which the root perhaps does not.
+    #[cfg_attr(not(feature = "small"), cold)]
+    #[inline(never)]
+    fn leaf_anywhere(&self, input: u64) -> Option<Leaf<F>> {
+        match self.translates(input) {
+            true => self.leaf_above(input),
+            false => None,
+        }
     }
 
     /// The leaf that translates `input`, which is perhaps not in a table of pages.
@@ -107,22 +115,45 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     pub fn walk(
         &self,
         span: Span<F::Input>,
-        visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
+        mut visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.check(span)?;
-        let mut find = Find::new(visit, self.runs);
-        let _: ControlFlow<()> = match self.place(slice) {
-            Some(place) => {
-                find.denied = Denied::new(self.denied(slice.first));
-                let (table, index) = (&place.table, place.range.start);
-                match place.range.len() {
-                    1 => find.page(table, index, slice.first, table.load(index)),
-                    _ => find.pages(table, place.range.clone(), slice.first),
-                }
+        if !SMALL
+            && !self.may_deny()
+            && let Some(place) = self.place(slice)
+        {
+            let Place { table, range } = place;
+            let first = slice.first;
+            let seen = see_pages::<F, P>(&table, range.clone(), first, self.runs, &mut visit);
+            if let ControlFlow::Continue((index, first)) = seen
+                && index != range.end
+            {
+                self.walk_table(table, index..range.end, first, visit);
             }
-            None => self.visit(slice, &mut find),
-        };
+            return Ok(());
+        }
+        self.walk_tree(slice, visit);
         Ok(())
+    }
+
+    /// Visits the pages of one table, whatever they are like; no table takes anything away.
+    #[inline(never)]
+    fn walk_table(
+        &self,
+        table: Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+        visit: impl FnMut(Leaf<F>) -> ControlFlow<()>,
+    ) {
+        let mut find = Find::new(visit, self.runs, !self.may_deny());
+        let _: ControlFlow<()> = find.pages(&table, range, first);
+    }
+
+    /// Visits leaves of any size.
+    #[inline(never)]
+    fn walk_tree(&self, slice: Slice, visit: impl FnMut(Leaf<F>) -> ControlFlow<()>) {
+        let mut find = Find::new(visit, self.runs, !self.may_deny());
+        let _: ControlFlow<()> = self.visit(slice, &mut find);
     }
 
     /// Visits every leaf of the space.
@@ -132,7 +163,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
                 visit(leaf);
                 ControlFlow::Continue(())
             };
-            let mut find = Find::new(visit, self.runs);
+            let mut find = Find::new(visit, self.runs, !self.may_deny());
             let _: ControlFlow<()> = self.visit(slice, &mut find);
         }
     }
@@ -147,10 +178,54 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
+/// Visits pages that are like most, of a table from whose entries nothing is taken away, up to the first that is not: where that is, and its address.
+/// With `runs` some may be members of runs.
+#[inline(always)]
+fn see_pages<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    range: Range<usize>,
+    first: u64,
+    runs: bool,
+    visit: &mut impl FnMut(Leaf<F>) -> ControlFlow<()>,
+) -> ControlFlow<(), (usize, u64)> {
+    let (mut index, mut input) = (range.start, first);
+    let mut see = |input, entry| visit(Leaf::of_page(input, entry));
+    // A line of entries is looked at as one: a page is valid by bits that are set, so that all are if what they have in common is. Each is
+    // then loaded once more, which takes less than to keep as many in registers; hardware may have set flags of it.
+    while range.end - index >= LINE {
+        let line = || (0..LINE).map(|offset| table.load(index + offset));
+        let common = line().fold(u64::MAX, |all, entry| all & entry);
+        let any = match runs {
+            true => line().fold(0, |all, entry| all | entry),
+            false => 0,
+        };
+        if !F::is_single_page(common) || any & F::CONTIGUOUS != 0 {
+            break;
+        }
+        for offset in 0..LINE {
+            see(input, table.load(index + offset))?;
+            input = input.wrapping_add(1 << F::PAGE_SHIFT);
+        }
+        index += LINE;
+    }
+    while index < range.end {
+        let entry = table.load(index);
+        if !F::is_single_page(entry) {
+            break;
+        }
+        see(input, entry)?;
+        index += 1;
+        input = input.wrapping_add(1 << F::PAGE_SHIFT);
+    }
+    ControlFlow::Continue((index, input))
+}
+
 /// Visits leaves, with what the tables above them take away; a run once.
 struct Find<F, V> {
     visit: V,
     denied: Denied,
+    /// Whether the engine has encoded all leaves, and no table takes anything away.
+    open: bool,
     /// Whether there may be runs.
     runs: bool,
     /// The last address of the run that was visited last.
@@ -160,9 +235,10 @@ struct Find<F, V> {
 
 impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
     #[inline(always)]
-    fn new(visit: V, runs: bool) -> Self {
+    fn new(visit: V, runs: bool, open: bool) -> Self {
         Self {
             visit,
+            open,
             denied: Denied::new(Perms::empty()),
             runs: F::CONTIGUOUS != 0 && runs,
             run_last: None,
@@ -225,35 +301,6 @@ impl<F: Format, V: FnMut(Leaf<F>) -> ControlFlow<()>> Find<F, V> {
             Kind::Invalid | Kind::Table => ControlFlow::Continue(()),
         }
     }
-
-    /// The same of a line of entries from which no table takes anything away. Mostly all are pages like most: a page is valid by bits
-    /// that are set, so that all are if what they have in common is.
-    #[inline(always)]
-    fn line<P: Platform>(
-        &mut self,
-        table: &Table<'_, P>,
-        index: usize,
-        mut input: u64,
-        line: [u64; LINE],
-    ) -> ControlFlow<()> {
-        let common = line.iter().fold(u64::MAX, |all, entry| all & entry);
-        let any = match self.runs {
-            true => line.iter().fold(0, |all, entry| all | entry),
-            false => 0,
-        };
-        if F::is_single_page(common) && any & F::CONTIGUOUS == 0 {
-            for entry in line {
-                (self.visit)(Leaf::new(input, entry, Level::PAGE, Perms::empty()))?;
-                input = input.wrapping_add(1 << F::PAGE_SHIFT);
-            }
-            return ControlFlow::Continue(());
-        }
-        for (offset, entry) in line.into_iter().enumerate() {
-            self.page(table, index + offset, input, entry)?;
-            input = input.wrapping_add(1 << F::PAGE_SHIFT);
-        }
-        ControlFlow::Continue(())
-    }
 }
 
 impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> for Find<F, V> {
@@ -275,18 +322,16 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
 
     #[inline]
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        let (mut index, mut input) = (range.start, first);
-        // A line of entries at once, so that what the visitor sums up goes through memory once for all of them.
-        let by_lines = !SMALL && self.denied.at(Level::PAGE).is_empty();
-        let end = if by_lines { range.end } else { index };
-        while end - index >= LINE {
-            let line: [u64; LINE] = array::from_fn(|offset| table.load(index + offset));
-            self.line(table, index, input, line)?;
-            index += LINE;
-            input = input.wrapping_add((LINE as u64) << F::PAGE_SHIFT);
-        }
-        while index < range.end {
-            self.page(table, index, input, table.load(index))?;
+        let Range { start, end } = range;
+        let (mut index, mut input) = (start, first);
+        while index < end {
+            let entry = table.load(index);
+            if !SMALL && self.open && F::is_single_page(entry) {
+                let rest = index..end;
+                (index, input) = see_pages::<F, P>(table, rest, input, self.runs, &mut self.visit)?;
+                continue;
+            }
+            self.page(table, index, input, entry)?;
             index += 1;
             input = input.wrapping_add(1 << F::PAGE_SHIFT);
         }

@@ -105,7 +105,9 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 largest = F::largest_leaf(&space.platform.caps()).min(mapping.largest);
                 seed.leaves.runs = mapping.runs;
                 space.note_runs(mapping.runs);
-                space.tables_deny |= !seed.deny.is_empty();
+                if !seed.deny.is_empty() {
+                    space.open = 0;
+                }
                 (look, then) = (Pass::Build, Pass::Link);
             }
             Task::Change(new) => change = new,

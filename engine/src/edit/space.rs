@@ -150,6 +150,9 @@ pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) root: Pa,
     pub(crate) id: u16,
     reach: Reach,
+    /// The size of the reach, or 0 where some table may take permissions away, so that what adds one has to look, or other software may
+    /// have encoded leaves. So a look-up asks one question.
+    pub(crate) open: u64,
     /// What the root's entries point to is part of other roots, too.
     pub(crate) pinned: bool,
     liveness: Liveness,
@@ -162,8 +165,6 @@ pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) news: bool,
     /// Something was issued, and is perhaps not complete.
     pub(crate) pending: bool,
-    /// Some table may take permissions away, so that adding one has to look.
-    pub(crate) tables_deny: bool,
     /// Some leaves may be members of runs.
     pub(crate) runs: bool,
     /// Some leaves may be global.
@@ -255,7 +256,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { Table::open(&platform, root, level).clear(F::entries(level)) };
         // SAFETY: an empty root is a tree of any format.
         let mut space = unsafe { Self::adopt(platform, root, half, Liveness::Dead) };
-        space.tables_deny = false;
+        space.open = space.reach.size;
         space.runs = false;
         space.globals = false;
         Some(space)
@@ -277,13 +278,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             root,
             id: 0,
             reach: Reach::of_root::<F>(half),
+            open: 0,
             pinned: false,
             liveness,
             serial: 0,
             owed: false,
             news: false,
             pending: false,
-            tables_deny: true,
             runs: true,
             globals: F::GLOBALS,
             plain: NOT_PLAIN,
@@ -429,7 +430,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         // SAFETY: the root was taken out of a space (1., 2.), and is live as far as is known (3.).
         let mut space =
             unsafe { Self::adopt(parts.platform, parts.root, Half::Lower, Liveness::Live) };
-        space.reach = parts.reach;
+        space.set_reach(parts.reach);
         space.id = parts.id;
         space.serial = parts.serial;
         space.globals = parts.globals;
@@ -510,7 +511,18 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     /// The same for one half of it.
     pub(crate) fn limit_to(&mut self, half: Half) {
-        self.reach = Reach::of_half::<F>(half);
+        self.set_reach(Reach::of_half::<F>(half));
+    }
+
+    fn set_reach(&mut self, reach: Reach) {
+        self.reach = reach;
+        self.open = if self.tables_deny() { 0 } else { reach.size };
+    }
+
+    /// Whether some table may take permissions away.
+    #[inline(always)]
+    pub(crate) fn tables_deny(&self) -> bool {
+        self.open == 0
     }
 
     #[inline(always)]
@@ -559,6 +571,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline]
     pub(crate) fn translates(&self, input: u64) -> bool {
         self.reach.holds(input, input)
+    }
+
+    /// Whether the root translates this address, and no table takes anything away; where it is not, both have to be asked.
+    #[inline(always)]
+    pub(crate) fn is_open_at(&self, input: u64) -> bool {
+        match F::TABLES_RESTRICT {
+            true => input.wrapping_add(self.reach.offset) < self.open,
+            false => self.translates(input),
+        }
     }
 
     /// The translations that a flush of the space is about: its root and identifier.
@@ -624,7 +645,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Whether they may take something away.
     #[inline(always)]
     pub(crate) fn may_deny(&self) -> bool {
-        F::TABLES_RESTRICT && self.tables_deny
+        F::TABLES_RESTRICT && self.tables_deny()
     }
 
     /// Whether that is any of `perms`.

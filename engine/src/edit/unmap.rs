@@ -5,6 +5,7 @@
 //! leaves at the two ends of the range, in tables that stay, are cut one by one. They are handed to the caller at
 //! once, but sealed until the invalidation is complete.
 
+use core::array;
 use core::ops::{ControlFlow, Range};
 
 use super::live::Footprint;
@@ -12,13 +13,14 @@ use super::take::{take, take_any, take_run};
 use crate::SMALL;
 use crate::addr::{Address, Level, Span};
 use crate::edit::Gather;
-use crate::edit::space::{Conditions, EditError, Located};
+use crate::edit::space::{AddressSpace, Conditions, EditError, Liveness, Located, NOT_PLAIN};
+use crate::entry::LINE;
 use crate::flush::{Fate, Flush, Held, Leaf, Progress};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
-use crate::walk::{Denied, Slice, Step, Visit, descend};
+use crate::walk::{Denied, Place, Slice, Step, Visit, descend};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
@@ -186,7 +188,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     fn unmap_leaves(
         &mut self,
         slice: Slice,
-        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         if SMALL {
             return self.unmap_span(slice.span(), held);
@@ -199,19 +201,43 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             // A table that is left with nothing is detached instead.
             && !slice.is_whole::<F>(Level::PAGE.up())
         {
-            let conditions = self.space.conditions();
-            self.space.owed |= conditions.live;
+            let live = self.space.liveness() != Liveness::Dead;
+            let plain = match self.space.may_deny() {
+                true => NOT_PLAIN,
+                false => self.space.plain,
+            };
+            self.space.owed |= live;
             // If the visitor unwinds, what was detached until then is not named: everything is, until it has come to its end.
             let everything = &mut self.left.ranges.everything;
-            let before = core::mem::replace(everything, conditions.live);
-            let mut pages = Pages::new(conditions, serial, held);
-            pages.denied = self.space.denied(slice.first);
-            let taken = pages.take::<F, P>(&place.table, place.range.clone(), slice.first);
-            self.left.ranges.everything = before;
-            if let (Some(taken), true) = (taken, conditions.live) {
-                self.left.ranges.add_page(taken, Level::PAGE);
+            let before = core::mem::replace(everything, live);
+            let Place { table, mut range } = place;
+            let Range { start, .. } = range;
+            let broken_off;
+            (range.start, broken_off) =
+                take_alike::<F, P>(&table, range.clone(), slice.first, plain, serial, &mut held);
+            let mut taken = start..range.start;
+            let mut progress = Progress::Done;
+            if !range.is_empty() {
+                let first = slice
+                    .first
+                    .wrapping_add((taken.len() as u64) << F::PAGE_SHIFT);
+                let rest;
+                (rest, progress, self.space.plain) =
+                    (self.space).unmap_rest(table, range, first, broken_off, serial, &mut held);
+                taken = hull(taken, rest);
             }
-            return Ok(pages.progress::<F>());
+            self.left.ranges.everything = before;
+            if live && !taken.is_empty() {
+                let at = |index: usize| {
+                    let pages = index.wrapping_sub(start) as u64;
+                    slice.first.wrapping_add(pages << F::PAGE_SHIFT)
+                };
+                let (first, last) = (at(taken.start), at(taken.end).wrapping_sub(1));
+                self.left
+                    .ranges
+                    .add_page(Slice { first, last }, Level::PAGE);
+            }
+            return Ok(progress);
         }
         self.unmap_tree(slice, serial, held)
     }
@@ -243,6 +269,36 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         self.left.ranges.everything = before;
         changed.add_to(conditions, &mut self.left);
         Ok(progress)
+    }
+}
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// Goes on with the pages of one table where they are not like the one that was taken last: which were taken, how far it has
+    /// come, and what the last was like.
+    #[cold]
+    #[inline(never)]
+    fn unmap_rest(
+        &self,
+        table: Table<'_, P>,
+        range: Range<usize>,
+        first: u64,
+        stop: bool,
+        serial: u64,
+        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+    ) -> (Range<usize>, Progress<F::Input>, u64) {
+        let conditions = self.conditions();
+        let mut pages = Pages::new(conditions, serial, held);
+        pages.denied = self.denied(first);
+        pages.plain = self.plain;
+        pages.stop = stop;
+        let taken = pages.take::<F, P>(&table, range, first);
+        // Of a dead space no page is plain: when it is live, hardware may write it.
+        let plain = if conditions.live {
+            pages.plain
+        } else {
+            NOT_PLAIN
+        };
+        (taken, pages.progress::<F>(), plain)
     }
 }
 
@@ -301,8 +357,12 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         self.pages.denied = self.denied.at(Level::PAGE);
-        if let Some(taken) = self.pages.take::<F, P>(table, range, first) {
-            self.changed.add(taken, Some(Level::PAGE));
+        let Range { start, .. } = range;
+        let taken = self.pages.take::<F, P>(table, range, first);
+        if !taken.is_empty() {
+            let at = |index: usize| first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
+            let (first, last) = (at(taken.start), at(taken.end).wrapping_sub(1));
+            self.changed.add(Slice { first, last }, Some(Level::PAGE));
         }
         match self.pages.end {
             None => ControlFlow::Continue(()),
@@ -311,12 +371,75 @@ impl<F: Format, P: Platform, V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>> Visit<F
     }
 }
 
-/// Takes pages out of one table: the inner loop of small edits.
+/// Takes pages out of a table that are like `plain`, as most are, from the start of `range` on: up to the first that is not, or behind
+/// the one at which the visitor breaks off. Where that is, and whether it broke off.
+#[inline(always)]
+fn take_alike<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    range: Range<usize>,
+    first: u64,
+    plain: u64,
+    serial: u64,
+    held: &mut impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+) -> (usize, bool) {
+    let mask = !F::address_mask(Level::PAGE);
+    let (mut index, mut input) = (range.start, first);
+    let mut take = |index: usize, input: u64, entry: u64| {
+        table.store(index, 0);
+        let leaf = Leaf::new(input, entry, Level::PAGE, Perms::empty());
+        held(Held::new(leaf, serial)).is_break()
+    };
+    // A line of entries is looked at as one, before any of them is written: they have no other writer. All are like the pattern
+    // if what they have in common is, and what any of them has.
+    while range.end - index >= LINE {
+        let line: [u64; LINE] = array::from_fn(|offset| table.load(index + offset));
+        let all = line.iter().fold(u64::MAX, |all, entry| all & entry);
+        let any = line.iter().fold(0, |any, entry| any | entry);
+        if all & mask != plain || any & mask != plain {
+            break;
+        }
+        for (offset, entry) in line.into_iter().enumerate() {
+            let page = input.wrapping_add((offset as u64) << F::PAGE_SHIFT);
+            if take(index + offset, page, entry) {
+                return (index + offset + 1, true);
+            }
+        }
+        index += LINE;
+        input = input.wrapping_add((LINE as u64) << F::PAGE_SHIFT);
+    }
+    while index < range.end {
+        let entry = table.load(index);
+        if entry & mask != plain {
+            break;
+        }
+        let stop = take(index, input, entry);
+        index += 1;
+        input = input.wrapping_add(1 << F::PAGE_SHIFT);
+        if stop {
+            return (index, true);
+        }
+    }
+    (index, false)
+}
+
+/// Both ranges, and what lies between them.
+#[inline(always)]
+fn hull(one: Range<usize>, other: Range<usize>) -> Range<usize> {
+    match (one.is_empty(), other.is_empty()) {
+        (true, _) => other,
+        (_, true) => one,
+        _ => one.start.min(other.start)..one.end.max(other.end),
+    }
+}
+
+/// Takes pages out of one table, whatever they are like: the inner loop of small edits.
 struct Pages<V> {
     conditions: Conditions,
     denied: Perms,
     serial: u64,
     held: V,
+    /// The pattern of the page that was taken last, if a store takes it.
+    plain: u64,
     /// The visitor has broken off: stop before the next entry that is mapped.
     stop: bool,
     /// Where it has stopped, if it has.
@@ -331,6 +454,7 @@ impl<V> Pages<V> {
             denied: Perms::empty(),
             serial,
             held,
+            plain: NOT_PLAIN,
             stop: false,
             end: None,
         }
@@ -345,58 +469,57 @@ impl<V> Pages<V> {
         }
     }
 
-    /// What was taken, from the first to the last address.
+    /// Which entries were taken, from the first to the last; those between that were not are holes.
     #[inline(always)]
     fn take<F: Format, P: Platform>(
         &mut self,
         table: &Table<'_, P>,
         range: Range<usize>,
         first: u64,
-    ) -> Option<Slice>
+    ) -> Range<usize>
     where
         V: FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     {
+        let mask = !F::address_mask(Level::PAGE);
         let at = |index: usize| first.wrapping_add(((index - range.start) as u64) << F::PAGE_SHIFT);
         // What is cut is named when all of it is: if the visitor unwinds, everything is.
         let (mut from, mut to) = (range.end, range.start);
-        let (conditions, denied, serial) = (self.conditions, self.denied, self.serial);
-        // Mostly a leaf has the pattern of the one before, and a store takes it. No entry has this one.
-        let mask = !F::address_mask(Level::PAGE);
-        let mut plain = !mask;
-        for index in range.clone() {
+        let mut index = range.start;
+        while index < range.end {
             let mut entry = table.load(index);
-            let mut behind = index + 1;
-            if entry & mask == plain {
-                table.store(index, 0);
-            } else {
-                if F::kind(entry, Level::PAGE) != Kind::Leaf {
-                    continue;
-                }
-                if self.stop {
-                    self.end = Some(at(index));
-                    break;
-                }
+            if entry & mask == self.plain && !self.stop && self.denied.is_empty() {
+                let rest = index..range.end;
+                let (plain, serial) = (self.plain, self.serial);
                 from = from.min(index);
-                if entry & F::CONTIGUOUS != 0 {
-                    entry = take_run::<F, P>(table, conditions, index, Level::PAGE);
-                    behind = run::members::<F>(index, Level::PAGE).end;
-                } else {
-                    if !conditions.is_contended::<F>(entry, Level::PAGE) {
-                        plain = entry & mask;
-                    }
-                    entry = take::<F, P>(table, conditions, index, Level::PAGE, entry);
+                (index, self.stop) =
+                    take_alike::<F, P>(table, rest, at(index), plain, serial, &mut self.held);
+                to = index;
+                continue;
+            }
+            if F::kind(entry, Level::PAGE) != Kind::Leaf {
+                index += 1;
+                continue;
+            }
+            if self.stop {
+                self.end = Some(at(index));
+                break;
+            }
+            from = from.min(index);
+            let page = at(index);
+            if entry & F::CONTIGUOUS != 0 {
+                entry = take_run::<F, P>(table, self.conditions, index, Level::PAGE);
+                index = run::members::<F>(index, Level::PAGE).end;
+            } else {
+                if !self.conditions.is_contended::<F>(entry, Level::PAGE) {
+                    self.plain = entry & mask;
                 }
+                entry = take::<F, P>(table, self.conditions, index, Level::PAGE, entry);
+                index += 1;
             }
-            to = behind;
-            let leaf = Leaf::new(at(index), entry, Level::PAGE, denied);
-            if (self.held)(Held::new(leaf, serial)).is_break() {
-                self.stop = true;
-                plain = !mask;
-            }
+            to = index;
+            let leaf = Leaf::new(page, entry, Level::PAGE, self.denied);
+            self.stop = (self.held)(Held::new(leaf, self.serial)).is_break();
         }
-        (from < to).then(|| Slice {
-            first: at(from),
-            last: at(to).wrapping_sub(1),
-        })
+        from.min(to)..to
     }
 }

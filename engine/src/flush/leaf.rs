@@ -27,8 +27,10 @@ pub struct Leaf<F: Format> {
     entry: u64,
     /// That of the entry: told apart where the level is known, it is a mask, and no choice of one.
     frame: Pa,
+    /// The [meaning](Format::meaning) of the entry, without what tables above take away. Mostly it is the entry, so that what is read
+    /// from it costs what reading it costs.
+    means: u64,
     level: Level,
-    denied: Perms,
     format: PhantomData<F>,
 }
 
@@ -52,9 +54,46 @@ impl<F: Format> Leaf<F> {
             input,
             entry,
             frame: address_of::<F>(entry, level),
+            means: match denied.is_empty() {
+                true => F::meaning(entry),
+                false => restricted::<F>(F::meaning(entry), level, denied),
+            },
             level,
-            denied,
             format: PhantomData,
+        }
+    }
+
+    /// A [single page](Format::is_single_page) that this engine has encoded, and from which no table takes anything away.
+    #[inline(always)]
+    pub(crate) fn of_page(input: u64, entry: u64) -> Self {
+        Self {
+            input,
+            entry,
+            frame: F::frame_of_page(entry),
+            means: entry,
+            level: Level::PAGE,
+            format: PhantomData,
+        }
+    }
+
+    /// The same, word by word: a leaf that is moved as a whole takes the place of another in memory, and with it that one.
+    #[inline(always)]
+    pub(crate) fn by_words(self) -> Self {
+        let Self {
+            input,
+            entry,
+            frame,
+            means,
+            level,
+            format,
+        } = self;
+        Self {
+            input,
+            entry,
+            frame,
+            means,
+            level,
+            format,
         }
     }
 
@@ -106,10 +145,7 @@ impl<F: Format> Leaf<F> {
     /// member says so.
     #[inline]
     pub fn attrs(&self) -> Attrs {
-        Attrs {
-            perms: F::effective(self.entry, self.level, self.denied),
-            ..F::decode(self.entry, self.level)
-        }
+        F::decode_meaning(self.means, self.level)
     }
 
     /// Whether it is a contiguous run.
@@ -123,6 +159,12 @@ impl<F: Format> Leaf<F> {
     pub fn descriptor(&self) -> u64 {
         self.entry
     }
+}
+
+#[cold]
+#[inline(never)]
+fn restricted<F: Format>(entry: u64, level: Level, denied: Perms) -> u64 {
+    F::restricted(entry, level, denied)
 }
 
 /// Something that was detached and that walkers may still reach: it can be looked at only with the [`Completed`](super::Completed) of the

@@ -525,31 +525,22 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline]
     fn decode(entry: u64, level: Level) -> Attrs {
-        let has = |bit: u64| entry & bit != 0;
-        Attrs {
-            perms: Self::effective(entry, level, Perms::empty()),
-            memory: Self::MEMORY[(entry >> ATTR_INDEX & 7) as usize],
-            shareability: match entry >> SHAREABILITY & 3 {
-                _ if Self::LPA2 => Shareability::Inner,
-                0 => Shareability::Non,
-                2 => Shareability::Outer,
-                _ => Shareability::Inner,
-            },
-            global: !has(NOT_GLOBAL),
-            accessed: has(ACCESS),
-            dirty: !has(AP_READ_ONLY) || has(SOFTWARE_DIRTY),
-            software: (entry >> SOFTWARE & 7) as u8,
-            native: entry & Self::NATIVE,
+        Self::decode_meaning(Self::meaning(entry), level)
+    }
+
+    #[inline(always)]
+    fn meaning(leaf: u64) -> u64 {
+        match leaf & AP_READ_ONLY {
+            0 => leaf | DIRTY_MODIFIER,
+            _ => leaf,
         }
     }
 
     #[inline]
-    fn effective(entry: u64, _: Level, denied: Perms) -> Perms {
-        let has = |bit: u64| entry & bit != 0;
+    fn decode_meaning(meaning: u64, _: Level) -> Attrs {
+        let has = |bit: u64| meaning & bit != 0;
         // What a parked leaf keeps besides VALID permits nothing else.
-        let write = entry & (AP_READ_ONLY | DIRTY_MODIFIER) != AP_READ_ONLY;
-        let write = write && !denied.contains(Perms::WRITE);
-        let user = has(AP_USER) && !denied.contains(Perms::USER_READ);
+        let (write, user) = (has(DIRTY_MODIFIER), has(AP_USER));
         let mut perms = Perms::empty();
         perms.set(Perms::READ, has(VALID));
         perms.set(Perms::WRITE, write);
@@ -558,7 +549,42 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
         // D8.4.1: what the user can write, after all levels, the privileged do not execute.
         perms.set(Perms::EXEC, !(has(PXN) || user && write));
         perms.set(Perms::USER_EXEC, !has(UXN));
-        perms - (denied & Perms::ANY_EXEC)
+        Attrs {
+            perms,
+            memory: Self::MEMORY[(meaning >> ATTR_INDEX & 7) as usize],
+            shareability: match meaning >> SHAREABILITY & 3 {
+                _ if Self::LPA2 => Shareability::Inner,
+                0 => Shareability::Non,
+                2 => Shareability::Outer,
+                _ => Shareability::Inner,
+            },
+            global: !has(NOT_GLOBAL),
+            accessed: has(ACCESS),
+            dirty: !has(AP_READ_ONLY) || has(SOFTWARE_DIRTY),
+            software: (meaning >> SOFTWARE & 7) as u8,
+            native: meaning & Self::NATIVE,
+        }
+    }
+
+    #[inline]
+    fn restricted(mut meaning: u64, _: Level, denied: Perms) -> u64 {
+        if denied.contains(Perms::WRITE) {
+            // A leaf that is written is dirty by that alone.
+            if meaning & AP_READ_ONLY == 0 {
+                meaning |= SOFTWARE_DIRTY;
+            }
+            meaning = meaning & !DIRTY_MODIFIER | AP_READ_ONLY;
+        }
+        if denied.contains(Perms::USER_READ) {
+            meaning &= !AP_USER;
+        }
+        if denied.contains(Perms::EXEC) {
+            meaning |= PXN;
+        }
+        if denied.contains(Perms::USER_EXEC) {
+            meaning |= UXN;
+        }
+        meaning
     }
 
     #[inline(always)]

@@ -138,26 +138,29 @@ unsafe impl<const PAGE_SHIFT: u32, const INPUT_BITS: u32, const WIDE: bool, cons
 
     #[inline]
     fn decode(entry: u64, level: Level) -> Attrs {
+        let mut perms = Perms::empty();
+        if entry & Self::PRESENT != 0 {
+            let write = entry & (READ_ONLY | DIRTY_MODIFIER) != READ_ONLY;
+            perms.set(Perms::READ, true);
+            perms.set(Perms::WRITE, write);
+            perms.set(Perms::EXEC, entry & NEVER == 0);
+        }
         Attrs {
-            perms: Self::effective(entry, level, Perms::empty()),
+            perms,
             global: true,
             ..Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::decode(entry, level)
         }
     }
 
     #[inline]
-    fn effective(entry: u64, _: Level, denied: Perms) -> Perms {
-        if entry & Self::PRESENT == 0 {
-            return Perms::empty();
+    fn restricted(meaning: u64, level: Level, denied: Perms) -> u64 {
+        let of_el1 = denied & Perms::WRITE;
+        let meaning =
+            Arm64::<PAGE_SHIFT, INPUT_BITS, WIDE, TYPES>::restricted(meaning, level, of_el1);
+        match denied.contains(Perms::EXEC) {
+            true => meaning | NEVER,
+            false => meaning,
         }
-        let mut perms = Perms::READ;
-        let write = entry & (READ_ONLY | DIRTY_MODIFIER) != READ_ONLY;
-        perms.set(Perms::WRITE, write && !denied.contains(Perms::WRITE));
-        perms.set(
-            Perms::EXEC,
-            entry & NEVER == 0 && !denied.contains(Perms::EXEC),
-        );
-        perms
     }
 
     #[inline(always)]

@@ -255,6 +255,25 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         }
     }
 
+    #[inline]
+    fn restricted(meaning: u64, _: Level, denied: Perms) -> u64 {
+        // A parked leaf has none of these bits.
+        let mut stays = meaning;
+        for (bit, perms) in [
+            (READ, Perms::READ),
+            (WRITE, Perms::WRITE),
+            (EXEC, Perms::EXEC),
+        ] {
+            if denied.contains(perms) {
+                stays &= !bit;
+            }
+        }
+        if MODE_BASED && denied.contains(Perms::USER_EXEC) {
+            stays &= !USER_EXEC;
+        }
+        stays
+    }
+
     #[inline(always)]
     fn table(frame: Pa, deny: Perms) -> u64 {
         // Permissions are the intersection over the levels (SDM 29.3.2), so tables grant all that is not denied.
@@ -286,6 +305,11 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
         // SDM 29.3.5: the accessed flag on any use, the dirty flag on a write, which needs bit 1.
         caps.hardware_access && leaf & ACCESSED == 0 && leaf & Self::ANY != 0
             || caps.hardware_dirty && leaf & (WRITE | DIRTY) == WRITE
+    }
+
+    #[inline(always)]
+    fn frame_of_page(entry: u64) -> Pa {
+        Pa::new(entry & ADDRESS)
     }
 
     #[inline(always)]

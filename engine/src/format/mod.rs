@@ -508,11 +508,47 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The attributes of a leaf at `level`; the inverse of [`encode`](Format::encode).
     fn decode(entry: u64, level: Level) -> Attrs;
 
-    /// What a leaf at `level` permits below tables that take `denied` away. Not always the difference of the two: where
-    /// a table takes memory from the user, a rule that forbade something because of the user no longer applies.
+    /// What a leaf means, as a word of its bits that says one thing in one way, for [`decode_meaning`](Format::decode_meaning). Of a
+    /// [single page](Format::is_single_page) that this engine has encoded it is the entry itself; other software may say in two ways
+    /// what the engine says in one.
+    #[inline(always)]
+    fn meaning(leaf: u64) -> u64 {
+        leaf
+    }
+
+    /// As [`decode`](Format::decode), of the [meaning](Format::meaning) of a leaf: of which less has to be asked.
+    ///
+    /// ```
+    /// use tablewright::{Attrs, Format, Level, format::Arm64K4};
+    /// let leaf = Arm64K4::encode(&Attrs::USER_DATA, Level::PAGE)?;
+    /// assert_eq!(Arm64K4::meaning(leaf), leaf);
+    /// assert_eq!(Arm64K4::decode_meaning(leaf, Level::PAGE), Attrs::USER_DATA);
+    /// // Writable without DBM, bit 51, as where hardware keeps no dirty state.
+    /// assert_eq!(Arm64K4::meaning(leaf & !(1 << 51)), leaf);
+    /// # Ok::<(), tablewright::Inexpressible>(())
+    /// ```
+    #[inline(always)]
+    fn decode_meaning(meaning: u64, level: Level) -> Attrs {
+        Self::decode(meaning, level)
+    }
+
+    /// The meaning of a leaf at `level` that permits below tables that take nothing away what one of this meaning permits below tables
+    /// that take `denied`, and has all its other attributes. Where a table takes memory from the user, a rule that forbade something because of the
+    /// user no longer applies.
+    ///
+    /// ```
+    /// use tablewright::{Attrs, Format, Level, Perms, format::Arm64K4};
+    /// let shared = Attrs::USER_DATA.with_perms(Attrs::USER_DATA.perms | Perms::USER_EXEC);
+    /// let leaf = Arm64K4::encode(&shared, Level::PAGE)?;
+    /// let below = Arm64K4::restricted(Arm64K4::meaning(leaf), Level::PAGE, Perms::ANY_WRITE);
+    /// let expected = shared.with_perms(shared.perms - Perms::ANY_WRITE);
+    /// assert_eq!(Arm64K4::decode_meaning(below, Level::PAGE), expected); // dirty, if it was
+    /// # Ok::<(), tablewright::Inexpressible>(())
+    /// ```
     #[inline]
-    fn effective(entry: u64, level: Level, denied: Perms) -> Perms {
-        Self::decode(entry, level).perms - denied
+    fn restricted(meaning: u64, level: Level, denied: Perms) -> u64 {
+        let _ = (level, denied);
+        meaning
     }
 
     /// A descriptor of the table in `frame`. What is in `deny` is taken away from everything below it, as far as the
@@ -582,6 +618,20 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         Self::kind(entry, Level::PAGE) == Kind::Leaf
             && !Self::is_parked(entry)
             && entry & Self::CONTIGUOUS == 0
+    }
+
+    /// The frame of a [single page](Format::is_single_page): of a page that is present no address is inverted.
+    ///
+    /// ```
+    /// use tablewright::{Attrs, Format, Level, Pa, format::X86_64};
+    /// let page = X86_64::<4>::encode(&Attrs::USER_DATA, Level::PAGE)?;
+    /// let page = X86_64::<4>::with_address(page, Pa::new(0x3000));
+    /// assert_eq!(X86_64::<4>::frame_of_page(page), Pa::new(0x3000));
+    /// # Ok::<(), tablewright::Inexpressible>(())
+    /// ```
+    #[inline(always)]
+    fn frame_of_page(entry: u64) -> Pa {
+        Self::address(entry, Level::PAGE)
     }
 
     /// The table that an entry above the last level points to, if it does: what each step of a walk asks.

@@ -122,8 +122,8 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
     }
 
     #[inline]
-    fn effective(entry: u64, level: Level, denied: Perms) -> Perms {
-        guest(X86_64::<LEVELS, TYPES>::effective(entry, level, denied))
+    fn restricted(meaning: u64, level: Level, denied: Perms) -> u64 {
+        X86_64::<LEVELS, TYPES>::restricted(meaning, level, denied)
     }
 
     #[inline(always)]
@@ -140,6 +140,11 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
     #[inline(always)]
     fn hardware_writes(leaf: u64, level: Level, caps: &Caps) -> bool {
         X86_64::<LEVELS, TYPES>::hardware_writes(leaf, level, caps)
+    }
+
+    #[inline(always)]
+    fn frame_of_page(entry: u64) -> Pa {
+        X86_64::<LEVELS, TYPES>::frame_of_page(entry)
     }
 
     #[inline(always)]

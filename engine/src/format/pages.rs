@@ -104,9 +104,19 @@ unsafe impl<F: Format> Format for PagesOnly<F> {
         F::decode(entry, Level::PAGE)
     }
 
+    #[inline(always)]
+    fn meaning(leaf: u64) -> u64 {
+        F::meaning(leaf)
+    }
+
     #[inline]
-    fn effective(entry: u64, _: Level, denied: Perms) -> Perms {
-        F::effective(entry, Level::PAGE, denied)
+    fn decode_meaning(leaf: u64, _: Level) -> Attrs {
+        F::decode_meaning(leaf, Level::PAGE)
+    }
+
+    #[inline]
+    fn restricted(meaning: u64, _: Level, denied: Perms) -> u64 {
+        F::restricted(meaning, Level::PAGE, denied)
     }
 
     #[inline(always)]
@@ -122,6 +132,11 @@ unsafe impl<F: Format> Format for PagesOnly<F> {
     #[inline(always)]
     fn hardware_writes(leaf: u64, _: Level, caps: &Caps) -> bool {
         F::hardware_writes(leaf, Level::PAGE, caps)
+    }
+
+    #[inline(always)]
+    fn frame_of_page(entry: u64) -> Pa {
+        F::frame_of_page(entry)
     }
 
     #[inline(always)]

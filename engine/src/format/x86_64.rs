@@ -322,41 +322,62 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
 
     #[inline]
     fn decode(entry: u64, level: Level) -> Attrs {
-        let has = |bit: u64| entry & bit != 0;
+        Self::decode_meaning(Self::meaning(entry), level)
+    }
+
+    #[inline(always)]
+    fn meaning(leaf: u64) -> u64 {
+        // Of a parked leaf R/W is the mark, and the rest permits nothing.
+        match leaf & PRESENT {
+            0 => leaf & !PARKED,
+            _ => leaf,
+        }
+    }
+
+    #[inline]
+    fn decode_meaning(meaning: u64, level: Level) -> Attrs {
+        let has = |bit: u64| meaning & bit != 0;
+        // SDM 5.6.1: a page is one of the user if every level says so, and is written or executed if every level lets it.
+        let (user, write, exec) = (has(USER), has(WRITE), !has(NO_EXECUTE));
+        let mut perms = Perms::empty();
+        perms.set(Perms::READ, has(PRESENT));
+        perms.set(Perms::WRITE, write);
+        perms.set(Perms::EXEC, exec && !user);
+        perms.set(Perms::USER_READ, user);
+        perms.set(Perms::USER_WRITE, user && write);
+        perms.set(Perms::USER_EXEC, user && exec);
         let pat = has(if level == Level::PAGE {
             SIZE_OR_PAT
         } else {
             PAT_OF_BLOCK
         });
         Attrs {
-            perms: Self::effective(entry, level, Perms::empty()),
-            memory: Self::MEMORY[usize::from(pat) << 2 | (entry >> INDEX & 3) as usize],
+            perms,
+            memory: Self::MEMORY[usize::from(pat) << 2 | (meaning >> INDEX & 3) as usize],
             shareability: Shareability::Inner,
             global: has(GLOBAL),
             accessed: has(ACCESSED),
             dirty: has(DIRTY),
-            software: (entry >> SOFTWARE & 7) as u8,
-            native: entry & Self::NATIVE,
+            software: (meaning >> SOFTWARE & 7) as u8,
+            native: meaning & Self::NATIVE,
         }
     }
 
     #[inline]
-    fn effective(entry: u64, _: Level, denied: Perms) -> Perms {
-        // SDM 5.6.1: a page is one of the user if every level says so, and is written or executed if every level lets it.
-        let has = |bit: u64| entry & bit != 0;
-        if !has(PRESENT) {
-            return Perms::empty();
+    fn restricted(mut meaning: u64, _: Level, denied: Perms) -> u64 {
+        if meaning & PRESENT == 0 {
+            return meaning;
         }
-        let user = has(USER) && !denied.contains(Perms::USER_READ);
-        let write = has(WRITE) && !denied.contains(Perms::WRITE);
-        let exec = !has(NO_EXECUTE) && !denied.contains(Perms::EXEC);
-        let mut perms = Perms::READ;
-        perms.set(Perms::WRITE, write);
-        perms.set(Perms::EXEC, exec && !user);
-        perms.set(Perms::USER_READ, user);
-        perms.set(Perms::USER_WRITE, user && write);
-        perms.set(Perms::USER_EXEC, user && exec);
-        perms
+        if denied.contains(Perms::WRITE) {
+            meaning &= !WRITE;
+        }
+        if denied.contains(Perms::USER_READ) {
+            meaning &= !USER;
+        }
+        if denied.contains(Perms::EXEC) {
+            meaning |= NO_EXECUTE;
+        }
+        meaning
     }
 
     #[inline(always)]
@@ -397,6 +418,11 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
     #[inline(always)]
     fn is_single_page(entry: u64) -> bool {
         entry & PRESENT != 0
+    }
+
+    #[inline(always)]
+    fn frame_of_page(entry: u64) -> Pa {
+        Pa::new(entry & ADDRESS)
     }
 
     #[inline(always)]

@@ -487,6 +487,50 @@ fn effective_permissions_are_those_of_the_outcome() {
     }
 }
 
+/// Other software may make a page writable in another way than the engine does: on arm64 without DBM, where hardware keeps no dirty
+/// state. Every way to look at it says so, and so does what is copied of it (DDI 0487 D8.5.2).
+#[test]
+fn a_page_that_other_software_made_writable_is_so_to_every_question() {
+    const PAGE: u64 = 0x4000_0703 | 3 << 53;
+    let platform = Hosted::new(32, 12);
+    let mut space = adopted::<Arm64K4>(&platform, 3, PAGE);
+    let writable = |leaf: Leaf<Arm64K4>| {
+        assert_eq!(leaf.attrs().perms, Perms::READ | Perms::WRITE);
+        assert!(leaf.attrs().dirty);
+    };
+    let leaf = space.query(Va::new(0)).unwrap();
+    assert_eq!(leaf.descriptor(), PAGE);
+    writable(leaf);
+    let mut seen = 0;
+    let mut look = |leaf| {
+        writable(leaf);
+        seen += 1;
+        ControlFlow::Continue(())
+    };
+    space.walk(span(0, K4), &mut look).unwrap();
+    space.walk(span(0, M2), &mut look).unwrap();
+    space.walk(span(0, 512 * G1), &mut look).unwrap();
+    space.walk_all(|leaf| {
+        let _ = look(leaf);
+    });
+    assert_eq!(seen, 4);
+
+    let mut child = Space::<Arm64K4>::new(&platform).unwrap();
+    let mut gather = space.gather();
+    let mut into = child.gather();
+    gather
+        .fork(span(0, K4), Change::new(), &mut into, writable)
+        .unwrap();
+    into.finish(|_| ());
+    gather.finish(|_| ());
+    writable(child.query(Va::new(0)).unwrap());
+
+    let mut gather = space.gather();
+    writable(gather.cursor().query(Va::new(0)).unwrap());
+    let held = gather.unmap_page(Va::new(0)).unwrap().unwrap();
+    writable(gather.flush_with(held, |_| ()).unwrap());
+}
+
 /// [`Leaf::attrs`] promises that what a table above takes away is taken away; so for a leaf that an unmap hands out.
 #[test]
 fn a_leaf_that_was_cut_off_has_the_permissions_it_had() {
