@@ -16,8 +16,10 @@ use crate::{About as _, Error, Result, say};
 const APART: f64 = 0.1;
 /// A run has so many repetitions, of which each is of several rounds.
 const REPETITIONS: usize = 5;
-/// A repetition has as many rounds as there is time for, and no more than are needed.
+/// A repetition has as many rounds as there is time for, no more than are needed, and not so few that one of them in four makes a
+/// difference, which is how often another host slows this one down by a third where both share a core.
 const LONG: Duration = Duration::from_millis(3000);
+const FEWEST_ROUNDS: u32 = 3;
 const MOST_ROUNDS: u32 = 9;
 /// So much more passes than CPU time in what is not disturbed: nanoseconds.
 const UNSEEN: f64 = 2e4;
@@ -209,7 +211,7 @@ fn by_turns(program: &Path, words: &str, cpus: usize) -> Result<Vec<Both>> {
     // Of two, so that one that was disturbed does not make the rounds few.
     let ((one, first), (other, _)) = (timed()?, timed()?);
     let rounds = LONG.as_nanos() / one.min(other).as_nanos().max(1);
-    let rounds = rounds.clamp(1, MOST_ROUNDS.into()) as usize;
+    let rounds = rounds.clamp(FEWEST_ROUNDS.into(), MOST_ROUNDS.into()) as usize;
     let mut all: Vec<Both> = first.into_iter().map(|(name, _)| Both::new(name)).collect();
     for turn in 0..REPETITIONS * rounds {
         for which in [turn % 2, 1 - turn % 2] {
