@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ops::ControlFlow;
 use std::ptr::NonNull;
 
 use tablewright::guest::{Access, Backing, Fault, Guest, Slot, SlotCell};
@@ -149,21 +150,21 @@ struct Walked<F> {
 }
 
 impl<F: Format> Walked<F> {
-    /// A write by way of the entry, if one is due: what is clean is dirty (DDI 0487 D8.5.5; SDM vol. 3A 5.8).
+    /// A write by way of the entry, if one is due and the entry lets it: what is clean is dirty (DDI 0487 D8.5.5; SDM vol. 3A 5.8).
     fn walk(&self, entry: NonNull<Entry>) {
-        if !self.is_due.take() {
-            return;
-        }
         // SAFETY: an entry that the engine is about to write.
         let entry = unsafe { entry.as_ref() };
         let is = entry.load();
-        entry.store(match F::HALVES {
-            true => {
-                assert_eq!(is >> 51 & 1, 1, "DBM");
-                is & !(1 << 7)
-            }
-            false => is | 1 << 5 | 1 << 6,
-        });
+        let writable = match F::HALVES {
+            true => is >> 51 & 1 == 1, // DBM
+            false => is & 3 == 3,
+        };
+        if writable && self.is_due.take() {
+            entry.store(match F::HALVES {
+                true => is & !(1 << 7),
+                false => is | 1 << 5 | 1 << 6,
+            });
+        }
     }
 }
 
@@ -261,4 +262,54 @@ fn a_page_like_the_last_is_written_meanwhile<F: Format<Input = Va>>() {
 fn what_hardware_writes_between_look_and_edit_is_kept() {
     a_page_like_the_last_is_written_meanwhile::<X86_64<4>>();
     a_page_like_the_last_is_written_meanwhile::<Arm64K4>();
+}
+
+/// Pages of a line that can only be read, but one, which is written between the look and the edit: it is not taken for one of them.
+fn one_page_of_a_line_is_written_meanwhile<F: Format<Input = Va>>() {
+    for odd in 0..8 {
+        let platform = Walked::<F> {
+            memory: Hosted::new(16, 12),
+            is_due: Cell::new(false),
+            format: PhantomData,
+        };
+        let mut space = AddressSpace::<F, _>::new(&platform).unwrap();
+        for number in 0..16_u64 {
+            let attrs = Attrs {
+                dirty: false,
+                ..match number == 8 + odd {
+                    true => Attrs::USER_DATA,
+                    false => Attrs::USER_RODATA,
+                }
+            };
+            let at = Va::new(number << 12);
+            space.map_page(at, Pa::new(number << 12), attrs).unwrap();
+        }
+        space.make_live();
+        let mut gather = space.gather();
+        for first in [0, 8] {
+            platform.is_due.set(first == 8);
+            let span = Span::new(Va::new(first << 12), 8 << 12).unwrap();
+            let mut held = Vec::new();
+            let all = gather.unmap(span, |leaf| {
+                held.push(leaf);
+                ControlFlow::Continue(())
+            });
+            assert!(all.unwrap().is_done());
+            assert!(!platform.is_due.get(), "it was taken out by no store");
+            let completed = gather.issue().complete();
+            for (number, leaf) in (first..).zip(held) {
+                let leaf = completed.release(leaf).expect("of this gather");
+                assert_eq!(leaf.input(), Va::new(number << 12));
+                assert_eq!(leaf.attrs().dirty, number == 8 + odd, "{}", F::NAME);
+            }
+            completed.finish(|_| ());
+            gather = space.gather();
+        }
+    }
+}
+
+#[test]
+fn what_hardware_writes_in_a_line_of_pages_is_kept() {
+    one_page_of_a_line_is_written_meanwhile::<X86_64<4>>();
+    one_page_of_a_line_is_written_meanwhile::<Arm64K4>();
 }

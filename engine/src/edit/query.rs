@@ -41,7 +41,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 
     /// The leaf that translates an address which the root translates, and whose entry is in a table of pages if `at` says so. With `open`
-    /// no table takes anything away.
+    /// the engine has encoded all leaves, and no table takes anything away.
     #[inline(always)]
     pub(super) fn leaf_at(&self, input: u64, at: Option<Located>, open: bool) -> Option<Leaf<F>> {
         let Some(at) = at else {
@@ -53,7 +53,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
         let entry = table.load(at.index);
-        // Mostly it is a page like most, and no table takes anything away from it.
+        // Mostly it is a page like most.
         if F::is_single_page(entry) && open {
             let first = input & !((1 << F::PAGE_SHIFT) - 1);
             return Some(Leaf::of_page(first, entry));
@@ -178,8 +178,8 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
-/// Visits pages that are like most, of a table from whose entries nothing is taken away, up to the first that is not: where that is, and its address.
-/// With `runs` some may be members of runs.
+/// Visits pages that are like most, up to the first that is not: where that is, and its address. The engine has encoded all of them,
+/// and no table takes anything away; with `runs` some may be members of runs.
 #[inline(always)]
 fn see_pages<F: Format, P: Platform>(
     table: &Table<'_, P>,

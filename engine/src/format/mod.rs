@@ -533,8 +533,8 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     }
 
     /// The meaning of a leaf at `level` that permits below tables that take nothing away what one of this meaning permits below tables
-    /// that take `denied`, and has all its other attributes. Where a table takes memory from the user, a rule that forbade something because of the
-    /// user no longer applies.
+    /// that take `denied`, and has all its other attributes. Where a table takes memory from the user, a rule that forbade something
+    /// because of the user no longer applies.
     ///
     /// ```
     /// use tablewright::{Attrs, Format, Level, Perms, format::Arm64K4};

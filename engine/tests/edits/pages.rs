@@ -117,3 +117,90 @@ fn a_format_of_pages_alone_maps_no_block_and_no_run() {
         Err(EditError::NoSuchLeaf)
     );
 }
+
+/// Twenty pages of one table, of which one is another: none, one of other attributes, one that hardware may write, or a parked one.
+/// They are unmapped with a visitor that breaks off after every so many, which goes on where it stopped. Each comes out once, as it
+/// was, and is invalidated; before, another page has been unmapped that was like most, or none.
+fn pages_of_one_table_come_out_wherever_the_visitor_breaks_off<F: Judged>() {
+    const PAGES: u64 = 20;
+    let others = [
+        None,
+        Some(Attrs::USER_RODATA),
+        Some(Attrs {
+            dirty: false,
+            accessed: false,
+            ..Attrs::USER_DATA
+        }),
+        Some(Attrs::USER_DATA.with_perms(Perms::empty())),
+    ];
+    for (other, odd) in others
+        .iter()
+        .flat_map(|other| [0, 7, 8, 13, 19].map(|odd| (other, odd)))
+    {
+        for (stop, known) in (1..=PAGES + 1).flat_map(|stop| [(stop, false), (stop, true)]) {
+            let platform = Hosted::new(16, F::PAGE_SHIFT);
+            let mut space = Space::<F>::new(&platform).unwrap();
+            let at = |number: u64| Va::new(number << F::PAGE_SHIFT);
+            let mut expected = Vec::new();
+            for number in 0..PAGES + 2 {
+                let attrs = match number == 1 + odd {
+                    true => *other,
+                    false => Some(Attrs::USER_DATA),
+                };
+                let frame = Pa::new((100 + number) << F::PAGE_SHIFT);
+                if let Some(attrs) = attrs {
+                    space.map_page(at(number), frame, attrs).unwrap();
+                    expected.push((at(number), frame, attrs));
+                }
+            }
+            space.make_live();
+            if known {
+                let _leaks = space.gather().unmap_page(at(PAGES + 1)).unwrap();
+            }
+            let kept = [expected.pop(), Some(expected.remove(0))];
+            platform.record();
+
+            let (mut first, mut seen, mut stops) = (at(1), Vec::new(), 0);
+            let last = Va::new(at(PAGES + 1).get() - 1);
+            loop {
+                let (mut held, mut gather) = (Vec::new(), space.gather());
+                let progress = gather
+                    .unmap(Span::inclusive(first, last).unwrap(), |leaf| {
+                        held.push(leaf);
+                        match held.len() as u64 == stop {
+                            true => ControlFlow::Break(()),
+                            false => ControlFlow::Continue(()),
+                        }
+                    })
+                    .unwrap();
+                let completed = gather.issue().complete();
+                for leaf in held {
+                    let leaf = completed.release(leaf).unwrap();
+                    seen.push((leaf.input(), leaf.frame(), leaf.attrs()));
+                }
+                completed.finish(|_| panic!("no table was detached"));
+                match progress {
+                    Progress::Done => break,
+                    Progress::Stopped(at) => (first, stops) = (at, stops + 1),
+                }
+            }
+            let what = format!(
+                "{}: {other:?} at {odd}, stop after {stop}, {known}",
+                F::NAME
+            );
+            assert_eq!(seen, expected, "{what}");
+            assert_eq!(stops, (expected.len() as u64 - 1) / stop, "{what}");
+            let log = platform.take_log();
+            for (page, ..) in expected {
+                assert!(log.iter().any(|told| told.covers(page.get())), "{what}");
+                assert!(space.query(page).is_none(), "{what}");
+            }
+            let left: Vec<_> = leaves(&space).iter().map(|leaf| leaf.input()).collect();
+            let kept = kept.iter().flatten().map(|(page, ..)| *page).rev();
+            let kept: Vec<_> = kept.filter(|page| !known || *page == at(0)).collect();
+            assert_eq!(left, kept, "{what}");
+        }
+    }
+}
+
+for_each_format!(pages_of_one_table_come_out_wherever_the_visitor_breaks_off);

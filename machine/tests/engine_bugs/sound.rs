@@ -319,6 +319,20 @@ pub const BUGS: &[Bug] = &[
         rules: FORGOTTEN,
     },
     Bug {
+        name: "a range of pages that is unmapped is not owed",
+        file: UNMAP,
+        find: "self.space.owed |= «live»;",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "an unmap of pages of one table that unwinds is not forgotten",
+        file: UNMAP,
+        find: "core::mem::replace(everything, «live»)",
+        with: "false",
+        rules: FORGOTTEN,
+    },
+    Bug {
         name: "a page like the last is protected and not owed",
         file: PROTECT,
         find: "drop(table);\n        self.space.owed = «true»;",
