@@ -110,9 +110,8 @@ impl<F: Format, P: Platform + Clone> Cursor<'_, '_, F, P> {
         page: F::Input,
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.gather.check_page(page)?;
-        let at = self.locate(slice.first);
-        self.gather.change_at(slice, &change, at)
+        let at = self.locate_open(page)?;
+        self.gather.change_at(page.bits(), change, at)
     }
 
     /// As [`Gather::unmap_page`].
@@ -124,9 +123,8 @@ impl<F: Format, P: Platform + Clone> Cursor<'_, '_, F, P> {
         &mut self,
         page: F::Input,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
-        let slice = self.gather.check_page(page)?;
-        let at = self.locate(slice.first);
-        self.gather.unmap_at(slice, at)
+        let at = self.locate_open(page)?;
+        self.gather.unmap_at(page.bits(), at)
     }
 
     /// The entry of a page, by the table that is kept if it is in that one.
@@ -139,6 +137,16 @@ impl<F: Format, P: Platform + Clone> Cursor<'_, '_, F, P> {
         Some(Located {
             frame: self.frame,
             index: F::index(input, Level::PAGE),
+        })
+    }
+
+    /// The same of a page that has to be checked first, where the space is open.
+    #[inline(always)]
+    fn locate_open(&mut self, page: F::Input) -> Result<Option<Located>, EditError<F::Input>> {
+        let page = self.gather.check_page(page)?.first;
+        Ok(match self.gather.may_deny() {
+            true => None,
+            false => self.locate(page),
         })
     }
 

@@ -19,7 +19,7 @@ use super::live::{Footprint, Look};
 use super::plan::{How, Plan, Recent};
 use super::small::Task;
 use crate::SMALL;
-use crate::addr::{Level, Pa, Span};
+use crate::addr::{Address, Level, Pa, Span};
 use crate::edit::Gather;
 use crate::edit::space::{AddressSpace, Conditions, EditError, Located};
 use crate::entry::LINE;
@@ -90,64 +90,62 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         page: F::Input,
         change: Change,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.space.check_page(page)?;
-        let at = self.space.locate(slice);
-        self.change_at(slice, &change, at)
+        let at = self.space.locate_open(page.bits());
+        self.change_at(page.bits(), change, at)
     }
 
-    /// The same of a page that has been checked, and whose entry is in a table of pages if `at` says so.
+    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is open there.
     #[inline(always)]
     pub(super) fn change_at(
         &mut self,
-        slice: Slice,
-        change: &Change,
+        page: u64,
+        change: Change,
         at: Option<Located>,
     ) -> Result<(), EditError<F::Input>> {
         match at {
-            Some(at) if self.change_alike(slice, change, at) => Ok(()),
-            Some(at) => self.change_other_page(slice, change, at),
-            None => self.change_tree(slice, *change),
+            Some(at) if self.change_alike(page, &change, at) => Ok(()),
+            _ => self.change_any_page(page, change),
         }
     }
 
     /// Changes a page that is like the one that was changed last, as most are. Whether it is.
     #[inline(always)]
-    fn change_alike(&mut self, slice: Slice, change: &Change, at: Located) -> bool {
-        let space = &*self.space;
+    fn change_alike(&mut self, page: u64, change: &Change, at: Located) -> bool {
+        let space = &mut *self.space;
         let Recent { change: last, plan } = &space.recent;
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
         let entry = table.load(at.index);
         let pattern = entry & !F::address_mask(Level::PAGE);
-        if !last.is_alike(change) || space.may_deny() {
+        if !last.is_alike(change) {
             return false;
         }
         let now = entry ^ plan.flip;
         if pattern == plan.stored {
+            space.owed = true;
             table.store(at.index, now);
-        } else if pattern != plan.exchanged || table.compare_exchange(at.index, entry, now).is_err()
-        {
-            // It is another, or a walker has set a flag.
+        } else if pattern == plan.exchanged {
+            space.owed = true;
+            if table.compare_exchange(at.index, entry, now).is_err() {
+                // A walker has set a flag.
+                return false;
+            }
+        } else {
             return false;
         }
         drop(table);
-        self.space.owed = true;
-        self.left.ranges.add_page(slice, Level::PAGE);
+        self.left.ranges.add_one::<F>(page);
         true
     }
 
-    /// The same of a page that is not like the one that was changed last.
+    /// Changes a page of which nothing is known, or which is no page.
     #[cold]
     #[inline(never)]
-    fn change_other_page(
-        &mut self,
-        slice: Slice,
-        change: &Change,
-        at: Located,
-    ) -> Result<(), EditError<F::Input>> {
-        match self.change_page(slice, change, at) {
-            true => Ok(()),
-            false => self.change_tree(slice, *change),
+    fn change_any_page(&mut self, page: u64, change: Change) -> Result<(), EditError<F::Input>> {
+        let slice = self.space.check_page(F::Input::from_bits(page))?;
+        match self.space.locate(slice) {
+            Some(at) if !SMALL && self.change_page(slice, &change, at) => Ok(()),
+            _ => self.change_tree(slice, change),
         }
     }
 

@@ -32,7 +32,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[inline(always)]
     pub fn query(&self, input: F::Input) -> Option<Leaf<F>> {
         let input = input.bits();
-        if SMALL || !self.is_open_at(input) {
+        if SMALL {
+            return self.leaf_anywhere(input);
+        }
+        if !self.is_open_at(input) {
             let leaf = self.leaf_anywhere(input)?;
             return Some(leaf.by_words());
         }
@@ -76,10 +79,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     #[cfg_attr(not(feature = "small"), cold)]
     #[inline(never)]
     fn leaf_anywhere(&self, input: u64) -> Option<Leaf<F>> {
-        match self.translates(input) {
-            true => self.leaf_above(input),
-            false => None,
+        if !self.translates(input) {
+            return None;
         }
+        self.leaf_above(input)
     }
 
     /// The leaf that translates `input`, which is perhaps not in a table of pages.

@@ -7,6 +7,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
 
+use crate::SMALL;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
 use crate::edit::Recent;
@@ -631,6 +632,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
             frame: place.table.frame(),
             index: place.range.start,
         })
+    }
+
+    /// The same of an address of which nothing is known: `None` also if it is not that of a page, or the space is not open there.
+    #[inline(always)]
+    pub(crate) fn locate_open(&self, page: u64) -> Option<Located> {
+        let is_page = page & ((1 << F::PAGE_SHIFT) - 1) == 0;
+        match !SMALL && is_page && self.is_open_at(page) {
+            true => self.locate(Slice::around::<F>(page, Level::PAGE)),
+            false => None,
+        }
     }
 
     /// What the tables above a page take away. Few spaces have one that does, so that a walk does not look for it on its way down.

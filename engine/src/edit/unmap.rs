@@ -88,62 +88,56 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         &mut self,
         page: F::Input,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
-        let slice = self.space.check_page(page)?;
-        let at = self.space.locate(slice);
-        self.unmap_at(slice, at)
+        let at = self.space.locate_open(page.bits());
+        self.unmap_at(page.bits(), at)
     }
 
-    /// The same of a page that has been checked, and whose entry is in a table of pages if `at` says so.
+    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is open there.
     #[inline(always)]
     pub(super) fn unmap_at(
         &mut self,
-        slice: Slice,
+        page: u64,
         at: Option<Located>,
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
-        let Some(at) = at else {
-            return self.unmap_part_of_leaf(slice);
-        };
-        match self.take_alike(slice, at) {
+        match at.and_then(|at| self.take_like_last(page, at)) {
             Some(leaf) => Ok(Some(leaf)),
-            None => self.unmap_other_page(slice, at),
+            None => self.unmap_any_page(page),
         }
     }
 
     /// Takes a page away that is like the one before, as most are.
     #[inline(always)]
-    fn take_alike(&mut self, slice: Slice, at: Located) -> Option<Held<Leaf<F>>> {
-        let space = &*self.space;
+    fn take_like_last(&mut self, page: u64, at: Located) -> Option<Held<Leaf<F>>> {
+        let space = &mut *self.space;
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&space.platform, at.frame, Level::PAGE) };
         let entry = table.load(at.index);
-        if entry & !F::address_mask(Level::PAGE) != space.plain || space.may_deny() {
+        if entry & !F::address_mask(Level::PAGE) != space.plain {
             return None;
         }
+        space.owed = true;
         table.store(at.index, 0);
         drop(table);
-        self.space.owed = true;
-        self.left.ranges.add_page(slice, Level::PAGE);
-        let leaf = Leaf::new(slice.first, entry, Level::PAGE, Perms::empty());
+        self.left.ranges.add_one::<F>(page);
+        let leaf = Leaf::new(page, entry, Level::PAGE, Perms::empty());
         Some(Held::new(leaf, self.serial()))
     }
 
-    /// The same where a page is not like the one before.
+    /// Unmaps a page of which nothing is known, or which is no page.
     #[cold]
     #[inline(never)]
-    fn unmap_other_page(
-        &mut self,
-        slice: Slice,
-        at: Located,
-    ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
-        match self.take_page(slice, at) {
-            Some(taken) => Ok(taken),
-            None => self.unmap_part_of_leaf(slice),
+    fn unmap_any_page(&mut self, page: u64) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
+        let slice = self.space.check_page(F::Input::from_bits(page))?;
+        if !SMALL
+            && let Some(at) = self.space.locate(slice)
+            && let Some(taken) = self.take_page(slice, at)
+        {
+            return Ok(taken);
         }
+        self.unmap_part_of_leaf(slice)
     }
 
     /// The same of a part of a larger leaf, which is split.
-    #[cold]
-    #[inline(never)]
     fn unmap_part_of_leaf(
         &mut self,
         slice: Slice,

@@ -174,6 +174,15 @@ impl Ranges {
         }
     }
 
+    /// The same of one page.
+    #[inline(always)]
+    pub fn add_one<F: Format>(&mut self, page: u64) {
+        // Where pages are many and far apart, this is what most of them ask.
+        if !self.overflowed {
+            self.add_page(Slice::around::<F>(page, Level::PAGE), Level::PAGE);
+        }
+    }
+
     /// Adds a range that is the first, or begins where the last one ended. Whether it is.
     #[inline(always)]
     fn append(&mut self, slice: Slice, level: Option<Level>, tables: bool) -> bool {

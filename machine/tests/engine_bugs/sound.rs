@@ -307,8 +307,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page that is unmapped is not owed",
         file: "edit/unmap.rs",
-        find: "self.space.owed = «true»;",
-        with: "self.space.owed",
+        find: "space.owed = «true»;\n        table.store",
+        with: "space.owed",
         rules: FORGOTTEN,
     },
     Bug {
@@ -335,8 +335,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a page like the last is protected and not owed",
         file: PROTECT,
-        find: "drop(table);\n        self.space.owed = «true»;",
-        with: "self.space.owed",
+        find: "space.owed = «true»;\n            table.store",
+        with: "space.owed",
         rules: FORGOTTEN,
     },
     Bug {
