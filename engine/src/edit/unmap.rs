@@ -101,7 +101,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
         match at.and_then(|at| self.take_like_last(page, at)) {
             Some(leaf) => Ok(Some(leaf)),
-            None => self.unmap_any_page(page),
+            None => self.unmap_any_page(page, at),
         }
     }
 
@@ -123,13 +123,17 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         Some(Held::new(leaf, self.serial()))
     }
 
-    /// Unmaps a page of which nothing is known, or which is no page.
+    /// Unmaps a page of which nothing is known but perhaps where its entry is, or which is no page.
     #[cold]
     #[inline(never)]
-    fn unmap_any_page(&mut self, page: u64) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
+    fn unmap_any_page(
+        &mut self,
+        page: u64,
+        at: Option<Located>,
+    ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
         let slice = self.space.check_page(F::Input::from_bits(page))?;
         if !SMALL
-            && let Some(at) = self.space.locate(slice)
+            && let Some(at) = at.or_else(|| self.space.locate(slice))
             && let Some(taken) = self.take_page(slice, at)
         {
             return Ok(taken);
