@@ -134,7 +134,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             return false;
         }
         drop(table);
-        self.left.ranges.add_one::<F>(page);
+        let slice = Slice::around::<F>(page, Level::PAGE);
+        self.left.ranges.add_page(slice, Level::PAGE);
         true
     }
 

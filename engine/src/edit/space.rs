@@ -574,7 +574,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.reach.holds(input, input)
     }
 
-    /// Whether the root translates this address, and no table takes anything away; where it is not, both have to be asked.
+    /// Whether the root translates this address, and the space is [open](Self::open); where it is not, both have to be asked.
     #[inline(always)]
     pub(crate) fn is_open_at(&self, input: u64) -> bool {
         match F::TABLES_RESTRICT {

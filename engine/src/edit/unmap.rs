@@ -118,7 +118,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         space.owed = true;
         table.store(at.index, 0);
         drop(table);
-        self.left.ranges.add_one::<F>(page);
+        let slice = Slice::around::<F>(page, Level::PAGE);
+        self.left.ranges.add_page(slice, Level::PAGE);
         let leaf = Leaf::new(page, entry, Level::PAGE, Perms::empty());
         Some(Held::new(leaf, self.serial()))
     }

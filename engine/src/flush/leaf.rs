@@ -161,6 +161,7 @@ impl<F: Format> Leaf<F> {
     }
 }
 
+/// [`Format::restricted`], as a call: few leaves are below tables that take something away.
 #[cold]
 #[inline(never)]
 fn restricted<F: Format>(entry: u64, level: Level, denied: Perms) -> u64 {

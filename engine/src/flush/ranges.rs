@@ -169,17 +169,9 @@ impl Ranges {
     pub fn add_page(&mut self, slice: Slice, level: Level) {
         if SMALL {
             self.add(slice, Some(level), false);
-        } else if !self.append(slice, Some(level), false) && !self.overflowed {
+        } else if !self.overflowed && !self.append(slice, Some(level), false) {
+            // First whether there is room: where pages are many and far apart, this is all that most of them ask.
             self.insert(slice, Some(level), false);
-        }
-    }
-
-    /// The same of one page.
-    #[inline(always)]
-    pub fn add_one<F: Format>(&mut self, page: u64) {
-        // Where pages are many and far apart, this is what most of them ask.
-        if !self.overflowed {
-            self.add_page(Slice::around::<F>(page, Level::PAGE), Level::PAGE);
         }
     }
 
