@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kvm_bindings::KVM_EXIT_DIRTY_RING_FULL;
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 
-use crate::clock::{Took, settle, timed};
+use crate::clock::{Took, pace, settle, timed};
 use crate::error::Error;
 use crate::guest::{Block, Orders};
 use crate::log::Bitmap;
@@ -90,6 +90,8 @@ impl Emptied {
 pub struct Done {
     /// Without what emptying a full ring took.
     pub took: Took,
+    /// Of its CPU, before or after: the slower.
+    pub pace: Duration,
     /// When, with that.
     pub from: Instant,
     /// Until when.
@@ -339,15 +341,18 @@ impl Runner {
         // SAFETY: the block is in memory that is held, and all of it is atomics.
         let block = unsafe { self.shared.block.as_ref() };
         settle();
+        let before = pace();
         work.start.wait();
         let (mut emptying, mut emptied) = (Took::default(), Emptied::default());
         let from = Instant::now();
         let (result, took) = timed(|| self.enter(&mut emptying, &mut emptied));
+        let to = Instant::now();
         result?;
         Ok(Done {
             took: took.without(emptying),
+            pace: before.max(pace()),
             from,
-            to: Instant::now(),
+            to,
             emptied,
             seed: work.seed,
             made: block.made.load(Ordering::Relaxed),

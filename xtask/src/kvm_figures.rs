@@ -23,6 +23,10 @@ const FEWEST_ROUNDS: u32 = 3;
 const MOST_ROUNDS: u32 = 9;
 /// So much more passes than CPU time in what is not disturbed: nanoseconds.
 const UNSEEN: f64 = 2e4;
+/// The CPUs are slow where arithmetic takes so much longer on them than it did at best.
+const SLOW: f64 = 1.1;
+/// What was done meanwhile is done again, up to so often.
+const TRIES: usize = 4;
 /// A time that is fitted or predicted is a median of so many.
 const ROUNDS: &str = "5";
 /// Of two sizes, so that what a call takes in any case is told from what grows with the log.
@@ -74,6 +78,8 @@ struct Once {
     cpu: f64,
     /// Time that its threads had begun and did not run.
     away: f64,
+    /// Of a fixed piece of arithmetic on its CPUs, before or after.
+    pace: f64,
 }
 
 impl Once {
@@ -81,6 +87,11 @@ impl Once {
     /// subtracted, and not always from what it was taken of.
     fn is_disturbed(&self) -> bool {
         self.away > self.cpu * APART / 2.0 + UNSEEN
+    }
+
+    /// Whether its CPUs were slow, which is told by what has nothing to do with what was measured on them.
+    fn is_slow(&self, best: f64) -> bool {
+        self.pace > best * SLOW
     }
 }
 
@@ -100,7 +111,9 @@ fn phases(report: &Value, words: &str) -> Result<Vec<(String, Once)>> {
             time.ok_or_else(|| Error::Failed(format!("{words}: {name}: there is no {key}")))
         };
         let (cpu, away) = (time("cpu_ns")?, time("away_ns")?);
-        phases.push((name.to_owned(), Once { cpu, away }));
+        let paces = list(phase, "pace_samples_ns").filter_map(Value::as_f64);
+        let pace = paces.fold(0.0, f64::max);
+        phases.push((name.to_owned(), Once { cpu, away, pace }));
     }
     Ok(phases)
 }
@@ -155,48 +168,60 @@ impl Both {
         }
     }
 
-    fn medians(&self) -> [f64; 2] {
-        // Of what was not disturbed, unless all was.
+    fn medians(&self, best: f64) -> [f64; 2] {
+        // Of what was neither disturbed nor slow; unless all was, of what was not slow; unless all was.
         let repetition = |rounds: &Vec<Once>| {
-            let calm = rounds.iter().filter(|once| !once.is_disturbed());
-            match calm.map(|once| once.cpu).collect::<Vec<_>>() {
-                calm if calm.is_empty() => middle(rounds.iter().map(|once| once.cpu).collect()),
-                calm => middle(calm),
-            }
+            let those = |is: &dyn Fn(&Once) -> bool| -> Vec<f64> {
+                let rounds = rounds.iter().filter(|once| is(once));
+                rounds.map(|once| once.cpu).collect()
+            };
+            let calm = those(&|once| !once.is_slow(best) && !once.is_disturbed());
+            let steady = those(&|once| !once.is_slow(best));
+            let mut sets = [calm, steady, those(&|_| true)].into_iter();
+            undisturbed(sets.find(|set| !set.is_empty()).unwrap_or_default())
         };
         let run = |run: &[_; REPETITIONS]| median(run.iter().map(repetition).collect());
         self.samples.each_ref().map(run)
     }
 
-    /// CPU time and time away of each round of each repetition of both runs.
+    /// CPU time, time away and pace of each round of each repetition of both runs.
     fn value(&self) -> Value {
         let rounds = |rounds: &Vec<Once>| -> Value {
             rounds
                 .iter()
-                .map(|once| json!([once.cpu, once.away]))
+                .map(|once| json!([once.cpu, once.away, once.pace]))
                 .collect()
         };
         let run = |run: &[Vec<Once>; REPETITIONS]| -> Value { run.iter().map(rounds).collect() };
         self.samples.iter().map(run).collect()
     }
 
-    /// How many of them were disturbed.
-    fn disturbed(&self) -> usize {
-        let all = self.samples.iter().flatten().flatten();
-        all.filter(|once| once.is_disturbed()).count()
+    /// How many there are, how many of them were disturbed, and how many slow.
+    fn count(&self, best: f64) -> [usize; 3] {
+        let all = || self.samples.iter().flatten().flatten();
+        [
+            all().count(),
+            all().filter(|once| once.is_disturbed()).count(),
+            all().filter(|once| once.is_slow(best)).count(),
+        ]
     }
 
     /// How much longer the second takes, as a part of the first.
-    fn difference(&self) -> f64 {
-        let [first, second] = self.medians();
+    fn difference(&self, best: f64) -> f64 {
+        let [first, second] = self.medians(best);
         second / first.max(1.0) - 1.0
     }
 }
 
 /// Makes one run's rounds and another's by turns: whatever changes the pace of the computer meanwhile changes that of both, and each is first
 /// as often as it is second. What is done before is not counted, but says how many rounds there is time for: how many is never said by what they
-/// take.
-fn by_turns(program: &Path, words: &str, cpus: usize) -> Result<Vec<Both>> {
+/// take. A round on CPUs that were slow is made again at once. `best` is the best pace so far.
+fn by_turns(
+    program: &Path,
+    words: &str,
+    cpus: usize,
+    best: &mut f64,
+) -> Result<(usize, Vec<Both>)> {
     let pins = pins(words, cpus);
     let once = || {
         phases(
@@ -215,12 +240,21 @@ fn by_turns(program: &Path, words: &str, cpus: usize) -> Result<Vec<Both>> {
     let mut all: Vec<Both> = first.into_iter().map(|(name, _)| Both::new(name)).collect();
     for turn in 0..REPETITIONS * rounds {
         for which in [turn % 2, 1 - turn % 2] {
-            for (both, (_, once)) in all.iter_mut().zip(once()?) {
-                both.samples[which][turn / rounds].push(once);
+            for _ in 0..TRIES {
+                let round = once()?;
+                let paces = round.iter().map(|(_, once)| once.pace);
+                *best = paces.filter(|pace| *pace > 0.0).fold(*best, f64::min);
+                let is_slow = round.iter().any(|(_, once)| once.is_slow(*best));
+                for (both, (_, once)) in all.iter_mut().zip(round) {
+                    both.samples[which][turn / rounds].push(once);
+                }
+                if !is_slow {
+                    break;
+                }
             }
         }
     }
-    Ok(all)
+    Ok((rounds, all))
 }
 
 /// Makes each run twice, by turns, and compares the medians of CPU time.
@@ -232,13 +266,13 @@ pub fn repeat() -> Result<()> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let begin = Instant::now();
     let (mut within, mut farthest, mut beyond) = (0, 0_f64, Vec::new());
-    let (mut disturbed, mut counted) = (0, 0);
+    let (mut counts, mut best) = ([0; 3], f64::MAX);
     let mut samples = serde_json::Map::new();
     for words in configurations() {
-        let all = by_turns(&program, &words, cpus)?;
+        let (rounds, all) = by_turns(&program, &words, cpus, &mut best)?;
         let mut said = Vec::new();
         for both in &all {
-            let (difference, [first, _]) = (both.difference(), both.medians());
+            let (difference, [first, _]) = (both.difference(best), both.medians(best));
             farthest = farthest.max(difference.abs());
             if difference.abs() > APART {
                 let (percent, us) = (difference * 100.0, first / 1e3);
@@ -247,7 +281,6 @@ pub fn repeat() -> Result<()> {
                 within += 1;
             }
         }
-        let rounds = all.first().map_or(0, |both| both.samples[0][0].len());
         say!(
             "{words:<46} 2 x {REPETITIONS} x {rounds}: {:>2} of {:>2}  {}",
             all.len() - said.len(),
@@ -255,9 +288,10 @@ pub fn repeat() -> Result<()> {
             said.join(", ")
         );
         beyond.extend(said.iter().map(|said| format!("{words}: {said}")));
-        let each = all.iter().map(Both::disturbed);
-        disturbed += each.sum::<usize>();
-        counted += all.len() * rounds * 2 * REPETITIONS;
+        for both in &all {
+            let more = both.count(best);
+            counts = std::array::from_fn(|at| counts[at] + more[at]);
+        }
         let of = all.iter().map(|both| (both.name.clone(), both.value()));
         samples.insert(words, of.collect());
     }
@@ -269,8 +303,10 @@ pub fn repeat() -> Result<()> {
     );
     let file = fetch::scratch()?.join("repeat.json");
     fs::write(&file, Value::from(samples).to_string()).about(file.display())?;
+    let [all, disturbed, slow] = counts;
     say!(
-        "of {counted} times {disturbed} were disturbed by other programs or another host, and left out; all are in {}",
+        "of {all} times {disturbed} were disturbed by other programs or another host, {slow} were taken while the CPUs themselves were slow; \
+         both are left out, and all are in {}",
         file.display()
     );
     match beyond.as_slice() {
@@ -372,12 +408,12 @@ fn others() -> Vec<String> {
     small.chain(huge).collect()
 }
 
-/// The mean of the middle half: what has two paces, as two vCPUs in each other's way, has a mean that moves by little where its median jumps.
-fn middle(mut of: Vec<f64>) -> f64 {
+/// The mean of the faster half: what disturbs a phase makes it longer, and one of few rounds in which something did is not to move the figure. Of what has
+/// two paces, as two vCPUs in each other's way, a mean moves by little where a median jumps.
+fn undisturbed(mut of: Vec<f64>) -> f64 {
     of.sort_by(f64::total_cmp);
-    let cut = (of.len() + 1) / 4;
-    let middle = of.get(cut..of.len() - cut).unwrap_or_default();
-    middle.iter().sum::<f64>() / middle.len().max(1) as f64
+    of.truncate(of.len().div_ceil(2));
+    of.iter().sum::<f64>() / of.len().max(1) as f64
 }
 
 /// The middle, or between the two that are; zero of nothing.
@@ -415,40 +451,60 @@ mod tests {
     fn a_log_that_lacks_a_page_has_no_figures() {
         let report = |harvested| {
             let text = format!(
-                r#"{{"rows": [{{"phases": [{{"phase": "get 1", "cpu_ns": 5.0, "away_ns": 1.0, "harvested": {harvested}, "written": 9}}]}}]}}"#
+                r#"{{"rows": [{{"phases": [{{"phase": "get 1", "cpu_ns": 5.0, "away_ns": 1.0, "pace_samples_ns": [4.0, 7.0], "harvested": {harvested}, "written": 9}}]}}]}}"#
             );
             read(text.as_bytes(), "a run").unwrap()
         };
         let once = Once {
             cpu: 5.0,
             away: 1.0,
+            pace: 7.0,
         };
         let expected = vec![("get 1".to_owned(), once)];
         assert_eq!(phases(&report(9), "dirty-log").unwrap(), expected);
         assert!(phases(&report(8), "dirty-log").is_err());
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(middle(vec![9.0, 1.0, 2.0]), 2.0);
-        assert_eq!(middle(vec![9.0, 3.0, 1.0, 0.0, 2.0]), 2.0);
-        assert_eq!((middle(vec![7.0]), middle(Vec::new())), (7.0, 0.0));
+        assert_eq!(undisturbed(vec![9.0, 1.0, 2.0]), 1.5);
+        assert_eq!(undisturbed(vec![9.0, 3.0, 1.0, 0.0, 2.0]), 1.0);
+        let ends = (undisturbed(vec![7.0]), undisturbed(Vec::new()));
+        assert_eq!(ends, (7.0, 0.0));
     }
 
     #[test]
     fn a_repetition_is_of_what_was_not_disturbed_and_a_run_is_the_median_of_its_repetitions() {
         let mut both = Both::new("enable".to_owned());
-        for (which, pace) in [(0, 1.0), (1, 1.2)] {
+        for (which, longer) in [(0, 1.0), (1, 1.2)] {
             for (repetition, rounds) in both.samples[which].iter_mut().enumerate() {
-                // One repetition was at another pace, and in each something had the CPU in two rounds.
-                let pace = if repetition == 3 { 7.0 } else { pace };
-                let rounds_took = [(1e6, 0.0), (2e5, 1e6), (1e6, 5e4), (3e5, 1e5), (1e6, 1e3)];
-                rounds.extend(rounds_took.map(|(cpu, away)| Once {
-                    cpu: cpu * pace,
-                    away: away * pace,
+                // One repetition took longer and no CPU says why; in each something had the CPU in two rounds, and in two the CPU was slow.
+                let longer = if repetition == 3 { 7.0 } else { longer };
+                let rounds_took = [
+                    (1e6, 0.0, 40.0),
+                    (2e5, 1e6, 41.0),
+                    (1.4e6, 0.0, 56.0),
+                    (1e6, 5e4, 40.0),
+                    (1.3e6, 1e3, 45.0),
+                    (3e5, 1e5, 40.0),
+                    (1e6, 1e3, 43.0),
+                ];
+                rounds.extend(rounds_took.map(|(cpu, away, pace)| Once {
+                    cpu: cpu * longer,
+                    away: away * longer,
+                    pace,
                 }));
             }
         }
-        assert_eq!(both.disturbed(), 2 * 2 * REPETITIONS);
-        assert_eq!(both.medians(), [1e6, 1.2e6]);
-        assert!((both.difference() - 0.2).abs() < 1e-9);
+        let repetitions = 2 * REPETITIONS;
+        assert_eq!(
+            both.count(40.0),
+            [7 * repetitions, 2 * repetitions, 2 * repetitions]
+        );
+        assert_eq!(both.medians(40.0), [1e6, 1.2e6]);
+        assert!((both.difference(40.0) - 0.2).abs() < 1e-9);
+        // Where something always had the CPU, the pace counts still; where it was always slow, all counts.
+        let once = |cpu, away, pace| Once { cpu, away, pace };
+        both.samples[0].fill(vec![once(1e6, 1e6, 40.0), once(9e6, 0.0, 60.0)]);
+        both.samples[1].fill(vec![once(2e6, 0.0, 60.0)]);
+        assert_eq!(both.medians(40.0), [1e6, 2e6]);
     }
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tablewright_experiments::input::{PAGE, Source};
-use tablewright_kvm::clock::{Took, settle};
+use tablewright_kvm::clock::{Took, pace, settle};
 use tablewright_kvm::guest::Orders;
 use tablewright_kvm::host::{Abilities, abilities, open};
 use tablewright_kvm::{
@@ -212,8 +212,10 @@ impl<'a> Run<'a> {
         let pages = done.iter().map(|done| done.made).sum();
         self.phase(name, pages, took, self.asked.vcpus, &done, counts, None);
         let away = done.iter().map(|done| done.took.away()).sum::<Duration>();
+        let slowest = done.iter().map(|done| done.pace).max().unwrap_or_default();
         if let Some(phase) = self.phases.last_mut() {
             phase.away = away.as_nanos() as f64;
+            phase.pace = slowest.as_nanos() as f64;
         }
         Ok(())
     }
@@ -247,6 +249,7 @@ impl<'a> Run<'a> {
             p999: stalls.as_ref().map(|stalls| ns(stalls.quantile(0.999))),
             total: stalls.as_ref().map(|stalls| ns(stalls.total())),
             away: ns(took.away()),
+            pace: 0.0,
             first: None,
             counts: counts.0,
             harvested,
@@ -275,7 +278,9 @@ impl<'a> Run<'a> {
             }
         }
         settle();
+        let slower = pace();
         let result = call(self);
+        let slower = slower.max(pace());
         if running {
             done = self.vm.stop().map_err(refused)?;
             let mut wrote = self.vm.bitmap();
@@ -291,6 +296,9 @@ impl<'a> Run<'a> {
         let counts = self.vm.counts().since(&before);
         let pages = self.vm.pages();
         self.phase(name, pages, took, 1, &done, counts, None);
+        if let Some(phase) = self.phases.last_mut() {
+            phase.pace = slower.as_nanos() as f64;
+        }
         Ok(result)
     }
 
@@ -388,6 +396,7 @@ impl<'a> Run<'a> {
             phase.wall = median(|took| took.wall);
             phase.cpu = median(|took| took.cpu);
             phase.away = median(|took| took.away());
+            phase.pace = phase.pace.max(pace().as_nanos() as f64);
         }
         Ok(())
     }

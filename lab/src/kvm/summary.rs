@@ -38,6 +38,8 @@ pub struct Phase {
     pub cpu: f64,
     /// Time that its threads had begun and did not run: other programs had the CPU, or the host of a computer that is itself a guest.
     pub away: f64,
+    /// Of the CPUs that did it, the slowest, before or after: CPU time of a fixed piece of arithmetic.
+    pub pace: f64,
     /// CPU time of the first of several calls, where the others are what the phase takes: it finds the caches as a pass of the guest left them.
     pub first: Option<f64>,
     /// How many do it.
@@ -65,6 +67,9 @@ pub struct PhaseRow {
     /// Time that its threads had begun and did not run, median.
     #[serde(rename = "away_ns", default)]
     pub away: f64,
+    /// CPU time of a fixed piece of arithmetic on the same CPUs: in all rounds.
+    #[serde(rename = "pace_samples_ns", default)]
+    pub pace_samples: Vec<f64>,
     /// Of a call that is repeated, the first, median.
     #[serde(rename = "cpu_first_ns")]
     pub cpu_first: Option<f64>,
@@ -128,6 +133,7 @@ pub fn rows(rounds: &[Vec<Phase>]) -> Vec<PhaseRow> {
             wall: median(&|phase| Some(phase.wall)).unwrap_or(0.0),
             cpu: cpu.median(),
             away: median(&|phase| Some(phase.away)).unwrap_or(0.0),
+            pace_samples: all().map(|phase| phase.pace).collect(),
             cpu_first: median(&|phase| phase.first),
             cpu_a_page: cpu.median() / phase.pages.max(1) as f64,
             cpu_samples: all().map(|phase| phase.cpu).collect(),
@@ -214,6 +220,9 @@ const APART: f64 = 1.5;
 /// Shorter phases say nothing of how busy a computer is: nanoseconds.
 const SHORT: f64 = 2e5;
 
+/// Arithmetic that takes so much longer than the fastest of a report says that the computer was slower, not what is measured.
+const SLOWER: f64 = 1.15;
+
 /// Says so where a computer had something else to do, and where figures scatter.
 pub fn warnings(rows: &[PhaseRow], kind: &HostKind) -> Vec<String> {
     let mut warnings = Vec::new();
@@ -238,6 +247,18 @@ pub fn warnings(rows: &[PhaseRow], kind: &HostKind) -> Vec<String> {
         warnings.push(format!(
             "CPU time varied between rounds: {}; raise --rounds",
             scattered.join(", ")
+        ));
+    }
+    let paces = || rows.iter().flat_map(|row| &row.pace_samples).copied();
+    let fastest = paces().filter(|pace| *pace > 0.0).fold(f64::MAX, f64::min);
+    let slow = paces().filter(|pace| *pace > fastest * SLOWER).count();
+    if slow > 0 {
+        let most = paces().fold(0.0, f64::max) / fastest - 1.0;
+        warnings.push(format!(
+            "the CPUs themselves were slower, by up to {:.0} %, around {slow} of {} times: a lower frequency, or another guest \
+             on the same core",
+            most * 100.0,
+            paces().count()
         ));
     }
     if let Some(row) = rows.iter().find(|row| row.harvested > row.written) {
@@ -282,9 +303,8 @@ mod tests {
         assert_eq!(rows[0].count("pf_fixed"), 3_000_000);
     }
 
-    #[test]
-    fn time_and_cpu_time_that_part_are_said() {
-        let kind = HostKind {
+    fn kind() -> HostKind {
+        HostKind {
             line: String::new(),
             vendor: String::new(),
             kernel: String::new(),
@@ -295,11 +315,36 @@ mod tests {
             modification_log: None,
             cpus: 2,
             version: (6, 18),
-        };
+        }
+    }
+
+    #[test]
+    fn time_and_cpu_time_that_part_are_said() {
+        let kind = kind();
         // Two threads of 1.5 ms each.
         let calm = rows(&[vec![phase(3e6, 1.6e6, 1.0)]]);
         assert!(warnings(&calm, &kind).is_empty());
         let busy = rows(&[vec![phase(3e6, 2.4e6, 1.0)]]);
         assert!(warnings(&busy, &kind)[0].contains("dirty 1"));
+    }
+    #[test]
+    fn a_computer_that_was_slower_for_a_while_is_said() {
+        let at = |paces: [f64; 3]| {
+            let rounds = paces.map(|pace| {
+                vec![Phase {
+                    pace,
+                    ..phase(3e6, 1.6e6, 1.0)
+                }]
+            });
+            warnings(&rows(&rounds), &kind())
+        };
+        assert!(at([4e4, 4.3e4, 4.1e4]).is_empty());
+        let said = at([4e4, 5.4e4, 4.1e4]).join("");
+        assert!(
+            said.contains("by up to 35 %, around 1 of 3 times"),
+            "{said}"
+        );
+        // An older report does not say it.
+        assert!(at([0.0; 3]).is_empty());
     }
 }
