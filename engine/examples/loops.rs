@@ -1,9 +1,10 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query|lookup|fork|fault|replace|cursor|around|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
+//! `loops map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
 //! is named; without arguments, all of them over a few pages, in both. With `-each` behind its name an edit is made for one page at
 //! a time, with `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather for each page. `cursor` protects
-//! page by page by a cursor, and `around` looks each up and maps it by one. `fault` maps a page, and
+//! page by page by a cursor; `far` looks up what is not near the page that was edited last, and `apart` protects pages of which none is near the
+//! one before. `around` looks each page up and maps it by a cursor. `fault` maps a page, and
 //! `guest` looks a fault of a guest up and maps it, page by page always, in tables of EPT; `walk` is what of it is not the engine's:
 //! the loop, and the platform's own at the beginning and the end of a walk.
 
@@ -26,6 +27,8 @@ enum Edit {
     Unmap,
     Query,
     Lookup,
+    Far,
+    Apart,
     Fork,
     Fault,
     Replace,
@@ -36,13 +39,15 @@ enum Edit {
     Nothing,
 }
 
-const EDITS: [(&str, Edit); 14] = [
+const EDITS: [(&str, Edit); 16] = [
     ("map", Edit::Map),
     ("protect", Edit::Protect),
     ("contended", Edit::Contended),
     ("unmap", Edit::Unmap),
     ("query", Edit::Query),
     ("lookup", Edit::Lookup),
+    ("far", Edit::Far),
+    ("apart", Edit::Apart),
     ("fork", Edit::Fork),
     ("fault", Edit::Fault),
     ("replace", Edit::Replace),
@@ -88,7 +93,7 @@ fn main() {
 
 fn usage() -> ! {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|lookup|fork|fault|replace|cursor|around|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
+        "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
     );
     std::process::exit(2);
 }
@@ -248,6 +253,12 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
         return by_cursor(&mut space, edit, pages, mapping);
     }
     if edit == Edit::Lookup {
+        // What is looked up is near the page that was edited last.
+        space
+            .gather()
+            .protect_page(Va::new(0), Change::new().perms(attrs.perms))?;
+    }
+    if matches!(edit, Edit::Lookup | Edit::Far) {
         parts(pages, 1, |part| {
             if let Some(leaf) = space.query(part.start()) {
                 let writable = leaf.attrs().perms.contains(Perms::WRITE);
@@ -295,6 +306,12 @@ fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
                 sum = sum.wrapping_add(leaf.frame().get());
                 ControlFlow::Continue(())
             })
+        })?,
+        // Half of them lie a GiB higher.
+        Edit::Apart => parts(pages, by, |part| {
+            let page = part.start().get();
+            let page = Va::new(page | (page & 0x1000) << 18);
+            gather.protect_page(page, change.perms(Perms::READ))
         })?,
         _ if EACH => parts(pages, by, |part| {
             gather.protect_page(part.start(), change.perms(Perms::READ))

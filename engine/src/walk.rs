@@ -207,40 +207,107 @@ impl<P: Platform> Place<'_, P> {
 #[inline(always)]
 pub(crate) unsafe fn descend<F: Format, P: Platform, const SHARED: bool, const ONE: bool>(
     platform: &P,
-    mut frame: Pa,
+    frame: Pa,
     slice: Slice,
 ) -> Option<Place<'_, P>> {
     if !slice.is_in_one_table::<F>() {
         return None;
     }
-    // Written out, so that the level is a constant in each step, and with it shifts, masks and what may be there.
-    macro_rules! step {
-        ($($height:literal),*) => { $(
-            let level = Level::new($height);
-            if level <= F::root_level() {
-                // SAFETY: the root (1.), or what a table descriptor of the tree points to.
-                let table = unsafe { Table::open(platform, frame, level) };
-                let index = F::index(slice.first, level);
-                let entry = match SHARED {
-                    true => table.follow(index),
-                    false => table.load(index),
-                };
-                frame = if ONE {
-                    F::table_below(entry, level)?
-                } else if F::kind(entry, level) == Kind::Table {
-                    F::address(entry, level)
-                } else {
-                    return None;
-                };
-            }
-        )* };
+    // SAFETY: (1.)
+    let mut frame =
+        unsafe { descend_to_tables::<F, P, SHARED, ONE>(platform, frame, slice.first)? };
+    if F::LEVELS > 1 {
+        let above = Level::PAGE.up();
+        let index = F::index(slice.first, above);
+        // SAFETY: a walk has come to it.
+        frame = unsafe { step::<F, P, SHARED, ONE>(platform, frame, above, index)? };
     }
-    step!(4, 3, 2, 1);
     let level = Level::PAGE;
     // SAFETY: as above.
     let table = unsafe { Table::open(platform, frame, level) };
     let range = F::index(slice.first, level)..F::index(slice.last, level) + 1;
     Some(Place { table, range })
+}
+
+/// The same from the table in `tables`, whose entries are tables of pages, where the first address is in the page of this number below it.
+///
+/// # Safety
+/// 1. `tables` holds such a table of a tree of this format, on `platform`.
+/// 2. It has so many pages.
+#[inline(always)]
+pub(crate) unsafe fn descend_near<F: Format, P: Platform, const ONE: bool>(
+    platform: &P,
+    mut tables: Pa,
+    number: u64,
+    slice: Slice,
+) -> Option<Place<'_, P>> {
+    if !slice.is_in_one_table::<F>() {
+        return None;
+    }
+    let number = number as usize;
+    let (above, start) = (number >> F::INDEX_BITS, number & ((1 << F::INDEX_BITS) - 1));
+    if F::LEVELS > 1 {
+        // SAFETY: (1.), (2.)
+        tables = unsafe { step::<F, P, false, ONE>(platform, tables, Level::PAGE.up(), above)? };
+    }
+    let level = Level::PAGE;
+    // SAFETY: what a table descriptor of the tree points to, or the root where it is a table of pages.
+    let table = unsafe { Table::open(platform, tables, level) };
+    let range = start..F::index(slice.last, level) + 1;
+    Some(Place { table, range })
+}
+
+/// The same as far as the table whose entries are tables of pages; the root, where there is no other.
+///
+/// # Safety
+/// 1. As of [`descend`].
+#[inline(always)]
+pub(crate) unsafe fn descend_to_tables<
+    F: Format,
+    P: Platform,
+    const SHARED: bool,
+    const ONE: bool,
+>(
+    platform: &P,
+    mut frame: Pa,
+    input: u64,
+) -> Option<Pa> {
+    // Written out, so that the level is a constant in each step, and with it shifts, masks and what may be there.
+    macro_rules! steps {
+        ($($height:literal),*) => { $(
+            let level = Level::new($height);
+            if level <= F::root_level() {
+                let index = F::index(input, level);
+                // SAFETY: the root (1.), or what a table descriptor of the tree points to.
+                frame = unsafe { step::<F, P, SHARED, ONE>(platform, frame, level, index)? };
+            }
+        )* };
+    }
+    steps!(4, 3, 2);
+    Some(frame)
+}
+
+/// Goes from an entry of a table to the table that it points to, if it does.
+///
+/// # Safety
+/// 1. `frame` holds a table of this format at `level`, on `platform`, which has this index.
+#[inline(always)]
+pub(crate) unsafe fn step<F: Format, P: Platform, const SHARED: bool, const ONE: bool>(
+    platform: &P,
+    frame: Pa,
+    level: Level,
+    index: usize,
+) -> Option<Pa> {
+    // SAFETY: (1.)
+    let table = unsafe { Table::open(platform, frame, level) };
+    let entry = match SHARED {
+        true => table.follow(index),
+        false => table.load(index),
+    };
+    match ONE {
+        true => F::table_below(entry, level),
+        false => (F::kind(entry, level) == Kind::Table).then(|| F::address(entry, level)),
+    }
 }
 
 /// Walks the table in `frame` at `level` over `slice`.

@@ -57,6 +57,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if !F::is_leaf_level(largest) {
             return Err(EditError::NoSuchLeaf);
         }
+        space.open.forget();
         let conditions = space.conditions();
         let largest = F::largest_leaf(&conditions.caps).min(largest);
         let mut done = 0;

@@ -6,7 +6,6 @@
 //! A table of pages stays where it is until an edit detaches it. Between two calls of a cursor there is no edit but its own, because
 //! it borrows the gather; and these are of a page each, which is less than any table holds: they make tables, and detach none.
 
-use super::mapping::check_memory;
 use crate::addr::{Address, Level, Pa};
 use crate::edit::space::{AddressSpace, EditError, Located};
 use crate::edit::{Change, Gather, Template};
@@ -94,10 +93,8 @@ impl<F: Format, P: Platform + Clone> Cursor<'_, '_, F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.gather.check_page(page)?;
-        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
-        let at = self.locate(slice.first);
-        self.gather.map_at(slice, at, frame, &mapping)
+        let at = self.locate_open(page)?;
+        self.gather.map_at(page, at, frame, &mapping)
     }
 
     /// As [`Gather::protect_page`].

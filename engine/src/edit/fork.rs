@@ -80,7 +80,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let _: ControlFlow<()> = parent.visit(slice, &mut tables);
         tables.made?;
         if parent.tables_deny() {
-            child.space.open = 0;
+            child.space.open.close::<F>();
         }
         child.space.note_runs(parent.runs);
         child.space.globals |= parent.globals || change.turns_global();

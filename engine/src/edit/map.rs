@@ -224,23 +224,21 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.space.check_page(page)?;
-        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
-        let at = self.space.locate(slice);
-        self.map_at(slice, at, frame, &mapping)
+        let at = self.space.locate_open(page.bits());
+        self.map_at(page, at, frame, &mapping)
     }
 
-    /// The same of a page that has been checked, and its memory, and whose entry is in a table of pages if `at` says so.
+    /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is open there.
     #[inline(always)]
     pub(super) fn map_at(
         &mut self,
-        slice: Slice,
+        page: F::Input,
         at: Option<Located>,
         frame: Pa,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        self.space.map_leaf(slice, at, frame, template)?;
-        self.mapped(slice);
+        self.space.map_leaf(page, at, frame, template)?;
+        self.mapped(Slice::around::<F>(page.bits(), Level::PAGE));
         Ok(())
     }
 
@@ -257,7 +255,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             self.mapped(slice);
             return Ok(());
         }
-        let small = if let Some(place) = self.space.place(slice)
+        self.space.approach(slice.first);
+        let small = if let Some(place) = self.space.place_near(slice)
             && !self
                 .space
                 .denies(slice.first, template.mapping().attrs.perms)
@@ -332,7 +331,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let leaves = &mut prepare.commit.leaves;
         leaves.encode(slice, Packed::of(&mapping.attrs), largest)?;
         if tables_deny {
-            space.open = 0;
+            space.open.close::<F>();
         }
         let _: ControlFlow<()> = space.visit(slice, &mut prepare);
         match prepare.end {
@@ -371,15 +370,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         frame: Pa,
         mapping: impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        let slice = self.check_page(page)?;
-        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
-        let at = self.locate(slice);
-        self.map_leaf(slice, at, frame, &mapping)?;
+        let at = self.locate_open(page.bits());
+        self.map_leaf(page, at, frame, &mapping)?;
         // What the space owes from before is left to the next gather: nothing is given out here.
         let live = self.liveness() != Liveness::Dead;
         if live && self.platform.caps().invalid_entries_cached {
             let mut ranges = Ranges::new();
-            ranges.add(slice, None, true);
+            ranges.add(Slice::around::<F>(page.bits(), Level::PAGE), None, true);
             self.invalidate_now(&mut ranges);
         } else if live {
             self.platform.barrier(Barrier::Publish);
@@ -387,73 +384,63 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Ok(())
     }
 
-    /// Maps one page, which has been checked and which walkers have to see.
+    /// Maps one page, which walkers have to see; `at` as above.
     #[inline(always)]
     fn map_leaf(
         &mut self,
-        slice: Slice,
+        page: F::Input,
         at: Option<Located>,
         frame: Pa,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
+        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
         let leaf = F::with_address(template.page()?, frame);
         let global = template.mapping().attrs.global;
         self.check_global(global)?;
         match at {
             Some(at) if self.fill_hole(at, leaf) => {}
-            _ => self.map_below(slice, leaf, &template.mapping())?,
+            _ => self.map_any_page(page, leaf, &template.mapping())?,
         }
         self.globals |= global;
         Ok(())
     }
 
-    /// Writes a leaf where nothing is and no table takes anything away, as mostly. Whether it is so.
+    /// Writes a leaf where nothing is, as mostly. Whether it is so.
     #[inline(always)]
     fn fill_hole(&self, at: Located, leaf: u64) -> bool {
         // SAFETY: a walk has come to it.
         let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
-        let is_free = table.load(at.index) == 0 && !self.may_deny();
+        let is_free = table.load(at.index) == 0;
         if is_free {
             table.store(at.index, leaf);
         }
         is_free
     }
 
-    /// Checks that a page may be mapped where a walk has come to.
-    #[inline(always)]
-    fn check_hole(
-        &self,
-        entry: u64,
-        level: Level,
-        slice: Slice,
-        perms: Perms,
-    ) -> Result<(), EditError<F::Input>> {
-        let at = F::Input::from_bits(slice.first);
-        if self.denies(slice.first, perms) {
-            return Err(EditError::Denied(at));
-        }
-        match F::kind(entry, level) {
-            Kind::Invalid => Ok(()),
-            Kind::Leaf | Kind::Table => Err(EditError::AlreadyMapped(at)),
-        }
-    }
-
-    /// The same where tables are missing, or something is in the way.
+    /// The same where tables are missing, or something is in the way, or it is no page.
     #[cold]
     #[inline(never)]
-    fn map_below(
+    fn map_any_page(
         &mut self,
-        slice: Slice,
+        page: F::Input,
         leaf: u64,
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
+        let slice = self.check_page(page)?;
         let Reached {
             table,
             index,
             level,
+            kind,
+            denied,
             ..
         } = self.find(slice.first);
-        self.check_hole(table.load(index), level, slice, mapping.attrs.perms)?;
+        if denied.intersects(mapping.attrs.perms) {
+            return Err(EditError::Denied(page));
+        }
+        if kind != Kind::Invalid {
+            return Err(EditError::AlreadyMapped(page));
+        }
         if level == Level::PAGE {
             table.store(index, leaf);
             return Ok(());
@@ -467,7 +454,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         table.link(index, link);
         drop(table);
         if !deny.is_empty() {
-            self.open = 0;
+            self.open.close::<F>();
         }
         Ok(())
     }

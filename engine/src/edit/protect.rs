@@ -178,6 +178,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if !self.space.take_up(change) {
             return false;
         }
+        self.space.approach(slice.first);
         let Some(place) = self.place_of_change(slice, change) else {
             return false;
         };
@@ -259,7 +260,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     #[inline(always)]
     fn place_of_change(&self, slice: Slice, change: &Change) -> Option<Place<'_, P>> {
         let space = &*self.space;
-        let place = space.place(slice)?;
+        let place = space.place_near(slice)?;
         let is_free = place.is_whole::<F>(space.runs) && !space.denies_change(slice, change);
         is_free.then_some(place)
     }

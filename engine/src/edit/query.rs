@@ -35,11 +35,15 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         if SMALL {
             return self.leaf_anywhere(input);
         }
-        if !self.is_open_at(input) {
+        let page = Slice::around::<F>(input, Level::PAGE);
+        let at = if let Some(number) = self.open.number_of::<F>(input) {
+            self.locate_near(number, page)
+        } else if self.is_open_at(input) {
+            self.locate(page)
+        } else {
             let leaf = self.leaf_anywhere(input)?;
             return Some(leaf.by_words());
-        }
-        let at = self.locate(Slice::around::<F>(input, Level::PAGE));
+        };
         self.leaf_at(input, at, true)
     }
 

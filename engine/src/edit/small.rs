@@ -106,7 +106,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
                 seed.leaves.runs = mapping.runs;
                 space.note_runs(mapping.runs);
                 if !seed.deny.is_empty() {
-                    space.open = 0;
+                    space.open.close::<F>();
                 }
                 (look, then) = (Pass::Build, Pass::Link);
             }

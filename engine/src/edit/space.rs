@@ -11,12 +11,15 @@ use crate::SMALL;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::bbm::{Contents, State, Transition, transition};
 use crate::edit::Recent;
+pub use crate::edit::error::EditError;
+pub use crate::edit::reach::Half;
+use crate::edit::reach::{Open, Reach, bits_of_half};
 use crate::flush::{Leaf, Ranges, Target, reclaim_all};
 use crate::format::{Format, Inexpressible, Kind, Perms, address_of, denied_of, kind_of};
 use crate::invalidation::What;
 use crate::platform::{Barrier, Caps, Platform};
 use crate::table::Table;
-use crate::walk::{Place, Slice, Visit, descend, walk};
+use crate::walk::{Place, Slice, Visit, descend, descend_near, descend_to_tables, walk};
 
 /// Whether table walkers use a space while it is edited.
 ///
@@ -37,97 +40,6 @@ pub enum Liveness {
     /// needs one is refused before anything has changed.
     Own,
 }
-
-/// Which half of the input space a root translates, for formats that have a root for each.
-///
-/// ```
-/// use tablewright::{AddressSpace, Attrs, EditError, Half, Pa, Span, Va, format::Arm64K4, hosted::Hosted};
-/// let platform = Hosted::new(8, 12);
-/// let mut kernel = AddressSpace::<Arm64K4, _>::new_in(&platform, Half::Upper).unwrap();
-/// let low = Span::new(Va::new(0), 4096)?;
-/// assert_eq!(kernel.map(low, Pa::new(0), Attrs::KERNEL_DATA), Err(EditError::InputOutOfRange));
-/// # Ok::<(), tablewright::AddressError>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
-    /// Addresses that start with zeros: `TTBR0`, or all of a format that has one root.
-    Lower,
-    /// Addresses that start with ones: `TTBR1`.
-    Upper,
-}
-
-/// The error of an edit that was refused. Nothing has changed then: neither mappings nor tables nor what is allocated.
-///
-/// ```
-/// use tablewright::{AddressSpace, Attrs, EditError, Pa, Span, Va, format::X86_64, hosted::Hosted};
-/// let platform = Hosted::new(8, 12);
-/// let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
-/// let hole = Span::new(Va::new(0x8000_0000_0000), 4096)?;
-/// assert_eq!(space.map(hole, Pa::new(0), Attrs::KERNEL_DATA), Err(EditError::InputOutOfRange));
-/// # Ok::<(), tablewright::AddressError>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum EditError<A> {
-    /// An address or a size is not a multiple of the granule.
-    Misaligned,
-    /// Part of the range is not an address that the root translates.
-    InputOutOfRange,
-    /// Part of the memory lies beyond the address size of the format.
-    OutputOutOfRange,
-    /// Something is mapped at this address already.
-    AlreadyMapped(A),
-    /// Nothing is mapped at this address.
-    NotMapped(A),
-    /// A table above this address takes away a permission that the leaf would have.
-    Denied(A),
-    /// A table is needed at this address, and the edit was not to allocate any.
-    NeedsTable(A),
-    /// The platform had no frame for a table.
-    OutOfTables,
-    /// The format cannot hold the attributes.
-    Inexpressible(Inexpressible),
-    /// The change needs a break-before-make at this address, and the space is the one the code runs on.
-    NeedsBreak(A),
-    /// The format has no leaf at this level.
-    NoSuchLeaf,
-    /// The gather was made for another guest.
-    ForeignGather,
-}
-
-impl<A> From<Inexpressible> for EditError<A> {
-    fn from(reason: Inexpressible) -> Self {
-        Self::Inexpressible(reason)
-    }
-}
-
-impl<A: Address> fmt::Display for EditError<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Misaligned => write!(f, "an address or a size is not a multiple of the granule"),
-            Self::InputOutOfRange => write!(f, "the range is not one that this root translates"),
-            Self::OutputOutOfRange => {
-                write!(f, "the memory lies beyond the address size of the format")
-            }
-            Self::AlreadyMapped(at) => write!(f, "{} {at} is mapped already", A::KIND),
-            Self::NotMapped(at) => write!(f, "{} {at} is not mapped", A::KIND),
-            Self::Denied(at) => write!(f, "a table above {at} denies a permission"),
-            Self::NeedsTable(at) => write!(f, "a table is needed at {at}"),
-            Self::OutOfTables => write!(f, "no frame is left for a table"),
-            Self::Inexpressible(reason) => write!(f, "{reason}"),
-            Self::NeedsBreak(at) => {
-                write!(
-                    f,
-                    "the change at {at} would have to break the mapping in use"
-                )
-            }
-            Self::NoSuchLeaf => write!(f, "the format has no leaf at this level"),
-            Self::ForeignGather => write!(f, "the gather belongs to another guest"),
-        }
-    }
-}
-
-impl<A: Address> core::error::Error for EditError<A> {}
 
 /// A tree of tables, and the right to edit it.
 ///
@@ -151,9 +63,7 @@ pub struct AddressSpace<F: Format, P: Platform> {
     pub(crate) root: Pa,
     pub(crate) id: u16,
     reach: Reach,
-    /// The size of the reach, or 0 where some table may take permissions away, so that what adds one has to look, or other software may
-    /// have encoded leaves. So a look-up asks one question.
-    pub(crate) open: u64,
+    pub(crate) open: Open,
     /// What the root's entries point to is part of other roots, too.
     pub(crate) pinned: bool,
     liveness: Liveness,
@@ -257,7 +167,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { Table::open(&platform, root, level).clear(F::entries(level)) };
         // SAFETY: an empty root is a tree of any format.
         let mut space = unsafe { Self::adopt(platform, root, half, Liveness::Dead) };
-        space.open = space.reach.size;
+        space.open = Open::new(space.reach);
         space.runs = false;
         space.globals = false;
         Some(space)
@@ -274,12 +184,13 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///    is not was loaded under the [identity](Platform::identity_of) of its root, if that has one, or else under 0, which
     ///    [`with_id`](Self::with_id) no longer changes.
     pub unsafe fn adopt(platform: P, root: Pa, half: Half, liveness: Liveness) -> Self {
+        let reach = Reach::of_root::<F>(half);
         let space = Self {
             platform,
             root,
             id: 0,
-            reach: Reach::of_root::<F>(half),
-            open: 0,
+            reach,
+            open: Open::unless_restricted::<F>(reach),
             pinned: false,
             liveness,
             serial: 0,
@@ -442,6 +353,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///
     /// # Errors
     /// Gives a space back that is not dead.
+    #[expect(clippy::result_large_err, reason = "the space comes back")]
     pub fn destroy(mut self, leaves: impl FnMut(Leaf<F>)) -> Result<(), Self> {
         // SAFETY: the space is gone after it (1.).
         match unsafe { self.tear_down(leaves) } {
@@ -517,13 +429,16 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
 
     fn set_reach(&mut self, reach: Reach) {
         self.reach = reach;
-        self.open = if self.tables_deny() { 0 } else { reach.size };
+        self.open = match self.tables_deny() {
+            true => Open::unless_restricted::<F>(reach),
+            false => Open::new(reach),
+        };
     }
 
     /// Whether some table may take permissions away.
     #[inline(always)]
     pub(crate) fn tables_deny(&self) -> bool {
-        self.open == 0
+        self.open.size == 0
     }
 
     #[inline(always)]
@@ -577,10 +492,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// Whether the root translates this address, and the space is [open](Self::open); where it is not, both have to be asked.
     #[inline(always)]
     pub(crate) fn is_open_at(&self, input: u64) -> bool {
-        match F::TABLES_RESTRICT {
-            true => input.wrapping_add(self.reach.offset) < self.open,
-            false => self.translates(input),
-        }
+        input.wrapping_add(self.reach.offset) < self.open.size
     }
 
     /// The translations that a flush of the space is about: its root and identifier.
@@ -623,25 +535,86 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         unsafe { descend::<F, P, false, false>(&self.platform, self.root, slice) }
     }
 
+    /// The same for an edit that has [approached](Self::approach) it.
+    #[inline(always)]
+    pub(crate) fn place_near(&self, slice: Slice) -> Option<Place<'_, P>> {
+        // SAFETY: as above.
+        unsafe { self.open.place::<F, P>(&self.platform, self.root, slice) }
+    }
+
     /// Where the entry of a page is, which has been checked. `None` as above.
     #[inline(always)]
     pub(crate) fn locate(&self, page: Slice) -> Option<Located> {
         // SAFETY: as above.
         let place = unsafe { descend::<F, P, false, true>(&self.platform, self.root, page) }?;
-        Some(Located {
-            frame: place.table.frame(),
-            index: place.range.start,
-        })
+        Some(Located::of(&place))
+    }
+
+    /// Where the entry of a near page is, by its number. `None` as above.
+    #[inline(always)]
+    pub(crate) fn locate_near(&self, number: u64, page: Slice) -> Option<Located> {
+        // SAFETY: the table is of this tree, as long as it is remembered; it has the page.
+        let place =
+            unsafe { descend_near::<F, P, true>(&self.platform, self.open.tables, number, page) }?;
+        Some(Located::of(&place))
     }
 
     /// The same of an address of which nothing is known: `None` also if it is not that of a page, or the space is not open there.
     #[inline(always)]
-    pub(crate) fn locate_open(&self, page: u64) -> Option<Located> {
-        let is_page = page & ((1 << F::PAGE_SHIFT) - 1) == 0;
-        match !SMALL && is_page && self.is_open_at(page) {
-            true => self.locate(Slice::around::<F>(page, Level::PAGE)),
-            false => None,
+    pub(crate) fn locate_open(&mut self, page: u64) -> Option<Located> {
+        if SMALL {
+            return None;
         }
+        // Of what is no page the lowest bits are the highest here: it is more than there are.
+        let mut number = page
+            .wrapping_sub(self.open.first)
+            .rotate_right(F::PAGE_SHIFT);
+        if number >= self.open.pages {
+            if !self.approach_far(page) {
+                return None;
+            }
+            number = page.wrapping_sub(self.open.first) >> F::PAGE_SHIFT;
+        }
+        self.locate_near(number, Slice::around::<F>(page, Level::PAGE))
+    }
+
+    /// Pages around the one at an address are near from now on, if the space is open there and there are tables for them.
+    #[inline(always)]
+    pub(crate) fn approach(&mut self, input: u64) {
+        if !SMALL && self.open.number_of::<F>(input).is_none() {
+            self.approach_far(input);
+        }
+    }
+
+    /// The same of what is not near. Whether it is now: it is a page, too.
+    #[inline(never)]
+    fn approach_far(&mut self, input: u64) -> bool {
+        let is_page = input & ((1 << F::PAGE_SHIFT) - 1) == 0;
+        if !is_page || !self.is_open_at(input) {
+            return false;
+        }
+        let (platform, root) = (&self.platform, self.root);
+        // SAFETY: the root of a space, as above.
+        let tables = unsafe { descend_to_tables::<F, P, false, true>(platform, root, input) };
+        let Some(tables) = tables else {
+            return false;
+        };
+        let pages = 1 << (2 * F::INDEX_BITS);
+        let (first, pages) = match F::LEVELS {
+            // It is the root, which has entries for no more and no less than what it translates.
+            ..3 => (
+                self.reach.offset.wrapping_neg(),
+                self.reach.size >> F::PAGE_SHIFT,
+            ),
+            3.. => (input & !((pages << F::PAGE_SHIFT) - 1), pages),
+        };
+        self.open = Open {
+            first,
+            pages,
+            tables,
+            ..self.open
+        };
+        true
     }
 
     /// What the tables above a page take away. Few spaces have one that does, so that a walk does not look for it on its way down.
@@ -722,6 +695,16 @@ pub(crate) struct Located {
     pub index: usize,
 }
 
+impl Located {
+    #[inline(always)]
+    fn of<P: Platform>(place: &Place<'_, P>) -> Self {
+        Self {
+            frame: place.table.frame(),
+            index: place.range.start,
+        }
+    }
+}
+
 /// The entry that the tables lead to.
 pub(super) struct Reached<'p, P: Platform> {
     pub table: Table<'p, P>,
@@ -731,81 +714,6 @@ pub(super) struct Reached<'p, P: Platform> {
     pub kind: Kind,
     /// What the tables above take away.
     pub denied: Perms,
-}
-
-/// Which addresses a root translates: those of one half of the input space, or of both.
-///
-/// In both, what lies above the bits of a half is a copy of the sign. So they are `size` addresses from `-offset` on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reach {
-    offset: u64,
-    size: u64,
-}
-
-impl Reach {
-    /// All that a root translates: where there is one for each half, this half.
-    pub fn of_root<F: Format>(half: Half) -> Self {
-        let size = 1 << bits_of_half::<F>();
-        match (F::SIGNED, F::HALVES) {
-            (true, true) => Self::of_half::<F>(half),
-            (true, false) => Self {
-                offset: size,
-                size: 2 * size,
-            },
-            (false, _) => Self::of_half::<F>(Half::Lower),
-        }
-    }
-
-    fn of_half<F: Format>(half: Half) -> Self {
-        let size = 1 << bits_of_half::<F>();
-        let offset = match half {
-            Half::Lower => 0,
-            Half::Upper => size,
-        };
-        Self { offset, size }
-    }
-
-    /// The half, if it is one.
-    fn half(self) -> Option<Half> {
-        match self.offset {
-            0 => Some(Half::Lower),
-            offset if offset == self.size => Some(Half::Upper),
-            _ => None,
-        }
-    }
-
-    /// Whether it holds all from `first` to `last`.
-    #[inline(always)]
-    pub fn holds(self, first: u64, last: u64) -> bool {
-        // With the offset, what is translated starts at 0, the upper half first; the hole between the halves is above it. So a
-        // range that begins in the lower half and ends in the upper one would end before it begins.
-        let first = first.wrapping_add(self.offset);
-        let last = last.wrapping_add(self.offset);
-        first <= last && last < self.size
-    }
-
-    /// Checks a range that an edit was given.
-    #[inline]
-    pub fn check<F: Format>(self, span: Span<F::Input>) -> Result<Slice, EditError<F::Input>> {
-        let slice = Slice {
-            first: span.start().bits(),
-            last: span.last().bits(),
-        };
-        if !span.is_aligned(F::PAGE_SHIFT) {
-            return Err(EditError::Misaligned);
-        }
-        match self.holds(slice.first, slice.last) {
-            true => Ok(slice),
-            false => Err(EditError::InputOutOfRange),
-        }
-    }
-}
-
-/// How many bits of an address differ within one half, or within all of it where there is one. One root for both halves has
-/// its last bit for the sign.
-#[inline(always)]
-fn bits_of_half<F: Format>() -> u32 {
-    F::INPUT_BITS - u32::from(F::SIGNED && !F::HALVES)
 }
 
 impl<F: Format, P: Platform> fmt::Debug for AddressSpace<F, P> {

@@ -20,7 +20,7 @@ use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
 use crate::run;
 use crate::table::Table;
-use crate::walk::{Denied, Place, Slice, Step, Visit, descend};
+use crate::walk::{Denied, Place, Slice, Step, Visit};
 
 impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     /// Unmaps `span`; what is not mapped in it already stays so.
@@ -193,9 +193,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             return self.unmap_span(slice.span(), held);
         }
         let serial = self.serial();
+        self.space.approach(slice.first);
+        let (root, open) = (self.space.root, self.space.open);
         if let Some(place) =
-            // SAFETY: the root of the space.
-            unsafe { descend::<F, P, false, false>(&self.space.platform, self.space.root, slice) }
+            // SAFETY: `Open::place`: the root of the space, which `open` is of (1.).
+            unsafe { open.place::<F, P>(&self.space.platform, root, slice) }
             && place.is_whole::<F>(self.space.runs)
             // A table that is left with nothing is detached instead.
             && !slice.is_whole::<F>(Level::PAGE.up())
@@ -250,6 +252,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         self.space.cleave(slice)?;
+        self.space.open.forget();
         let conditions = self.space.conditions();
         self.space.owed |= conditions.live;
         // As above.

@@ -87,6 +87,11 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for Npt<LEVELS, TYPES> {
         X86_64::<LEVELS, TYPES>::address(entry, level)
     }
 
+    #[inline(always)]
+    fn table_below(entry: u64, level: Level) -> Option<Pa> {
+        X86_64::<LEVELS, TYPES>::table_below(entry, level)
+    }
+
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
         check_guest(attrs)?;
         if !attrs.perms.is_empty() && !attrs.perms.contains(Perms::READ) {

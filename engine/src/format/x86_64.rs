@@ -277,6 +277,17 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
         Pa::new((entry ^ absent) & mask)
     }
 
+    #[inline(always)]
+    fn table_below(entry: u64, level: Level) -> Option<Pa> {
+        // What tells a table is taken with the address; if it is not exactly that, something is left of it.
+        let kind = match Self::is_leaf_level(level) {
+            true => PRESENT | SIZE_OR_PAT,
+            false => PRESENT,
+        };
+        let frame = (entry & (ADDRESS | kind)).wrapping_sub(PRESENT);
+        (level > Level::PAGE && frame & kind == 0).then_some(Pa::new(frame))
+    }
+
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {
         let rights = RIGHTS[usize::from(attrs.perms.bits() & 0x3f)];
         let index = Self::INDEX[attrs.memory as usize & 7];

@@ -56,7 +56,8 @@ use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU8, Ordering, fence};
 
 use crate::addr::{Address, Level, Pa};
-use crate::edit::space::{AddressSpace, EditError, Liveness, Parts, Reach};
+use crate::edit::reach::Reach;
+use crate::edit::space::{AddressSpace, EditError, Liveness, Parts};
 use crate::flush::{Ranges, Target, next_serial};
 use crate::format::{Attrs, Format, Kind};
 use crate::invalidation::Invalidation;
@@ -206,6 +207,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     ///
     /// # Errors
     /// Gives a space back on which the code that edits [runs](Liveness::Own): shared edits break translations.
+    #[expect(clippy::result_large_err, reason = "the space comes back")]
     pub fn new(mut space: AddressSpace<F, P>) -> Result<Self, AddressSpace<F, P>> {
         if space.liveness() == Liveness::Own {
             return Err(space);

@@ -14,6 +14,7 @@ mod gathers;
 mod live;
 mod map;
 mod model;
+mod near;
 mod pages;
 mod parked;
 mod sharing;
