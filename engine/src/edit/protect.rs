@@ -104,7 +104,8 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ) -> Result<(), EditError<F::Input>> {
         match at {
             Some(at) if self.change_alike(page, &change, at) => Ok(()),
-            _ => self.change_any_page(page, change, at),
+            // Where it is, is looked for again: to hand it on costs every page three instructions.
+            _ => self.change_any_page(page, change),
         }
     }
 
@@ -139,17 +140,12 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         true
     }
 
-    /// Changes a page of which nothing is known but perhaps where its entry is, or which is no page.
+    /// Changes a page of which nothing is known, or which is no page.
     #[cold]
     #[inline(never)]
-    fn change_any_page(
-        &mut self,
-        page: u64,
-        change: Change,
-        at: Option<Located>,
-    ) -> Result<(), EditError<F::Input>> {
+    fn change_any_page(&mut self, page: u64, change: Change) -> Result<(), EditError<F::Input>> {
         let slice = self.space.check_page(F::Input::from_bits(page))?;
-        match at.or_else(|| self.space.locate(slice)) {
+        match self.space.locate_again(slice) {
             Some(at) if !SMALL && self.change_page(slice, &change, at) => Ok(()),
             _ => self.change_tree(slice, change),
         }

@@ -550,6 +550,12 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         Some(Located::of(&place))
     }
 
+    /// The same where it was looked for already, in little code.
+    #[inline(always)]
+    pub(crate) fn locate_again(&self, page: Slice) -> Option<Located> {
+        self.place_near(page).map(|place| Located::of(&place))
+    }
+
     /// Where the entry of a near page is, by its number. `None` as above.
     #[inline(always)]
     pub(crate) fn locate_near(&self, number: u64, page: Slice) -> Option<Located> {

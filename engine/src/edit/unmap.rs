@@ -134,7 +134,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
         let slice = self.space.check_page(F::Input::from_bits(page))?;
         if !SMALL
-            && let Some(at) = at.or_else(|| self.space.locate(slice))
+            && let Some(at) = at.or_else(|| self.space.locate_again(slice))
             && let Some(taken) = self.take_page(slice, at)
         {
             return Ok(taken);

@@ -346,6 +346,20 @@ pub const BUGS: &[Bug] = &[
         with: "self.number == NOWHERE",
         rules: FORGOTTEN,
     },
+    Bug {
+        name: "pages are near whose tables an unmap has cut off",
+        file: UNMAP,
+        find: "self.space.cleave(slice)?;\n        «self.space.open.forget();»",
+        with: "",
+        rules: FORGOTTEN,
+    },
+    Bug {
+        name: "pages are near whose tables a collapse has cut off",
+        file: "edit/collapse.rs",
+        find: "«space.open.forget();»",
+        with: "",
+        rules: FORGOTTEN,
+    },
     // Two spaces, and a page in another frame.
     Bug {
         name: "what a fork has protected is not forgotten",
