@@ -199,7 +199,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "a range over the hole is translated",
-        file: SPACE,
+        file: "edit/reach.rs",
         find: "«first <= last && last < self.size»",
         with: "last < self.size",
         rules: &["program", "no end", "panic", "freed early"],
