@@ -11,7 +11,7 @@ use tablewright_workloads::random::Workload::{self, *};
 use tablewright_workloads::random::{Run, run};
 
 /// So many seeds are tried.
-const SEEDS: u64 = 2000;
+const SEEDS: u64 = 20_000;
 
 /// A bug, where it is planted, and the rules that it breaks. More than one where it depends on the seed what is
 /// done next with what the bug has left behind.
