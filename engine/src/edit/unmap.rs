@@ -194,6 +194,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         let serial = self.serial();
         self.space.approach(slice.first);
+        // By its parts: the platform alone is borrowed while the space notes what it owes.
         let (root, open) = (self.space.root, self.space.open);
         if let Some(place) =
             // SAFETY: `Open::place`: the root of the space, which `open` is of (1.).

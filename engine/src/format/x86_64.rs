@@ -285,7 +285,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
             false => PRESENT,
         };
         let frame = (entry & (ADDRESS | kind)).wrapping_sub(PRESENT);
-        (level > Level::PAGE && frame & kind == 0).then_some(Pa::new(frame))
+        (frame & kind == 0).then_some(Pa::new(frame))
     }
 
     fn encode(attrs: &Attrs, level: Level) -> Result<u64, Inexpressible> {

@@ -615,6 +615,24 @@ fn hardware_writes_what_the_manual_says_it_writes<F: Decoded>() {
     }
 }
 
+/// A format may find the table below an entry by fewer instructions than by its kind and its address: the answer is the same, of all
+/// patterns of the bits that tell a table, and of random ones.
+fn the_table_below_an_entry_is_what_kind_and_address_say<F: Decoded>() {
+    let dice = common::Dice::new(7);
+    for level in levels::<F>().filter(|level| *level > Level::PAGE) {
+        let random = (0..2000).map(|_| dice.roll(u64::MAX) & dice.roll(u64::MAX));
+        let few = (0..256).flat_map(|low| [low, low | 0x5000, low | F::address_mask(level)]);
+        for entry in random.chain(few) {
+            let expected = match F::kind(entry, level) {
+                Kind::Table => Some(F::address(entry, level)),
+                Kind::Leaf | Kind::Invalid => None,
+            };
+            let found = F::table_below(entry, level);
+            assert_eq!(found, expected, "{entry:#x} at {level:?}");
+        }
+    }
+}
+
 macro_rules! for_all {
     ($($test:ident),* $(,)?) => {
         for_each_format!($($test),*);
@@ -638,6 +656,7 @@ for_all!(
     every_row_by_hand_means_what_the_manual_says,
     a_leaf_by_hand_permits_what_the_tables_above_it_leave,
     hardware_writes_what_the_rows_by_hand_say,
+    the_table_below_an_entry_is_what_kind_and_address_say,
 );
 
 for_each_format_of_other_types!(
