@@ -10,10 +10,11 @@
 //!
 //! On arm64, where each half has a root of its own, there is nothing to share.
 
+use core::fmt;
 use core::ops::Deref;
 
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, EditError, Half, Liveness};
+use crate::edit::space::{AddressSpace, EditError, Half, Liveness, check_shared};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::{Barrier, Platform};
 use crate::table::Table;
@@ -25,7 +26,7 @@ use crate::{Address, Level};
 /// use tablewright::{AddressSpace, Attrs, EditError, KernelHalf, Pa, Span, Va, format::X86_64, hosted::Hosted};
 /// let platform = Hosted::new(512, 12);
 /// let space = AddressSpace::<X86_64<4>, _>::new(&platform).ok_or("no memory")?;
-/// let mut kernel = KernelHalf::new(space)?;
+/// let mut kernel = KernelHalf::new(space).map_err(|(refused, _)| refused)?;
 /// let mut user = kernel.user().ok_or("no memory")?;
 ///
 /// // Mapped after the user space was made, and there all the same: the roots share what is below them.
@@ -39,7 +40,6 @@ use crate::{Address, Level};
 /// assert!(kernel.query(stack.start()).is_some());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct KernelHalf<F: Format, P: Platform> {
     space: AddressSpace<F, P>,
 }
@@ -51,50 +51,28 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
     );
 
     /// The upper half of `space` becomes the kernel's half; what is mapped in it stays so. Takes a table for each of the
-    /// root's upper entries that has none.
+    /// root's upper entries that has none. Walkers use it from now on, if none did: with the roots of user spaces, if not with this one.
     ///
     /// # Errors
-    /// [`EditError::OutOfTables`]; [`EditError::AlreadyMapped`] where a leaf stands in the root;
-    /// [`EditError::Inexpressible`] for a leaf that is not global.
-    pub fn new(mut space: AddressSpace<F, P>) -> Result<Self, EditError<F::Input>> {
+    /// Gives the space back, in which nothing has changed, with the reason: [`EditError::InputOutOfRange`] if it is one that translates
+    /// one half only, like that of a user; [`EditError::AlreadyMapped`] where something is mapped in the lower half, which no edit would
+    /// reach any more, or where a leaf stands in the root; [`EditError::Inexpressible`] for a leaf that is not global;
+    /// [`EditError::OutOfTables`].
+    #[expect(clippy::result_large_err, reason = "the space comes back")]
+    pub fn new(
+        mut space: AddressSpace<F, P>,
+    ) -> Result<Self, (EditError<F::Input>, AddressSpace<F, P>)> {
         let () = Self::ONE_ROOT;
-        space.limit_to(Half::Upper);
-        let mut local = None;
-        space.walk_all(|leaf| {
-            if !leaf.attrs().global {
-                local = Some(leaf);
-            }
-        });
-        space.pin();
-        space.check_global(local.is_none())?;
-        let level = F::root_level();
-        let below = level.down().unwrap_or(Level::PAGE);
-        // SAFETY: the root of the space.
-        let root = unsafe { Table::open(&space.platform, space.root, level) };
-        for index in F::entries(level) / 2..F::entries(level) {
-            match F::kind(root.load(index), level) {
-                Kind::Table => {}
-                Kind::Leaf => {
-                    let sign = u64::MAX << (F::INPUT_BITS - 1);
-                    let at = (index as u64) << F::shift(level) | sign;
-                    return Err(EditError::AlreadyMapped(F::Input::from_bits(at)));
-                }
-                Kind::Invalid => {
-                    let frame = space
-                        .platform
-                        .alloc_table(below)
-                        .ok_or(EditError::OutOfTables)?;
-                    // SAFETY: just allocated.
-                    let table = unsafe { Table::open(&space.platform, frame, below) };
-                    table.fill(0..1 << F::INDEX_BITS, 0, 0);
-                    drop(table);
-                    root.link(index, F::table(frame, Perms::empty()));
-                }
-            }
+        if let Err(refused) = check(&space).and_then(|()| fill_root(&space)) {
+            return Err((refused, space));
         }
-        drop(root);
+        space.limit_to(Half::Upper);
+        space.pin();
         space.globals = true;
-        space.platform.barrier(Barrier::Publish);
+        match space.liveness() {
+            Liveness::Dead => space.make_live(),
+            Liveness::Live | Liveness::Own => space.platform.barrier(Barrier::Publish),
+        }
         Ok(Self { space })
     }
 
@@ -122,8 +100,8 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
         Some(user)
     }
 
-    /// Walkers use it from now on, with this root or with those of user spaces: see
-    /// [`AddressSpace::make_live`].
+    /// Whether the code that edits runs on it: see [`AddressSpace::make_own`]. It stays [live](Liveness::Live) where it is said to be dead,
+    /// as long as there may be user spaces.
     pub fn make_live(&mut self, liveness: Liveness) {
         match liveness {
             Liveness::Dead => {}
@@ -133,11 +111,73 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
     }
 }
 
+/// Checks that what is mapped in `space` can be the kernel's half, and nothing else.
+fn check<F: Format, P: Platform + Clone>(
+    space: &AddressSpace<F, P>,
+) -> Result<(), EditError<F::Input>> {
+    if !space.translates_both_halves() {
+        return Err(EditError::InputOutOfRange);
+    }
+    let (mut below, mut in_root, mut local) = (None, None, false);
+    space.walk_all(|leaf| {
+        let at = leaf.input();
+        if at.bits() >> 63 == 0 {
+            below = Some(at);
+        }
+        if leaf.level() == F::root_level() {
+            in_root = Some(at);
+        }
+        local |= !leaf.attrs().global;
+    });
+    match below.or(in_root) {
+        Some(at) => Err(EditError::AlreadyMapped(at)),
+        None => Ok(check_shared(!local)?),
+    }
+}
+
+/// Puts a table below each of the root's upper entries that has none; below none, if there are not as many.
+fn fill_root<F: Format, P: Platform>(space: &AddressSpace<F, P>) -> Result<(), EditError<F::Input>> {
+    let level = F::root_level();
+    let below = level.down().unwrap_or(Level::PAGE);
+    let upper = F::entries(level) / 2..F::entries(level);
+    // SAFETY: the root of the space.
+    let root = unsafe { Table::open(&space.platform, space.root, level) };
+    // As in a map: no walker goes to a table that is suspended, so that it can be taken back.
+    let is_hole = |index: &usize| F::kind(root.load(*index), level) == Kind::Invalid;
+    for index in upper.clone().filter(is_hole) {
+        let Some(frame) = space.platform.alloc_table(below) else {
+            for index in upper.clone().filter(is_hole) {
+                let fresh = root.load(index);
+                if fresh != 0 {
+                    root.store(index, 0);
+                    let frame = F::address(F::resume(fresh), level);
+                    // SAFETY: it was allocated below, and no walker has come to it.
+                    unsafe { space.platform.free_table(frame, below) };
+                }
+            }
+            return Err(EditError::OutOfTables);
+        };
+        // SAFETY: just allocated: a table like any below the root (1. of both).
+        unsafe { Table::open(&space.platform, frame, below).clear(1 << F::INDEX_BITS) };
+        root.store(index, F::suspend(F::table(frame, Perms::empty())));
+    }
+    for index in upper.filter(is_hole) {
+        root.link(index, F::resume(root.load(index)));
+    }
+    Ok(())
+}
+
 /// The kernel's own space, to be looked at.
 impl<F: Format, P: Platform> Deref for KernelHalf<F, P> {
     type Target = AddressSpace<F, P>;
 
     fn deref(&self) -> &AddressSpace<F, P> {
         &self.space
+    }
+}
+
+impl<F: Format, P: Platform> fmt::Debug for KernelHalf<F, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KernelHalf").field(&self.space).finish()
     }
 }

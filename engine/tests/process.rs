@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tablewright::format::{Arm64K4, Arm64K16, Arm64K64Wide, X86_64};
 use tablewright::hosted::Hosted;
 use tablewright::{
-    AddressSpace, Attrs, Caps, Change, EditError, Leaf, Level, Mapping, Pa, Perms, Span, Va,
+    AddressSpace, Attrs, Caps, Change, EditError, Leaf, Level, Mapping, Memory, Pa, Perms, Span, Va,
 };
 
 const K4: u64 = 4 << 10;
@@ -286,6 +286,82 @@ fn a_fork_whose_visitor_unwinds_has_everything_forgotten() {
             .perms
             .contains(Perms::WRITE)
     );
+}
+
+/// What a break has taken out is put back, or other edits take it for theirs: a block for a table that they have built.
+#[test]
+fn a_fork_whose_visitor_unwinds_leaves_nothing_suspended() {
+    let mapping = Mapping::new(Attrs::USER_DATA);
+    let protect = Change::new().write_protect();
+    for (mapping, change) in [
+        (mapping, protect),
+        (mapping.pages_only(), protect),
+        (mapping, Change::new().memory(Memory::NonCacheable)),
+        (
+            mapping.pages_only(),
+            Change::new().memory(Memory::NonCacheable),
+        ),
+    ] {
+        for size in [16 * K4, M2, 16 * M2] {
+            let platform = Hosted::new(64, 12).with_caps(caps(0, false));
+            let mut parent = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+            parent.map(span(0, size), Pa::new(M2), mapping).unwrap();
+            parent.make_live();
+            let mut child = AddressSpace::<Arm64K4, _>::new(&platform).unwrap();
+            let unwound = catch_unwind(AssertUnwindSafe(|| {
+                let (mut gather, mut into) = (parent.gather(), child.gather());
+                let _ = gather.fork(span(0, size), change, &mut into, |_| panic!("enough"));
+            }));
+            assert!(unwound.is_err());
+            let mut mapped = 0;
+            parent.walk_all(|leaf| {
+                assert_eq!(leaf.frame().get() - M2, leaf.input().get());
+                mapped += leaf.size();
+            });
+            assert_eq!(mapped, size);
+        }
+    }
+}
+
+/// Before its visitor is called for the first time.
+#[test]
+fn what_a_fork_makes_global_is_invalidated_as_global_if_its_visitor_unwinds() {
+    let platform = Hosted::new(64, 12);
+    let mut parent = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    parent
+        .map(span(0, 4 * K4), Pa::new(0), Attrs::USER_DATA)
+        .unwrap();
+    parent.make_live();
+    let mut child = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    platform.record();
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let (mut gather, mut into) = (parent.gather(), child.gather());
+        let global = Change::new().global(true);
+        let _ = gather.fork(span(0, 4 * K4), global, &mut into, |_| panic!("enough"));
+    }));
+    assert!(unwound.is_err());
+    let told = platform.take_log();
+    assert!(told.iter().all(|told| told.global), "{told:?}");
+}
+
+/// The tables of a fork that failed stay, and deny what those of the parent deny.
+#[test]
+fn a_child_knows_the_tables_of_a_fork_that_failed() {
+    let [of_parent, of_child] = [(); 2].map(|()| Hosted::new(64, 12));
+    let mut parent = AddressSpace::<X86_64<4>, _>::new(&of_parent).unwrap();
+    let mut child = AddressSpace::<X86_64<4>, _>::new(&of_child).unwrap();
+    let denying = Mapping::new(Attrs::USER_DATA).tables_deny_execution();
+    for at in [0, M2] {
+        parent.map(span(at, K4), Pa::new(0), denying).unwrap();
+    }
+    of_child.limit_allocations(Some(3));
+    let (mut gather, mut into) = (parent.gather(), child.gather());
+    let failed = gather.fork(span(0, 2 * M2), Change::new(), &mut into, |_| ());
+    assert_eq!(failed, Err(EditError::OutOfTables));
+    drop(into);
+    let at = Va::new(K4);
+    let denied = child.map_page(at, Pa::new(0), Attrs::USER_TEXT);
+    assert_eq!(denied, Err(EditError::Denied(at)));
 }
 
 /// What is made writable can be written, where hardware does not mark it first.

@@ -12,7 +12,7 @@ use super::protect::{Left, Recode};
 use crate::addr::{Address, Level, Span};
 use crate::edit::Change;
 use crate::edit::Gather;
-use crate::edit::space::{AddressSpace, EditError, Liveness};
+use crate::edit::space::{AddressSpace, EditError};
 use crate::flush::Leaf;
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
@@ -72,6 +72,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         }
         let parent = &mut *self.space;
         parent.cleave(slice)?;
+        // Before there is one: what is made stays where the rest cannot be.
+        if parent.tables_deny() {
+            child.space.open.close::<F>();
+        }
         let mut tables = Tables {
             child: child.space,
             denied: ByLevel::new(Perms::empty()),
@@ -79,30 +83,44 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         };
         let _: ControlFlow<()> = parent.visit(slice, &mut tables);
         tables.made?;
-        if parent.tables_deny() {
-            child.space.open.close::<F>();
-        }
         child.space.note_runs(parent.runs);
-        child.space.globals |= parent.globals || change.turns_global();
-        child.space.news |= child.space.liveness() != Liveness::Dead;
+        parent.globals |= change.turns_global();
+        child.space.globals |= parent.globals;
+        child.mapped(slice);
 
         // If the visitor unwinds, what was changed until then is not named: everything is, until it has come to its end.
         let conditions = parent.conditions();
         let live = conditions.live;
         parent.owed |= live;
         let everything = core::mem::replace(&mut self.left.ranges.everything, live);
-        let mut left = Left::new();
+        let mut changing = Changing {
+            gather: self,
+            slice,
+            left: Left::new(),
+        };
         let mut copy = Copy {
             child: child.space,
-            recode: Recode::new(conditions, &mut recent, &mut left),
+            recode: Recode::new(conditions, &mut recent, &mut changing.left),
             denied: Denied::new(Perms::empty()),
             each,
         };
-        let _: ControlFlow<()> = self.space.visit(slice, &mut copy);
-        self.left.ranges.everything = everything;
-        self.changed(slice, &left);
-        self.space.globals |= change.turns_global();
+        let _: ControlFlow<()> = changing.gather.space.visit(slice, &mut copy);
+        changing.gather.left.ranges.everything = everything;
         Ok(())
+    }
+}
+
+/// A change under way, which ends when this is dropped, in unwinding too: an entry that a break has left suspended is no leaf, and
+/// other edits would take it for theirs.
+struct Changing<'g, 's, F: Format, P: Platform + Clone> {
+    gather: &'g mut Gather<'s, F, P>,
+    slice: Slice,
+    left: Left,
+}
+
+impl<F: Format, P: Platform + Clone> Drop for Changing<'_, '_, F, P> {
+    fn drop(&mut self) {
+        self.gather.changed(self.slice, &self.left);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::SMALL;
 use crate::addr::{Pa, Span};
 use crate::edit::Template;
 use crate::edit::space::{AddressSpace, EditError, Liveness};
-use crate::flush::{Alone, Completed, Flush, Held, Issued, Leaf, next_serial};
+use crate::flush::{Alone, Completed, Flush, Flushed, Held, Issued, Leaf, next_serial};
 use crate::format::Format;
 use crate::platform::{Barrier, Platform};
 
@@ -183,25 +183,54 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
 
     /// Issues, completes and reclaims, visiting each leaf of the sub-trees that were detached. If the visitor unwinds, what is
     /// left of its sub-tree leaks.
-    // A function of its own, which is handed the gather where it is: inlined, it would be copied first.
+    ///
+    /// A gather is about 1 KiB large, and to finish it moves it: more than an edit of a page takes. [`flush`](Self::flush) does the same where the
+    /// gather is, and so does its drop where there is no leaf to visit.
+    // A function of its own, which moves it once.
     #[inline(never)]
     pub fn finish(mut self, leaves: impl FnMut(Leaf<F>)) {
         self.flush(leaves);
     }
 
-    /// Finishes what has been gathered so far, and keeps the gather: to go on, for instance, where an
-    /// [`unmap`](Gather::unmap) has stopped.
+    /// Finishes what has been gathered so far where it is, and keeps the gather: to give out what edits have held back, for instance, or to
+    /// go on where an [`unmap`](Gather::unmap) has stopped.
+    ///
+    /// ```
+    /// # use core::ops::ControlFlow;
+    /// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+    /// # let platform = Hosted::new(64, 12);
+    /// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    /// # let span = Span::new(Va::new(0x4000), 0x2000)?;
+    /// # space.map(span, Pa::new(0x10_0000), Attrs::USER_DATA)?;
+    /// # space.make_live();
+    /// let (mut held, mut frames) = (Vec::new(), Vec::new());
+    /// let mut gather = space.gather();
+    /// let progress = gather.unmap(span, |leaf| {
+    ///     held.push(leaf);
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// assert!(progress.is_done());
+    /// let flushed = gather.flush(|leaf| frames.push(leaf.frame())); // those of whole tables
+    /// frames.extend(held.into_iter().filter_map(|leaf| Some(flushed.release(leaf).ok()?.frame())));
+    /// assert_eq!(frames, [Pa::new(0x10_0000), Pa::new(0x10_1000)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
-    pub fn flush(&mut self, mut leaves: impl FnMut(Leaf<F>)) {
+    pub fn flush(&mut self, mut leaves: impl FnMut(Leaf<F>)) -> Flushed {
+        let flushed = Flushed {
+            serial: self.serial,
+        };
         if SMALL {
-            return self.flush_all(Some(&mut |leaf| {
+            self.flush_all(Some(&mut |leaf| {
                 leaves(leaf);
                 ControlFlow::Continue(())
             }));
+            return flushed;
         }
         self.issue_and_complete();
         // SAFETY: the invalidation is complete, and while the space is borrowed exclusively no software walks it (1.).
         unsafe { self.left.reclaim::<F, P>(&self.space.platform, leaves) };
+        flushed
     }
 
     /// The same, and gives out what an edit has held back since it was flushed last: a page that was
@@ -232,9 +261,7 @@ impl<'s, F: Format, P: Platform + Clone> Gather<'s, F, P> {
         if !held.is_of(self.serial) {
             return Err(held);
         }
-        self.flush(leaves);
-        // SAFETY: what was gathered under the number is complete (1.).
-        Ok(unsafe { held.assume_complete() })
+        self.flush(leaves).release(held)
     }
 }
 

@@ -285,7 +285,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
 
     /// Notes what walkers have to see.
     #[inline(always)]
-    fn mapped(&mut self, slice: Slice) {
+    pub(super) fn mapped(&mut self, slice: Slice) {
         self.space.news = true;
         if self.space.platform.caps().invalid_entries_cached {
             self.forget_holes(slice);

@@ -161,6 +161,7 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         let mut recent = Recent::new(change);
         self.prepare_change(slice, &mut recent)?;
         self.space.cleave(slice)?;
+        self.space.globals |= change.turns_global();
         let mut left = Left::new();
         let mut recode = Recode::<F>::new(self.space.conditions(), &mut recent, &mut left);
         let _: ControlFlow<()> = self.space.visit(slice, &mut recode);

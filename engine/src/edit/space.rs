@@ -236,6 +236,11 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         self.reach.half().unwrap_or(Half::Lower)
     }
 
+    /// Whether one root translates both halves, and no half of them is left out.
+    pub(crate) fn translates_both_halves(&self) -> bool {
+        self.reach.half().is_none()
+    }
+
     /// The platform of the space.
     #[inline]
     pub fn platform(&self) -> &P {
@@ -376,7 +381,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     ///         // SAFETY: 1. of both: it does not run any more, and is not used after this.
     ///         unsafe {
     ///             self.0.retire();
-    ///             self.0.tear_down(|_leaf| ());
+    ///             let _was_dead = self.0.tear_down(|_leaf| ());
     ///         }
     ///     }
     /// }
@@ -384,6 +389,7 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     /// drop(Process(AddressSpace::new(&platform).unwrap()));
     /// assert_eq!(platform.counts().tables, 0);
     /// ```
+    #[must_use = "a space that is not dead is not torn down"]
     pub unsafe fn tear_down(&mut self, mut leaves: impl FnMut(Leaf<F>)) -> bool {
         if self.liveness != Liveness::Dead {
             return false;
@@ -685,9 +691,10 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
     }
 }
 
+/// What all spaces share has to be global.
 #[cold]
 #[inline(never)]
-fn check_shared(global: bool) -> Result<(), Inexpressible> {
+pub(crate) fn check_shared(global: bool) -> Result<(), Inexpressible> {
     match global {
         true => Ok(()),
         false => Err(Inexpressible(&"what all spaces share has to be global")),

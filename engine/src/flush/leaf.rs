@@ -168,8 +168,8 @@ fn restricted<F: Format>(entry: u64, level: Level, denied: Perms) -> u64 {
     F::restricted(entry, level, denied)
 }
 
-/// Something that was detached and that walkers may still reach: it can be looked at only with the [`Completed`](super::Completed) of the
-/// flush that it belongs to, and once.
+/// Something that was detached and that walkers may still reach: it can be looked at only with the [`Flushed`], or the
+/// [`Completed`](super::Completed), of the flush that it belongs to, and once.
 ///
 /// ```
 /// use core::ops::ControlFlow;
@@ -186,11 +186,10 @@ fn restricted<F: Format>(entry: u64, level: Level, denied: Perms) -> u64 {
 ///     ControlFlow::Continue(())
 /// })?;
 /// assert!(progress.is_done());
-/// let completed = gather.issue().complete();
+/// let flushed = gather.flush(|_| ());
 /// let frames: Vec<_> =
-///     held.into_iter().filter_map(|leaf| completed.release(leaf).ok()).map(|l| l.frame()).collect();
+///     held.into_iter().filter_map(|leaf| flushed.release(leaf).ok()).map(|l| l.frame()).collect();
 /// assert_eq!(frames, [Pa::new(0x10_0000), Pa::new(0x10_1000)]);
-/// # completed.finish(|_| ());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -294,6 +293,43 @@ impl<T: Append> Held<T> {
     #[inline]
     pub fn join(&mut self, next: Self) -> Result<(), Self> {
         self.append(next)
+    }
+}
+
+/// The proof that a flush is complete, for what edits have held back until then. Made by [`Gather::flush`](crate::Gather::flush).
+///
+/// ```
+/// # use tablewright::{AddressSpace, Attrs, Pa, Span, Va, format::X86_64, hosted::Hosted};
+/// # let platform = Hosted::new(64, 12);
+/// # let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+/// # space.map(Span::new(Va::new(0x7000), 0x2000)?, Pa::new(0x2000), Attrs::USER_DATA)?;
+/// # space.make_live();
+/// let mut gather = space.gather();
+/// let before = gather.flush(|_| ());
+/// let gone = gather.unmap_page(Va::new(0x7000))?.expect("mapped");
+/// // It belongs to what is gathered since.
+/// let gone = before.release(gone).expect_err("of another flush");
+/// let leaf = gather.flush(|_| ()).release(gone).expect("of this one");
+/// assert_eq!(leaf.frame(), Pa::new(0x2000));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flushed {
+    /// The number of the flush, which no other has; 0 if nothing was held back.
+    pub(crate) serial: u64,
+}
+
+impl Flushed {
+    /// Gives out what was held back until now.
+    ///
+    /// # Errors
+    /// Gives it back if it belongs to another flush.
+    #[inline]
+    pub fn release<T>(self, held: Held<T>) -> Result<T, Held<T>> {
+        match held.is_of(self.serial) {
+            true => Ok(held.value),
+            false => Err(held),
+        }
     }
 }
 

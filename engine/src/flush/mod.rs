@@ -33,7 +33,7 @@ pub use detached::MAX_UNLINKED;
 pub(crate) use detached::{Detached, Fate};
 pub use joined::{Append, Joined, Stretch};
 pub(crate) use leaf::next_serial;
-pub use leaf::{Held, Leaf, Progress};
+pub use leaf::{Flushed, Held, Leaf, Progress};
 pub(crate) use ranges::{Ranges, Target};
 pub(crate) use reclaim::{free_tree, reclaim_all};
 
@@ -286,11 +286,10 @@ impl<F: Format, P: Platform> Completed<F, P> {
     /// Gives it back if it belongs to another flush.
     #[inline]
     pub fn release<T>(&self, held: Held<T>) -> Result<T, Held<T>> {
-        if held.is_of(self.serial) {
-            Ok(held.value)
-        } else {
-            Err(held)
+        Flushed {
+            serial: self.serial,
         }
+        .release(held)
     }
 
     /// Visits the leaves of the sub-trees that were detached, and frees their tables.

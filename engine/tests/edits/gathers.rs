@@ -390,6 +390,65 @@ fn a_change_that_was_right_before_is_refused_where_it_no_longer_is() {
     );
 }
 
+/// A user's root has the kernel's tables as well: as a second kernel's half it would be edited beside the first.
+#[test]
+fn a_users_space_is_no_kernels_half() {
+    let platform = Threads::new(600, 12, 1);
+    let space = AddressSpace::<X86, _>::new(&platform).unwrap();
+    let kernel = KernelHalf::new(space).unwrap();
+    let user = kernel.user().unwrap();
+    let (refused, user) = KernelHalf::new(user).unwrap_err();
+    assert_eq!(refused, EditError::InputOutOfRange);
+    // Shared and taken back, it is one of a user still.
+    let shared = SharedSpace::new(user).ok().unwrap();
+    let (refused, _user) = KernelHalf::new(shared.into_exclusive()).unwrap_err();
+    assert_eq!(refused, EditError::InputOutOfRange);
+}
+
+/// What becomes no kernel's half is given back as it was.
+#[test]
+fn a_space_that_is_refused_as_a_kernels_half_is_as_it_was() {
+    let platform = Hosted::new(64, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    let (low, high) = (Va::new(0x1000), Va::new(0xffff_8000_0000_0000));
+    space.map_page(high, Pa::new(0), Attrs::KERNEL_DATA).unwrap();
+    let tables = platform.counts().tables;
+    let (refused, mut space) = KernelHalf::new(space).unwrap_err();
+    assert_eq!(refused, EditError::OutOfTables);
+    assert_eq!(platform.counts().tables, tables);
+    assert_eq!(space.liveness(), Liveness::Dead);
+
+    space.map_page(low, Pa::new(0), Attrs::KERNEL_DATA).unwrap();
+    let (refused, mut space) = KernelHalf::new(space).unwrap_err();
+    assert_eq!(refused, EditError::AlreadyMapped(low));
+    let mut gather = space.gather();
+    assert!(gather.unmap_page(low).unwrap().is_some());
+    gather.finish(|_| ());
+    assert!(space.destroy(|_| ()).is_ok());
+    assert_eq!(platform.counts().tables, 0);
+}
+
+/// User spaces are loaded, and this root perhaps never.
+#[test]
+fn what_is_unmapped_in_a_kernels_half_that_was_not_said_to_be_live_is_invalidated() {
+    let platform = Hosted::new(600, 12);
+    let mut kernel = KernelHalf::new(Space::<X86>::new(&platform).unwrap()).unwrap();
+    let at = Va::new(0xffff_8000_0000_5000);
+    let mut gather = kernel.gather();
+    gather
+        .map_page(at, Pa::new(0x8000), Attrs::KERNEL_DATA)
+        .unwrap();
+    gather.finish(|_| ());
+    let mut user = kernel.user().unwrap();
+    user.make_live();
+    platform.record();
+    let mut gather = kernel.gather();
+    let held = gather.unmap_page(at).unwrap().unwrap();
+    assert!(gather.flush_with(held, |_| ()).is_ok());
+    let told = platform.take_log();
+    assert!(told.len() == 1 && told[0].global, "{told:?}");
+}
+
 #[test]
 fn an_unmap_of_all_that_an_entry_of_a_shared_root_covers_leaves_its_table_to_the_other_roots() {
     let platform = Hosted::new(600, 12);

@@ -685,6 +685,18 @@ fn an_invalidation_says_whether_global_translations_may_be_meant() {
         check::<X86>(attrs, change, expected);
         check::<Arm64K4>(attrs, change, expected);
     }
+    // A page that becomes global in a block, which is split for it.
+    let platform = Hosted::new(16, 12);
+    let mut space = Space::<X86>::new(&platform).unwrap();
+    map(&mut space, span(0, M2), 0, Attrs::USER_DATA).unwrap();
+    space.make_live();
+    let mut gather = space.gather();
+    let global = Change::new().global(true);
+    gather.protect_page(Va::new(3 * K4), global).unwrap();
+    gather.finish(|_| ());
+    platform.record();
+    unmap(&mut space, span(3 * K4, K4)).unwrap();
+    assert!(platform.take_log()[0].global);
     // Of a tree that others have made nothing is known.
     let platform = Hosted::new(16, 12);
     let mut space = adopted::<X86>(&platform, 7, 0x65);

@@ -113,6 +113,9 @@ fn a_space_that_becomes_a_kernels_half_has_no_near_page_in_the_other() {
     let mut space = Space::<X86>::new(&platform).unwrap();
     let low = Va::new(0x1000);
     space.map_page(low, Pa::new(0), Attrs::KERNEL_DATA).unwrap();
+    let mut gather = space.gather();
+    assert!(gather.unmap_page(low).unwrap().is_some());
+    gather.finish(|_| ());
     let mut kernel = KernelHalf::new(space).unwrap();
     let mut gather = kernel.gather();
     let data = Attrs::KERNEL_DATA;

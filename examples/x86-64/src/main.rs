@@ -90,7 +90,7 @@ fn map(ram: &[Span<Pa>]) -> Result<(), &'static str> {
         let mapped = space.map(span(from, to - from)?, Pa::new(physical), attrs);
         mapped.map_err(|_| "the kernel cannot be mapped")?;
     }
-    let mut half = KernelHalf::new(space).map_err(|_| "no memory")?;
+    let mut half = KernelHalf::new(space).map_err(|_| "no kernel's half")?;
     half.make_live(Liveness::Own);
     SPACES[KERNELS].call_once(|| shootdown::Space::new(1, half.root(), &LOADED[KERNELS]));
     // SAFETY: the image is where it was (1.), and nothing is kept (2.).

@@ -365,7 +365,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "what a fork has protected is not forgotten",
         file: "edit/fork.rs",
-        find: "«self.changed(slice, &left)»;\n        self.space.globals",
+        find: "«self.gather.changed(self.slice, &self.left)»;",
         with: "()",
         rules: FORGOTTEN,
     },
