@@ -58,7 +58,11 @@ impl<F: Format, P: Platform + Clone> KernelHalf<F, P> {
     /// one half only, like that of a user; [`EditError::AlreadyMapped`] where something is mapped in the lower half, which no edit would
     /// reach any more, or where a leaf stands in the root; [`EditError::Inexpressible`] for a leaf that is not global;
     /// [`EditError::OutOfTables`].
-    #[expect(clippy::result_large_err, reason = "the space comes back")]
+    #[expect(
+        clippy::result_large_err,
+        clippy::type_complexity,
+        reason = "the space comes back"
+    )]
     pub fn new(
         mut space: AddressSpace<F, P>,
     ) -> Result<Self, (EditError<F::Input>, AddressSpace<F, P>)> {
@@ -136,7 +140,9 @@ fn check<F: Format, P: Platform + Clone>(
 }
 
 /// Puts a table below each of the root's upper entries that has none; below none, if there are not as many.
-fn fill_root<F: Format, P: Platform>(space: &AddressSpace<F, P>) -> Result<(), EditError<F::Input>> {
+fn fill_root<F: Format, P: Platform>(
+    space: &AddressSpace<F, P>,
+) -> Result<(), EditError<F::Input>> {
     let level = F::root_level();
     let below = level.down().unwrap_or(Level::PAGE);
     let upper = F::entries(level) / 2..F::entries(level);

@@ -411,7 +411,9 @@ fn a_space_that_is_refused_as_a_kernels_half_is_as_it_was() {
     let platform = Hosted::new(64, 12);
     let mut space = Space::<X86>::new(&platform).unwrap();
     let (low, high) = (Va::new(0x1000), Va::new(0xffff_8000_0000_0000));
-    space.map_page(high, Pa::new(0), Attrs::KERNEL_DATA).unwrap();
+    space
+        .map_page(high, Pa::new(0), Attrs::KERNEL_DATA)
+        .unwrap();
     let tables = platform.counts().tables;
     let (refused, mut space) = KernelHalf::new(space).unwrap_err();
     assert_eq!(refused, EditError::OutOfTables);
