@@ -149,7 +149,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a leaf is released by the flush of others",
         file: FLUSH,
-        find: "if «held.is_of(self.serial)» {",
+        find: "match «held.is_of(self.serial)» {",
         with: "true",
         rules: FORGOTTEN,
     },
