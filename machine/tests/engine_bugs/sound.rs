@@ -148,7 +148,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "a leaf is released by the flush of others",
-        file: FLUSH,
+        file: "flush/leaf.rs",
         find: "match «held.is_of(self.serial)» {",
         with: "true",
         rules: FORGOTTEN,
