@@ -150,6 +150,10 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
             self.mapped(Slice::of(span));
             return Ok(());
         }
+        if Slice::of(span).is_whole::<F>(Level::PAGE) && self.map_one(span.start(), frame, &mapping)
+        {
+            return Ok(());
+        }
         let slice = self.space.check(span)?;
         check_memory::<F>(frame, span.size())?;
         self.map_leaves(slice, Consecutive::new(slice.first, frame), &mapping)
@@ -226,6 +230,21 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ) -> Result<(), EditError<F::Input>> {
         let at = self.space.locate_open(page.bits());
         self.map_at(page, at, frame, &mapping)
+    }
+
+    /// The same where it is as it mostly is. Whether it was: nothing has changed if not.
+    #[inline(never)]
+    fn map_one(&mut self, page: F::Input, frame: Pa, template: &impl Template<F>) -> bool {
+        let Some(at) = self.space.locate_open(page.bits()) else {
+            return false;
+        };
+        let leaf = self.space.leaf_of(frame, template);
+        let mapped = leaf.is_ok_and(|leaf| self.space.fill_hole(at, leaf));
+        if mapped {
+            self.space.globals |= template.mapping().attrs.global;
+            self.mapped(Slice::around::<F>(page.bits(), Level::PAGE));
+        }
+        mapped
     }
 
     /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is open there.
@@ -393,16 +412,22 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         frame: Pa,
         template: &impl Template<F>,
     ) -> Result<(), EditError<F::Input>> {
-        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
-        let leaf = F::with_address(template.page()?, frame);
-        let global = template.mapping().attrs.global;
-        self.check_global(global)?;
+        let leaf = self.leaf_of(frame, template)?;
         match at {
             Some(at) if self.fill_hole(at, leaf) => {}
             _ => self.map_any_page(page, leaf, &template.mapping())?,
         }
-        self.globals |= global;
+        self.globals |= template.mapping().attrs.global;
         Ok(())
+    }
+
+    /// What maps a page of memory, if it may be mapped here.
+    #[inline(always)]
+    fn leaf_of(&self, frame: Pa, template: &impl Template<F>) -> Result<u64, EditError<F::Input>> {
+        check_memory::<F>(frame, 1 << F::PAGE_SHIFT)?;
+        let leaf = F::with_address(template.page()?, frame);
+        self.check_global(template.mapping().attrs.global)?;
+        Ok(leaf)
     }
 
     /// Writes a leaf where nothing is, as mostly. Whether it is so.

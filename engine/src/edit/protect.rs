@@ -61,6 +61,11 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
         if SMALL {
             return self.edit(span, Consecutive::NONE, Task::Change(change));
         }
+        if Slice::of(span).is_whole::<F>(Level::PAGE)
+            && self.change_one(span.start().bits(), &change)
+        {
+            return Ok(());
+        }
         let slice = self.space.check(span)?;
         match self.change_pages(slice, &change) {
             true => Ok(()),
@@ -92,6 +97,13 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ) -> Result<(), EditError<F::Input>> {
         let at = self.space.locate_open(page.bits());
         self.change_at(page.bits(), change, at)
+    }
+
+    /// The same where it is as it mostly is. Whether it was: nothing has changed if not.
+    #[inline(never)]
+    fn change_one(&mut self, page: u64, change: &Change) -> bool {
+        let at = self.space.locate_open(page);
+        at.is_some_and(|at| self.change_alike(page, change, at))
     }
 
     /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is open there.

@@ -55,10 +55,17 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     pub fn unmap(
         &mut self,
         span: Span<F::Input>,
-        held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
+        mut held: impl FnMut(Held<Leaf<F>>) -> ControlFlow<()>,
     ) -> Result<Progress<F::Input>, EditError<F::Input>> {
         if SMALL {
             return self.unmap_span(span, held);
+        }
+        if Slice::of(span).is_whole::<F>(Level::PAGE)
+            && let Some(leaf) = self.unmap_one(span.start().bits())
+        {
+            // Where it breaks off is the end.
+            let _: ControlFlow<()> = held(leaf);
+            return Ok(Progress::Done);
         }
         let slice = self.space.check(span)?;
         self.unmap_leaves(slice, held)
@@ -90,6 +97,13 @@ impl<F: Format, P: Platform + Clone> Gather<'_, F, P> {
     ) -> Result<Option<Held<Leaf<F>>>, EditError<F::Input>> {
         let at = self.space.locate_open(page.bits());
         self.unmap_at(page.bits(), at)
+    }
+
+    /// The same where it is as it mostly is; nothing has changed if not.
+    #[inline(never)]
+    fn unmap_one(&mut self, page: u64) -> Option<Held<Leaf<F>>> {
+        let at = self.space.locate_open(page)?;
+        self.take_like_last(page, at)
     }
 
     /// The same of a page whose entry is in a table of pages, if `at` says so, of a space that is open there.
