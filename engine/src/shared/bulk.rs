@@ -17,7 +17,7 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// Maps what is not mapped in `span` to the memory from `frame` on. Other processors may be mapping, and taking away, in
     /// the same range. A new sub-tree is filled out of reach and linked by one compare-exchange; where memory has to be
     /// cleaned, it is cleaned once, by the processor that installs it, a table at a time. What is mapped already stays.
-    /// Tables come from the platform. Returns how many bytes were mapped.
+    /// Tables come from the platform, and deny nothing, whatever the mapping says. Returns how many bytes were mapped.
     ///
     /// # Errors
     /// [`Refused::Busy`] at the first address that another edit is at, with everything below it mapped.

@@ -206,10 +206,12 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
     /// unfolded: shared edits change one entry at a time.
     ///
     /// # Errors
-    /// Gives a space back on which the code that edits [runs](Liveness::Own): shared edits break translations.
+    /// Gives a space back on which the code that edits [runs](Liveness::Own): shared edits break translations. And one with a table
+    /// that takes permissions from what is below it ([`Mapping::tables_deny_execution`](crate::Mapping::tables_deny_execution), or an
+    /// [adopted](AddressSpace::adopt) one): a fault goes down without adding up what tables take away.
     #[expect(clippy::result_large_err, reason = "the space comes back")]
     pub fn new(mut space: AddressSpace<F, P>) -> Result<Self, AddressSpace<F, P>> {
-        if space.liveness() == Liveness::Own {
+        if space.liveness() == Liveness::Own || space.has_denying_table() {
             return Err(space);
         }
         space.gather().share();
@@ -432,6 +434,42 @@ impl<F: Format, P: Platform> Visit<F, P> for Mend {
                 table.store(index, 0);
             }
         }
+        ControlFlow::Continue(())
+    }
+}
+
+impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
+    /// Whether some table takes permissions away. Looked up only where one may: an adopted tree is not known to have none.
+    fn has_denying_table(&self) -> bool {
+        let mut denying = FindDenying(false);
+        if self.may_deny() {
+            for slice in self.everything() {
+                let _: ControlFlow<()> = self.visit(slice, &mut denying);
+            }
+        }
+        denying.0
+    }
+}
+
+/// Finds a table that takes permissions away.
+struct FindDenying(bool);
+
+impl<F: Format, P: Platform> Visit<F, P> for FindDenying {
+    fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, _: Slice) -> WalkStep {
+        let entry = table.load(index);
+        if F::kind(entry, level) != Kind::Table {
+            return WalkStep::Next;
+        }
+        self.0 |= !F::denied(entry).is_empty();
+        match (self.0, level.down()) {
+            (true, _) => WalkStep::Stop,
+            // What is below is no table.
+            (false, None | Some(Level::PAGE)) => WalkStep::Next,
+            (false, Some(_)) => WalkStep::Into(F::address(entry, level)),
+        }
+    }
+
+    fn pages(&mut self, _: &Table<'_, P>, _: Range<usize>, _: u64) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 }

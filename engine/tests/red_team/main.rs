@@ -22,8 +22,8 @@ use tablewright::shared::{
 };
 use tablewright::shootdown::{Message, amd::InvlpgbMessenger};
 use tablewright::{
-    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Invalidation, Ipa, Level,
-    Mapping, Memory, Pa, Perms, Platform, Span, TableLink, Va,
+    AddressSpace, Attrs, Barrier, Caps, Change, EditError, Entry, Format, Half, Invalidation, Ipa,
+    Level, Liveness, Mapping, Memory, Pa, Perms, Platform, Span, TableLink, Va,
 };
 use tablewright_walker::{Granule, Regime, translate};
 
@@ -475,6 +475,39 @@ fn a_run_is_unfolded_when_its_space_is_shared() {
         assert!(!leaf.is_contiguous());
         assert_eq!(leaf.frame().get(), RAM.get() + page * PAGE);
     }
+}
+
+/// Shared edits do not look at what tables take away: text was installed below a table that denies execution, and a query said that
+/// it could be executed.
+#[test]
+fn a_space_whose_tables_deny_is_not_shared() {
+    let platform = platform(tablewright::hosted::CAPS);
+    let denying = Mapping::new(Attrs::USER_DATA)
+        .pages_only()
+        .tables_deny_execution();
+    let mut space = AddressSpace::<X86_64<4>, _>::new(&platform).unwrap();
+    space.map(va(0, PAGE), RAM, denying).unwrap();
+    let space = SharedSpace::new(space).err().unwrap();
+    // The same of a tree of which nothing is known, with the denying table last.
+    let root = space.root();
+    let adopt = || {
+        // SAFETY: a tree of the engine's (1.), whose other owner is forgotten (2.), and that no CPU walks (3.).
+        unsafe { AddressSpace::<X86_64<4>, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) }
+    };
+    forget(space);
+    let mut space = SharedSpace::new(adopt()).err().unwrap();
+    // Where none denies any more, it is shared.
+    let mut gather = space.gather();
+    let taken = gather.unmap(va(0, 512 << 30), |_| ControlFlow::Continue(()));
+    assert!(taken.unwrap().is_done());
+    gather.finish(|_| ());
+    let plain = Mapping::new(Attrs::USER_DATA).pages_only();
+    space.map(va(0, PAGE), RAM, plain).unwrap();
+    forget(space);
+    let space = SharedSpace::new(adopt()).ok().unwrap();
+    let mut gather = space.gather();
+    let text = NewLeaf::new(Va::new(PAGE), RAM, Level::PAGE, Attrs::USER_TEXT).unwrap();
+    assert_eq!(gather.map(&text), Ok(Mapped::Installed));
 }
 
 /// The root of a space that was shared at once was zeroed and never published, and then loaded.

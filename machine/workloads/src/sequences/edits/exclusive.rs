@@ -82,7 +82,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             3 => mapping = mapping.without_runs(),
             _ => {}
         }
-        if dice.once_in(12) {
+        if dice.below(12) < 3 && self.denying {
             mapping = mapping.tables_deny_execution();
         }
         if dice.once_in(12) {

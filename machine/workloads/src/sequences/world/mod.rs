@@ -254,6 +254,8 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     pub cells: RefCell<Vec<Rc<[SlotCell]>>>,
     /// Tables may have been leaked, by contract.
     pub leaked: Cell<bool>,
+    /// Some mappings have tables that deny execution. Not everywhere: such spaces are not shared.
+    pub denying: bool,
     numbers: Cell<u64>,
     /// A CPU that has to be alone.
     solo: Cell<Option<usize>>,
@@ -330,6 +332,7 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
             host_frames: RefCell::default(),
             cells: RefCell::default(),
             leaked: Cell::new(false),
+            denying: seed.is_multiple_of(3),
             numbers: Cell::new(0),
             solo: Cell::new(None),
             parked: Default::default(),

@@ -224,7 +224,8 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 self.load_at(cpu, index);
             }
             Err(space) => {
-                self.check(own, || "a space was not shared".into());
+                let may_deny = self.denying && F::TABLES_RESTRICT;
+                self.check(own || may_deny, || "a space was not shared".into());
                 let mut exclusive = self.exclusive(cpu, space);
                 exclusive.touched = touched;
                 exclusive.murky = murky;
