@@ -35,6 +35,17 @@ use super::{GracePeriod, SharedPlatform, SharedSpace};
 /// The most tables that a gather holds: enough for two faults that find nothing.
 const MOST_TABLES: usize = 8;
 
+/// The highest bit of a tag: no claim has it, but what an unmap leaves.
+const TAKEN: u64 = 1 << 43;
+
+/// Whether an invalid entry says that something was taken out of it. A claim may become anything; this becomes a hole, when what was
+/// there is forgotten, and nothing else.
+#[inline(always)]
+pub(super) fn is_taken<F: Format>(invalid: u64) -> bool {
+    let taken = F::frozen(TAKEN);
+    F::RULE.tags_invalid_entries() && invalid & taken == taken
+}
+
 /// One processor's edits of a [`SharedSpace`], which it borrows; each processor that edits has its own.
 ///
 /// Made by [`SharedSpace::gather`]. After [`issue`](Gather::issue) or [`finish`](Gather::finish) it is empty but for its
@@ -213,9 +224,8 @@ impl<'s, F: Format, P: SharedPlatform + Clone> Gather<'s, F, P> {
     pub(super) fn mark(&mut self) -> u64 {
         let serial = self.serial();
         if F::RULE.tags_invalid_entries() {
-            // Of the space's own numbers, so that a tree does not say what others there are. The highest bit of the tag: no
-            // claim of another kind has it.
-            self.mark = F::frozen(serial.wrapping_sub(self.space.base) | 1 << 43);
+            // Of the space's own numbers, so that a tree does not say what others there are.
+            self.mark = F::frozen(serial.wrapping_sub(self.space.base) | TAKEN);
         }
         self.mark
     }

@@ -20,7 +20,9 @@
 //! * One processor opens a table, and marks it meanwhile ([`Format::OPENING`]); others are told that it is busy. Of two,
 //!   the slower would protect a page again that the faster has let the guest write, and no CPU would forget it.
 //! * An entry that is claimed may become anything. A table with such an entry stays protected for now, and a start that
-//!   meets one at the root waits for the walks that are under way, and looks again.
+//!   meets one at the root waits for the walks that are under way, and looks again. What an unmap has taken is no such claim:
+//!   it becomes a hole, and a hole is filled by walks that began after the start. Nor does the invalidation that it waits for
+//!   end with a walk: it takes as long as its gather is kept.
 //!
 //! # Nothing to forget
 //!
@@ -37,7 +39,7 @@ use crate::format::{Format, Kind};
 use crate::platform::Barrier;
 use crate::table::Table;
 
-use super::gather::Count;
+use super::gather::{Count, is_taken};
 use super::{GracePeriod, Refused, SharedPlatform, SharedSpace};
 
 /// A start is under way.
@@ -346,7 +348,9 @@ impl<F: Format, P: SharedPlatform + Clone> SharedSpace<F, P> {
             while entry != 0 {
                 let next = match F::kind(entry, level) {
                     Kind::Invalid => {
-                        claimed = Err(NotOpened::Busy);
+                        if !is_taken::<F>(entry) {
+                            claimed = Err(NotOpened::Busy);
+                        }
                         break;
                     }
                     Kind::Table if F::is_protected(entry) => break,

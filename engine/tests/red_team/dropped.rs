@@ -87,6 +87,36 @@ fn what_an_unmap_passes_over_is_forgotten() {
     assert!(platform.take_log().iter().any(|told| told.covers(0)));
 }
 
+/// A start waited for what an unmap had left in the root, and a write for what was left beside it: for ever where the gather was
+/// forgotten.
+#[test]
+fn a_start_does_not_wait_for_what_was_taken() {
+    let platform = platform(BY_FAULTS);
+    let space = mapped::<S2>(&platform, 1, 2 * BLOCK, pages());
+    let mut gather = space.gather();
+    // In the table of the second block, and in the root.
+    unmap(&mut gather, ipa(BLOCK, PAGE));
+    assert!(gather.top_up(4));
+    let far = NewLeaf::new(Ipa::new(1 << 30), RAM, Level::PAGE, Attrs::GUEST_MEMORY).unwrap();
+    assert_eq!(gather.map(&far), Ok(Mapped::Installed));
+    unmap(&mut gather, ipa(1 << 30, 1 << 30));
+    forget(gather);
+    let mut start = space.protect_all().unwrap();
+    let is_over = (0..100).any(|_| start.step() == Step::Over);
+    assert!(is_over);
+    drop(start);
+    // The next page is protected and may be written again; what was taken stays claimed.
+    assert_eq!(space.open(Ipa::new(BLOCK + PAGE), true), Ok(()));
+    let leaf = space.query(Ipa::new(BLOCK + PAGE)).unwrap();
+    assert!(!leaf.attrs().perms.contains(Perms::WRITE));
+    let mut gather = space.gather();
+    assert!(gather.top_up(4));
+    for at in [BLOCK, 1 << 30] {
+        let page = NewLeaf::new(Ipa::new(at), RAM, Level::PAGE, Attrs::GUEST_MEMORY).unwrap();
+        assert_eq!(gather.map(&page), Err(Refused::Busy(Ipa::new(at))));
+    }
+}
+
 /// A leaf was read-only already, by an edit whose invalidation was not complete; the second had nothing to invalidate.
 #[test]
 fn what_is_protected_already_is_not_complete() {

@@ -60,15 +60,19 @@ unsafe impl SharedPlatform for Meanwhile {
     }
 }
 
+/// What is done meanwhile lives as long as the platform.
+fn meanwhile() -> &'static Meanwhile {
+    Box::leak(Box::new(Meanwhile {
+        threads: platform(BY_FAULTS),
+        next: RefCell::default(),
+    }))
+}
+
 /// The host split a block, by a break, below a table that slept, and a write beside it woke the table meanwhile: the parts
 /// came back writable below a table that was open, and were not marked.
 #[test]
 fn a_table_with_a_claim_in_it_is_not_opened() {
-    // What is done meanwhile lives as long as the platform.
-    let platform: &'static Meanwhile = Box::leak(Box::new(Meanwhile {
-        threads: platform(BY_FAULTS),
-        next: RefCell::default(),
-    }));
+    let platform = meanwhile();
     let space = SharedSpace::new(AddressSpace::<S2, _>::new(platform).unwrap());
     let space: &'static SharedSpace<S2, _> = Box::leak(Box::new(space.ok().unwrap()));
     let both = ipa(0, 2 * BLOCK);
@@ -146,25 +150,27 @@ fn nothing_is_reopened_by_an_outdated_request() {
 /// does not count any more.
 #[test]
 fn a_start_that_is_dropped_leaves_nothing_uninvalidated() {
-    let platform = Threads::new(64, 12, 1).with_caps(BY_FAULTS).recording();
-    let space = AddressSpace::<S2, _>::new(&platform).unwrap();
-    let space = SharedSpace::new(space).ok().unwrap();
-    space
-        .map_range(
-            ipa(0, 2 << 30),
-            Pa::new(1 << 30),
-            Mapping::new(Attrs::GUEST_MEMORY),
-        )
-        .unwrap();
-    let mut claim = space.gather();
-    let _ = claim
-        .unmap(ipa(1 << 30, 1 << 30), |_| ControlFlow::Continue(()))
-        .unwrap();
+    let platform = meanwhile();
+    let space = SharedSpace::new(AddressSpace::<S2, _>::new(platform).unwrap());
+    let space: &'static SharedSpace<S2, _> = Box::leak(Box::new(space.ok().unwrap()));
+    let both = ipa(0, 2 << 30);
+    assert_eq!(
+        space.map_range(both, Pa::new(1 << 30), blocks()),
+        Ok(2 << 30)
+    );
     let mut start = space.protect_all().unwrap();
-    assert_eq!(start.step(), shared::Step::Waiting);
-    assert!(claim.finish(|_| ()).is_ok());
-    platform.take_events();
-    drop(start);
+    // Its walk has begun after the start.
+    let split_beside = move || {
+        assert_eq!(start.step(), Step::Waiting);
+        platform.threads.take_events();
+        drop(start);
+    };
+    *platform.next.borrow_mut() = Some(Box::new(split_beside));
+    let mut gather = space.gather();
+    assert!(gather.top_up(1));
+    assert_eq!(gather.split(Ipa::new(1 << 30), Level::new(1)), Ok(true));
+    assert!(platform.next.borrow().is_none(), "the split makes a break");
+    assert!(gather.finish(|_| ()).is_ok());
     // A processor protects the block for good, and relies on it.
     let mut gather = space.gather();
     gather
@@ -179,7 +185,7 @@ fn a_start_that_is_dropped_leaves_nothing_uninvalidated() {
             .perms
             .contains(Perms::WRITE)
     );
-    let log = platform.take_log();
+    let log = platform.threads.take_log();
     assert!(
         log.iter().any(|told| told.covers(0)),
         "read-only, and writable in TLBs: {log:?}"

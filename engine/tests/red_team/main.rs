@@ -19,6 +19,7 @@ use tablewright::guest::{Access, Backing, Fault, Guest, Harvest, Log, Pass, Slot
 use tablewright::hosted::{Event, Threads, Told, Walk};
 use tablewright::shared::{
     self, Epochs, GracePeriod, Mapped, NewLeaf, Protected, Refused, SharedPlatform, SharedSpace,
+    Step,
 };
 use tablewright::shootdown::{Message, amd::InvlpgbMessenger};
 use tablewright::{
