@@ -151,7 +151,8 @@ impl<'w> On<'w> {
     fn load(&self, loads: bool) {
         let space = Some(&self.world.space);
         let (from, to) = if loads { (None, space) } else { (space, None) };
-        self.here().switch(from, to, self, |_| ());
+        let switched = self.here().switch(from, to, self, |_| ());
+        switched.unwrap();
     }
 
     /// What the CPU, or its walker, goes through.
@@ -338,7 +339,8 @@ fn a_cpu_that_loads_another_space_has_left_before_its_tables_go() {
             let space = Some(&other.world.space);
             other.look();
             // Until another root is loaded, the walker goes on.
-            other.here().switch(space, None, other, |_| other.look());
+            let here = other.here();
+            here.switch(space, None, other, |_| other.look()).unwrap();
             other.uses.set(false);
         },
     );
@@ -702,7 +704,8 @@ fn a_broadcast_knows_the_identifier_or_is_too_early_to_matter() {
                 let mut loaded = 0;
                 other
                     .here()
-                    .switch(None, Some(&world.space), &other, |id| loaded = id);
+                    .switch(None, Some(&world.space), &other, |id| loaded = id)
+                    .unwrap();
                 for _ in 0..2 {
                     let mut tlb = tlb.lock().unwrap();
                     let walk = || (loaded, world.entries[0].load(Ordering::Relaxed));

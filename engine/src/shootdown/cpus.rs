@@ -5,6 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
 
+use core::fmt;
+
 use crate::addr::Pa;
 use crate::hyperv::VpSet;
 
@@ -77,6 +79,18 @@ impl Cpus {
     }
 }
 
+/// The error of a CPU that a space has no bit for: the space was made with fewer [words](Space::words) than there are CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetTooSmall;
+
+impl fmt::Display for SetTooSmall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the set of the space has no bit for this CPU")
+    }
+}
+
+impl core::error::Error for SetTooSmall {}
+
 /// An address space, as far as flushes know it: its identifier, its generation, and the CPUs that have it loaded.
 ///
 /// What is global is in all spaces, and of none: see [above](super#global-translations).
@@ -99,7 +113,7 @@ impl<'m> Space<'m> {
     }
 
     /// A space with these tables, which no CPU has loaded. Its number is not 0, and no other space gets it, not after
-    /// this one has gone either.
+    /// this one has gone either. A CPU for which there is no word [cannot load it](SetTooSmall).
     pub fn new(number: u64, root: Pa, cpus: &'m [AtomicU64]) -> Self {
         for word in cpus {
             word.store(0, Ordering::Relaxed);
@@ -129,6 +143,11 @@ impl<'m> Space<'m> {
         self.cpus
             .iter()
             .all(|word| word.load(Ordering::Acquire) == 0)
+    }
+
+    /// Whether its set can have a CPU. One that it cannot would have it loaded unseen.
+    pub(super) fn has_bit_for(&self, cpu: usize) -> bool {
+        cpu / 64 < self.cpus.len()
     }
 
     /// A CPU is about to load it. A full fence follows.

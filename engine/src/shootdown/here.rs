@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::addr::{Level, Pa};
 use crate::invalidation::{Invalidation, MAX_RANGES, Stale, What};
 
-use super::{Actions, Batch, Cpus, Forget, Identifiers, Message, Messenger, Space};
+use super::{Actions, Batch, Cpus, Forget, Identifiers, Message, Messenger, SetTooSmall, Space};
 
 /// So many spaces are known to a CPU; of others it forgets what it had when they come back.
 const VIEWS: usize = 6;
@@ -289,13 +289,19 @@ impl Here<'_, '_> {
     ///
     /// `load` loads the root of `to` with the identifier that it is given, or that of a kernel that has no space. It
     /// need not forget anything; without identifiers, which are 0 then, a load forgets what is not global.
+    ///
+    /// # Errors
+    /// Nothing has happened where the space has no bit for this CPU.
     pub fn switch(
         &self,
         from: Option<&Space<'_>>,
         to: Option<&Space<'_>>,
         actions: &impl Actions,
         load: impl FnOnce(u16),
-    ) {
+    ) -> Result<(), SetTooSmall> {
+        if to.is_some_and(|space| !space.has_bit_for(self.number)) {
+            return Err(SetTooSmall);
+        }
         // Before the fence below, as being in the set.
         self.me.lazy.store(false, Ordering::Relaxed);
         let mut id = 0;
@@ -311,6 +317,7 @@ impl Here<'_, '_> {
         if let Some(from) = from.filter(|from| from.number != number) {
             from.leave(self.number);
         }
+        Ok(())
     }
 
     /// From here on this CPU does not use the space that it has loaded, until it [resumes](Here::resume) or switches;

@@ -138,7 +138,7 @@ mod here;
 mod hypercall;
 mod identifiers;
 
-pub use cpus::{Cpus, Space};
+pub use cpus::{Cpus, SetTooSmall, Space};
 pub use deferred::{Deferred, PreemptedFlag};
 pub use here::{Cpu, Here, Shootdown, inbox_words};
 pub use hypercall::{Hypercall, Hypercalls};

@@ -288,7 +288,8 @@ impl<'m> World<'m> {
                 let core = &mut self.cores.borrow_mut()[cpu];
                 core.loaded = to.map(|space| (space, id));
                 core.lazy = false;
-            });
+            })
+            .unwrap();
     }
 
     /// Uses a page: what is remembered has to be what memory says.

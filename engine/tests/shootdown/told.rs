@@ -30,6 +30,32 @@ fn a_cpu_that_is_told_forgets_what_is_named_and_one_that_comes_back_all() {
     });
 }
 
+/// A space with a word less than there are CPUs: the last of them loaded it, it was idle all the same, and no flush told that CPU.
+#[test]
+fn a_cpu_that_a_space_has_no_bit_for_does_not_load_it() {
+    const MANY: usize = 66;
+    let cpus: Vec<_> = (0..MANY).map(|_| Cpu::new()).collect();
+    let inboxes: Vec<_> = (0..inbox_words(MANY)).map(|_| AtomicU64::new(0)).collect();
+    let shootdown = Shootdown::new(&cpus, &inboxes, None, 10).unwrap();
+    let words: Vec<_> = (0..Space::words(MANY)).map(|_| AtomicU64::new(0)).collect();
+    let (short, enough) = (&words[..1], &words[..]);
+    with_world(None, |world| {
+        let load = |space: &Space<'_>, cpu| {
+            let mut loaded = false;
+            let here = shootdown.on(cpu).unwrap();
+            let done = here.switch(None, Some(space), &On(0, world), |_| loaded = true);
+            assert_eq!(loaded, done.is_ok());
+            assert_eq!(loaded, !space.is_idle());
+            done
+        };
+        let space = Space::new(1, Pa::new(0x1000), short);
+        assert_eq!(load(&space, 65), Err(SetTooSmall));
+        assert_eq!(load(&space, 63), Ok(()));
+        let space = Space::new(2, Pa::new(0x1000), enough);
+        assert_eq!(load(&space, 65), Ok(()));
+    });
+}
+
 #[test]
 fn what_was_forgotten_of_a_space_is_itself_forgotten() {
     with_world(Some(5), |world| {

@@ -186,7 +186,8 @@ fn switch(from: usize, to: usize) {
     if let (Some(here), Some(root)) = (here(), root) {
         // SAFETY: a root stays while a processor has it loaded (1.), and nothing is kept (2.).
         let load = |_| unsafe { load_cr3(cr3(root, 0, false)) };
-        here.switch(of(from), of(to), &Tables, load);
+        let switched = here.switch(of(from), of(to), &Tables, load);
+        switched.expect("a word for each processor");
     }
 }
 

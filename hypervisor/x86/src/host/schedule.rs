@@ -163,10 +163,11 @@ fn enter(world: &World, me: &Processor, here: Here<'_, '_>, context: &mut Contex
     let space = &context.vcpu.space;
     me.passages.fetch_add(1, Ordering::Relaxed);
     fence(Ordering::SeqCst);
-    here.switch(None, Some(space), &Doing::entering(world, me), |id| {
+    let loaded = here.switch(None, Some(space), &Doing::entering(world, me), |id| {
         context.block.asid = id.into();
         context.block.tlb_control = me.stale.take(id, world.by_identifier);
     });
+    loaded.expect("a word for each processor");
     context.trail.enter(context.block);
     // SAFETY: the nested tables map what is the guest's.
     unsafe { vmcb::enter(context.block_at(), &mut context.registers) };
@@ -181,6 +182,7 @@ fn enter(world: &World, me: &Processor, here: Here<'_, '_>, context: &mut Contex
         // With its space loaded: what it asks for itself is done here and now.
         hyperv::call(world, context);
     }
-    here.switch(Some(&context.vcpu.space), None, &doing, |_| ());
+    let left = here.switch(Some(&context.vcpu.space), None, &doing, |_| ());
+    left.expect("no space");
     code == exit::INTERRUPT
 }

@@ -348,12 +348,13 @@ impl<'c> Host<'c> {
         let this = &self.vcpus[cpu.id()];
         let doing = self.doing(cpu);
         doing.here(|here| {
-            here.switch(self.space(), None, &doing, |_| {
+            let left = here.switch(self.space(), None, &doing, |_| {
                 self.machine.unload();
                 self.forget_by_loading(cpu);
                 self.mapper.leave();
                 self.machine.set_state(CpuState::Active);
             });
+            left.expect("no space");
         });
         this.loaded.set(false);
         this.lazy.set(false);
@@ -509,11 +510,14 @@ impl<'c> Host<'c> {
                 self.machine.set_state(CpuState::Active);
             }
             true => {}
-            false => here.switch(None, Some(space), &doing, |id| {
-                self.forget_by_loading(cpu);
-                self.mapper.load_as(id);
-                self.machine.set_state(CpuState::Active);
-            }),
+            false => {
+                let loaded = here.switch(None, Some(space), &doing, |id| {
+                    self.forget_by_loading(cpu);
+                    self.mapper.load_as(id);
+                    self.machine.set_state(CpuState::Active);
+                });
+                loaded.expect("a word for each vCPU");
+            }
         });
         self.work(cpu, Time::ZERO);
     }

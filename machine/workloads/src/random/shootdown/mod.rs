@@ -305,7 +305,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
         let space = |process: &Option<Shared<'a, 'm, F>>| process.clone();
         let (here, running) = (self.kernel.here(), Running::new(self.kernel));
         let (old, new) = (space(&from), space(&to));
-        here.switch(
+        let switched = here.switch(
             old.as_ref().map(|process| process.space()),
             new.as_ref().map(|process| process.space()),
             &running,
@@ -330,6 +330,7 @@ impl<'a, 'm, F: Format<Input = Va>> Program<'_, 'a, 'm, F> {
                 machine.set_state(CpuState::Active);
             },
         );
+        switched.expect("a word for each CPU");
         if let Some(from) = from {
             from.add_user(-1);
         }
