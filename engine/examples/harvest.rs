@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         assert_eq!(found, pages.div_ceil(6400));
 
         flip.current().mark_all();
-        let idle = flip.turn(&platform);
+        let idle = flip.turn(&platform).ok_or("the other is not drained")?;
         let retired = idle
             .try_complete(&platform)
             .map_err(|_| "a walk is under way")?;

@@ -4,11 +4,14 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use common::Decoded;
 use proptest::prelude::*;
-use tablewright::dirty::{Bitmap, Flip, Full, LogError, Marker, ModificationLog, Ring, RingEntry};
+use tablewright::dirty::{
+    Bitmap, Flip, Full, Idle, LogError, Marker, ModificationLog, Ring, RingEntry,
+};
 use tablewright::format::{Ept, FORCED_WRITE_BACK, Npt, Stage2K4, Stage2K16};
 use tablewright::guest::{
     Access, Backing, Fault, Guest, Harvest, HarvestError, Log, Pass, Slot, SlotCell,
@@ -18,7 +21,7 @@ use tablewright::shared::{
     Mapped, NewLeaf, Refused, Relaxed, SharedPlatform, SharedSpace, Step, Unprotectable,
 };
 use tablewright::{
-    AddressSpace, Attrs, Caps, Change, Format, Ipa, Level, Mapping, Pa, Perms, Span,
+    AddressSpace, Attrs, Caps, Change, Format, Ipa, Level, Mapping, Pa, Perms, Platform, Span,
 };
 use tablewright_walker as walker;
 
@@ -84,6 +87,45 @@ proptest! {
     }
 }
 
+/// Two turns, and then the first one's bitmap: it was marked again, and drained with plain stores.
+#[test]
+fn a_bitmap_is_drained_before_it_is_marked_again() {
+    let platform = &Threads::new(8, 12, 1);
+    let (first, second) = (words(9), words(9));
+    let both = [&first, &second].map(|words| Bitmap::new(words, 9 * 64).unwrap());
+    let [first, second] = both;
+    let flip = Flip::new(first, second).unwrap();
+    let drained = |idle: Idle<'_, '_>| {
+        let (retired, mut pages) = (idle.try_complete(&platform).unwrap(), Vec::new());
+        assert!(flip.turn(&platform).is_none());
+        retired.drain(|first, bits| pages.extend(pages_of(first, bits)));
+        pages
+    };
+    flip.current().mark(3);
+    let idle = flip.turn(&platform).unwrap();
+    flip.current().mark(70);
+    assert!(flip.turn(&platform).is_none());
+    // It is dropped, early or late, and comes again with its mark.
+    drop(idle);
+    let idle = flip.turn(&platform).unwrap();
+    drop(idle.try_complete(&platform).unwrap());
+    flip.current().mark(550);
+    assert_eq!(drained(flip.turn(&platform).unwrap()), [3]);
+    assert_eq!(drained(flip.turn(&platform).unwrap()), [70, 550]);
+    // A visitor unwinds: what it has not been given is there.
+    [5, 100, 530]
+        .iter()
+        .for_each(|&page| flip.current().mark(page));
+    let idle = flip.turn(&platform).unwrap();
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let retired = idle.try_complete(&platform).unwrap();
+        retired.drain(|first, bits| assert!(first < 64 || bits == 0));
+    }));
+    assert!(unwound.is_err());
+    assert_eq!(drained(flip.turn(&platform).unwrap()), [530]);
+    assert_eq!(drained(flip.turn(&platform).unwrap()), []);
+}
+
 #[test]
 fn what_is_no_log_is_refused() {
     let (three, two) = (words(3), words(2));
@@ -124,7 +166,7 @@ fn a_ring_that_is_full_says_so_and_loses_nothing() {
         assert_eq!(batch.len(), 4);
         assert_eq!(marker.room(), Err(Full));
         assert_eq!(collected, seen[seen.len() - 4..]);
-        ring.release(batch);
+        batch.release();
     }
     assert_eq!(seen, (0..20).map(|page| (3, page)).collect::<Vec<_>>());
 }
@@ -511,18 +553,22 @@ fn nothing_is_made_writable_before_a_start_is_over() {
     let platform = Threads::new(3000, 12, 1).with_caps(by_faults());
     let cells = [const { SlotCell::new() }; 1];
     let (vm, _) = full::<F>(&platform, &cells, 2 * GIB, true);
-    // An entry of the root is claimed: the start puts the rest to sleep, and waits.
-    let mut gather = vm.guest.space().gather();
-    let taken = gather.unmap(span(GIB, GIB), |_| ControlFlow::Continue(()));
-    assert!(taken.unwrap().progress.is_done());
+    // An entry of the root is claimed, as by a split: the start puts the rest to sleep, and waits.
+    let root = vm.guest.space().root();
+    let claim = |new| {
+        // SAFETY: the root, which has two entries.
+        let entry = unsafe { platform.table(root, F::root_level()).add(1).as_ref() };
+        entry.exchange(new)
+    };
+    let block = claim(F::FROZEN);
     let mut start = vm.guest.space().protect_all().unwrap();
     assert_eq!(start.step(), Step::Waiting);
     assert!(!vm.can_write(0));
     assert_eq!(vm.reopen(0, Access::Write), Err(Refused::Busy(Ipa::new(0))));
     assert!(!vm.can_write(0));
-    assert!(gather.finish(|_| ()).is_ok());
+    assert_eq!(claim(block), F::FROZEN);
     assert_eq!(start.step(), Step::Over);
-    assert!(!vm.can_write(0));
+    assert!(!vm.can_write(0) && !vm.can_write(GIB));
     assert_eq!(vm.reopen(0, Access::Write), Ok(true));
     assert!(vm.can_write(0) && !vm.can_write(4096));
 }

@@ -142,7 +142,7 @@ fn any(words: &[AtomicU64]) -> bool {
 /// let (first, second) = words.split_at(2);
 /// let flip = Flip::new(Bitmap::new(first, 100)?, Bitmap::new(second, 100)?)?;
 /// flip.current().mark(70);
-/// let idle = flip.turn(&&platform);
+/// let idle = flip.turn(&&platform).expect("the other is drained");
 /// flip.current().mark(3); // goes into the other
 /// let Ok(marks) = idle.try_complete(&&platform) else { panic!("a walk is under way") };
 /// let mut found = Vec::new();
@@ -153,9 +153,16 @@ fn any(words: &[AtomicU64]) -> bool {
 #[derive(Debug)]
 pub struct Flip<'m> {
     maps: [Bitmap<'m>; 2],
-    /// Which is marked: the parity.
-    turns: AtomicUsize,
+    /// Which is marked, and what the other is.
+    state: AtomicUsize,
 }
+
+/// The second is marked, and the first is idle.
+const SECOND: usize = 1;
+/// The idle one has been given out.
+const OUT: usize = 2;
+/// It is not drained.
+const FULL: usize = 4;
 
 impl<'m> Flip<'m> {
     /// Two bitmaps for the same pages, the first of which is marked first.
@@ -168,23 +175,50 @@ impl<'m> Flip<'m> {
         }
         Ok(Self {
             maps: [first, second],
-            turns: AtomicUsize::new(0),
+            state: AtomicUsize::new(0),
         })
     }
 
     /// The one that is marked now. What is done with it is to be done in one walk.
     #[inline]
     pub fn current(&self) -> &Bitmap<'m> {
-        &self.maps[self.turns.load(Ordering::Acquire) & 1]
+        &self.maps[self.state.load(Ordering::Acquire) & SECOND]
     }
 
-    /// From now on the other is marked. It has to be empty: drained, since the last turn.
-    pub fn turn<P: SharedPlatform>(&self, platform: &P) -> Idle<'_, 'm> {
-        let before = self.turns.fetch_add(1, Ordering::AcqRel);
-        Idle {
-            map: &self.maps[before & 1],
+    /// From now on the other is marked, and this one is given out, to be drained. Where the last turn's was dropped and not
+    /// drained, it is that one again, and nothing is turned. `None` as long as it is not dropped.
+    pub fn turn<P: SharedPlatform>(&self, platform: &P) -> Option<Idle<'_, 'm>> {
+        let before = self.state.load(Ordering::Relaxed);
+        let after = match before & (OUT | FULL) {
+            0 => before ^ SECOND | OUT | FULL,
+            FULL => before | OUT,
+            _ => return None,
+        };
+        // Acquire: what was drained is empty before it is marked.
+        self.state
+            .compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()?;
+        Some(Idle {
+            map: Unmarked {
+                flip: self,
+                map: &self.maps[!after & SECOND],
+            },
             since: platform.grace_period(),
-        }
+        })
+    }
+}
+
+/// The one that is not marked now: no turn is made while this is there.
+#[derive(Debug)]
+struct Unmarked<'f, 'm> {
+    flip: &'f Flip<'m>,
+    map: &'f Bitmap<'m>,
+}
+
+impl Drop for Unmarked<'_, '_> {
+    fn drop(&mut self) {
+        // Release: what was done with it comes before the next turn.
+        self.flip.state.fetch_and(!OUT, Ordering::Release);
     }
 }
 
@@ -192,7 +226,7 @@ impl<'m> Flip<'m> {
 #[derive(Debug)]
 #[must_use = "it has marks that were not harvested"]
 pub struct Idle<'f, 'm> {
-    map: &'f Bitmap<'m>,
+    map: Unmarked<'f, 'm>,
     since: GracePeriod,
 }
 
@@ -212,14 +246,14 @@ impl<'f, 'm> Idle<'f, 'm> {
 /// A bitmap without another user.
 #[derive(Debug)]
 #[must_use = "it has marks that were not harvested"]
-pub struct Retired<'f, 'm>(&'f Bitmap<'m>);
+pub struct Retired<'f, 'm>(Unmarked<'f, 'm>);
 
 impl Retired<'_, '_> {
     /// Takes all marks away and gives them out, as [`Bitmap::harvest`] does; in a cache line that has marks, words without any
     /// as well.
     #[inline]
     pub fn drain(self, mut each: impl FnMut(u64, u64)) {
-        let (lines, rest) = self.0.words.as_chunks::<LINE>();
+        let (lines, rest) = self.0.map.words.as_chunks::<LINE>();
         let mut page = 0;
         for line in lines {
             if any(line) {
@@ -237,6 +271,8 @@ impl Retired<'_, '_> {
             each(page, word.swap(0, Ordering::Relaxed));
             page += BITS;
         }
+        // It is released with what holds it.
+        self.0.flip.state.fetch_and(!FULL, Ordering::Relaxed);
     }
 }
 

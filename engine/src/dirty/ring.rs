@@ -82,7 +82,7 @@ impl Default for RingEntry {
 /// let mut to_protect = Vec::new();
 /// let collected = ring.collect(|slot, page| to_protect.push((slot, page)));
 /// // Now these pages are protected, the flush is finished, and then:
-/// ring.release(collected);
+/// collected.release();
 /// // And only now they are copied.
 /// assert_eq!(to_protect, seen);
 /// # Ok::<(), tablewright::dirty::LogError>(())
@@ -100,12 +100,14 @@ pub struct Ring<'m> {
 /// Entries that are empty again when their pages are protected.
 #[derive(Debug)]
 #[must_use = "the ring fills up if they are not released"]
-pub struct Collected {
+pub struct Collected<'r> {
+    /// Of the ring that they are of, and of no other.
+    ring: &'r Ring<'r>,
     first: u64,
     count: u64,
 }
 
-impl Collected {
+impl Collected<'_> {
     /// The number of entries that were collected.
     pub fn len(&self) -> u64 {
         self.count
@@ -114,6 +116,15 @@ impl Collected {
     /// Whether no entry was collected.
     pub fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// The pages are protected, and every CPU has forgotten that they could be written: their entries are empty. From now
+    /// on they may be copied.
+    pub fn release(self) {
+        for number in self.first..self.first + self.count {
+            let entry = self.ring.entry(number);
+            entry.flags.store(EMPTY, Ordering::Release);
+        }
     }
 }
 
@@ -184,7 +195,7 @@ impl<'m> Ring<'m> {
     }
 
     /// Gives out what was harvested and not collected, to be protected. The host's one thread.
-    pub fn collect(&self, mut each: impl FnMut(u16, u64)) -> Collected {
+    pub fn collect(&self, mut each: impl FnMut(u16, u64)) -> Collected<'_> {
         let first = self.collected.load(Ordering::Relaxed);
         let last = self.harvested.load(Ordering::Relaxed);
         for number in first..last {
@@ -192,16 +203,9 @@ impl<'m> Ring<'m> {
         }
         self.collected.store(last, Ordering::Relaxed);
         Collected {
+            ring: self,
             first,
             count: last - first,
-        }
-    }
-
-    /// The pages are protected, and every CPU has forgotten that they could be written: their entries are empty. From now
-    /// on they may be copied.
-    pub fn release(&self, collected: Collected) {
-        for number in collected.first..collected.first + collected.count {
-            self.entry(number).flags.store(EMPTY, Ordering::Release);
         }
     }
 }

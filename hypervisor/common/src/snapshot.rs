@@ -410,10 +410,8 @@ impl<H: Host> Driver<H> {
         if !H::copies_first() {
             self.forget();
         }
-        for (ring, collected) in rings.into_iter().zip(collected) {
-            if let (Some(ring), Some(collected)) = (ring, collected) {
-                ring.release(collected);
-            }
+        for collected in collected.into_iter().flatten() {
+            collected.release();
         }
     }
 

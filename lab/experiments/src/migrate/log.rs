@@ -140,7 +140,7 @@ impl<'t, 'm, F: Format<Input = Ipa>> Migration<'t, 'm, F> {
                 }
                 self.finish(cpu, &mut gather);
             }
-            ring.release(collected);
+            collected.release();
             for page in pages {
                 self.image.opened[page as usize].set(0);
             }

@@ -71,7 +71,9 @@ pub fn bitmaps<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &
     let found = std::cell::Cell::new(0);
     let plat = world.any_platform();
     if let Some(plat) = plat {
-        let idle = flip.turn(&plat);
+        let Some(idle) = flip.turn(&plat) else {
+            return world.check(false, || "a first turn is refused".into());
+        };
         if let Ok(retired) = idle.try_complete(&plat) {
             retired.drain(|_, bits| found.set(found.get() + u64::from(bits.count_ones())));
             model.extend((pages > 0).then_some(0));
@@ -133,7 +135,7 @@ pub fn rings<'m, F: Format, G: Guests<'m, F>>(world: &World<'m, F, G>, dice: &Di
                     drop(entries);
                     return;
                 } else {
-                    ring.release(entries);
+                    entries.release();
                 }
             }
         }

@@ -151,7 +151,7 @@ operations! {
     ];
     Rings 1 [
         "dirty::Ring::new" "dirty::Ring::mark_all" "dirty::Ring::has_room" "dirty::Ring::push" "dirty::Ring::harvest"
-        "dirty::Ring::collect" "dirty::Ring::release" "dirty::Collected::len" "dirty::Collected::is_empty"
+        "dirty::Ring::collect" "dirty::Collected::release" "dirty::Collected::len" "dirty::Collected::is_empty"
     ];
 
     // ---- Walks of software by themselves ----

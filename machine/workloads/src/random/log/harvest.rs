@@ -122,7 +122,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         found: &mut Found,
     ) {
         let flip = &self.records[usize::from(slot.id)].flip;
-        let mut idle = flip.turn(&self.mapper);
+        let mut idle = flip.turn(&self.mapper).expect("the other is drained");
         let retired = loop {
             match idle.try_complete(&self.mapper) {
                 Ok(retired) => break retired,
@@ -206,7 +206,7 @@ impl<'a, 'm, F: Format<Input = Ipa>> Vm<'a, 'm, F> {
         if plan.keep && !self.is(Bug::KeptAndNotProtected) {
             self.protect_all();
         }
-        ring.release(collected);
+        collected.release();
     }
 
     /// The guest stops, and what is left is copied.
