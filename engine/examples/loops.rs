@@ -154,11 +154,11 @@ fn by_cursor<F: Format<Input = Va>>(
 fn guest(pages: u64, mapped: bool) -> Result<(), String> {
     let said = |error: &dyn std::fmt::Debug| format!("{error:?}");
     let platform = Threads::new(4096, 12, 1);
-    let cells = [const { SlotCell::new() }; 8];
+    let mut cells = [const { SlotCell::new() }; 8];
     let space = AddressSpace::<Ept<4>, _>::new(&platform).ok_or("no table")?;
     let guest = Guest::new(
         SharedSpace::new(space).map_err(|_| "it is not empty")?,
-        &cells,
+        &mut cells,
     );
     // A page of each table is mapped before what is measured, and as many tables for each size.
     let tables = pages.max(524_288).div_ceil(511);

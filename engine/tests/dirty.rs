@@ -191,7 +191,7 @@ fn by_faults() -> Caps {
 }
 
 impl<'s, F: Decoded<Input = Ipa>> Vm<'s, F> {
-    fn new(platform: &'s Threads, cells: &'s [SlotCell]) -> Self {
+    fn new(platform: &'s Threads, cells: &'s mut [SlotCell]) -> Self {
         let space = SharedSpace::new(AddressSpace::new(platform).unwrap());
         Self {
             guest: Guest::new(space.ok().unwrap(), cells),
@@ -264,7 +264,7 @@ fn span(first: u64, size: u64) -> Span<Ipa> {
 /// A guest with this much memory, mapped, as large as can be or in pages.
 fn full<'s, F: Decoded<Input = Ipa>>(
     platform: &'s Threads,
-    cells: &'s [SlotCell],
+    cells: &'s mut [SlotCell],
     size: u64,
     pages: bool,
 ) -> (Vm<'s, F>, Slot) {
@@ -287,9 +287,9 @@ fn full<'s, F: Decoded<Input = Ipa>>(
 
 fn everything_is_protected_in_one_step<F: Decoded<Input = Ipa>>() {
     let platform = Threads::new(3000, F::PAGE_SHIFT, 1).with_caps(by_faults());
-    let cells = [const { SlotCell::new() }; 2];
+    let mut cells = [const { SlotCell::new() }; 2];
     let page = 1 << F::PAGE_SHIFT;
-    let (vm, ram) = full::<F>(&platform, &cells, GIB, true);
+    let (vm, ram) = full::<F>(&platform, &mut cells, GIB, true);
     let addresses = || (0..GIB).step_by(31 * page as usize);
     assert!(addresses().all(|at| vm.can_write(at)));
     assert_eq!(vm.protect_all(), Ok(1));
@@ -371,8 +371,8 @@ fn everything_is_protected_in_one_step_whatever_the_format() {
 /// What is mapped like the last page is still below tables that may have been protected since.
 fn a_page_below_a_protected_table_is_mapped_to_be_written<F: Decoded<Input = Ipa>>() {
     let platform = Threads::new(100, F::PAGE_SHIFT, 1).with_caps(by_faults());
-    let cells = [const { SlotCell::new() }; 1];
-    let vm = Vm::<F>::new(&platform, &cells);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let vm = Vm::<F>::new(&platform, &mut cells);
     let page = 1 << F::PAGE_SHIFT;
     let ram = Slot::memory(span(0, 16 * page), 0).with_log(Log::ByFault);
     vm.guest.insert(ram).unwrap();
@@ -423,8 +423,8 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
         ..by_faults()
     };
     let platform = Threads::new(64, 12, 1).with_caps(caps);
-    let cells = [const { SlotCell::new() }; 1];
-    let vm = Vm::<Stage2K4<40>>::new(&platform, &cells);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let vm = Vm::<Stage2K4<40>>::new(&platform, &mut cells);
     let (guest, space) = (&vm.guest, vm.guest.space());
     let ram = span(0, 8 * MIB);
     guest.insert(Slot::memory(ram, OFFSET)).unwrap();
@@ -494,8 +494,8 @@ fn what_edits_a_block_that_has_come_back_has_every_level_forgotten() {
 #[test]
 fn a_large_leaf_is_not_made_writable_while_its_slot_is_logged() {
     let platform = Threads::new(3000, 12, 1).with_caps(by_faults());
-    let cells = [const { SlotCell::new() }; 1];
-    let (vm, ram) = full::<Ept<4>>(&platform, &cells, GIB, false);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = full::<Ept<4>>(&platform, &mut cells, GIB, false);
     assert_eq!(vm.protect_all(), Ok(1));
     assert_eq!(vm.reopen(0x5000, Access::Write), Ok(false));
     assert_eq!(vm.fault(0x5000, Access::Write, GIB), Ok(Mapped::Relaxed));
@@ -522,13 +522,13 @@ fn a_large_leaf_is_not_made_writable_while_its_slot_is_logged() {
 #[test]
 fn what_cannot_be_protected_is_refused() {
     let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
-    let cells = [const { SlotCell::new() }; 1];
-    let (vm, _) = full::<Ept<4>>(&platform, &cells, MIB, true);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let (vm, _) = full::<Ept<4>>(&platform, &mut cells, MIB, true);
     assert_eq!(vm.protect_all(), Err(Unprotectable::HardwareDirty));
 
     let platform = Threads::new(700, 12, 1).with_caps(by_faults());
-    let cells = [const { SlotCell::new() }; 1];
-    let (vm, ram) = full::<Ept<4>>(&platform, &cells, 4 * MIB, true);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = full::<Ept<4>>(&platform, &mut cells, 4 * MIB, true);
     assert_eq!(vm.guest.protect_no_more(), Err(Unprotectable::Logged));
     let walk = platform.enter();
     let mut first = vm.guest.space().protect_all().unwrap();
@@ -551,8 +551,8 @@ fn what_cannot_be_protected_is_refused() {
 fn nothing_is_made_writable_before_a_start_is_over() {
     type F = Stage2K4<40>;
     let platform = Threads::new(3000, 12, 1).with_caps(by_faults());
-    let cells = [const { SlotCell::new() }; 1];
-    let (vm, _) = full::<F>(&platform, &cells, 2 * GIB, true);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let (vm, _) = full::<F>(&platform, &mut cells, 2 * GIB, true);
     // An entry of the root is claimed, as by a split: the start puts the rest to sleep, and waits.
     let root = vm.guest.space().root();
     let claim = |new| {
@@ -576,8 +576,8 @@ fn nothing_is_made_writable_before_a_start_is_over() {
 #[test]
 fn a_harvest_protects_what_it_gives_out() {
     let platform = Threads::new(700, 12, 1).with_caps(by_faults());
-    let cells = [const { SlotCell::new() }; 1];
-    let (vm, ram) = full::<Ept<4>>(&platform, &cells, 2 * MIB, true);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = full::<Ept<4>>(&platform, &mut cells, 2 * MIB, true);
     let words = words(8);
     let bitmap = Bitmap::new(&words, 512).unwrap();
     let marker = Marker::Bitmap(&bitmap);
@@ -616,8 +616,8 @@ fn a_harvest_protects_what_it_gives_out() {
 #[test]
 fn what_hardware_marks_is_harvested() {
     let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
-    let cells = [const { SlotCell::new() }; 1];
-    let vm = Vm::<Ept<4>>::new(&platform, &cells);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let vm = Vm::<Ept<4>>::new(&platform, &mut cells);
     let ram = Slot::memory(span(0, 2 * MIB), 0).with_log(Log::ByHardware);
     vm.guest.insert(ram).unwrap();
     for page in 0..20 {
@@ -649,8 +649,8 @@ fn what_hardware_marks_is_harvested() {
 #[test]
 fn what_hardware_logs_is_harvested() {
     let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
-    let cells = [const { SlotCell::new() }; 2];
-    let vm = Vm::<Ept<4>>::new(&platform, &cells);
+    let mut cells = [const { SlotCell::new() }; 2];
+    let vm = Vm::<Ept<4>>::new(&platform, &mut cells);
     let ram = Slot::memory(span(0, 4 * MIB), 0);
     vm.guest.insert(ram).unwrap();
     // A block, and pages that were written.
@@ -708,8 +708,8 @@ fn what_hardware_logs_is_harvested() {
 #[test]
 fn hardware_that_marks_nothing_logs_nothing() {
     let platform = Threads::new(700, 12, 1).with_caps(by_faults());
-    let cells = [const { SlotCell::new() }; 1];
-    let vm = Vm::<Ept<4>>::new(&platform, &cells);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let vm = Vm::<Ept<4>>::new(&platform, &mut cells);
     let ram = Slot::memory(span(0, 2 * MIB), 0).with_log(Log::ByModification);
     vm.guest.insert(ram).unwrap();
     let begun = vm.guest.gather().begin_modification_log(&ram).map(drop);
@@ -719,8 +719,8 @@ fn hardware_that_marks_nothing_logs_nothing() {
 #[test]
 fn leaves_are_split_ahead_as_far_as_there_are_tables() {
     let platform = Threads::new(700, 12, 1).with_caps(by_faults());
-    let cells = [const { SlotCell::new() }; 1];
-    let (vm, ram) = full::<Stage2K4<40>>(&platform, &cells, 16 * MIB, false);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = full::<Stage2K4<40>>(&platform, &mut cells, 16 * MIB, false);
     let mut gather = vm.guest.gather();
     assert!(gather.top_up(3));
     let stopped = gather.split_range(ram.guest).unwrap();
@@ -747,7 +747,10 @@ fn leaves_are_split_ahead_as_far_as_there_are_tables() {
 }
 
 /// A guest whose 4 MiB are logged by hardware, as pages.
-fn logged_by_hardware<'p>(platform: &'p Threads, cells: &'p [SlotCell]) -> (Vm<'p, Ept<4>>, Slot) {
+fn logged_by_hardware<'p>(
+    platform: &'p Threads,
+    cells: &'p mut [SlotCell],
+) -> (Vm<'p, Ept<4>>, Slot) {
     let vm = Vm::<Ept<4>>::new(platform, cells);
     let ram = Slot::memory(span(0, 4 * MIB), 0).with_log(Log::ByModification);
     vm.guest.insert(ram).unwrap();
@@ -771,8 +774,8 @@ fn log_page(log: &[AtomicU64; 512], entry: usize, page: u64) {
 #[test]
 fn a_log_that_is_drained_twice_marks_its_pages_and_no_others() {
     let platform = Threads::new(700, 12, 1).with_caps(tablewright::hosted::CAPS);
-    let cells = [const { SlotCell::new() }; 1];
-    let (vm, ram) = logged_by_hardware(&platform, &cells);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = logged_by_hardware(&platform, &mut cells);
     let words = words(16);
     let bitmap = Bitmap::new(&words, 1024).unwrap();
     let page = [const { AtomicU64::new(0) }; 512];
@@ -809,8 +812,8 @@ fn a_log_that_is_drained_twice_marks_its_pages_and_no_others() {
 #[test]
 fn a_drain_beside_a_harvest_loses_no_page() {
     let platform = Threads::new(700, 12, 2).with_caps(tablewright::hosted::CAPS);
-    let cells = [const { SlotCell::new() }; 1];
-    let (vm, ram) = logged_by_hardware(&platform, &cells);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let (vm, ram) = logged_by_hardware(&platform, &mut cells);
     let words = words(16);
     let bitmap = Bitmap::new(&words, 1024).unwrap();
     let drained = AtomicU64::new(0);

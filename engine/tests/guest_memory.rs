@@ -35,7 +35,7 @@ fn platform<F: Format>(clean: bool) -> Threads {
     })
 }
 
-fn vm<'s, F: Format<Input = Ipa>>(platform: &'s Threads, cells: &'s [SlotCell]) -> Vm<'s, F> {
+fn vm<'s, F: Format<Input = Ipa>>(platform: &'s Threads, cells: &'s mut [SlotCell]) -> Vm<'s, F> {
     let space = AddressSpace::new(platform).unwrap();
     Guest::new(SharedSpace::new(space).ok().unwrap(), cells)
 }
@@ -95,8 +95,8 @@ fn read(at: u64) -> Fault {
 
 #[test]
 fn slots_are_found_by_their_addresses_and_do_not_overlap() {
-    let (platform, cells) = (platform::<K4>(false), cells::<3>());
-    let guest = vm::<K4>(&platform, &cells);
+    let (platform, mut cells) = (platform::<K4>(false), cells::<3>());
+    let guest = vm::<K4>(&platform, &mut cells);
     let slot = |id, first, size| Slot::memory(span(first, size), u64::from(id) << 40).with_id(id);
     assert_eq!(guest.insert(slot(1, 4 * GIB, GIB)), Ok(()));
     assert_eq!(guest.insert(slot(2, 0, MIB)), Ok(()));
@@ -142,15 +142,15 @@ fn slots_are_found_by_their_addresses_and_do_not_overlap() {
     assert_eq!(guest.insert(device), Ok(()));
     assert_eq!(guest.slot(Ipa::new(8 * GIB)), Ok(device));
     let askew = Slot::memory(span(0x1000, 0x1000), 0);
-    let (platform, cells) = (self::platform::<K64>(false), self::cells::<1>());
-    let vm = vm::<K64>(&platform, &cells);
+    let (platform, mut cells) = (self::platform::<K64>(false), self::cells::<1>());
+    let vm = vm::<K64>(&platform, &mut cells);
     assert_eq!(vm.insert(askew), Err(SlotError::Misaligned));
 }
 
 #[test]
 fn a_fault_is_declined_where_nothing_is_or_nothing_is_allowed() {
-    let (platform, cells) = (platform::<K4>(false), cells::<2>());
-    let vm = vm::<K4>(&platform, &cells);
+    let (platform, mut cells) = (platform::<K4>(false), cells::<2>());
+    let vm = vm::<K4>(&platform, &mut cells);
     let rom = Slot::memory(span(0, MIB), 0x5000).with_perms(Perms::READ | Perms::EXEC);
     vm.insert(rom).unwrap();
     let asked = |fault: Fault| vm.request(&fault).map(|request| request.host());
@@ -238,8 +238,8 @@ fn the_exits_of_x86_are_classified() {
 
 /// Faults on memory of every size: how large the leaf is that comes.
 fn sizes<F: Format<Input = Ipa> + PartialEq>(clean: bool) {
-    let (platform, cells) = (platform::<F>(clean), cells::<2>());
-    let vm = vm::<F>(&platform, &cells);
+    let (platform, mut cells) = (platform::<F>(clean), cells::<2>());
+    let vm = vm::<F>(&platform, &mut cells);
     let mut cpu = Vcpu::of(&vm);
     let page = 1 << F::PAGE_SHIFT;
     let block = 1u64 << F::shift(Level::new(1));
@@ -293,8 +293,8 @@ fn a_leaf_is_as_large_as_the_page_behind_it_and_where_it_lies_allow() {
 
 #[test]
 fn a_slot_that_ends_in_a_block_has_pages_there() {
-    let (platform, cells) = (platform::<K4>(false), cells::<1>());
-    let vm = vm::<K4>(&platform, &cells);
+    let (platform, mut cells) = (platform::<K4>(false), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
     let mut cpu = Vcpu::of(&vm);
     let ram = Slot::memory(span(MIB, 4 * MIB), 0);
     vm.insert(ram).unwrap();
@@ -306,8 +306,8 @@ fn a_slot_that_ends_in_a_block_has_pages_there() {
 
 #[test]
 fn a_gigabyte_grows_by_cleaning_2_mib_at_a_time() {
-    let (platform, cells) = (platform::<K4>(true), cells::<1>());
-    let vm = vm::<K4>(&platform, &cells);
+    let (platform, mut cells) = (platform::<K4>(true), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
     let mut cpu = Vcpu::of(&vm);
     vm.insert(Slot::memory(span(0, 4 * GIB), 0)).unwrap();
     // In an order that leaves holes everywhere.
@@ -332,8 +332,8 @@ fn a_gigabyte_grows_by_cleaning_2_mib_at_a_time() {
 
 #[test]
 fn what_was_split_for_a_log_comes_together_without_being_cleaned() {
-    let (platform, cells) = (platform::<K4>(true), cells::<1>());
-    let vm = vm::<K4>(&platform, &cells);
+    let (platform, mut cells) = (platform::<K4>(true), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
     let mut cpu = Vcpu::of(&vm);
     let ram = Slot::memory(span(0, 4 * GIB), 0);
     vm.insert(ram).unwrap();
@@ -397,8 +397,8 @@ fn unmap<'g, 's, F: Format<Input = Ipa>>(
 
 #[test]
 fn what_was_looked_up_before_a_zap_is_not_mapped_after_it() {
-    let (platform, cells) = (platform::<Ept<4>>(false), cells::<1>());
-    let vm = vm::<Ept<4>>(&platform, &cells);
+    let (platform, mut cells) = (platform::<Ept<4>>(false), cells::<1>());
+    let vm = vm::<Ept<4>>(&platform, &mut cells);
     vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
     let request = vm.request(&write(0x1000)).unwrap();
     let mut zap = vm.zap(span(0x1000, 0x1000));
@@ -423,8 +423,8 @@ fn what_was_looked_up_before_a_zap_is_not_mapped_after_it() {
 
 #[test]
 fn everything_is_dropped_at_once_and_reclaimed_later() {
-    let (platform, cells) = (platform::<K4>(false), cells::<1>());
-    let vm = vm::<K4>(&platform, &cells);
+    let (platform, mut cells) = (platform::<K4>(false), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
     let mut cpu = Vcpu::of(&vm);
     vm.insert(Slot::memory(span(0, 64 * GIB), 0)).unwrap();
     for gigabyte in 0..64 {
@@ -450,8 +450,8 @@ fn everything_is_dropped_at_once_and_reclaimed_later() {
 
 #[test]
 fn a_page_that_the_host_replaced_is_cleaned_like_a_new_one() {
-    let (platform, cells) = (platform::<K4>(true), cells::<1>());
-    let vm = vm::<K4>(&platform, &cells);
+    let (platform, mut cells) = (platform::<K4>(true), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
     let mut cpu = Vcpu::of(&vm);
     vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
     // Shared with others until it is written.
@@ -467,8 +467,8 @@ fn a_page_that_the_host_replaced_is_cleaned_like_a_new_one() {
 
 #[test]
 fn a_device_is_never_cleaned() {
-    let (platform, cells) = (platform::<K4>(true), cells::<1>());
-    let vm = vm::<K4>(&platform, &cells);
+    let (platform, mut cells) = (platform::<K4>(true), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
     let mut cpu = Vcpu::of(&vm);
     let device = Slot {
         memory: Memory::Device,
@@ -482,8 +482,8 @@ fn a_device_is_never_cleaned() {
 
 #[test]
 fn accessed_pages_are_found_once() {
-    let (platform, cells) = (platform::<K4>(false), cells::<1>());
-    let vm = vm::<K4>(&platform, &cells);
+    let (platform, mut cells) = (platform::<K4>(false), cells::<1>());
+    let vm = vm::<K4>(&platform, &mut cells);
     let mut cpu = Vcpu::of(&vm);
     vm.insert(Slot::memory(span(0, GIB), 0)).unwrap();
     for page in 0..10 {

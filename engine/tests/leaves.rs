@@ -117,9 +117,9 @@ fn a_shared_space_has_no_leaf_that_the_processor_has_not() {
 fn a_fault_of_a_guest_makes_no_larger_leaf<F: Format<Input = Ipa> + PartialEq>(sure: u8) {
     for (largest_leaf, largest) in each(sure) {
         let platform = Threads::new(64, 12, 1).with_caps(caps(largest_leaf));
-        let cells = [const { SlotCell::new() }; 1];
+        let mut cells = [const { SlotCell::new() }; 1];
         let space = AddressSpace::<F, _>::new(&platform).unwrap();
-        let guest = Guest::new(SharedSpace::new(space).unwrap(), &cells);
+        let guest = Guest::new(SharedSpace::new(space).unwrap(), &mut cells);
         let memory = Span::new(Ipa::new(0), 4 * G1).unwrap();
         guest.insert(Slot::memory(memory, 0)).unwrap();
         let fault = Fault::new(Ipa::new(G1 + 0x1234), Access::Write);

@@ -554,7 +554,6 @@ fn boot_several(
     (mut frames, mut scattered, mut words): Given,
     map: Pa,
 ) -> Result<(), Reason> {
-    static CELLS: [[SlotCell; 1]; GUESTS] = [const { [const { SlotCell::new() }; 1] }; GUESTS];
     let several = &options.several;
     if options.snapshot.is_some() || options.log == Some(Kind::Ring) {
         return Err("of several guests there are no snapshots, and no rings");
@@ -566,6 +565,9 @@ fn boot_several(
     };
     identifiers::set_up(machine, bits, processors)?;
     let areas = guests::areas(several, all)?;
+    if areas.len() > GUESTS {
+        return Err("too many guests");
+    }
     let evict = Evictions {
         count: options.evict.count / areas.len() as u64,
         ..options.evict
@@ -579,7 +581,6 @@ fn boot_several(
         (blocks, scattered) = scattered
             .split_at_checked(Memory::blocks(&memory.into()) as usize)
             .ok_or("the guests have more blocks than there are")?;
-        let cells = CELLS.get(number).ok_or("too many guests")?;
         let space =
             AddressSpace::<Stage2, _>::new(machine).ok_or("no memory for a guest's root")?;
         identifiers::give(number, space.root());
@@ -587,7 +588,7 @@ fn boot_several(
         space.make_live();
         let space =
             SharedSpace::new(space).map_err(|_| "the guest's tables are the hypervisor's")?;
-        let slots = Guest::new(space, cells);
+        let slots = Guest::new(space, Vec::leak(Vec::from([SlotCell::new()])));
         let slot = Slot {
             page: options.leaves.largest::<Machine>(),
             ..Slot::memory(memory, area.start().get())
@@ -657,7 +658,6 @@ fn slots(
     pieces: &Pieces,
     leaves: Leaves,
 ) -> Result<(vm::Guest, Slots), Reason> {
-    static CELLS: [SlotCell; 32] = [const { SlotCell::new() }; 32];
     const USED: Perms = Perms::READ.union(Perms::WRITE);
     // Of each redistributor: control registers, and those of its own interrupts.
     const HALF: u64 = REDISTRIBUTOR / 2;
@@ -666,7 +666,8 @@ fn slots(
     let mut space = space.with_id(VMID);
     space.make_live();
     let space = SharedSpace::new(space).map_err(|_| "the guest's tables are the hypervisor's")?;
-    let slots = Guest::new(space, &CELLS);
+    let cells = (0..32).map(|_| SlotCell::new()).collect();
+    let slots = Guest::new(space, Vec::leak(cells));
     let mut memory = Slots::default();
     for (index, (place, (before, piece))) in memory.iter_mut().zip(pieces.iter()).enumerate() {
         let slot = Slot {

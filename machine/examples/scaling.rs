@@ -72,9 +72,9 @@ fn rate(machine: &Machine, pages: u64, run: impl Fn(u64)) -> f64 {
 fn shared(cpus: usize, each: u64) -> f64 {
     let machine = machine(cpus, each);
     let mapper = machine.new_space();
-    let cells = [const { SlotCell::new() }; 1];
+    let mut cells = [const { SlotCell::new() }; 1];
     let space = SharedSpace::new(space(mapper)).expect("no code runs on it");
-    let guest = Guest::new(space, &cells);
+    let guest = Guest::new(space, &mut cells);
     let ram = Span::new(Ipa::new(0), 1 << 44).expect("a range");
     guest.insert(Slot::memory(ram, 0)).expect("a slot");
     let stride = each.next_multiple_of(512);

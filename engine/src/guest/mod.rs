@@ -85,9 +85,9 @@ pub const HOST_WRITES: u8 = 1;
 ///
 /// type K4 = Stage2K4<40>; // 1 TiB of guest addresses
 /// let platform = Threads::new(64, 12, 1);
-/// let cells = [const { SlotCell::new() }; 8];
+/// let mut cells = [const { SlotCell::new() }; 8];
 /// let space = SharedSpace::new(AddressSpace::<K4, _>::new(&platform).unwrap()).unwrap();
-/// let guest = Guest::new(space, &cells);
+/// let guest = Guest::new(space, &mut cells);
 /// let ram = Span::new(Ipa::new(0x4000_0000), 1 << 30)?;
 /// guest.insert(Slot::memory(ram, 0x7f00_0000_0000)).unwrap();
 ///
@@ -209,7 +209,7 @@ impl Backing {
 
 impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
     /// A guest without slots, which can have as many as there are cells.
-    pub fn new(space: SharedSpace<F, P>, cells: &'s [SlotCell]) -> Self {
+    pub fn new(space: SharedSpace<F, P>, cells: &'s mut [SlotCell]) -> Self {
         Self {
             space,
             slots: Slots::new(cells),

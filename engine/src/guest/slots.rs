@@ -196,12 +196,16 @@ impl Packed {
     }
 }
 
-/// Memory for one slot.
+/// Memory for one slot, of one guest at a time. All zeroes is an empty one.
 ///
-/// ```
-/// use tablewright::guest::SlotCell;
-/// static CELLS: [SlotCell; 32] = [const { SlotCell::new() }; 32];
-/// # let _ = &CELLS;
+/// ```compile_fail,E0499
+/// # use tablewright::{AddressSpace, format::Ept, guest::{Guest, SlotCell}, hosted::Threads, shared::SharedSpace};
+/// # let platform = Threads::new(8, 12, 1);
+/// # let space = || SharedSpace::new(AddressSpace::<Ept<4>, _>::new(&platform).unwrap()).unwrap();
+/// let mut cells = [const { SlotCell::new() }; 32];
+/// let first = Guest::new(space(), &mut cells);
+/// let second = Guest::new(space(), &mut cells); // the slots of the first
+/// # let _ = first.space();
 /// ```
 #[derive(Debug)]
 pub struct SlotCell {
@@ -292,7 +296,8 @@ pub(super) struct Version {
 }
 
 impl<'s> Slots<'s> {
-    pub fn new(cells: &'s [SlotCell]) -> Self {
+    pub fn new(cells: &'s mut [SlotCell]) -> Self {
+        let cells = &*cells;
         for cell in cells {
             cell.store(None);
         }

@@ -148,8 +148,8 @@ fn what_is_protected_already_is_not_complete() {
 #[test]
 fn a_zap_knows_of_a_harvest_under_way() {
     let platform = platform(BY_FAULTS);
-    let cells = [const { SlotCell::new() }; 1];
-    let guest = Guest::new(share::<Ept<4>>(&platform, 1), &cells);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let guest = Guest::new(share::<Ept<4>>(&platform, 1), &mut cells);
     let ram = Slot::memory(ipa(0, BLOCK), 0).with_log(Log::ByFault);
     guest.insert(ram).unwrap();
     let words = [const { AtomicU64::new(0) }; 8];

@@ -113,8 +113,8 @@ fn busy(at: u64) -> Refused<Ipa> {
 #[test]
 fn nothing_is_reopened_by_an_outdated_request() {
     let platform = platform(BY_FAULTS);
-    let cells = [const { SlotCell::new() }; 1];
-    let guest = Guest::new(share::<Ept<4>>(&platform, 1), &cells);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let guest = Guest::new(share::<Ept<4>>(&platform, 1), &mut cells);
     let ram = Slot::memory(ipa(0, BLOCK), 0);
     let logged = ram.with_log(Log::ByFault);
     guest.insert(logged).unwrap();
@@ -196,9 +196,9 @@ fn a_start_that_is_dropped_leaves_nothing_uninvalidated() {
 #[test]
 fn what_was_harvested_is_protected_when_a_visitor_unwinds() {
     let platform = Threads::new(64, 12, 1).with_caps(BY_FAULTS);
-    let cells = [const { SlotCell::new() }; 1];
+    let mut cells = [const { SlotCell::new() }; 1];
     let space = AddressSpace::<Ept<4>, _>::new(&platform).unwrap();
-    let guest = Guest::new(SharedSpace::new(space).ok().unwrap(), &cells);
+    let guest = Guest::new(SharedSpace::new(space).ok().unwrap(), &mut cells);
     let ram = Slot::memory(ipa(0, 2 << 20), 0).with_log(Log::ByFault);
     guest.insert(ram).unwrap();
     let words = [const { AtomicU64::new(0) }; 8];

@@ -129,9 +129,9 @@ fn an_edit_invalidates_its_own_space() {
 #[test]
 fn a_zap_takes_the_gather_of_its_guest() {
     let platform = platform(tablewright::hosted::CAPS);
-    let cells = [const { SlotCell::new() }; 2];
+    let mut cells = [const { SlotCell::new() }; 2];
     let guests: Vec<_> = cells
-        .chunks(1)
+        .chunks_mut(1)
         .zip(1..)
         .map(|(cells, id)| Guest::new(mapped::<S2>(&platform, id, PAGE, pages()), cells))
         .collect();

@@ -201,7 +201,6 @@ const SVM: u32 = 0x8000_000a;
 fn set_up(options: Options) -> Result<&'static World, Reason> {
     const NO_MEMORY: Reason = "no memory for tables";
     static MACHINE: spin::once::Once<Machine> = spin::once::Once::new();
-    static CELLS: [SlotCell; 4] = [const { SlotCell::new() }; 4];
     static VCPUS: spin::once::Once<ArrayVec<Vcpu, { vcpu::MOST }>> = spin::once::Once::new();
     static CPUS: [Cpu; processor::MOST] = [const { Cpu::new() }; processor::MOST];
     static HOLDERS: [Holder; processor::MOST] = [const { Holder::new() }; processor::MOST];
@@ -249,7 +248,9 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
     let space = AddressSpace::<Nested, _>::new(machine).ok_or(NO_MEMORY)?;
     let space = SharedSpace::new(space).map_err(|_| NO_MEMORY)?;
     let nested = space.root().get();
-    let guest = Guest::new(space, &CELLS);
+    // SAFETY: zero is a cell without a slot.
+    let cells = unsafe { take::<SlotCell>(machine, 4) }.ok_or(NO_MEMORY)?;
+    let guest = Guest::new(space, cells);
     let addresses = Span::new(Ipa::new(0), memory.size()).map_err(|_| NO_MEMORY)?;
     let slot = MemorySlot {
         page: options.leaves.largest::<Machine>(),
@@ -336,11 +337,11 @@ fn set_up(options: Options) -> Result<&'static World, Reason> {
 ///
 /// # Safety
 /// 1. All zeroes is a `T`.
-unsafe fn take<T>(machine: &Machine, count: u64) -> Option<&'static [T]> {
+unsafe fn take<T>(machine: &Machine, count: u64) -> Option<&'static mut [T]> {
     let frames = machine.take_frames((count * size_of::<T>() as u64).div_ceil(PAGE))?;
-    let first = ptr::with_exposed_provenance::<T>(frames.get() as usize);
+    let first = ptr::with_exposed_provenance_mut::<T>(frames.get() as usize);
     // SAFETY: frames of their own, zeroed (1.).
-    Some(unsafe { core::slice::from_raw_parts(first, count as usize) })
+    Some(unsafe { core::slice::from_raw_parts_mut(first, count as usize) })
 }
 
 /// Where processors keep their own state while guests run: a frame each.

@@ -245,13 +245,13 @@ fn faults<F: Format<Input = Ipa>, S: States>(
     fault: impl Fn(u64) -> Option<Fault>,
 ) -> Result<f64, String> {
     let platform = Shared { arena, states };
-    let cells = [const { SlotCell::new() }];
+    let mut cells = [const { SlotCell::new() }];
     let space = AddressSpace::<F, _>::new(&platform).ok_or("out of tables")?;
     let root = space.root().get();
     let Ok(space) = SharedSpace::new(space) else {
         return Err("a dead space is not shared".to_owned());
     };
-    let guest = Guest::new(space, &cells);
+    let guest = Guest::new(space, &mut cells);
     let bytes = TABLES * MOST * Work::PAGE;
     let memory = Span::new(Ipa::new(Work::VIRTUAL), bytes).map_err(|error| error.to_string())?;
     guest

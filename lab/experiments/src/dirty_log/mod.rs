@@ -264,8 +264,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, format: Stage2) -> Result<Ran, Stri
     let mapper = machine.new_space();
     let space = shared_space::<F, _>(mapper, mapper)?;
     let world = World::new(mapper, space.root(), job.region, leaf, job.scale.smaller);
-    let cells: Vec<SlotCell> = (0..job.slots).map(|_| SlotCell::new()).collect();
-    let guest = Guest::new(space, &cells);
+    let mut cells: Vec<SlotCell> = (0..job.slots).map(|_| SlotCell::new()).collect();
+    let guest = Guest::new(space, &mut cells);
 
     let each = job.region.bytes / u64::from(job.slots);
     let words = (each / PAGE).div_ceil(64) as usize;

@@ -304,8 +304,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
     let machine = Machine::new(setup);
     let mapper = machine.new_space();
     let space = shared_space::<F, _>(mapper, mapper)?;
-    let cells = [const { SlotCell::new() }; 1];
-    let guest = Guest::new(space, &cells);
+    let mut cells = [const { SlotCell::new() }; 1];
+    let guest = Guest::new(space, &mut cells);
     let span = Span::new(Ipa::new(0), job.pages * PAGE).map_err(|it| it.to_string())?;
     let slot = Slot::memory(span, 0);
     guest.insert(slot).map_err(|it| it.to_string())?;

@@ -175,8 +175,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job, regime: Regime) -> Result<Ran, Stri
         }
         Way::Tablewright => {
             let slot = slot(job.region, job.source.bytes()).ok_or("no slot")?;
-            let cells = [SlotCell::new()];
-            let guest = Guest::new(shared, &cells);
+            let mut cells = [SlotCell::new()];
+            let guest = Guest::new(shared, &mut cells);
             guest.insert(slot).map_err(|it| it.to_string())?;
             let handler = Engine::new(&guest, slot, vcpus);
             Test::new(job, &machine, platform, &handler).run()

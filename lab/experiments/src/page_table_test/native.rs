@@ -95,8 +95,8 @@ pub fn run(source: Source, region: Region, vcpus: u16) -> Result<Took, String> {
     let platform = Threads::new(tables as usize, 12, usize::from(vcpus) + 1);
     let space = AddressSpace::<Format, _>::new(&platform).ok_or("out of tables")?;
     let space = SharedSpace::new(space).map_err(|_| "the space runs")?;
-    let cells = [SlotCell::new()];
-    let guest = Guest::new(space, &cells);
+    let mut cells = [SlotCell::new()];
+    let guest = Guest::new(space, &mut cells);
     let slot = slot(region, source.bytes()).ok_or("no slot")?;
     guest.insert(slot).map_err(|it| it.to_string())?;
     let test = Test { region, source };

@@ -275,8 +275,8 @@ fn run_as<F: Format<Input = Ipa>>(job: &Job) -> Result<Ran, String> {
     let mapper = machine.new_space();
     let space = shared_space::<F, _>(mapper, mapper)?;
     let root = space.root();
-    let cells = [const { SlotCell::new() }; 2];
-    let guest = Guest::new(space, &cells);
+    let mut cells = [const { SlotCell::new() }; 2];
+    let guest = Guest::new(space, &mut cells);
     let ram = Span::new(Ipa::new(0), job.bytes).map_err(|error| error.to_string())?;
     let slot = Slot::memory(ram, 0);
     guest.insert(slot).map_err(|error| error.to_string())?;

@@ -10,7 +10,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
-use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
 use tablewright::dirty::{Bitmap, Marker, Ring, RingEntry};
@@ -137,12 +136,13 @@ impl<'m, F: Format<Input = Ipa>> Guests<'m, F> for Vm<'m, F> {
     type Local = Local<'m, F>;
 
     fn make(world: &World<'m, F, Self>, space: Tables<'m, F>) -> Result<Self, Tables<'m, F>> {
-        let cells: Rc<[SlotCell]> = (0..SLOTS).map(|_| SlotCell::new()).collect();
-        // SAFETY: the world keeps them for as long as there are guests.
-        let shared: &'m [SlotCell] = unsafe { &*std::ptr::from_ref(&*cells) };
+        let cells: Box<[SlotCell]> = (0..SLOTS).map(|_| SlotCell::new()).collect();
+        let cells = Box::into_raw(cells);
         world.cells.borrow_mut().push(cells);
+        // SAFETY: the world frees them when there are no guests any more.
+        let cells: &'m mut [SlotCell] = unsafe { &mut *cells };
         Ok(Self {
-            guest: Guest::new(space, shared),
+            guest: Guest::new(space, cells),
             number: world.number(),
             begun: Cell::new(0),
             made: Cell::new(0),

@@ -347,12 +347,12 @@ fn live<F: Format<Input = Ipa>>(
         words: HashMap::new(),
     };
     let far = |n| Pa::new(FAR + (1 << 40) + n * block);
-    let cells = [const { SlotCell::new() }; SLOTS as usize];
+    let mut cells = [const { SlotCell::new() }; SLOTS as usize];
     let space = SharedSpace::new(space).expect("no code runs on it");
     let vm = Vm::<F> {
         machine,
         mapper,
-        guest: Guest::new(space, &cells),
+        guest: Guest::new(space, &mut cells),
         host: Host {
             machine,
             page,

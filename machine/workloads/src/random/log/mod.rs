@@ -306,12 +306,12 @@ fn live<F: Format<Input = Ipa>>(
     let rings = entries
         .iter()
         .map(|entries| Ring::new(entries).expect("a power of two"));
-    let cells = [const { SlotCell::new() }; 2];
+    let mut cells = [const { SlotCell::new() }; 2];
     let space = SharedSpace::new(space).expect("no code runs on it");
     let vm = Vm::<F> {
         machine,
         mapper,
-        guest: Guest::new(space, &cells),
+        guest: Guest::new(space, &mut cells),
         bug,
         page,
         block,

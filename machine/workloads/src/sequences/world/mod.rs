@@ -12,7 +12,6 @@ mod spaces;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
-use std::rc::Rc;
 
 use tablewright::flush::{Alone, Completed, Held, Issued};
 use tablewright::guest::{Backing, Request, SlotCell};
@@ -250,8 +249,8 @@ pub struct World<'m, F: Format, G: Guests<'m, F>> {
     pub frames: RefCell<HashMap<u64, u32>>,
     /// Pages of the hosts of guests, dead or alive.
     pub host_frames: RefCell<HashSet<u64>>,
-    /// Where guests keep their slots.
-    pub cells: RefCell<Vec<Rc<[SlotCell]>>>,
+    /// Where guests keep their slots: boxes that have been given away.
+    pub cells: RefCell<Vec<*mut [SlotCell]>>,
     /// Tables may have been leaked, by contract.
     pub leaked: Cell<bool>,
     /// Some mappings have tables that deny execution. Not everywhere: such spaces are not shared.
@@ -826,6 +825,10 @@ impl<'m, F: Format, G: Guests<'m, F>> Drop for World<'m, F, G> {
             std::mem::forget(local.issued_beside.take());
             std::mem::forget(local.protecting.take());
             G::forget(&local.guest);
+        }
+        for cells in self.cells.take() {
+            // SAFETY: it came out of a box, and the guests are gone.
+            drop(unsafe { Box::from_raw(cells) });
         }
     }
 }
