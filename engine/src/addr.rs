@@ -420,10 +420,10 @@ impl Level {
         self.0
     }
 
-    /// The next level towards the root.
+    /// The next level towards the root; above [`ANY`](Self::ANY) is none, and it stays.
     #[inline(always)]
     pub const fn up(self) -> Self {
-        Self(self.0 + 1)
+        Self(self.0.saturating_add(1))
     }
 
     /// The next level towards the pages; the level of pages has none.
@@ -452,6 +452,14 @@ mod tests {
             Span::inclusive(Va::new(0), Va::new(u64::MAX)),
             Err(AddressError::Wraps)
         );
+    }
+
+    /// One more overflowed.
+    #[test]
+    fn nothing_is_above_any_level() {
+        assert_eq!(Level::new(254).up(), Level::ANY);
+        assert_eq!(Level::ANY.up(), Level::ANY);
+        assert_eq!(Level::ANY.down().map(Level::up), Some(Level::ANY));
     }
 
     #[test]

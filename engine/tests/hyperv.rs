@@ -335,6 +335,13 @@ fn every_field_that_is_wrong_gets_its_status() {
             decode(input.fast(), 0, &page[..size - 1], &HOST),
             Err(Status::INPUT)
         );
+        // More than any page has, from an embedder that hands over more than registers reach.
+        if call.is_rep() {
+            let most = PAGE_WORDS - call.header() - input.banks();
+            let long = [0; 2 * PAGE_WORDS];
+            let long = decode(input.with_reps(most + 1).fast(), 0, &long, &HOST);
+            assert_eq!(long, Err(Status::INPUT));
+        }
         let old = HostCaps {
             xmm_input: false,
             ..HOST

@@ -749,10 +749,11 @@ pub unsafe trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// Which entry of a table at `level` translates `input`.
+    /// Which entry of a table at `level` translates `input`; any, above the root.
     #[inline(always)]
     fn index(input: u64, level: Level) -> usize {
-        (input >> Self::shift(level)) as usize & (Self::entries(level) - 1)
+        // What is shifted by more than a word has, above every root, is shifted by less: it costs no more.
+        input.wrapping_shr(Self::shift(level)) as usize & (Self::entries(level) - 1)
     }
 
     /// Whether `input` is an address that the format can translate: the bits above the input size all equal, and zero

@@ -141,8 +141,11 @@ impl<'s, F: Format<Input = Ipa>, P: SharedPlatform + Clone> Guest<'s, F, P> {
         if pages.end > count {
             return Err(HarvestError::Pages(count));
         }
+        if pages.is_empty() {
+            return Ok(None);
+        }
         let first = slot.guest.start().get() + (pages.start << F::PAGE_SHIFT);
-        let size = pages.end.saturating_sub(pages.start) << F::PAGE_SHIFT;
+        let size = (pages.end - pages.start) << F::PAGE_SHIFT;
         Ok(Span::new(Ipa::new(first), size).ok())
     }
 

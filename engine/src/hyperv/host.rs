@@ -146,7 +146,7 @@ pub fn decode(
     // The place.
     let size = call.header() + input.banks() + input.reps();
     if input.is_fast() {
-        if !host.xmm_input || size > words.len() {
+        if !host.xmm_input || size > words.len().min(PAGE_WORDS) {
             return Err(Status::INPUT);
         }
     } else if !address.is_multiple_of(8)

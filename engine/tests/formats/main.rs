@@ -633,6 +633,21 @@ fn the_table_below_an_entry_is_what_kind_and_address_say<F: Decoded>() {
     }
 }
 
+/// The index in a table far above the root was shifted by more than a word has. Its answer means nothing, as that of the others.
+fn a_level_that_no_table_has_overflows_nothing<F: Decoded>() {
+    for level in (0..=255).map(Level::new) {
+        for bits in [0, 0x5083, u64::MAX] {
+            assert!(F::index(bits, level) < F::entries(level));
+            let _ = (F::kind(bits, level), F::is_leaf_level(level));
+            let _ = (F::table_below(bits, level), F::decode(bits, level));
+            let _ = F::with_address(bits, F::address(bits, level));
+            let _ = F::hardware_writes(bits, level, &Caps::CONSERVATIVE);
+        }
+        let _ = (F::shift(level), F::address_mask(level));
+        let _ = F::encode(&data::<F>(), level);
+    }
+}
+
 macro_rules! for_all {
     ($($test:ident),* $(,)?) => {
         for_each_format!($($test),*);
@@ -657,6 +672,7 @@ for_all!(
     a_leaf_by_hand_permits_what_the_tables_above_it_leave,
     hardware_writes_what_the_rows_by_hand_say,
     the_table_below_an_entry_is_what_kind_and_address_say,
+    a_level_that_no_table_has_overflows_nothing,
 );
 
 for_each_format_of_other_types!(
