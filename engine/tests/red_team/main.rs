@@ -492,10 +492,9 @@ fn a_space_whose_tables_deny_is_not_shared() {
     // The same of a tree of which nothing is known, with the denying table last.
     let root = space.root();
     let adopt = || {
-        // SAFETY: a tree of the engine's (1.), whose other owner is forgotten (2.), and that no CPU walks (3.).
+        // SAFETY: a tree of the engine's (1.), whose other owner is not used any more (2.), and that no CPU walks (3.).
         unsafe { AddressSpace::<X86_64<4>, _>::adopt(&platform, root, Half::Lower, Liveness::Dead) }
     };
-    forget(space);
     let mut space = SharedSpace::new(adopt()).err().unwrap();
     // Where none denies any more, it is shared.
     let mut gather = space.gather();
@@ -504,7 +503,6 @@ fn a_space_whose_tables_deny_is_not_shared() {
     gather.finish(|_| ());
     let plain = Mapping::new(Attrs::USER_DATA).pages_only();
     space.map(va(0, PAGE), RAM, plain).unwrap();
-    forget(space);
     let space = SharedSpace::new(adopt()).ok().unwrap();
     let mut gather = space.gather();
     let text = NewLeaf::new(Va::new(PAGE), RAM, Level::PAGE, Attrs::USER_TEXT).unwrap();
