@@ -92,7 +92,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "an unmap leaves a hole where a break is demanded",
         file: GATHER,
-        find: "self.mark = «F::frozen(serial.wrapping_sub(self.space.base) | 1 << 43)»;",
+        find: "self.mark = «F::frozen(serial.wrapping_sub(self.space.base) | TAKEN)»;",
         with: "0",
         rules: &["break-before-make"],
     },

@@ -402,8 +402,8 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a table with a claim in it is opened",
         file: PROTECT_ALL,
-        find: "Kind::Invalid => {\n                        «claimed = Err(NotOpened::Busy);»",
-        with: "",
+        find: "if «!is_taken::<F>(entry)» {\n                            claimed",
+        with: "false",
         rules: SAID,
     },
     Bug {
