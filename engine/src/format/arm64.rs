@@ -141,7 +141,7 @@ const fn run(page_shift: u32, height: u8) -> u32 {
 }
 
 const fn field(high: u32, low: u32) -> u64 {
-    (u64::MAX >> (63 - high)) & u64::MAX.wrapping_shl(low)
+    (u64::MAX >> (63 - high)) & (u64::MAX << (low & 63))
 }
 
 /// D8.2.8 to D8.2.10: as many levels as resolve the bits above the offset in a page. 25 bits are what T0SZ allows without

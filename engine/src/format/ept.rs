@@ -157,7 +157,7 @@ unsafe impl<const LEVELS: u8, const MODE_BASED: bool> Format for Ept<LEVELS, MOD
 
     #[inline(always)]
     fn address_mask(level: Level) -> u64 {
-        ADDRESS & u64::MAX.wrapping_shl(Self::shift(level))
+        ADDRESS & (u64::MAX << (Self::shift(level) & 63))
     }
 
     #[inline(always)]

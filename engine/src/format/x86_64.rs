@@ -258,7 +258,7 @@ unsafe impl<const LEVELS: u8, const TYPES: u64> Format for X86_64<LEVELS, TYPES>
 
     #[inline(always)]
     fn address_mask(level: Level) -> u64 {
-        ADDRESS & u64::MAX.wrapping_shl(Self::shift(level))
+        ADDRESS & (u64::MAX << (Self::shift(level) & 63))
     }
 
     #[inline(always)]
