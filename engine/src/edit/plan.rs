@@ -203,8 +203,8 @@ pub(super) fn recode<F: Format>(
         true => EXCHANGE,
         false => 0,
     };
-    // What is parked can be given back by a store: no walker remembers that it is not valid. But it may remember what the
-    // leaf was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as
+    // What is parked can be given back by a store: no walker remembers that it is not valid, or it is invalidated as what is
+    // mapped in a hole. But it may remember what the leaf was before. With other permissions that does no harm; what must not be mixed with it, another type, is broken as
     // it would be if the leaf were valid.
     let (was_parked, parks) = (F::is_parked(entry), F::is_parked(new));
     // A run is parked and comes back whole, and no two of its members are valid and different.
@@ -228,6 +228,7 @@ pub(super) fn recode<F: Format>(
     let then = match how {
         Transition::Break => BREAK,
         _ if was_parked && parks => 0,
+        _ if was_parked && conditions.caps.invalid_entries_cached => INVALIDATE,
         _ if was_parked => NEWS,
         _ if parks => INVALIDATE,
         Transition::Invalidate => INVALIDATE,

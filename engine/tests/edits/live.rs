@@ -423,6 +423,34 @@ fn a_mapping_takes_no_invalidation_where_holes_are_not_remembered() {
     assert_eq!(later, one(range(M2 - K4, M2, None, true)));
 }
 
+/// What was parked is mapped again: walkers that remember holes were told nothing.
+#[test]
+fn what_was_parked_is_forgotten_where_holes_are_remembered() {
+    fn park(space: &mut Space<'_, X86>) {
+        map(space, span(K4, K4), 0, Attrs::KERNEL_DATA).unwrap();
+        let mut gather = space.gather();
+        let none = Change::new().perms(Perms::empty());
+        gather.protect(span(K4, K4), none).unwrap();
+        gather.finish(|_| ());
+    }
+    let back = Change::new().perms(Attrs::KERNEL_DATA.perms);
+    let edits: [fn(&mut Gather<'_, X86, &Hosted>, Change); 2] = [
+        |gather, back| gather.protect(span(K4, K4), back).unwrap(),
+        |gather, back| gather.protect_page(Va::new(K4), back).unwrap(),
+    ];
+    let told = one(range(K4, K4, Some(Level::PAGE), false));
+    for edit in edits {
+        for (invalid_entries_cached, expected) in [(false, NOTHING), (true, told.clone())] {
+            let caps = Caps {
+                invalid_entries_cached,
+                ..without_flags(0)
+            };
+            let said = invalidations(caps, park, |gather| edit(gather, back));
+            assert_eq!(said, (NOTHING, expected));
+        }
+    }
+}
+
 #[test]
 fn mappings_in_a_live_space_are_published_once_with_the_gather() {
     // Leaves in a table that is there, a table that is new; one call for each, or both in one gather.
