@@ -434,7 +434,8 @@ fn what_was_parked_is_forgotten_where_holes_are_remembered() {
         gather.finish(|_| ());
     }
     let back = Change::new().perms(Attrs::KERNEL_DATA.perms);
-    let edits: [fn(&mut Gather<'_, X86, &Hosted>, Change); 2] = [
+    type Edit = fn(&mut Gather<'_, X86, &Hosted>, Change);
+    let edits: [Edit; 2] = [
         |gather, back| gather.protect(span(K4, K4), back).unwrap(),
         |gather, back| gather.protect_page(Va::new(K4), back).unwrap(),
     ];
