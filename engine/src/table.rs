@@ -3,6 +3,7 @@
 use core::ops::Range;
 use core::ptr::NonNull;
 
+use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::entry::{AHEAD, Entry, LINE, fill, prefetch_line};
 use crate::platform::{Hooks, Platform};
@@ -186,6 +187,36 @@ impl<'p, P: Platform> Table<'p, P> {
             index += 1;
         }
         even | odd == 0
+    }
+
+    /// The first entry of `range` that is not zero; its end if all are. Entries that others write meanwhile are each read once,
+    /// at some time.
+    ///
+    /// A function of its own, so that what is between two holes pays for a comparison and no more.
+    #[inline(never)]
+    pub fn first_used(&self, range: Range<usize>) -> usize {
+        let mut index = range.start;
+        // By lines, of which most are clear where the first entry was.
+        while range.end - index >= LINE {
+            let line = (0..LINE).fold(0, |any, offset| any | self.load(index + offset));
+            if line != 0 {
+                break;
+            }
+            index += LINE;
+        }
+        while index < range.end && self.load(index) == 0 {
+            index += 1;
+        }
+        index
+    }
+
+    /// Where a loop goes on that has come to a hole at `index`, as far as `end`.
+    #[inline(always)]
+    pub fn past_hole(&self, index: usize, end: usize) -> usize {
+        match SMALL {
+            true => index + 1,
+            false => self.first_used(index + 1..end),
+        }
     }
 
     /// Writes the entries of `range`: `value`, `value + step`, and so on.

@@ -9,6 +9,7 @@
 
 use core::ops::{ControlFlow, Index, IndexMut, Range};
 
+use crate::SMALL;
 use crate::addr::{Address, Level, Pa, Span};
 use crate::format::{Format, Kind, Perms};
 use crate::platform::Platform;
@@ -154,6 +155,13 @@ pub(crate) trait Visit<F: Format, P: Platform> {
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         let _ = (table, range, first);
         ControlFlow::Continue(())
+    }
+
+    /// Whether [`entry`](Visit::entry) is to be called for every hole: an entry that is zero, and invalid in every format. Otherwise
+    /// the walk passes holes by, by lines, but for one that is the first or the last on its way. What fills holes says so; what
+    /// forgets to fills the first alone, and fails its first test.
+    fn fills_holes(&self) -> bool {
+        false
     }
 
     /// The walk has come back from the table in `child` that [`entry`](Visit::entry) sent it into.
@@ -324,15 +332,18 @@ pub(crate) unsafe fn walk<F: Format, P: Platform>(
 ) -> ControlFlow<()> {
     // SAFETY: (1.), and the visitor read the frame of each table below from a descriptor of the one above.
     let table = unsafe { Table::open(platform, frame, level) };
-    let index = F::index(slice.first, level);
+    let mut index = F::index(slice.first, level);
     let Some(below) = level.down() else {
         let end = F::index(slice.last, level) + 1;
         return visitor.pages(&table, index..end, slice.first);
     };
     let mut part = slice;
-    for index in index.. {
+    loop {
         part.last = (part.first | ((1 << F::shift(level)) - 1)).min(slice.last);
         match visitor.entry(&table, index, level, part) {
+            Step::Next if !SMALL && part.last != slice.last && table.load(index + 1) == 0 => {
+                index = pass_holes::<F, P>(&table, index, level, &mut part, slice.last, visitor)
+            }
             Step::Next => {}
             Step::Stop => return ControlFlow::Break(()),
             Step::Into(child) => {
@@ -345,7 +356,7 @@ pub(crate) unsafe fn walk<F: Format, P: Platform>(
                     }
                 }
                 // SAFETY: the visitor read the frame from a table descriptor of this table, so (1.) holds for it.
-                unsafe { walk::<F, P>(platform, child, below, part, visitor)? };
+                unsafe { walk_below::<F, P>(platform, child, below, part, visitor)? };
                 visitor.leave(level, child);
             }
         }
@@ -353,6 +364,52 @@ pub(crate) unsafe fn walk<F: Format, P: Platform>(
             break;
         }
         part.first = part.last + 1;
+        index += 1;
     }
     ControlFlow::Continue(())
+}
+
+/// Walks the table below an entry.
+///
+/// # Safety
+/// 1. As of [`walk`].
+#[inline(always)]
+unsafe fn walk_below<F: Format, P: Platform>(
+    platform: &P,
+    frame: Pa,
+    level: Level,
+    slice: Slice,
+    visitor: &mut dyn Visit<F, P>,
+) -> ControlFlow<()> {
+    if SMALL || level != Level::PAGE {
+        // SAFETY: (1.)
+        return unsafe { walk::<F, P>(platform, frame, level, slice, visitor) };
+    }
+    // SAFETY: (1.)
+    let table = unsafe { Table::open(platform, frame, level) };
+    let end = F::index(slice.last, level) + 1;
+    visitor.pages(&table, F::index(slice.first, level)..end, slice.first)
+}
+
+/// Passes by the holes behind an entry, of which there is one, before the last entry of the range that ends at `last`. Returns
+/// the last that was passed by, if any was, and adds what they cover to the part of the range.
+// A function of its own, so that the walk has the registers to itself.
+#[cold]
+#[inline(never)]
+fn pass_holes<F: Format, P: Platform>(
+    table: &Table<'_, P>,
+    index: usize,
+    level: Level,
+    part: &mut Slice,
+    last: u64,
+    visitor: &dyn Visit<F, P>,
+) -> usize {
+    if visitor.fills_holes() {
+        return index;
+    }
+    let next = index + 1;
+    // As far as to the last entry of the range, so that there is always one to go on with.
+    let used = table.first_used(next..F::index(last, level));
+    part.last += ((used - next) as u64) << F::shift(level);
+    used - 1
 }

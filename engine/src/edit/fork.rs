@@ -188,17 +188,16 @@ impl<F: Format, P: Platform + Clone> Visit<F, P> for Tables<'_, F, P> {
         }
     }
 
-    fn pages(
-        &mut self,
-        table: &Table<'_, P>,
-        mut range: Range<usize>,
-        first: u64,
-    ) -> ControlFlow<()> {
+    fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
         // A table is made for the first leaf that there is.
-        match range.any(|index| F::kind(table.load(index), Level::PAGE) == Kind::Leaf) {
-            true => self.try_make(first, Level::PAGE),
-            false => ControlFlow::Continue(()),
+        let mut index = range.start;
+        while index < range.end {
+            if F::kind(table.load(index), Level::PAGE) == Kind::Leaf {
+                return self.try_make(first, Level::PAGE);
+            }
+            index = table.past_hole(index, range.end);
         }
+        ControlFlow::Continue(())
     }
 }
 
@@ -332,7 +331,7 @@ impl<F: Format, P: Platform + Clone, V: FnMut(Leaf<F>)> Visit<F, P> for Copy<'_,
         while index < range.end {
             let entry = table.load(index);
             if F::kind(entry, Level::PAGE) != Kind::Leaf {
-                index += 1;
+                index = table.past_hole(index, range.end);
                 continue;
             }
             let plan = self.recode.plan(entry, Level::PAGE);
@@ -384,14 +383,12 @@ impl<F: Format, P: Platform> Visit<F, P> for FirstLeaf {
     }
 
     fn pages(&mut self, table: &Table<'_, P>, range: Range<usize>, first: u64) -> ControlFlow<()> {
-        let start = range.start;
-        for index in range {
-            if table.load(index) != 0 {
-                let at = first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
-                self.0 = Some(at);
-                return ControlFlow::Break(());
-            }
+        let used = table.first_used(range.clone());
+        if used == range.end {
+            return ControlFlow::Continue(());
         }
-        ControlFlow::Continue(())
+        let pages = (used - range.start) as u64;
+        self.0 = Some(first.wrapping_add(pages << F::PAGE_SHIFT));
+        ControlFlow::Break(())
     }
 }

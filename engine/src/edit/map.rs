@@ -530,6 +530,10 @@ struct Prepare<'a, F: Format, P, S> {
 }
 
 impl<F: Format, P: Platform, S: Source> Visit<F, P> for Prepare<'_, F, P, S> {
+    fn fills_holes(&self) -> bool {
+        true
+    }
+
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         let at = F::Input::from_bits(slice.first);
@@ -649,6 +653,10 @@ impl<F: Format, S: Source> Commit<F, S> {
 }
 
 impl<F: Format, P: Platform, S: Source> Visit<F, P> for Commit<F, S> {
+    fn fills_holes(&self) -> bool {
+        true
+    }
+
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let entry = table.load(index);
         if F::kind(entry, level) == Kind::Table {

@@ -491,6 +491,10 @@ impl<F: Format, P: Platform> Visit<F, P> for Recode<'_, F> {
             // A stretch of entries of one pattern: the inner loop of every change of attributes.
             let from = index;
             let mut entry = table.load(index);
+            if !SMALL && entry == 0 {
+                index = table.past_hole(index, range.end);
+                continue;
+            }
             let plan = self.plan(entry, Level::PAGE);
             let (rest, now) = (index..range.end, plan.result());
             match plan.how {

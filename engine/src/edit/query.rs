@@ -338,6 +338,12 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P> f
                 (index, input) = see_pages::<F, P>(table, rest, input, self.runs, &mut self.visit)?;
                 continue;
             }
+            if !SMALL && entry == 0 {
+                let hole = index;
+                index = table.past_hole(hole, end);
+                input = input.wrapping_add(((index - hole) as u64) << F::PAGE_SHIFT);
+                continue;
+            }
             self.page(table, index, input, entry)?;
             index += 1;
             input = input.wrapping_add(1 << F::PAGE_SHIFT);

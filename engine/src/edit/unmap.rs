@@ -514,7 +514,7 @@ impl<V> Pages<V> {
                 continue;
             }
             if F::kind(entry, Level::PAGE) != Kind::Leaf {
-                index += 1;
+                index = table.past_hole(index, range.end);
                 continue;
             }
             if self.stop {

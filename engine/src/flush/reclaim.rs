@@ -3,6 +3,7 @@
 use core::marker::PhantomData;
 use core::ops::{ControlFlow, Range};
 
+use crate::SMALL;
 use crate::addr::{Level, Pa};
 use crate::entry::LINE;
 use crate::format::{Format, Kind, Perms, address_of, kind_of};
@@ -101,6 +102,35 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Reclaim<'_, F
         self.stop = (self.visit)(leaf).is_break();
         ControlFlow::Continue(())
     }
+
+    /// Visits a line of pages one by one, or fewer; holes are passed by as far as there are any. Returns where to go on.
+    // A function of its own, so that the loop over lines of leaves has the registers to itself.
+    #[cfg_attr(not(feature = "small"), inline(never))]
+    fn few(
+        &mut self,
+        table: &Table<'_, P>,
+        start: usize,
+        end: usize,
+        first: u64,
+    ) -> ControlFlow<(), usize> {
+        let mut index = start;
+        while index < end && index - start < LINE {
+            // SAFETY: as above.
+            let entry = unsafe { table.read(index) };
+            if !SMALL && entry == 0 {
+                index = table.past_hole(index, end);
+                continue;
+            }
+            if F::kind(entry, Level::PAGE) == Kind::Leaf {
+                let at = first.wrapping_add(((index - start) as u64) << F::PAGE_SHIFT);
+                if self.leaf(table, index, Level::PAGE, at, entry).is_break() {
+                    return ControlFlow::Break(());
+                }
+            }
+            index += 1;
+        }
+        ControlFlow::Continue(index)
+    }
 }
 
 impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
@@ -157,13 +187,7 @@ impl<F: Format, P: Platform, V: FnMut(Leaf<F>) -> ControlFlow<()>> Visit<F, P>
                     }
                 }
             } else {
-                for index in index..range.end.min(index + LINE) {
-                    let entry = read(index);
-                    if F::kind(entry, Level::PAGE) == Kind::Leaf {
-                        self.leaf(table, index, Level::PAGE, at(index), entry)?;
-                    }
-                }
-                index += LINE;
+                index = self.few(table, index, range.end, at(index))?;
             }
         }
         ControlFlow::Continue(())

@@ -122,6 +122,10 @@ impl<F: Format, P: SharedPlatform + Clone> Bulk<'_, F, P> {
 }
 
 impl<F: Format, P: SharedPlatform + Clone> Visit<F, P> for Bulk<'_, F, P> {
+    fn fills_holes(&self) -> bool {
+        true
+    }
+
     fn entry(&mut self, table: &Table<'_, P>, index: usize, level: Level, slice: Slice) -> Step {
         let Some(below) = level.down() else {
             return Step::Next;

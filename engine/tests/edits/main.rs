@@ -18,6 +18,7 @@ mod near;
 mod pages;
 mod parked;
 mod sharing;
+mod sparse;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
