@@ -435,6 +435,18 @@ impl Op {
     pub fn writes(&self) -> bool {
         matches!(self, Self::Store { .. } | Self::Atomic { .. })
     }
+
+    /// Whether it is a load-acquire, and a store-release.
+    pub fn acquires_releases(&self) -> (bool, bool) {
+        match self {
+            Self::Load { acquire, .. } => (*acquire, false),
+            Self::Store { release, .. } => (false, *release),
+            Self::Atomic {
+                acquire, release, ..
+            } => (*acquire, *release),
+            _ => (false, false),
+        }
+    }
 }
 
 /// An outcome, and what is said of it.

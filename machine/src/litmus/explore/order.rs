@@ -33,6 +33,12 @@ pub(super) fn is_derived(op: &Op) -> bool {
     matches!(op, Op::Fence(Kind::All | Kind::Loads) | Op::Branch(_))
 }
 
+/// Barriers. They do nothing that cannot be done again, so that what comes before one may still fault, where it does not
+/// wait for that.
+pub(super) fn is_barrier(op: &Op) -> bool {
+    matches!(op, Op::Fence(_) | Op::Barrier { .. })
+}
+
 /// What is true of all instructions before one.
 pub(super) struct Before {
     /// They are done, stores at least in the buffer.
@@ -41,6 +47,9 @@ pub(super) struct Before {
     pub all_drained: bool,
     pub loads_done: bool,
     pub stores_buffered: bool,
+    pub stores_drained: bool,
+    /// Stores before a DMB for stores have left the buffer.
+    pub fenced_drained: bool,
     pub releases_drained: bool,
     /// Accesses are translated, and none of them faults.
     pub translated: bool,
@@ -63,6 +72,8 @@ impl Default for Before {
             all_drained: true,
             loads_done: true,
             stores_buffered: true,
+            stores_drained: true,
+            fenced_drained: true,
             releases_drained: true,
             translated: true,
             decided: true,
@@ -121,6 +132,7 @@ impl Before {
                 }
                 if op.writes() {
                     self.stores_buffered &= buffered;
+                    self.stores_drained &= done;
                 }
                 match op {
                     Op::Load { acquire: true, .. } | Op::Atomic { acquire: true, .. } => {
@@ -139,6 +151,7 @@ impl Before {
             Op::Fence(Kind::Loads) => self.barred |= !self.loads_done,
             Op::Fence(Kind::Stores) => {
                 self.stores_barred |= !done;
+                self.fenced_drained &= self.stores_drained;
                 self.all_done &= done;
             }
             Op::Branch(register) => {

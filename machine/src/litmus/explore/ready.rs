@@ -2,7 +2,7 @@
 
 use super::super::program::*;
 use super::Explorer;
-use super::order::{Before, Next, is_derived, is_untranslated};
+use super::order::{Before, Next, is_barrier, is_derived, is_untranslated};
 use super::state::*;
 use crate::hardware::{Fault, Image, Request};
 
@@ -230,7 +230,7 @@ impl Explorer<'_> {
                     steps.push(perform);
                     return true;
                 }
-                Op::Invalidate { .. } if waiting && before.system_done => {
+                Op::Invalidate { .. } if waiting && before.system_done && before.decided => {
                     steps.push(perform);
                 }
                 Op::Switch(_) if waiting => {
@@ -319,15 +319,12 @@ impl Explorer<'_> {
             }
             (Phase::Walking(..), _) => steps.push(step(Way::WalkOn)),
             (Phase::Translated(translated, _), _) => place = Some(translated.pa()),
-            (Phase::Faulty(_, certain), _) => {
+            (Phase::Faulty(fault, certain), _) => {
                 if before.all_done {
                     steps.push(step(Way::TakeFault));
                     return Next::Now;
                 }
-                if !certain
-                    && self.is_in_order(state, thread, at, before)
-                    && self.may_be_certain(state, thread, at)
-                {
+                if !certain && self.may_be_certain(state, thread, at, before, fault) {
                     steps.push(step(Way::CommitFault));
                     return Next::Now;
                 }
@@ -354,42 +351,54 @@ impl Explorer<'_> {
         before: &Before,
     ) -> bool {
         let op = &self.test.code[thread].code[at].op;
-        if before.barred {
-            return false;
-        }
-        let (acquire, release) = match op {
-            Op::Load { acquire, .. } => (*acquire, false),
-            Op::Store { release, .. } => (false, *release),
-            Op::Atomic {
-                acquire, release, ..
-            } => (*acquire, *release),
-            _ => (false, false),
-        };
         let certain = !op.writes()
             || (before.is_certain() && !before.stores_barred && self.has_data(state, thread, op));
-        certain
+        certain && self.is_past_barriers(op, before)
+    }
+
+    /// Whether barriers for all accesses or for loads, acquire and release let an access be performed, or fault.
+    fn is_past_barriers(&self, op: &Op, before: &Before) -> bool {
+        let (acquire, release) = op.acquires_releases();
+        !before.barred
             && (!acquire || before.releases_drained)
             && (!release || (before.all_done && before.all_drained))
     }
 
-    /// Whether the fault of an access may be bound to be taken, as far as the accesses before it are concerned. One that
-    /// has no translation may be about any place with the same offset in a page, and comes after all of those; others
-    /// come after the translations of the same address (the model of Arm: `same-loc` of faults, `TLBI-ob`).
-    pub(super) fn may_be_certain(&self, state: &State, thread: usize, at: usize) -> bool {
+    /// Whether the fault of an access may come before an invalidation that another CPU completes from here on.
+    ///
+    /// Barriers, acquire and release order it as they order the access. One that has no translation may be about any data
+    /// with the same offset in a page: that of a load comes after all accesses to such, that of a store after the stores,
+    /// and when branches are decided. Others come after the translations of the same address; what would be stored, and
+    /// branches, do not matter to them (the model of Arm: `same-loc` of faults, `TLBI-ob`).
+    pub(super) fn may_be_certain(
+        &self,
+        state: &State,
+        thread: usize,
+        at: usize,
+        before: &Before,
+        fault: &Fault,
+    ) -> bool {
         let code = &self.test.code[thread].code;
-        let place = code[at].op.place();
-        let untranslated = matches!(
-            state.phases[thread][at],
-            Phase::Faulty(fault, _) if is_untranslated(&fault) || fault == Fault::Address
-        );
-        code[..at]
-            .iter()
-            .zip(&state.phases[thread])
-            .all(|(before, phase)| match before.op.place() {
-                Some(Place::Virtual(_)) if untranslated => matches!(phase, Phase::Done(_)),
-                before if before == place => !matches!(phase, Phase::Idle | Phase::Walking(..)),
-                _ => true,
-            })
+        let op = &code[at].op;
+        let untranslated = is_untranslated(fault) || *fault == Fault::Address;
+        if !self.is_past_barriers(op, before)
+            || (op.writes() && (before.stores_barred || !before.fenced_drained))
+            || (op.writes() && untranslated && !before.decided)
+        {
+            return false;
+        }
+        let earlier = code[..at].iter().zip(&state.phases[thread]);
+        earlier.into_iter().all(|(i, phase)| {
+            // All data, and all addresses, are at the start of a page.
+            let is_alike = match i.op.place() {
+                Some(Place::Virtual(_) | Place::Physical(Location::Data(_))) => untranslated,
+                _ => false,
+            };
+            if is_alike && (i.op.writes() || !op.writes()) {
+                return matches!(phase, Phase::Done(_));
+            }
+            i.op.place() != op.place() || !matches!(phase, Phase::Idle | Phase::Walking(..))
+        })
     }
 
     pub(super) fn has_data(&self, state: &State, thread: usize, op: &Op) -> bool {
@@ -461,13 +470,19 @@ impl Explorer<'_> {
         }
     }
 
-    /// An interrupt is taken between two instructions: all before are done, nothing after has been but loads.
+    /// An interrupt is taken between two instructions: all before are done, and nothing after has been but what can be
+    /// done again.
     pub(super) fn may_be_interrupted(&self, state: &State, cpu: usize) -> bool {
         let phases = &state.phases[cpu];
         let Some(first) = self.first_open(state, cpu) else {
             return true;
         };
-        (first..phases.len()).all(|at| !self.is_committed(cpu, at, &phases[at]))
+        (first..phases.len()).all(|at| {
+            // The interrupt synchronises the context as well.
+            let op = &self.test.code[cpu].code[at].op;
+            matches!(op, Op::Synchronise | Op::Exception { .. })
+                || !self.is_committed(cpu, at, &phases[at])
+        })
     }
 
     pub(super) fn first_open(&self, state: &State, cpu: usize) -> Option<usize> {
@@ -483,7 +498,10 @@ impl Explorer<'_> {
             Phase::Idle | Phase::Walking(..) | Phase::Translated(_, false) => false,
             Phase::Faulty(_, certain) => *certain,
             Phase::Translated(_, true) | Phase::Buffered(_) | Phase::Shooting(_) => true,
-            Phase::Done(_) => !matches!(self.test.code[thread].code[at].op, Op::Load { .. }),
+            Phase::Done(_) => {
+                let op = &self.test.code[thread].code[at].op;
+                !matches!(op, Op::Load { .. }) && !is_barrier(op)
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::program::*;
 use super::Explorer;
-use super::order::{Before, is_permission, is_untranslated};
+use super::order::{Before, is_barrier, is_permission};
 use super::state::*;
 use crate::hardware::{Hardware, Image, KnownFirst, Look, Request, Translated};
 use crate::tlb::{Stages, Tlbi};
@@ -348,15 +348,14 @@ impl Explorer<'_> {
                         }
                         phases[at] = Phase::Idle;
                     }
-                    // It comes after what it may be about, and that is not visible yet.
-                    Phase::Done(Got::Fault(fault))
-                        if is_untranslated(fault)
-                            && pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi))
-                            && phases[..at]
-                                .iter()
-                                .any(|phase| matches!(phase, Phase::Buffered(Some(_)))) =>
+                    // It comes after stores that are not visible yet.
+                    &Phase::Done(Got::Fault(fault))
+                        if pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi)) =>
                     {
-                        return None;
+                        let before = Before::of(self, next, cpu, at);
+                        if !self.may_be_certain(next, cpu, at, &before, &fault) {
+                            return None;
+                        }
                     }
                     Phase::Faulty(_, false)
                         if pending.iter().any(|tlbi| self.is_about(cpu, at, id, tlbi)) =>
@@ -411,7 +410,8 @@ impl Explorer<'_> {
         way: Way,
     ) -> Option<Option<(usize, Image)>> {
         let hardware = &self.hardware;
-        let op = &self.test.code[thread].code[at].op;
+        let code = &self.test.code[thread].code;
+        let op = &code[at].op;
         let Some(&Place::Virtual(address)) = op.place() else {
             return None;
         };
@@ -461,13 +461,15 @@ impl Explorer<'_> {
                     Some(first) => hardware.fault_behind(request, &first, fault),
                     None => fault,
                 };
-                // What comes after has not begun, or it would be thrown away.
-                if state.phases[thread][at + 1..]
-                    .iter()
-                    .any(|phase| *phase != Phase::Idle)
+                // What comes after has not begun, or it would be thrown away; barriers that do not wait for this are.
+                let after = code[at + 1..].iter().zip(&state.phases[thread][at + 1..]);
+                if after
+                    .into_iter()
+                    .any(|(i, phase)| *phase != Phase::Idle && !is_barrier(&i.op))
                 {
                     return None;
                 }
+                self.flush(next, thread, at + 1);
                 let early =
                     hardware.fault_is_early(thread) || !before.all_done || !before.all_drained;
                 let stale = is_permission(&fault) && !self.test.x86;
