@@ -486,7 +486,7 @@ impl Explorer<'_> {
                 hardware.remember_alone(true);
                 let translated = hardware.join(thread, translated, first);
                 let dirtied = op.writes() && self.is_dirtied(state);
-                if dirtied && !(before.is_certain() && self.is_unread(state, thread, at)) {
+                if dirtied && !before.is_certain() {
                     return None;
                 }
                 Phase::Translated(translated.normalised(), dirtied)
@@ -531,21 +531,6 @@ impl Explorer<'_> {
             Start::SecondRun => self.hardware.look_second(cpu, request, Some(RUN_BITS)),
             Start::First => None,
         }
-    }
-
-    /// Whether nothing before an instruction still has to read a word that a walk has just written.
-    pub(super) fn is_unread(&self, state: &State, thread: usize, at: usize) -> bool {
-        let open = |i: &usize| !matches!(state.phases[thread][*i], Phase::Done(_));
-        (0..at)
-            .filter(open)
-            .all(|i| match self.test.code[thread].code[i].op.place() {
-                Some(Place::Physical(location)) => {
-                    let pa = self.layout.locate(self.test, location);
-                    self.word(pa)
-                        .is_none_or(|word| self.hardware.memory.read(pa) == state.words[word])
-                }
-                _ => true,
-            })
     }
 
     /// Whether a walk has set the dirty state of a leaf since `state`.
