@@ -7,7 +7,7 @@ use super::layout::{self, Layout};
 use super::outcome::End;
 use super::program::*;
 use crate::costs::Costs;
-use crate::hardware::{Fault, How, Request};
+use crate::hardware::{Cause, Fault, How, Request, Translated};
 use crate::machine::{Machine, Setup};
 use crate::memory::Memory;
 use crate::perturb::Perturbation;
@@ -125,6 +125,8 @@ fn run(
         answered: Cell::new(0),
         finished: Cell::new(0),
         fenced: Cell::new(0),
+        stores_fenced: Cell::new(0),
+        released: Cell::new(0),
         user: Cell::new(0),
     };
     for address in &test.addresses {
@@ -170,6 +172,10 @@ struct Run<'r> {
     finished: Cell<u64>,
     /// CPUs that have executed a DMB, and no access after it.
     fenced: Cell<u64>,
+    /// CPUs that have executed a DMB for stores, and no store through a translation after it.
+    stores_fenced: Cell<u64>,
+    /// CPUs with a store-release that may be in the buffer.
+    released: Cell<u64>,
     /// CPUs whose accesses have the rights of an application.
     user: Cell<u64>,
 }
@@ -189,6 +195,10 @@ impl Run<'_> {
                 Err(fault) => {
                     cpu.spend(self.machine.costs().exception);
                     cpu.order();
+                    if self.test.x86 {
+                        // The handler returns by IRET.
+                        hardware.drain(thread);
+                    }
                     hardware.synchronise(thread);
                     End::Fault(fault)
                 }
@@ -220,11 +230,49 @@ impl Run<'_> {
         }
     }
 
-    /// Accesses after a DMB come after those before it: loads are done, stores have to be.
-    fn pass_fence(&self, thread: usize) {
-        if self.fenced.get() >> thread & 1 != 0 {
+    /// What comes after a DMB, or is a release, or an acquire after a release, comes after what is before it: loads are
+    /// done, stores have to be. So does its fault: they are, before it is translated.
+    fn pass_fence(&self, thread: usize, op: &Op) {
+        let (acquire, release) = op.acquires_releases();
+        let translated = matches!(op.place(), Some(Place::Virtual(_)));
+        let is_of = |cpus: &Cell<u64>| cpus.get() >> thread & 1 != 0;
+        let in_order = is_of(&self.fenced)
+            || (translated && op.writes() && (release || is_of(&self.stores_fenced)))
+            || (acquire && is_of(&self.released));
+        if in_order {
             self.machine.hardware.drain(thread);
-            self.fenced.update(|fenced| fenced & !(1 << thread));
+            for cpus in [&self.fenced, &self.stores_fenced, &self.released] {
+                cpus.update(|cpus| cpus & !(1 << thread));
+            }
+        }
+        if release {
+            self.released.update(|released| released | 1 << thread);
+        }
+    }
+
+    fn translate(&self, request: Request) -> Result<Translated, Fault> {
+        let machine = self.machine;
+        let found = machine.translate(request);
+        let cpu = machine.cpu().id();
+        let hardware = &machine.hardware;
+        let is_hidden = |page: usize| {
+            let pa = self.layout.page(page);
+            hardware.visible_to(cpu, pa) != hardware.memory.read(pa)
+        };
+        match found {
+            // It may be about any data with the same offset in a page, and comes after stores to such.
+            Err(
+                Fault::Translation { .. }
+                | Fault::Address
+                | Fault::Second {
+                    cause: Cause::Translation,
+                    ..
+                },
+            ) if (0..self.test.data.len()).any(is_hidden) => {
+                hardware.drain(cpu);
+                machine.translate(request)
+            }
+            found => found,
         }
     }
 
@@ -263,7 +311,7 @@ impl Run<'_> {
         let (machine, hardware) = (self.machine, &self.machine.hardware);
         if op.place().is_some() {
             cpu.order();
-            self.pass_fence(thread);
+            self.pass_fence(thread, op);
             if op.address().is_some() {
                 // It could not be translated before the address was known.
                 hardware.synchronise(thread);
@@ -296,7 +344,10 @@ impl Run<'_> {
                 cpu.order();
                 match kind {
                     Kind::All => self.fenced.update(|fenced| fenced | 1 << thread),
-                    _ => hardware.order_stores(thread),
+                    _ => {
+                        hardware.order_stores(thread);
+                        self.stores_fenced.update(|fenced| fenced | 1 << thread);
+                    }
                 }
             }
             Op::Barrier {
@@ -323,6 +374,9 @@ impl Run<'_> {
             }
             Op::Synchronise => {
                 cpu.order();
+                if self.test.x86 {
+                    hardware.drain(thread);
+                }
                 hardware.synchronise(thread);
             }
             Op::Invalidate { scope, broadcast } => {
@@ -348,9 +402,7 @@ impl Run<'_> {
         let hardware = &self.machine.hardware;
         match at {
             Place::Virtual(address) => {
-                let translated = self
-                    .machine
-                    .translate(self.request(cpu.id(), *address, false))?;
+                let translated = self.translate(self.request(cpu.id(), *address, false))?;
                 // A load finds what its CPU has stored to the same place.
                 if hardware.visible_to(cpu.id(), translated.pa())
                     != hardware.memory.read(translated.pa())
@@ -373,9 +425,7 @@ impl Run<'_> {
         let hardware = &self.machine.hardware;
         match at {
             Place::Virtual(address) => {
-                let translated = self
-                    .machine
-                    .translate(self.request(cpu.id(), *address, true))?;
+                let translated = self.translate(self.request(cpu.id(), *address, true))?;
                 // It goes past the buffer.
                 hardware.drain(cpu.id());
                 self.machine.do_access(translated, Some(value));
@@ -401,10 +451,7 @@ impl Run<'_> {
         let hardware = &self.machine.hardware;
         let thread = cpu.id();
         let translated = match at {
-            Place::Virtual(address) => Some(
-                self.machine
-                    .translate(self.request(thread, *address, true))?,
-            ),
+            Place::Virtual(address) => Some(self.translate(self.request(thread, *address, true))?),
             Place::Physical(_) => {
                 cpu.spend(self.machine.costs().exchange);
                 cpu.order();
@@ -449,6 +496,10 @@ impl Run<'_> {
             cpu.order();
         }
         cpu.order();
+        if self.test.x86 {
+            // The interrupt is sent when stores before it are visible.
+            self.machine.hardware.drain(cpu.id());
+        }
         self.answered.set(1 << cpu.id());
         self.asked.set(Some((cpu.id(), scope)));
         let all = (1u64 << self.test.threads()) - 1;

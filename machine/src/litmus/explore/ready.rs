@@ -224,6 +224,13 @@ impl Explorer<'_> {
                         }
                     }
                 }
+                // IRET and CPUID serialise: stores leave the buffer.
+                Op::Synchronise if x86 => {
+                    if waiting && before.all_done && before.all_drained {
+                        steps.push(perform);
+                        return true;
+                    }
+                }
                 Op::Synchronise | Op::Exception { .. }
                     if waiting && before.is_certain() && before.system_done =>
                 {
