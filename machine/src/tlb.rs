@@ -259,10 +259,11 @@ impl Tlbi {
         }
     }
 
-    /// Whether it is about descriptors of this level and kind.
+    /// Whether it is about descriptors of this level and kind. Of a level that is hinted at it is about leaves, and about
+    /// the tables above them (DDI 0487 C5.5, TTL).
     pub(crate) fn suits(&self, depth: u8, table: bool) -> bool {
         match self.depth {
-            Some(_) if table => !self.leaves_only,
+            Some(hint) if table => !self.leaves_only && depth > hint,
             Some(hint) => hint == depth,
             None => !table || !self.leaves_only,
         }
