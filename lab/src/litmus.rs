@@ -24,7 +24,7 @@ Examples:
   tablewright litmus mine.litmus --profile ets2
   tablewright litmus --seeds 2000             the machine in virtual time as well
 
-The format of a test is described in docs/litmus.md. The exit status is 1 if a verdict does not hold.")]
+The format of a test is described in docs/litmus.md. The exit status is 1 if a verdict does not hold, or a test has no answer.")]
 pub struct Arguments {
     /// Files of tests, or directories with files *.litmus [default: those that come with the program]
     #[arg(value_name = "FILE|DIR")]
@@ -96,7 +96,7 @@ struct Row {
     /// The first seed with which the machine in virtual time ends so.
     seed: Option<u64>,
     verdict: &'static str,
-    /// Why an allowed outcome is not shown.
+    /// Why an allowed outcome is not shown, or why there is no answer.
     note: Option<String>,
     witness: Option<Vec<String>>,
 }
@@ -104,6 +104,7 @@ struct Row {
 const HOLDS: &str = "ok";
 const FAILS: &str = "FAILS";
 const SILENT: &str = "not shown";
+const UNKNOWN: &str = "no answer";
 const NONE: &str = "-";
 
 /// Tries the tests, and prints what came of it.
@@ -122,25 +123,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.list {
         return list(&tests, arguments.json);
     }
-    let mut rows = Vec::new();
-    for test in &tests {
-        let profiles = test.profiles().iter().copied();
-        for profile in profiles.filter(|&p| profile.is_none_or(|wanted| wanted == p)) {
-            rows.extend(try_one(test, profile, arguments)?);
-        }
-    }
+    let rows = try_all(&tests, arguments, MOST_STATES);
     let failed = rows.iter().filter(|row| row.verdict == FAILS).count();
+    let unknown = rows.iter().filter(|row| row.verdict == UNKNOWN).count();
     let total = rows.len();
-    let silent = rows.iter().filter(|row| row.verdict == SILENT);
-    let warnings = silent
-        .map(|row| {
-            let why = row.note.as_deref().unwrap_or_default();
-            format!(
-                "{} ({}): allowed, and not shown: {why}",
-                row.test, row.profile
-            )
-        })
-        .collect();
+    let warnings = warnings(&rows);
     let report = Report {
         experiment: "litmus",
         parameters: Parameters {
@@ -157,12 +144,50 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         warnings,
     };
     report.print(arguments.json, text)?;
+    if unknown > 0 {
+        return Err(Error::Failed(format!(
+            "{failed} of {total} verdicts do not hold, and {unknown} have no answer"
+        )));
+    }
     if failed > 0 {
         return Err(Error::Failed(format!(
             "{failed} of {total} verdicts do not hold"
         )));
     }
     Ok(())
+}
+
+/// All tests in all profiles that are asked for, each over `most` states. One that has no answer does not keep the others
+/// from theirs.
+fn try_all(tests: &[Test], arguments: &Arguments, most: usize) -> Vec<Row> {
+    let wanted = arguments.profile.map(Profile::from);
+    let mut rows = Vec::new();
+    for test in tests {
+        let profiles = test.profiles().iter().copied();
+        for profile in profiles.filter(|&p| wanted.is_none_or(|wanted| wanted == p)) {
+            rows.extend(try_one(test, profile, arguments, most));
+        }
+    }
+    rows
+}
+
+/// What is to be said of outcomes that are not as one would think.
+fn warnings(rows: &[Row]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for row in rows {
+        let why = row.note.as_deref().unwrap_or_default();
+        let (test, profile) = (&row.test, &row.profile);
+        let warning = match row.verdict {
+            SILENT => format!("{test} ({profile}): allowed, and not shown: {why}"),
+            UNKNOWN => format!("{}:{}: {test} ({profile}): {why}", row.file, row.line),
+            _ => continue,
+        };
+        // The outcomes of a test that has no answer share the reason.
+        if warnings.last() != Some(&warning) {
+            warnings.push(warning);
+        }
+    }
+    warnings
 }
 
 /// The tests in files and directories, or those of the program.
@@ -213,54 +238,75 @@ fn load_file(path: &Path) -> Result<Vec<Test>, Error> {
 }
 
 /// All outcomes of a test in one profile.
-fn try_one(test: &Test, profile: Profile, arguments: &Arguments) -> Result<Vec<Row>, Error> {
-    let trouble = |step, problem: String| Error::Machine {
-        machine: profile.to_string(),
-        step,
-        problem: format!("{}: {problem}", test.name),
+fn try_one(test: &Test, profile: Profile, arguments: &Arguments, most: usize) -> Vec<Row> {
+    let explored = explore(test, profile, most).map_err(|error| error.to_string());
+    let tried = explored.and_then(|explored| {
+        let simulated = simulate(test, profile, arguments.seeds);
+        Ok((explored, simulated.map_err(|error| error.to_string())?))
+    });
+    let (explored, simulated) = match tried {
+        Ok(tried) => tried,
+        Err(problem) => {
+            let row = |(ask, outcome): (usize, &str)| Row {
+                verdict: UNKNOWN,
+                note: Some(problem.clone()),
+                ..row(test, profile, ask, outcome)
+            };
+            return test.outcomes().enumerate().map(row).collect();
+        }
     };
-    let explored = explore(test, profile, MOST_STATES)
-        .map_err(|error| trouble("litmus", error.to_string()))?;
-    let simulated = simulate(test, profile, arguments.seeds)
-        .map_err(|error| trouble("litmus --seeds", error.to_string()))?;
     let rows = test.outcomes().zip(explored.outcomes).enumerate();
-    Ok(rows
-        .map(|(ask, (outcome, reached))| {
-            let expected = test.expected(ask, profile);
-            let (seed, always) = simulated.outcomes[ask];
-            let on_machine = match expected {
-                _ if arguments.seeds == 0 => true,
-                Some(Verdict::Forbidden) => seed.is_none(),
-                Some(Verdict::Required) => always,
-                // What is allowed need not come.
-                Some(Verdict::Allowed) | None => true,
-            };
-            let note = test.never_shown(ask).or_else(|| test.only_explored(ask));
-            let verdict = match expected {
-                None => NONE,
-                Some(expected) if reached.agrees(expected) && on_machine => HOLDS,
-                Some(Verdict::Allowed) if test.never_shown(ask).is_some() => SILENT,
-                Some(_) => FAILS,
-            };
-            Row {
-                test: test.name.clone(),
-                source: test.source.clone(),
-                about: test.about.clone(),
-                file: test.file.clone(),
-                line: test.line,
-                profile: profile.to_string(),
-                outcome: outcome.to_owned(),
-                expected: expected.map(|verdict| verdict.to_string()),
-                reached: reached.witness.is_some(),
-                always: reached.always,
-                states: explored.states,
-                seed,
-                verdict,
-                note: note.map(str::to_owned),
-                witness: reached.witness.filter(|_| arguments.witness),
-            }
-        })
-        .collect())
+    rows.map(|(ask, (outcome, reached))| {
+        let expected = test.expected(ask, profile);
+        let (seed, always) = simulated.outcomes[ask];
+        let on_machine = match expected {
+            _ if arguments.seeds == 0 => true,
+            Some(Verdict::Forbidden) => seed.is_none(),
+            Some(Verdict::Required) => always,
+            // What is allowed need not come.
+            Some(Verdict::Allowed) | None => true,
+        };
+        let note = test.never_shown(ask).or_else(|| test.only_explored(ask));
+        let verdict = match expected {
+            None => NONE,
+            Some(expected) if reached.agrees(expected) && on_machine => HOLDS,
+            Some(Verdict::Allowed) if test.never_shown(ask).is_some() => SILENT,
+            Some(_) => FAILS,
+        };
+        Row {
+            reached: reached.witness.is_some(),
+            always: reached.always,
+            states: explored.states,
+            seed,
+            verdict,
+            note: note.map(str::to_owned),
+            witness: reached.witness.filter(|_| arguments.witness),
+            ..row(test, profile, ask, outcome)
+        }
+    })
+    .collect()
+}
+
+/// One outcome, before it is tried.
+fn row(test: &Test, profile: Profile, ask: usize, outcome: &str) -> Row {
+    let expected = test.expected(ask, profile);
+    Row {
+        test: test.name.clone(),
+        source: test.source.clone(),
+        about: test.about.clone(),
+        file: test.file.clone(),
+        line: test.line,
+        profile: profile.to_string(),
+        outcome: outcome.to_owned(),
+        expected: expected.map(|verdict| verdict.to_string()),
+        reached: false,
+        always: false,
+        states: 0,
+        seed: None,
+        verdict: NONE,
+        note: None,
+        witness: None,
+    }
 }
 
 fn text(report: &Report<Parameters, Row>) -> String {
@@ -274,6 +320,7 @@ fn text(report: &Report<Parameters, Row>) -> String {
             .iter()
             .map(|row| {
                 let reached = match (row.reached, row.always) {
+                    _ if row.verdict == UNKNOWN => NONE,
                     (_, true) => "always",
                     (true, false) => "yes",
                     (false, false) => "no",
@@ -374,4 +421,48 @@ fn list(tests: &[Test], json: bool) -> Result<(), Error> {
         4,
         rows.collect(),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One test was an error of the whole run, which named neither its file nor its line.
+    #[test]
+    fn a_test_without_an_answer_loses_no_other() {
+        let text = "
+test large
+data a = 1
+map x leaf(a)
+thread
+    STR invalid, [pte(x)]
+    LDR r0, [x]
+    LDR r1, [x]
+ask 0:r0 = 1
+    expect allowed
+ask 0:r1 = 1
+
+test small
+data a = 1
+thread
+    LDR r0, [a]
+ask 0:r0 = 1
+    expect required
+";
+        let arguments = Arguments {
+            paths: Vec::new(),
+            profile: Some(ProfileName::Base),
+            only: None,
+            seeds: 0,
+            witness: false,
+            list: false,
+            json: false,
+        };
+        let tests = parse("mine.litmus", text).unwrap();
+        let rows = try_all(&tests, &arguments, 3);
+        let verdicts: Vec<_> = rows.iter().map(|row| row.verdict).collect();
+        assert_eq!(verdicts, [UNKNOWN, UNKNOWN, HOLDS]);
+        let says = "mine.litmus:2: large (base): more than 3 states";
+        assert_eq!(warnings(&rows), [says]);
+    }
 }

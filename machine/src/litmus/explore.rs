@@ -14,10 +14,11 @@
 //!   location is read and written in the order of the program.
 //! * A store is performed when it is certain to be executed: all before it is translated and all branches are decided.
 //!   The same holds for a translation that sets the dirty state.
-//! * A fault is taken when everything before it is done; what comes after it starts anew. With FEAT_ETS2, and on x86,
-//!   the walk that faults is made then, and not before.
+//! * A fault is taken when everything before it is done; what comes after it starts anew, barriers that did not have to
+//!   wait for it among it. With FEAT_ETS2, and on x86, the walk that faults is made then, and not before.
 //! * A DSB that completes a broadcast invalidation finds no access of another CPU that is under way through what was
-//!   invalidated: it was performed, and its store is visible, or it is translated anew.
+//!   invalidated: it was performed, and its store is visible, or it is translated anew. Nor a fault that was taken while
+//!   a store that orders it was not visible.
 //!
 //! # What need not be tried
 //!
