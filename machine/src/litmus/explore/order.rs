@@ -58,6 +58,8 @@ pub(super) struct Before {
     pub synchronised: bool,
     /// DSBs.
     pub published: bool,
+    /// Loads before DSBs that are about loads.
+    pub loads_published: bool,
     /// Barriers, invalidations, and writes to registers of the system.
     pub system_done: bool,
     /// A barrier holds accesses back.
@@ -79,6 +81,7 @@ impl Default for Before {
             decided: true,
             synchronised: true,
             published: true,
+            loads_published: true,
             system_done: true,
             barred: false,
             stores_barred: false,
@@ -157,8 +160,9 @@ impl Before {
             Op::Branch(register) => {
                 self.decided &= explorer.is_known(state, thread, *register);
             }
-            Op::Barrier { .. } => {
+            Op::Barrier { kind, .. } => {
                 self.published &= done;
+                self.loads_published &= self.loads_done || *kind == Kind::Stores;
                 self.barred |= !done;
                 self.system_done &= done;
                 self.all_done &= done;

@@ -42,7 +42,8 @@ impl Explorer<'_> {
             };
             let (first, last) = self.around(va);
             let flags = sets_flags && self.has_old(state);
-            let of_second = self.layout.runs && self.wants_of_second(state, cpu, first, last);
+            let alone = self.layout.runs || self.is_unled(address);
+            let of_second = alone && self.wants_of_second(state, cpu, first, last);
             if !flags && !of_second && !self.wants(state, cpu, first, last) {
                 continue;
             }
@@ -57,8 +58,8 @@ impl Explorer<'_> {
             self.routes(state, cpu, va, true)
                 .into_iter()
                 .for_each(&mut fill);
-            if self.test.is_nested() && self.layout.runs && self.is_of_second(address) {
-                // Of a run of stage 2 any entry may be read, whichever stage 1 leads to.
+            if self.test.is_nested() && alone && self.is_of_second(address) {
+                // Of a run of stage 2 any entry may be read, whichever stage 1 leads to; and what it does not lead to yet.
                 let mut alone = Vec::new();
                 self.routes_from(&mut alone, &state.cores[cpu], va, true, None);
                 let walks = |route: &Route| matches!(route.start, Start::Root | Start::Table(_));
@@ -71,6 +72,12 @@ impl Explorer<'_> {
     fn is_of_second(&self, address: usize) -> bool {
         let mapped = |map: &Map| map.address == address;
         address >= self.test.addresses.len() || self.test.maps.iter().any(mapped)
+    }
+
+    /// Whether stage 2 translates the address with this number, and no stage 1 leads to it at first.
+    fn is_unled(&self, address: usize) -> bool {
+        let leads = |(_, value): &(usize, Value)| matches!(value, Value::Intermediate { address: to, .. } if *to == address);
+        self.test.is_nested() && self.is_of_second(address) && !self.test.stage1.iter().any(leads)
     }
 
     /// The other addresses of a contiguous run.
@@ -224,18 +231,17 @@ impl Explorer<'_> {
                         }
                     }
                 }
-                // IRET and CPUID serialise: stores leave the buffer.
-                Op::Synchronise if x86 => {
-                    if waiting && before.all_done && before.all_drained {
+                Op::Synchronise | Op::Exception { .. } if waiting => {
+                    let ready = if x86 {
+                        // IRET and CPUID serialise: stores leave the buffer.
+                        before.all_done && before.all_drained
+                    } else {
+                        before.is_certain() && before.system_done
+                    };
+                    if ready {
                         steps.push(perform);
                         return true;
                     }
-                }
-                Op::Synchronise | Op::Exception { .. }
-                    if waiting && before.is_certain() && before.system_done =>
-                {
-                    steps.push(perform);
-                    return true;
                 }
                 Op::Invalidate { .. } if waiting && before.system_done && before.decided => {
                     steps.push(perform);

@@ -486,7 +486,7 @@ impl Explorer<'_> {
                 hardware.remember_alone(true);
                 let translated = hardware.join(thread, translated, first);
                 let dirtied = op.writes() && self.is_dirtied(state);
-                if dirtied && !before.is_certain() {
+                if dirtied && !(before.is_certain() && before.loads_published) {
                     return None;
                 }
                 Phase::Translated(translated.normalised(), dirtied)
