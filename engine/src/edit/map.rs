@@ -452,6 +452,17 @@ impl<F: Format, P: Platform + Clone> AddressSpace<F, P> {
         mapping: &Mapping,
     ) -> Result<(), EditError<F::Input>> {
         let slice = self.check_page(page)?;
+        // Mostly another processor was first with a fault of the page. It is located again, so that what comes before has nothing to
+        // keep; where pages are near, nothing is denied.
+        if let Some(number) = self.open.number_of::<F>(slice.first)
+            && let Some(at) = self.locate_near(number, slice)
+        {
+            // SAFETY: a walk has come to it.
+            let table = unsafe { Table::open(&self.platform, at.frame, Level::PAGE) };
+            if F::is_single_page(table.load(at.index)) {
+                return Err(EditError::AlreadyMapped(page));
+            }
+        }
         let Reached {
             table,
             index,
