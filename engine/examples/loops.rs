@@ -1,10 +1,12 @@
 //! One edit over as many pages as the command line says, for counting the instructions of its inner loop.
 //!
-//! `loops map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
+//! `loops map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing PAGES [arm64]`, in a table of x86-64 if no other
 //! is named; without arguments, all of them over a few pages, in both. With `-each` behind its name an edit is made for one page at
 //! a time, with `-by-N` for `N`, in tables that exist, in a live space with one gather; `replace` has a gather for each page. `cursor` protects
 //! page by page by a cursor; `far` looks up what is not near the page that was edited last, and `apart` protects pages of which none is near the
-//! one before. `around` looks each page up and maps it by a cursor. `fault` maps a page, and
+//! one before. `around` looks each page up and maps it by a cursor. `mapped` maps what is mapped, and is refused. The small ones are programs
+//! of 16 pages in four places, of which each is gone or forked; the sparse ones unmap or protect a GiB with four pages far apart, each with a gather of
+//! its own. `fault` maps a page, and
 //! `guest` looks a fault of a guest up and maps it, page by page always, in tables of EPT; `walk` is what of it is not the engine's:
 //! the loop, and the platform's own at the beginning and the end of a walk.
 
@@ -34,12 +36,17 @@ enum Edit {
     Replace,
     Cursor,
     Around,
+    Mapped,
+    ExitSmall,
+    ForkSmall,
+    UnmapSparse,
+    ProtectSparse,
     Guest,
     Walk,
     Nothing,
 }
 
-const EDITS: [(&str, Edit); 16] = [
+const EDITS: [(&str, Edit); 21] = [
     ("map", Edit::Map),
     ("protect", Edit::Protect),
     ("contended", Edit::Contended),
@@ -53,6 +60,11 @@ const EDITS: [(&str, Edit); 16] = [
     ("replace", Edit::Replace),
     ("cursor", Edit::Cursor),
     ("around", Edit::Around),
+    ("mapped", Edit::Mapped),
+    ("exit-small", Edit::ExitSmall),
+    ("fork-small", Edit::ForkSmall),
+    ("unmap-sparse", Edit::UnmapSparse),
+    ("protect-sparse", Edit::ProtectSparse),
     ("guest", Edit::Guest),
     ("walk", Edit::Walk),
     ("nothing", Edit::Nothing),
@@ -93,7 +105,7 @@ fn main() {
 
 fn usage() -> ! {
     eprintln!(
-        "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
+        "error: usage: loops [map|protect|contended|unmap|query|lookup|far|apart|fork|fault|replace|cursor|around|mapped|exit-small|fork-small|unmap-sparse|protect-sparse|guest|walk|nothing][-each|-by-N] PAGES [arm64]"
     );
     std::process::exit(2);
 }
@@ -199,10 +211,118 @@ fn span(first: u64, pages: u64) -> Result<Span<Va>, EditError<Va>> {
 
 fn measure<F: Format<Input = Va>>(edit: Edit, pages: u64, by: u64) -> Result<(), String> {
     let measured = match by {
+        _ if edit == Edit::Mapped => mapped::<F>(pages),
+        _ if matches!(edit, Edit::ExitSmall | Edit::ForkSmall) => programs::<F>(edit, pages),
+        _ if matches!(edit, Edit::UnmapSparse | Edit::ProtectSparse) => sparse::<F>(edit, pages),
         1 => edit_pages::<F, true>(edit, pages, 1),
         by => edit_pages::<F, false>(edit, pages, by),
     };
     measured.map_err(|error| error.to_string())
+}
+
+/// Faults of pages that are mapped already.
+fn mapped<F: Format<Input = Va>>(pages: u64) -> Result<(), EditError<Va>> {
+    // A type of platform that is of this loop alone, so that what it calls is compiled for it, as in a kernel that has one fault handler.
+    let platform = &Hosted::new(4096, 12);
+    let mut space = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
+    let mapping = Encoded::<F>::new(Mapping::new(Attrs::KERNEL_DATA).pages_only())?;
+    space.map(span(0, pages.max(524_288))?, Pa::new(0), mapping)?;
+    space.make_live();
+    let mut refused = 0u64;
+    parts(pages, 1, |part| {
+        let done = space.map_page(part.start(), Pa::new(part.start().get()), mapping);
+        refused += u64::from(done.is_err());
+        Ok(())
+    })?;
+    black_box(refused);
+    Ok(())
+}
+
+/// Where the pages of a small program are, four in each place: text, heap, a library, the stack.
+const PLACES: [u64; 4] = [0x400, 0x600, 0x3f8_0000, 0x7ff_fff0];
+
+/// Programs of 16 pages: as many as have so many pages exit, or are forked, place by place.
+fn programs<F: Format<Input = Va>>(edit: Edit, pages: u64) -> Result<(), EditError<Va>> {
+    // As many for each size, so that only the edit differs.
+    let most = pages.max(1024) / 16;
+    let platform = Hosted::new(8192, 12);
+    let mapping = Encoded::<F>::new(Mapping::new(Attrs::USER_DATA).pages_only())?;
+    let program = || {
+        let mut space = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
+        for place in PLACES {
+            space.map(span(place, 4)?, Pa::new(place << 12), mapping)?;
+        }
+        space.make_live();
+        Ok(space)
+    };
+    let mut sum = 0u64;
+    if edit == Edit::ExitSmall {
+        let mut spaces = (0..most)
+            .map(|_| program())
+            .collect::<Result<Vec<_>, EditError<Va>>>()?;
+        parts(pages / 16, 1, |_| {
+            if let Some(mut space) = spaces.pop() {
+                // SAFETY: no processor walks tables on the hosted platform.
+                unsafe { space.make_dead() };
+                let gone = space.destroy(|leaf| sum = sum.wrapping_add(leaf.frame().get()));
+                debug_assert!(gone.is_ok());
+            }
+            Ok(())
+        })?;
+    } else {
+        let mut parent = program()?;
+        let change = Change::new().write_protect();
+        let mut children = Vec::with_capacity(most as usize);
+        parts(pages / 16, 1, |_| {
+            let mut child = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
+            for place in PLACES {
+                // More than is mapped, as the places of a program are.
+                let all = span(place & !0xff, 256)?;
+                let (mut gather, mut into) = (parent.gather(), child.gather());
+                gather.fork(all, change, &mut into, |leaf| {
+                    sum = sum.wrapping_add(leaf.frame().get());
+                })?;
+                into.finish(|_| ());
+                gather.finish(|_| ());
+            }
+            children.push(child);
+            Ok(())
+        })?;
+    }
+    black_box(sum);
+    Ok(())
+}
+
+/// GiB in which four pages are mapped: as many as have so many pages are unmapped, or protected.
+fn sparse<F: Format<Input = Va>>(edit: Edit, pages: u64) -> Result<(), EditError<Va>> {
+    const GIB: u64 = 0x4_0000;
+    let most = pages.max(1024) / 4;
+    let platform = Hosted::new(8192, 12);
+    let mut space = AddressSpace::<F, _>::new(&platform).ok_or(EditError::OutOfTables)?;
+    let mapping = Encoded::<F>::new(Mapping::new(Attrs::USER_DATA).pages_only())?;
+    for gib in 0..most {
+        for page in [0x1_0020, 0x1_8000, 0x2_01ff, 0x3_0100] {
+            // By `map`, so that `map_page` is compiled into the loop that is measured.
+            space.map(span(gib * GIB + page, 1)?, Pa::new(page << 12), mapping)?;
+        }
+    }
+    space.make_live();
+    let mut sum = 0u64;
+    parts(pages / 4, 1, |part| {
+        let all = span(part.start().get() / 4096 * GIB, GIB)?;
+        let mut gather = space.gather();
+        match edit {
+            Edit::UnmapSparse => {
+                let progress = gather.unmap(all, |_| ControlFlow::Continue(()))?;
+                debug_assert!(progress.is_done());
+            }
+            _ => gather.protect(all, Change::new().perms(Perms::READ))?,
+        }
+        gather.finish(|leaf| sum = sum.wrapping_add(leaf.frame().get()));
+        Ok(())
+    })?;
+    black_box(sum);
+    Ok(())
 }
 
 fn edit_pages<F: Format<Input = Va>, const EACH: bool>(
