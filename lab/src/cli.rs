@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::Error;
 use crate::{
@@ -76,7 +76,8 @@ enum Command {
 
 /// Parses the arguments, the program's name first, and does what they say.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
-    let cli = match Cli::try_parse_from(arguments) {
+    let parsed = command().try_get_matches_from(arguments);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return help_or_error(&error),
     };
@@ -105,6 +106,24 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     }
 }
 
+/// As it is parsed: a negative number is a value, and what refuses it names the option.
+fn command() -> clap::Command {
+    let takes = |argument: clap::Arg| {
+        let is_option = argument.get_long().is_some() && argument.get_action().takes_values();
+        match is_option {
+            true => argument.allow_negative_numbers(true),
+            false => argument,
+        }
+    };
+    let names: Vec<String> = Cli::command()
+        .get_subcommands()
+        .map(|command| command.get_name().to_owned())
+        .collect();
+    names.iter().fold(Cli::command(), |cli, name| {
+        cli.mut_subcommand(name, |command| command.mut_args(takes))
+    })
+}
+
 /// Help and version are answers; the rest is an error, which must fit on one line.
 fn help_or_error(error: &clap::Error) -> Result<(), Error> {
     match error.kind() {
@@ -125,7 +144,37 @@ fn one_line(message: &str) -> String {
         .min()
         .unwrap_or(message.len());
     let words: Vec<&str> = message[..end].split_whitespace().collect();
-    words.join(" ")
+    plain(&words.join(" "))
+}
+
+/// Numbers are refused in the words of the language that the program is written in.
+const WORDS: [(&str, &str); 4] = [
+    (
+        ": invalid digit found in string",
+        ": not a whole number, zero or more",
+    ),
+    (": number too large to fit in target type", ": too large"),
+    (
+        ": cannot parse integer from empty string",
+        ": a whole number is needed",
+    ),
+    ("..18446744073709551615", " or more"),
+];
+
+/// What is at the end of a message, in plain words.
+fn plain(message: &str) -> String {
+    let message = WORDS
+        .iter()
+        .find_map(|(theirs, ours)| Some(format!("{}{ours}", message.strip_suffix(theirs)?)))
+        .unwrap_or_else(|| message.to_owned());
+    // A range: "0 is not in 1..=64".
+    match message.rsplit_once(" is not in ") {
+        Some((before, range)) => match range.split_once("..=") {
+            Some((least, most)) => format!("{before} is not from {least} to {most}"),
+            None => format!("{before} is not {range}"),
+        },
+        None => message,
+    }
 }
 
 #[cfg(test)]
@@ -160,7 +209,7 @@ mod tests {
         )) {
             let line = std::iter::once("tablewright".to_owned()).chain(arguments);
             // Parse only: what parses may be an experiment that takes a while.
-            if let Err(error) = Cli::try_parse_from(line) {
+            if let Err(error) = command().try_get_matches_from(line) {
                 let message = one_line(&error.render().to_string());
                 prop_assert!(!message.contains('\n'));
             }

@@ -139,8 +139,9 @@ impl Experiment {
         match u32::from(vcpus) <= most {
             true => Ok(()),
             false => Err(Error::Usage(format!(
-                "-v {vcpus}: {} has {most} CPUs for them{}",
+                "-v {vcpus}: {} has {} for them{}",
                 profile.name,
+                report::counted(most.into(), "CPU", "CPUs"),
                 ["", ", besides the one of the host's thread"][host as usize]
             ))),
         }

@@ -302,7 +302,8 @@ impl Session {
             ));
         }
         self.summary.warnings.push(format!(
-            "what the process wrote in its last {lost:.1?} at most is not in the recording"
+            "what the process wrote in its last {:.1} ms at most is not in the recording",
+            lost.as_secs_f64() * 1e3
         ));
         Err("the process ended".to_owned())
     }

@@ -69,7 +69,7 @@ pub struct BootArgs {
     #[arg(long, value_enum, value_name = "KIND")]
     pub log: Option<Log>,
     /// Copy the running guest, compare each page, and let it go on on the copy
-    #[arg(long)]
+    #[arg(long, conflicts_with = "shell")]
     pub snapshot: bool,
     /// The processor that QEMU emulates [default: max]
     #[arg(long)]

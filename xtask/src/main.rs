@@ -66,7 +66,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
 use boot::BootArgs;
 use fetch::Choice;
@@ -165,7 +166,7 @@ enum Command {
         #[arg(long)]
         json: bool,
         /// How often each thread goes through the file
-        #[arg(long, default_value_t = 20, value_name = "N")]
+        #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
         rounds: u32,
     },
     /// Boot a matrix of guests under load, and check what comes out
@@ -222,12 +223,22 @@ pub enum Arch {
 /// The most that one boot of a test may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Without a subcommand there is nothing to do.
+fn needed() -> String {
+    let cli = Cli::command();
+    let names: Vec<_> = cli.get_subcommands().map(clap::Command::get_name).collect();
+    format!("error: a subcommand is needed: {}", names.join(", "))
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
             // One line: the rest is usage.
-            let text = error.to_string();
+            let text = match error.kind() {
+                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => needed(),
+                _ => error.to_string(),
+            };
             let what = text.split("\n\n").next().unwrap_or_default();
             let words: Vec<&str> = what.split_whitespace().collect();
             eprintln!("{}", words.join(" "));

@@ -90,6 +90,25 @@ impl Error {
         Self::Usage(format!("{what}: {problem}"))
     }
 
+    /// That no value of an option is given twice: it would be run twice, and shown twice.
+    ///
+    /// # Errors
+    /// One is.
+    pub fn once<T: PartialEq, N: Display>(
+        option: &str,
+        values: &[T],
+        name: impl Fn(&T) -> N,
+    ) -> Result<(), Self> {
+        let mut numbered = values.iter().enumerate();
+        match numbered.find(|(number, value)| values[..*number].contains(value)) {
+            Some((_, value)) => Err(Self::Usage(format!(
+                "{option} {}: named twice",
+                name(value)
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// 2 if another command line or another file would help, 1 otherwise.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {

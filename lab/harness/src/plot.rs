@@ -18,7 +18,7 @@ pub struct Picture {
     pub title: String,
     /// Below the title.
     pub subtitle: String,
-    /// What the axis counts.
+    /// What the axis counts; of seconds, what is written behind a bar is in the unit that fits.
     pub unit: String,
     /// From above to below.
     pub groups: Vec<Group>,
@@ -83,6 +83,14 @@ impl Picture {
         self.groups.iter().flat_map(|group| &group.bars)
     }
 
+    /// A value as it is written.
+    fn shown(&self, value: f64) -> String {
+        match self.unit.as_str() {
+            "s" => report::time(value * 1e9),
+            _ => report::figure(value),
+        }
+    }
+
     fn height(&self) -> u32 {
         // One row more for each group's name, one for the axis, half of one behind each group.
         let rows = self.bars().count() + self.groups.len() + 1;
@@ -127,7 +135,7 @@ impl Picture {
 
         y = top + ROW / 2;
         for group in &self.groups {
-            y = draw_group(canvas, group, y, at)? + ROW / 2;
+            y = draw_group(canvas, group, y, at, |value| self.shown(value))? + ROW / 2;
         }
         y = bottom + LINE / 2 + ROW + LINE / 2;
         for note in &self.notes {
@@ -341,6 +349,7 @@ fn draw_group(
     group: &Group,
     mut y: i32,
     at: impl Fn(f64) -> i32,
+    shown: impl Fn(f64) -> String,
 ) -> Result<i32, Error> {
     let left = Pos::new(HPos::Left, VPos::Center);
     let right = Pos::new(HPos::Right, VPos::Center);
@@ -350,7 +359,7 @@ fn draw_group(
         _ => (MARGIN, left),
     };
     write(canvas, &group.name, (from, y), position, &INK, 17)?;
-    let bare = group.bare.map(|bare| (at(bare), report::figure(bare)));
+    let bare = group.bare.map(|bare| (at(bare), shown(bare)));
     if let Some((x, figure)) = &bare {
         let text = format!("bare {figure}");
         write(canvas, &text, (x + 6, y), left, &BARE, 14)?;
@@ -369,7 +378,7 @@ fn draw_group(
         canvas.draw(&shape).map_err(refused)?;
         // Behind the line of the bare loop, where the two would meet.
         let behind = at(bar.value).max(bare.as_ref().map_or(0, |(x, _)| *x)) + 6;
-        let value = report::figure(bar.value);
+        let value = shown(bar.value);
         write(canvas, &value, (behind, y), left, &ink, 15)?;
     }
     if let Some((x, _)) = bare {
@@ -447,6 +456,17 @@ mod tests {
             }],
             notes: vec!["note".into(), "note & note".into()],
         }
+    }
+
+    /// A stall of microseconds beside minutes was drawn as 0.00000.
+    #[test]
+    fn seconds_are_written_in_the_unit_that_fits() {
+        let seconds = Picture {
+            unit: "s".into(),
+            ..picture(&[4.63e-6, 2.5])
+        };
+        let svg = seconds.svg().unwrap();
+        assert!(svg.contains("4.63 us") && svg.contains("2.50 s"), "{svg}");
     }
 
     /// Everything that the picture puts somewhere is within it, whatever the values are.

@@ -49,8 +49,13 @@ impl Progress {
 
     /// One step done; `next` is what comes now.
     pub fn step(&mut self, next: &str) {
+        self.at(self.bar.position() + 1, next);
+    }
+
+    /// So many steps are done, and `next` is what comes now.
+    pub fn at(&mut self, steps: u64, next: &str) {
         self.bar.set_message(next.to_owned());
-        self.bar.inc(1);
+        self.bar.set_position(steps);
         if !self.shown && self.started.elapsed() >= PATIENCE {
             self.shown = true;
             self.bar.set_draw_target(ProgressDrawTarget::stderr());

@@ -201,6 +201,14 @@ pub fn time(nanoseconds: f64) -> String {
     format!("{} {unit}", figure(nanoseconds / scale))
 }
 
+/// The same, of what may not have been there to be done: nothing takes no time.
+pub fn time_if_any(nanoseconds: f64) -> String {
+    match nanoseconds {
+        0.0 => "-".to_owned(),
+        _ => time(nanoseconds),
+    }
+}
+
 /// How much more `this` is, in percent of `that`.
 pub fn error_percent(this: f64, that: f64) -> f64 {
     (this - that) / that * 100.0

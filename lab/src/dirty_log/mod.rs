@@ -443,11 +443,11 @@ fn text(report: &Report<Parameters, Row>) -> String {
             .map_or("-".to_owned(), |error| report::marked(error, row.fitted));
         [
             row.how.to_owned(),
-            report::time(row.disable * 1e9),
+            report::time_if_any(row.disable * 1e9),
             error,
-            report::time(row.stall_longest_us * 1e3),
-            report::time(row.stall_p999_us * 1e3),
-            report::time(row.stall_total_s * 1e9),
+            report::time_if_any(row.stall_longest_us * 1e3),
+            report::time_if_any(row.stall_p999_us * 1e3),
+            report::time_if_any(row.stall_total_s * 1e9),
             report::count(row.flushes),
             report::count(row.faults),
             report::count(row.retries),

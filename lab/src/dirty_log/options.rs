@@ -6,6 +6,7 @@ use tablewright_machine::Profile;
 use super::Arguments;
 use crate::error::Error;
 use crate::kvm;
+use crate::report;
 
 /// What is asked for, if such a machine can do it.
 pub fn of(arguments: &Arguments, profile: &Profile, vcpus: u16) -> Result<Options, Error> {
@@ -72,7 +73,9 @@ fn check_pins(cpus: &[usize], profile: &Profile, vcpus: u16) -> Result<(), Error
     let (given, vcpus) = (cpus.len(), usize::from(vcpus));
     if given != vcpus && given != vcpus + 1 {
         return Err(Error::Usage(format!(
-            "-c: {given} CPUs for {vcpus} vCPUs: one for each, and one more for the thread of the host"
+            "-c: {} for {}: one for each, and one more for the thread of the host",
+            report::counted(given as u64, "CPU", "CPUs"),
+            report::counted(vcpus as u64, "vCPU", "vCPUs")
         )));
     }
     let most = profile.system.cpus.map_or(usize::MAX, |cpus| cpus as usize);

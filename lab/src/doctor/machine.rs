@@ -13,6 +13,7 @@ use tablewright_machine::{MAX_CPUS, Profile, Time};
 use super::native::Unmap;
 use crate::error::Error;
 use crate::runs::{self, Threads};
+use crate::size::human;
 use tablewright_experiments::dirty_log::Case;
 
 /// The guest that a user has in mind.
@@ -20,6 +21,26 @@ use tablewright_experiments::dirty_log::Case;
 pub struct Size {
     pub bytes: u64,
     pub vcpus: u16,
+}
+
+/// Whether the machine can run a guest of such a size.
+///
+/// # Errors
+/// It cannot.
+pub fn fits(bytes: u64) -> Result<(), Error> {
+    let usage = |why: String| Err(Error::Usage(format!("--guest {}: {why}", human(bytes))));
+    if bytes > logs::MOST_BYTES {
+        return usage(format!("at most {}", human(logs::MOST_BYTES)));
+    }
+    match leaf_for(bytes) {
+        Some(_) => Ok(()),
+        None if bytes.is_multiple_of(4096) => {
+            usage("a guest of so many pages is a multiple of 2 MiB".to_owned())
+        }
+        None => Err(Error::Usage(format!(
+            "--guest {bytes}: not a multiple of 4 KiB"
+        ))),
+    }
 }
 
 const HUGE: u64 = 2 << 20;

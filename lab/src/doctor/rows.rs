@@ -73,6 +73,9 @@ struct Known {
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    let bytes = arguments.guest.bytes();
+    // Measuring takes a while: what the machine cannot run is refused before.
+    machine::fits(bytes)?;
     let target = arguments.report.as_deref();
     let target = target
         .map(|directory| Target::report(directory, "doctor.html"))
@@ -100,7 +103,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         fitted,
     };
     let size = Size {
-        bytes: arguments.guest.bytes(),
+        bytes,
         vcpus: arguments.vcpus,
     };
     progress.step("the guest in mind");
@@ -197,7 +200,10 @@ fn linear_row(known: &Known, size: Size) -> Result<Row, Error> {
         with_change: Some(after),
         tablewright: Some(known.linear * pages(size)),
         note: format!(
-            "Here: an entry written, and a barrier. A kernel's map is over at boot and cannot be measured: it is the machine, in pages, with              what an entry and a barrier take here, and {} to wait for an invalidation, as in {}, because only a kernel can tell that; before              the published changes, and with all four (arm64: Linux 6.10 has three of them; {}). Tablewright: its own map of {} in pages,              built and checked here, {} a page, multiplied. Published, 64 GiB: 2191 ms before and 61 ms after.",
+            "Here: an entry written, and a barrier. A kernel's map is over at boot and cannot be measured: it is the machine, in pages, with \
+             what an entry and a barrier take here, and {} to wait for an invalidation, as in {}, because only a kernel can tell that; before \
+             the published changes, and with all four (arm64: Linux 6.10 has three of them; {}). Tablewright: its own map of {} in pages, \
+             built and checked here, {} a page, multiplied. Published, 64 GiB: 2191 ms before and 61 ms after.",
             report::time(machine::completion()?),
             machine::KERNELS,
             match cfg!(target_arch = "aarch64") {

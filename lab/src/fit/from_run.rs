@@ -14,7 +14,7 @@ use super::solve::{self, Undetermined};
 use crate::error::Error;
 use crate::file::Target;
 use crate::kvm::measured::{Compared, Measured, compare, compared, phases, read};
-use crate::report;
+use crate::report::{self, Report};
 
 /// What is asked for.
 pub struct Asked<'a> {
@@ -246,10 +246,36 @@ fn say_where_from(profile: &mut Profile, free: &[Cost]) {
 }
 
 #[derive(Serialize)]
+struct Parameters<'a> {
+    from: Vec<String>,
+    /// The profile that was begun with.
+    machine: &'a str,
+    free: Vec<&'static str>,
+}
+
+#[derive(Serialize)]
 struct Answer<'a> {
-    experiment: &'static str,
+    #[serde(flatten)]
+    report: Report<Parameters<'a>, &'a Compared>,
     costs: &'a [Determined],
-    rows: &'a [Compared],
+}
+
+/// All runs of these files.
+///
+/// # Errors
+/// One cannot be read, or has a run that the machine cannot make.
+pub fn read_all(files: &[PathBuf]) -> Result<Vec<Measured>, Error> {
+    let profile = Profile::load(BASE)?;
+    let mut all = Vec::new();
+    for path in files {
+        let runs = read(path)?;
+        for run in &runs {
+            let job = run.parameters.job(&profile);
+            job.map_err(|why| Error::input(path.display(), why))?;
+        }
+        all.extend(runs);
+    }
+    Ok(all)
 }
 
 /// Fits, and prints what determines what.
@@ -258,16 +284,22 @@ pub fn run(asked: &Asked<'_>) -> Result<(), Error> {
         .output
         .map(|path| Target::new("--output", path))
         .transpose()?;
-    let mut runs = Vec::new();
-    for path in asked.files {
-        runs.extend(read(path)?);
-    }
+    let runs = read_all(asked.files)?;
     let found = fit(&runs, asked.machine, asked.free)?;
     if asked.json {
+        let files = asked.files.iter();
         report::print_json(&Answer {
-            experiment: "fit",
+            report: Report {
+                experiment: "fit",
+                parameters: Parameters {
+                    from: files.map(|path| path.display().to_string()).collect(),
+                    machine: asked.machine.unwrap_or(BASE),
+                    free: found.costs.iter().map(|cost| cost.cost).collect(),
+                },
+                rows: found.rows.iter().collect(),
+                warnings: Vec::new(),
+            },
             costs: &found.costs,
-            rows: &found.rows,
         })?;
     } else {
         report::print(&text(&found))?;

@@ -1,9 +1,11 @@
 //! What was measured on KVM, as it is in a file; the run of it on a machine; and one beside the other.
 
+use std::ops::Not;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-use tablewright_experiments::dirty_log::{Case, How, Job, Ran};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize};
+use tablewright_experiments::dirty_log::{Case, How, Job, MOST_BYTES, Ran};
 use tablewright_experiments::input::{Backing, Mode, PAGE};
 use tablewright_machine::{Profile, Time};
 
@@ -24,10 +26,15 @@ pub struct Measured {
 pub struct Parameters {
     pub host: HostLine,
     pub source: String,
+    #[serde(deserialize_with = "bounded")]
     pub bytes: u64,
+    #[serde(deserialize_with = "bounded")]
     pub vcpus: u32,
+    #[serde(deserialize_with = "bounded")]
     pub iterations: u32,
+    #[serde(deserialize_with = "bounded")]
     pub slots: u32,
+    #[serde(deserialize_with = "bounded")]
     pub write_percent: u8,
     pub random_access: bool,
     pub manual_protect: bool,
@@ -59,13 +66,70 @@ pub struct MeasuredPhase {
     pub phase: String,
     #[serde(rename = "cpu_ns")]
     pub cpu: f64,
+    #[serde(deserialize_with = "bounded")]
     pub threads: u32,
     /// Zero where it was not written down.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "bounded")]
     pub pages: u64,
 }
 
+/// A number; the largest in place of one that the type does not have, which is refused by its name, by [`Measured::check`].
+fn bounded<'d, D: Deserializer<'d>, N: TryFrom<u64> + From<u8> + Not<Output = N>>(
+    from: D,
+) -> Result<N, D::Error> {
+    let number = serde_json::Number::deserialize(from)?;
+    let number = number.as_u64().and_then(|number| N::try_from(number).ok());
+    Ok(number.unwrap_or(!N::from(0)))
+}
+
+/// No phase takes longer: a quarter of a year.
+const LONGEST_NS: f64 = 8e15;
+/// No computer has more: of vCPUs, and of threads.
+const MOST_THREADS: u32 = 4096;
+
 impl Measured {
+    /// That its numbers are such as a run has.
+    ///
+    /// # Errors
+    /// The first that is not, by its name in the file.
+    fn check(&self) -> Result<(), String> {
+        let asked = &self.parameters;
+        let within = |name: &str, number: u64, least: u64, most: u64| match number {
+            number if (least..=most).contains(&number) => Ok(()),
+            _ => Err(format!("{name}: {least} to {most}")),
+        };
+        within("parameters.bytes", asked.bytes, PAGE, MOST_BYTES)?;
+        if !asked.bytes.is_multiple_of(PAGE) {
+            return Err(format!(
+                "parameters.bytes: {} is no multiple of {PAGE}",
+                asked.bytes
+            ));
+        }
+        let threads = MOST_THREADS.into();
+        within("parameters.vcpus", asked.vcpus.into(), 1, threads)?;
+        within("parameters.iterations", asked.iterations.into(), 1, 1000)?;
+        within("parameters.slots", asked.slots.into(), 1, 1024)?;
+        within(
+            "parameters.write_percent",
+            asked.write_percent.into(),
+            0,
+            100,
+        )?;
+        for phase in self.rows.iter().flat_map(|row| &row.phases) {
+            let name = |field: &str| format!("phase '{}': {field}", phase.phase);
+            // Also what is no number.
+            if !(phase.cpu > 0.0 && phase.cpu <= LONGEST_NS) {
+                return Err(format!(
+                    "{}: more than 0, at most {LONGEST_NS:e}",
+                    name("cpu_ns")
+                ));
+            }
+            within(&name("threads"), phase.threads.into(), 1, threads)?;
+            within(&name("pages"), phase.pages, 0, MOST_PAGES)?;
+        }
+        Ok(())
+    }
+
     /// CPU time for a page of the phases of such names, nanoseconds.
     pub fn ns_a_page(&self, is_meant: impl Fn(&str) -> bool) -> impl Iterator<Item = f64> {
         let phases = self.rows.iter().flat_map(|row| &row.phases);
@@ -81,8 +145,16 @@ struct Several {
     runs: Vec<Measured>,
 }
 
+/// What is in the document, at the least: it says which of the two it is.
+#[derive(Deserialize)]
+struct Kind {
+    runs: Option<IgnoredAny>,
+}
+
 /// So many pages are simulated of a run; what they take is multiplied.
 const PAGES: u64 = 1 << 14;
+/// A phase is of no more pages: all memory, by all vCPUs, in each iteration.
+const MOST_PAGES: u64 = 1 << 50;
 
 impl Parameters {
     /// In a few words.
@@ -229,12 +301,19 @@ pub fn read(path: &Path) -> Result<Vec<Measured>, Error> {
             path.display()
         ))
     };
-    let runs = match serde_json::from_slice::<Several>(&bytes) {
-        Ok(several) => several.runs,
-        Err(_) => {
-            vec![serde_json::from_slice::<Measured>(&bytes).map_err(|why| usage(why.to_string()))?]
+    let wrong = |why: serde_json::Error| usage(why.to_string());
+    let runs = match serde_json::from_slice::<Kind>(&bytes).map_err(wrong)? {
+        Kind { runs: Some(_) } => {
+            serde_json::from_slice::<Several>(&bytes)
+                .map_err(wrong)?
+                .runs
         }
+        Kind { runs: None } => vec![serde_json::from_slice::<Measured>(&bytes).map_err(wrong)?],
     };
+    for run in &runs {
+        run.check()
+            .map_err(|why| Error::input(path.display(), why))?;
+    }
     match runs
         .iter()
         .all(|run| run.rows.iter().any(|row| !row.phases.is_empty()))

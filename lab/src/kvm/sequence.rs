@@ -15,6 +15,7 @@ use tablewright_kvm::{
 use super::Asked;
 use super::summary::Phase;
 use crate::error::Error;
+use crate::report;
 use crate::stats::Samples;
 
 /// A call of some microseconds that changes nothing is made so often in a row, and so many rows.
@@ -119,9 +120,9 @@ fn divisible(asked: &Asked, backing: Backing) -> Result<(), Error> {
     }
     if !asked.options.cpus.is_empty() && asked.options.cpus.len() < asked.vcpus as usize {
         return usage(format!(
-            "-c: {} CPUs for {} vCPUs",
-            asked.options.cpus.len(),
-            asked.vcpus
+            "-c: {} for {}",
+            report::counted(asked.options.cpus.len() as u64, "CPU", "CPUs"),
+            report::counted(asked.vcpus.into(), "vCPU", "vCPUs")
         ));
     }
     Ok(())

@@ -24,7 +24,7 @@ Examples:
   tablewright tlb-flush --machine mine.toml")]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Subcommand, Debug)]
@@ -75,7 +75,15 @@ struct Checked {
 
 /// Does what was asked.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
-    match &arguments.command {
+    let Some(command) = &arguments.command else {
+        let all = Command::augment_subcommands(clap::Command::new("machine"));
+        let names: Vec<_> = all.get_subcommands().map(clap::Command::get_name).collect();
+        return Err(Error::Usage(format!(
+            "a subcommand is needed: {}",
+            names.join(", ")
+        )));
+    };
+    match command {
         Command::List => report::print(&list()?),
         Command::New { from: None } => report::print(MINE),
         Command::New { from: Some(name) } => report::print(&Profile::load(name)?.to_toml()),

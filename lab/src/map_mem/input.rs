@@ -53,7 +53,7 @@ fn one_range(size: Size, format: Format) -> Result<MemoryMap, Error> {
     let page = format.page_bytes();
     if !size.bytes().is_multiple_of(page) {
         return Err(Error::Usage(format!(
-            "--ram of {} bytes is not a multiple of the page size, {}",
+            "--ram {}: not a multiple of the page size, {}",
             size.bytes(),
             human(page)
         )));

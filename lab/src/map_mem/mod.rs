@@ -15,7 +15,7 @@ use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use tablewright_experiments::linear_map::iomem::MemoryMap;
-use tablewright_experiments::linear_map::plan::{Contents, Leaves, Plan};
+use tablewright_experiments::linear_map::plan::{Contents, Leaves, Plan, PlanError};
 
 use crate::error::Error;
 use crate::format::{Architecture, Format, Granule};
@@ -169,7 +169,14 @@ fn measure(
     leaves: Leaves,
     rounds: u32,
 ) -> Result<(Plan, Outcome), Error> {
-    let plan = Plan::new(map, format, leaves).map_err(|error| Error::input(source, error))?;
+    let plan = Plan::new(map, format, leaves).map_err(|error| {
+        // A machine has the addresses that its profile says.
+        let hint = match error {
+            PlanError::Beyond { .. } => ": see --address-bits",
+            _ => "",
+        };
+        Error::input(source, format!("{error}{hint}"))
+    })?;
     let mut builder = builder::native(&plan).map_err(|problem| Error::Subject {
         subject: builder::OURS,
         operation: "map",
@@ -215,7 +222,7 @@ fn run_native(arguments: &Arguments) -> Result<(), Error> {
     let warnings = stats::build_warning()
         .into_iter()
         .chain(
-            short_warning(&outcome)
+            short_warning(&outcome, leaves)
                 .or_else(|| stats::noise_warning("the bare loop", &outcome.bare)),
         )
         .chain(outcome.huge_page_warning.clone())
@@ -230,12 +237,17 @@ fn run_native(arguments: &Arguments) -> Result<(), Error> {
 }
 
 /// Where there is next to nothing to write, figures for each entry show only what does not depend on entries.
-fn short_warning(outcome: &Outcome) -> Option<String> {
+fn short_warning(outcome: &Outcome, leaves: Leaves) -> Option<String> {
     const SHORT: f64 = 1e5;
+    let instead = match leaves {
+        Leaves::Pages => "a larger --ram",
+        Leaves::Largest => "--pages-only",
+    };
     (outcome.bare.median() < SHORT).then(|| {
-        "so few entries are written in no time: look at the time of the whole, or use --pages-only for figures that hold \
-         for each entry"
-            .to_owned()
+        format!(
+            "so few entries are written in no time: look at the time of the whole, or use {instead} for figures that hold \
+             for each entry"
+        )
     })
 }
 

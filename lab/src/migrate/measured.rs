@@ -7,7 +7,7 @@ use tablewright_machine::Profile;
 
 use crate::error::Error;
 use crate::fit::from_run;
-use crate::kvm::measured::{self as run, Measured};
+use crate::kvm::measured::Measured;
 
 /// What the guest and the host of a migration are taken to be.
 pub struct Here {
@@ -37,10 +37,7 @@ const FAULT_NS: f64 = 500.0;
 /// # Errors
 /// One has no run, or the machine cannot be fitted to it.
 pub fn here(files: &[PathBuf]) -> Result<Here, Error> {
-    let mut runs = Vec::new();
-    for path in files {
-        runs.extend(run::read(path)?);
-    }
+    let runs = from_run::read_all(files)?;
     Ok(Here {
         rates: rates(&runs)?,
         profile: from_run::fit(&runs, None, &[])?.profile,

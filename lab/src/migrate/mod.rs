@@ -245,6 +245,7 @@ struct RoundRow {
 
 /// Migrates, and prints how it went.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
+    Error::once("--logging", &arguments.logging, |logging| logging.name())?;
     let (mut profile, rates) = match arguments.from.as_slice() {
         [] => (Profile::load(&arguments.profile)?, None),
         files => {
@@ -309,8 +310,9 @@ fn check(profile: &Profile, vcpus: u16) -> Result<(), Error> {
     let most = cpus.min(MAX_CPUS as u32).saturating_sub(1);
     if u32::from(vcpus) > most {
         return Err(Error::Usage(format!(
-            "--vcpus {vcpus}: {} has {most} CPUs for them, besides the one of the host's thread",
-            profile.name
+            "--vcpus {vcpus}: {} has {} for them, besides the one of the host's thread",
+            profile.name,
+            report::counted(most.into(), "CPU", "CPUs")
         )));
     }
     Ok(())

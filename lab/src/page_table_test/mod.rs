@@ -129,9 +129,9 @@ struct Parameters {
 #[derive(Serialize)]
 struct Row {
     how: &'static str,
-    /// Seconds of virtual time.
+    /// Seconds of virtual time; none where the phase is left out.
     #[serde(rename = "create_s")]
-    create: f64,
+    create: Option<f64>,
     #[serde(rename = "update_s")]
     update: f64,
     #[serde(rename = "rebuild_s")]
@@ -223,7 +223,13 @@ struct NativeRow {
 }
 
 fn run_native(arguments: &Arguments) -> Result<(), Error> {
-    kvm::only_machine("native", &[(arguments.machine.is_some(), "--machine")])?;
+    kvm::only_machine(
+        "native",
+        &[
+            (arguments.machine.is_some(), "--machine"),
+            (arguments.threads.threads.is_some(), "--threads"),
+        ],
+    )?;
     let how = arguments.how.unwrap_or(How::Tablewright);
     if how != How::Tablewright || arguments.logging_first {
         let option = if arguments.logging_first {
@@ -380,7 +386,7 @@ fn row(how: How, ran: Ran, arguments: &Arguments, figures: &Figures) -> Row {
         .map(|time| time.as_secs_f64() * arguments.scale as f64);
     let mut row = Row {
         how: how.name(),
-        create: times[0],
+        create: (!arguments.logging_first).then_some(times[0]),
         update: times[1],
         rebuild: times[2],
         published: [None; 3],
@@ -434,11 +440,11 @@ fn text(report: &Report<Parameters, Row>) -> String {
     let time = |seconds: f64| report::time(seconds * 1e9);
     let times = report.rows.iter().map(|row| {
         let mut cells = vec![row.how.to_owned()];
-        for (phase, took) in [row.create, row.update, row.rebuild]
+        for (phase, took) in [row.create, Some(row.update), Some(row.rebuild)]
             .into_iter()
             .enumerate()
         {
-            cells.push(time(took));
+            cells.push(took.map_or("-".to_owned(), time));
             cells.push(match (row.published[phase], row.error_percent[phase]) {
                 (Some(_), Some(error)) => report::marked(error, row.fitted[phase]),
                 _ => "-  ".to_owned(),

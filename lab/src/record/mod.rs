@@ -38,7 +38,7 @@ pub struct Arguments {
     #[arg(long, value_name = "PID", conflicts_with = "command", value_parser = clap::value_parser!(i32).range(1..))]
     pid: Option<i32>,
     /// Milliseconds between harvests
-    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, value_name = "MS", default_value = "100", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     interval: u64,
     /// Stop after so many seconds [default: when the process ends]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -53,7 +53,7 @@ pub struct Arguments {
     #[arg(short, long, value_name = "FILE", default_value = "recording.twr")]
     output: PathBuf,
     /// Print what is in a recording, and record nothing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["command", "pid", "duration", "intervals"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["command", "pid", "interval", "duration", "intervals", "method", "output"])]
     show: Option<PathBuf>,
     /// Print JSON; what a command prints goes to standard error
     #[arg(long)]

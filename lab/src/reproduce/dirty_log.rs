@@ -83,7 +83,11 @@ pub fn rows(published: Vec<published::Row>, run: Run<'_>) -> Result<Vec<Row>, Er
             before: ours(0),
             after,
             tablewright: ours(2),
-            error_percent: after.zip(figure.after).map(|(a, b)| error_percent(a, b)),
+            // Of nothing there is no relative error.
+            error_percent: after
+                .zip(figure.after)
+                .map(|(a, b)| error_percent(a, b))
+                .filter(|error| error.is_finite()),
             fitted,
             fitted_before: fitted,
             note,

@@ -43,9 +43,9 @@ pub struct Arguments {
     /// Pages of a part
     #[arg(short, long, value_name = "N", default_value = "16384", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pages: u64,
-    /// How many vCPUs
-    #[arg(short, long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..))]
-    vcpus: u16,
+    /// How many vCPUs [default: 16]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    vcpus: Option<u16>,
     /// How many physical CPUs they run on [default: one for each]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     cpus: Option<u16>,
@@ -58,12 +58,12 @@ pub struct Arguments {
     /// An idle loop that is told of a flush keeps the space, and is told of the next; otherwise it leaves, as Linux's does
     #[arg(long)]
     stays: bool,
-    /// After so long a vCPU gives its physical CPU to one that waits, in microseconds
-    #[arg(long, value_name = "US", default_value = "4000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    slice: u64,
-    /// Ranges in one hypercall, at most
-    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=509))]
-    ranges: u16,
+    /// After so long a vCPU gives its physical CPU to one that waits, in microseconds [default: 4000]
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    slice: Option<u64>,
+    /// Ranges in one hypercall, at most [default: 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=509))]
+    ranges: Option<u16>,
     /// How others are told; may be given several times [default: each way in turn]
     #[arg(long, value_enum)]
     how: Vec<How>,
@@ -132,6 +132,12 @@ struct Row {
 
 /// The machine, if none is named.
 const MACHINE: &str = "hyperv-16-vcpus";
+/// What is run, if nothing is said: the vCPUs of the published guest, and Linux's time slice and list.
+const VCPUS: u16 = 16;
+const SLICE_US: u64 = 4000;
+const RANGES: u16 = 16;
+/// Each thread has a stack, and runs the cycle of the published program.
+const MOST_TASKS: u16 = 4096;
 
 /// Runs it, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
@@ -141,7 +147,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             &[
                 (!arguments.how.is_empty(), "--how"),
                 (arguments.machine.is_some(), "--machine"),
+                (arguments.vcpus.is_some(), "--vcpus"),
                 (arguments.cpus.is_some(), "--cpus"),
+                (arguments.slice.is_some(), "--slice"),
+                (arguments.ranges.is_some(), "--ranges"),
+                (arguments.threads.threads.is_some(), "--threads"),
                 (arguments.work != 0, "--work"),
                 (arguments.spin != 0, "--spin"),
                 (arguments.stays, "--stays"),
@@ -185,29 +195,35 @@ fn test(
         Kind::Metal | Kind::Imagined => profile.system.cpus,
     };
     let most = most.map_or(u16::MAX, |cpus| u16::try_from(cpus).unwrap_or(u16::MAX));
-    let cpus = arguments.cpus.unwrap_or(arguments.vcpus.min(most));
+    let vcpus = arguments.vcpus.unwrap_or(VCPUS);
+    let slice = arguments.slice.unwrap_or(SLICE_US);
+    let cpus = arguments.cpus.unwrap_or(vcpus.min(most));
     if cpus > most {
         return Err(Error::Usage(format!(
             "--cpus {cpus}: {} has {most}",
             profile.name
         )));
     }
-    if usize::from(arguments.vcpus) > MAX_CPUS {
+    if usize::from(vcpus) > MAX_CPUS {
+        return Err(Error::Usage(format!("-v {}: at most {MAX_CPUS}", vcpus)));
+    }
+    if arguments.tasks > MOST_TASKS {
         return Err(Error::Usage(format!(
-            "-v {}: at most {MAX_CPUS}",
-            arguments.vcpus
+            "-t {}: at most {MOST_TASKS} threads on the machine",
+            arguments.tasks
         )));
     }
+    Error::once("--how", &arguments.how, |how| how.name())?;
     if !simulate::fits(arguments.tasks, arguments.pages) {
         return Err(Error::Usage(format!(
             "-t {} -p {}: together more than an address space of 128 TiB has",
             arguments.tasks, arguments.pages
         )));
     }
-    if cpus > arguments.vcpus {
+    if cpus > vcpus {
         return Err(Error::Usage(format!(
             "--cpus {cpus}: {} vCPUs run on no more than as many",
-            arguments.vcpus
+            vcpus
         )));
     }
     let hows = match arguments.how.is_empty() {
@@ -221,13 +237,13 @@ fn test(
         rounds: arguments.rounds,
         chunks: arguments.chunks,
         pages: arguments.pages,
-        vcpus: arguments.vcpus,
+        vcpus,
         physical: cpus,
-        slice: Time::us(arguments.slice),
+        slice: Time::us(slice),
         work: Time::us(arguments.work),
         spin: Time::us(arguments.spin),
         stays: arguments.stays,
-        ranges: arguments.ranges.into(),
+        ranges: arguments.ranges.unwrap_or(RANGES).into(),
     };
     let jobs: Vec<Job> = hows.iter().map(job).collect();
     let rows = jobs.iter().zip(run(&jobs)?);
@@ -238,12 +254,12 @@ fn test(
             tasks: arguments.tasks,
             cycles: jobs[0].cycles(),
             pages: arguments.pages,
-            vcpus: arguments.vcpus,
+            vcpus,
             cpus,
             work_us: arguments.work,
             spin_us: arguments.spin,
             stays: arguments.stays,
-            slice_us: arguments.slice,
+            slice_us: slice,
         },
         rows: rows.map(|(job, ran)| row(job, &ran)).collect(),
         warnings: Vec::new(),

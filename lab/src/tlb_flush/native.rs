@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,9 +12,16 @@ use memmap2::MmapOptions;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::progress::Progress;
 use crate::report::{self, Report};
 
 const PAGE: u64 = 4096;
+/// Other programs of the computer need threads, too.
+const MOST_THREADS: u16 = 4096;
+/// A thread that maps and touches needs little.
+const STACK: usize = 128 << 10;
+/// So often a bar moves.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// What is run.
 #[derive(Clone, Debug)]
@@ -43,30 +51,24 @@ struct Took {
     cycle_ns: f64,
 }
 
-/// A file that is there for the time of the run.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _none = std::fs::remove_file(&self.0);
-    }
-}
-
 /// Runs it, and prints what it took.
 pub fn run(program: &Program) -> Result<(), Error> {
     // The last part begins as many pages later as there were parts before.
     let bytes = (program.pages + u64::from(program.chunks)) * PAGE;
-    let temporary = match &program.file {
-        Some(_) => None,
-        None => Some(make(bytes)?),
+    if program.threads > MOST_THREADS {
+        return Err(Error::Usage(format!(
+            "-t {}: at most {MOST_THREADS} threads on this computer",
+            program.threads
+        )));
+    }
+    let (path, file) = match &program.file {
+        Some(path) => (
+            path.clone(),
+            File::open(path).map_err(|error| refused(path, error))?,
+        ),
+        None => make(bytes)?,
     };
-    let path = match (&program.file, &temporary) {
-        (Some(path), _) => path,
-        (_, Some(temporary)) => &temporary.0,
-        (None, None) => return Ok(()),
-    };
-    let refused = |error| refused(path, error);
-    let file = File::open(path).map_err(refused)?;
+    let refused = |error| refused(&path, error);
     let size = file.metadata().map_err(refused)?.len();
     if size < bytes {
         return Err(Error::Usage(format!(
@@ -76,22 +78,12 @@ pub fn run(program: &Program) -> Result<(), Error> {
     }
     let before = cpu_times();
     let start = Instant::now();
-    let results: Vec<Result<(), std::io::Error>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..program.threads)
-            .map(|_| scope.spawn(|| cycles(program, &file)))
-            .collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect()
-    });
-    let real = start.elapsed();
+    let ends = run_threads(program, &file, refused)?;
+    let real = ends
+        .into_iter()
+        .max()
+        .map_or(start.elapsed(), |end| end - start);
     let after = cpu_times();
-    for result in results {
-        result.map_err(refused)?;
-    }
     let cycles = u64::from(program.threads) * u64::from(program.rounds) * u64::from(program.chunks);
     let report = Report {
         experiment: "tlb-flush",
@@ -131,17 +123,79 @@ fn refused(path: &Path, error: std::io::Error) -> Error {
     Error::Usage(format!("--file {}: {error}", path.display()))
 }
 
-/// A file of zeros that takes no room.
-fn make(bytes: u64) -> Result<Temporary, Error> {
+/// A file of zeros that takes no room, and has no name any more: it is gone with the process, however that ends.
+fn make(bytes: u64) -> Result<(PathBuf, File), Error> {
     let name = format!("tablewright-tlb-flush-{}", std::process::id());
     let path = std::env::temp_dir().join(name);
-    let create = || File::create_new(&path)?.set_len(bytes);
-    create().map_err(|error| refused(&path, error))?;
-    Ok(Temporary(path))
+    let create = || {
+        let file = File::create_new(&path)?;
+        std::fs::remove_file(&path)?;
+        file.set_len(bytes)?;
+        Ok(file)
+    };
+    let file = create().map_err(|error| refused(&path, error))?;
+    Ok((path, file))
 }
 
-/// What one thread does.
-fn cycles(program: &Program, file: &File) -> Result<(), std::io::Error> {
+/// Runs all threads, and gives when each was done. What is measured is theirs: this one sleeps, and moves the bar.
+fn run_threads(
+    program: &Program,
+    file: &File,
+    refused: impl Fn(std::io::Error) -> Error,
+) -> Result<Vec<Instant>, Error> {
+    let shared = Shared {
+        done: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        main: thread::current(),
+    };
+    let rounds = u64::from(program.threads) * u64::from(program.rounds);
+    let mut progress = Progress::new(rounds);
+    let results = thread::scope(|scope| {
+        let mut threads = Vec::new();
+        let mut none = None;
+        for number in 1..=program.threads {
+            let builder = thread::Builder::new().stack_size(STACK);
+            match builder.spawn_scoped(scope, || cycles(program, file, &shared)) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    // Those that run already end after the round that they are in.
+                    shared.stop.store(true, Ordering::Relaxed);
+                    none = Some(Error::Usage(format!(
+                        "-t {}: this computer has no room for thread {number}: {error}",
+                        program.threads
+                    )));
+                    break;
+                }
+            }
+        }
+        while !threads.iter().all(thread::ScopedJoinHandle::is_finished) {
+            thread::park_timeout(LOOK);
+            progress.at(shared.done.load(Ordering::Relaxed), "rounds of all threads");
+        }
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        let results: Vec<_> = threads.into_iter().map(join).collect();
+        none.map_or(Ok(results), Err)
+    })?;
+    results
+        .into_iter()
+        .map(|result| result.map_err(&refused))
+        .collect()
+}
+
+/// What the threads tell the one that waits for them, and are told.
+struct Shared {
+    /// Rounds.
+    done: AtomicU64,
+    stop: AtomicBool,
+    main: thread::Thread,
+}
+
+/// What one thread does; when it was done.
+fn cycles(program: &Program, file: &File, shared: &Shared) -> Result<Instant, std::io::Error> {
     let length = usize::try_from(program.pages * PAGE).map_err(std::io::Error::other)?;
     for _ in 0..program.rounds {
         for part in 0..program.chunks {
@@ -152,8 +206,14 @@ fn cycles(program: &Program, file: &File) -> Result<(), std::io::Error> {
             let map = unsafe { options.map(file) }?;
             std::hint::black_box(map[0]);
         }
+        shared.done.fetch_add(1, Ordering::Relaxed);
+        if shared.stop.load(Ordering::Relaxed) {
+            break;
+        }
     }
-    Ok(())
+    let end = Instant::now();
+    shared.main.unpark();
+    Ok(end)
 }
 
 /// Of this process: in user mode, and in the kernel.

@@ -42,9 +42,9 @@ pub struct Arguments {
     /// What backs the guest's memory, on kvm alone [default: anonymous]
     #[arg(short, long, value_name = "BACKING")]
     source: Option<Backing>,
-    /// The format of the tables
-    #[arg(long, value_enum, default_value = "ept")]
-    format: Stage2,
+    /// The format of the tables [default: ept]
+    #[arg(long, value_enum)]
+    format: Option<Stage2>,
     /// The profile of a machine, by name or as a file [default: x86-12-vcpus, or kunpeng-920 for arm64]
     #[arg(long, value_name = "PROFILE", value_parser = Named, hide_possible_values = true)]
     machine: Option<String>,
@@ -73,6 +73,12 @@ pub struct Arguments {
     json: bool,
     #[command(flatten)]
     kvm: kvm::Options,
+}
+
+impl Arguments {
+    fn format(&self) -> Stage2 {
+        self.format.unwrap_or(Stage2::Ept)
+    }
 }
 
 /// The published case.
@@ -175,6 +181,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
             &[
                 (arguments.how.is_some(), "--how"),
                 (arguments.machine.is_some(), "--machine"),
+                (arguments.format.is_some(), "--format"),
                 (arguments.tables.is_some(), "--tables"),
                 (arguments.scale.is_some(), "--scale"),
                 (arguments.kvm.all_set, "--all-set"),
@@ -212,7 +219,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
     if arguments.source.is_some() {
         return Err(Error::Usage("-s: only with --on kvm".to_owned()));
     }
-    let usual = match arguments.format.is_x86() {
+    let format = arguments.format();
+    let usual = match format.is_x86() {
         true => "x86-12-vcpus",
         false => "kunpeng-920",
     };
@@ -221,15 +229,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
         Experiment::WriteProtect,
     )?;
     if let Some(writable) = &arguments.tables {
-        check(&profile, arguments.format, 1)?;
+        if arguments.threads.threads.is_some() {
+            return Err(Error::Usage("--threads: not with --tables".to_owned()));
+        }
+        check(&profile, format, 1)?;
         needs::warn(left_out.as_ref());
         let rounds = arguments.kvm.rounds.unwrap_or(tables::ROUNDS);
-        return tables::run(
-            &profile,
-            arguments.format,
-            (writable, rounds),
-            arguments.json,
-        );
+        return tables::run(&profile, format, (writable, rounds), arguments.json);
     }
     let mut report = test(
         arguments,
@@ -251,7 +257,7 @@ fn check(profile: &Profile, format: Stage2, vcpus: u16) -> Result<(), Error> {
 
 /// The ways that a format has.
 fn ways(arguments: &Arguments) -> Result<Vec<How>, Error> {
-    match (arguments.how, arguments.format.is_x86()) {
+    match (arguments.how, arguments.format().is_x86()) {
         (Some(How::Fast | How::FastScan), false) => Err(Error::Usage(
             "--how fast: tables of arm64 carry no permissions, so that way is x86's alone"
                 .to_owned(),
@@ -289,7 +295,7 @@ fn jobs(arguments: &Arguments, profile: &Profile) -> Result<(Vec<Job>, usize, u6
     let vcpus = arguments.vcpus.unwrap_or(VCPUS);
     let of = |how, bytes, leaf, then| Job {
         profile: profile.clone(),
-        format: arguments.format,
+        format: arguments.format(),
         how,
         bytes,
         leaf,
@@ -376,7 +382,7 @@ fn test(
     run: simulate::Run<'_>,
 ) -> Result<Report<Parameters, Row>, Error> {
     let vcpus = arguments.vcpus.unwrap_or(VCPUS);
-    check(profile, arguments.format, vcpus)?;
+    check(profile, arguments.format(), vcpus)?;
     let (jobs, runs, scale) = jobs(arguments, profile)?;
     let ran = run(&jobs)?;
     for (job, ran) in jobs.iter().zip(&ran) {
@@ -411,7 +417,7 @@ fn test(
         experiment: "write-protect",
         parameters: Parameters {
             vcpus,
-            format: arguments.format.name(),
+            format: arguments.format().name(),
             machine: profile.name.clone(),
             scale,
         },

@@ -46,16 +46,28 @@ fn plain_shows_what_it_is_about() {
     assert!(disable("before") > 10.0 * disable("tablewright"));
 }
 
+/// Pages are not collapsed: there is nothing that would take 0.000 ns.
+#[test]
+fn what_is_not_there_to_be_done_takes_no_time() {
+    let output = tablewright(&["dirty-log", "-b", "1M", "-i", "1"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(
+        !stdout(&output).contains(" 0.000 ns"),
+        "{}",
+        stdout(&output)
+    );
+}
+
 #[test]
 fn bad_input_is_one_line() {
     for (arguments, says) in [
-        (&["-v", "0"][..], "0 is not in 1..=65535"),
+        (&["-v", "0"][..], "0 is not from 1 to 65535"),
         (
             &["-v", "417"],
             "-v 417: x86-416-vcpus has 416 CPUs for them",
         ),
-        (&["-i", "0"], "0 is not in 1..=1000"),
-        (&["-w", "101"], "101 is not in 0..=100"),
+        (&["-i", "0"], "0 is not from 1 to 1000"),
+        (&["-w", "101"], "101 is not from 0 to 100"),
         (&["-b", "0"], "a size must be more than zero"),
         (
             &["-b", "5000"],
@@ -78,12 +90,12 @@ fn bad_input_is_one_line() {
             &["-v", "1", "-p", "0x1800"],
             "-p 0x1800: not a multiple of 4 KiB",
         ),
-        (&["-x", "0"], "0 is not in 1..=1024"),
+        (&["-x", "0"], "0 is not from 1 to 1024"),
         (
             &["-s", "anonymous_thp", "-b", "2M", "-v", "2", "-x", "3"],
             "-x 3: 4 MiB of pages of 2 MiB cannot be divided so",
         ),
-        (&["--scale", "0"], "0 is not in 1.."),
+        (&["--scale", "0"], "0 is not 1 or more"),
         (
             &["-v", "1", "--scale", "3"],
             "--scale 3: 1 GiB of anonymous cannot be divided so; of the powers of two these fit: 1, 2, 4,",

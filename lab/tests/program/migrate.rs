@@ -58,7 +58,7 @@ fn bad_input_is_one_line() {
             &["--bandwidth", "1K"],
             "--bandwidth 1 KiB: the memory alone would take more than 3600 s",
         ),
-        (&["--vcpus", "0"], "0 is not in 1..=65535"),
+        (&["--vcpus", "0"], "0 is not from 1 to 65535"),
         (
             &["--vcpus", "16"],
             "--vcpus 16: neutral has 15 CPUs for them",
@@ -86,7 +86,7 @@ fn bad_input_is_one_line() {
         ),
         (&["--writes", "fixed"], "--writes fixed: needs a --rate"),
         (&["--rate", "5"], "--rate: --writes greedy is as fast"),
-        (&["--rate", "0"], "0 is not in 1..=1000000000"),
+        (&["--rate", "0"], "0 is not from 1 to 1000000000"),
         (
             &["--ring-size", "100"],
             "--ring-size 100: a ring of 100 entries: it has to be a power of two",
@@ -99,7 +99,7 @@ fn bad_input_is_one_line() {
             &["--recording", "a", "--writes", "zipf"],
             "cannot be used with",
         ),
-        (&["--work", "0"], "0 is not in 1.."),
+        (&["--work", "0"], "0 is not from 1 to"),
     ] {
         assert_refused(&[&["migrate"], arguments].concat(), says);
     }
@@ -283,4 +283,89 @@ fn a_migration_on_the_computer_at_hand_has_its_rates() {
     let old = run_on_kvm("anonymous", &[("dirty 1", 2400.0)]).replace("\"pages\"", "\"p\"");
     let old = Scratch::new("old.json", old);
     assert_refused(&["migrate", "--from", old.path()], "older version");
+}
+
+/// A length of zero ended in a panic, and what a run cannot have was fitted to.
+#[test]
+fn numbers_that_no_run_has_are_refused_by_file_and_field() {
+    let good = run_on_kvm("anonymous", &[("dirty 1", 2400.0)]);
+    let refused = |was: &str, is: &str, says: &str| {
+        assert!(good.contains(was), "{was} in {good}");
+        let file = Scratch::new("numbers.json", good.replace(was, is));
+        for command in ["migrate", "fit"] {
+            assert_refused(
+                &[command, "--from", file.path()],
+                &format!("{}: {says}", file.path()),
+            );
+        }
+    };
+    let cpu = "\"cpu_ns\":39321600.0";
+    for (was, is, says) in [
+        (
+            "\"bytes\":67108864",
+            "\"bytes\":0",
+            "parameters.bytes: 4096 to",
+        ),
+        (
+            "\"bytes\":67108864",
+            "\"bytes\":5000",
+            "parameters.bytes: 5000 is no multiple",
+        ),
+        (
+            "\"vcpus\":1",
+            "\"vcpus\":4611686018427387904",
+            "parameters.vcpus: 1 to",
+        ),
+        ("\"vcpus\":1", "\"vcpus\":-1", "parameters.vcpus: 1 to"),
+        (
+            "\"iterations\":1",
+            "\"iterations\":4611686018427387904",
+            "parameters.iterations: 1 to",
+        ),
+        (
+            "\"write_percent\":100",
+            "\"write_percent\":101",
+            "parameters.write_percent: 0 to 100",
+        ),
+        (cpu, "\"cpu_ns\":-5", "phase 'dirty 1': cpu_ns: more than 0"),
+        (cpu, "\"cpu_ns\":0", "phase 'dirty 1': cpu_ns: more than 0"),
+        (
+            cpu,
+            "\"cpu_ns\":1e300",
+            "phase 'dirty 1': cpu_ns: more than 0",
+        ),
+        (
+            "\"threads\":1",
+            "\"threads\":0",
+            "phase 'dirty 1': threads: 1 to",
+        ),
+        (
+            "\"pages\":16384",
+            "\"pages\":4611686018427387904",
+            "phase 'dirty 1': pages: 0 to",
+        ),
+        (
+            "\"all_set\":false",
+            "\"all_set\":true",
+            "64 MiB anonymous, 1 vCPU: the machine's dirty-log has no",
+        ),
+    ] {
+        refused(was, is, says);
+    }
+    // Of several runs in a document it is said of the run what is wrong with it, and not that the document is none.
+    let several = format!("{{\"runs\":[{}]}}", good.replace("\"source\"", "\"sauce\""));
+    let file = Scratch::new("several.json", several);
+    assert_refused(&["fit", "--from", file.path()], "missing field `source`");
+}
+
+/// What a fit found has the shape that every answer has.
+#[test]
+fn a_fit_from_runs_says_what_it_was_asked() {
+    let run = run_on_kvm("anonymous", &[("populate", 4700.0), ("dirty 1", 2400.0)]);
+    let file = Scratch::new("shape.json", run);
+    let output = tablewright(&["fit", "--from", file.path(), "--json"]);
+    let fit: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    assert_eq!(fit["experiment"], "fit");
+    assert_eq!(fit["parameters"]["from"][0], file.path());
+    assert!(fit["warnings"].is_array() && fit["costs"].is_array() && fit["rows"].is_array());
 }

@@ -31,7 +31,7 @@ fn bad_input_is_one_line() {
             "not a multiple of the 1 GiB",
         ),
         (&["-v", "129"], "-v 129: kunpeng-920 has 128 CPUs for them"),
-        (&["-v", "0"], "0 is not in 1..=65535"),
+        (&["-v", "0"], "0 is not from 1 to 65535"),
         (
             &["-m", "7"],
             "no such mode: use 0 to 6, or one of P52V48_4K, ",
@@ -178,6 +178,7 @@ fn a_block_that_was_not_cleaned_is_caught() {
                 .as_str()
                 .is_some_and(|what| what.starts_with("cache maintenance: "));
             assert_eq!(caught, row["how"] == "install-first", "{row}");
+            assert!(row["create_s"].is_null(), "{row}");
         }
     }
     let output = tablewright(&[
@@ -189,6 +190,11 @@ fn a_block_that_was_not_cleaned_is_caught() {
         "--logging-first",
     ]);
     assert!(output.status.success());
+    // The phase that is left out took 0.00100 ns.
+    let text = stdout(&output);
+    let row = text.lines().find(|line| line.starts_with("tablewright "));
+    let first = row.and_then(|row| row.split_whitespace().nth(1));
+    assert_eq!(first, Some("-"), "{text}");
     assert!(
         stderr(&output)
             .contains("warning: install-first breaks a rule of the machine: cache maintenance")

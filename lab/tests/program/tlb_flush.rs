@@ -174,11 +174,32 @@ fn this_computer_runs_it_too() {
     assert!(number(&report["rows"][0], "real_s") > 0.0);
 }
 
+/// Its file was left behind by Ctrl-C.
+#[test]
+fn the_file_of_a_native_run_has_no_name() {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_tablewright"))
+        .args(["tlb-flush", "--on", "native", "-t", "1", "-r", "100000"])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("the program runs");
+    let path = std::env::temp_dir().join(format!("tablewright-tlb-flush-{}", child.id()));
+    let maps = format!("/proc/{}/maps", child.id());
+    let runs = (0..500).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        // Not on every system.
+        std::fs::read_to_string(&maps).map_or(true, |maps| maps.contains("tablewright-tlb-flush"))
+    });
+    child.kill().expect("it ends");
+    child.wait().expect("it ends");
+    assert!(runs);
+    assert!(!path.exists(), "{}", path.display());
+}
+
 #[test]
 fn bad_input_is_one_line() {
     let small = Scratch::new("small", [0; 4096]);
     for (arguments, says) in [
-        (&["-v", "0"][..], "0 is not in 1..=65535"),
+        (&["-v", "0"][..], "0 is not from 1 to 65535"),
         (&["--how", "smoke"], "invalid value 'smoke'"),
         (&["-v", "1025"], "-v 1025: at most 1024"),
         (
@@ -195,7 +216,7 @@ fn bad_input_is_one_line() {
         ),
         (&["--file", "x"], "--file: only with --on native"),
         (&["--cpus", "32"], "--cpus 32: 16 vCPUs run on no more"),
-        (&["--ranges", "510"], "510 is not in 1..=509"),
+        (&["--ranges", "510"], "510 is not from 1 to 509"),
         (&["--machine", "none"], "no profile 'none'"),
     ] {
         assert_refused(&[&["tlb-flush"], arguments].concat(), says);

@@ -61,7 +61,7 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// An address that entries cannot name.
-    #[error("RAM {ram} reaches beyond {end:#x}, where this linear map ends: see --address-bits")]
+    #[error("RAM {ram} reaches beyond {end:#x}, where this linear map ends")]
     Beyond {
         /// The offending RAM.
         ram: Extent,
