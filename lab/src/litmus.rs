@@ -12,6 +12,7 @@ use tablewright_machine::litmus::{
 
 use crate::error::Error;
 use crate::file;
+use crate::progress::Progress;
 use crate::report::{self, Report};
 
 /// What `litmus` can be asked.
@@ -162,7 +163,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Error> {
 fn try_all(tests: &[Test], arguments: &Arguments, most: usize) -> Vec<Row> {
     let wanted = arguments.profile.map(Profile::from);
     let mut rows = Vec::new();
-    for test in tests {
+    let mut progress = Progress::ticking(tests.len() as u64);
+    for (number, test) in tests.iter().enumerate() {
+        progress.at(number as u64, &short(&test.name, 24));
         let profiles = test.profiles().iter().copied();
         for profile in profiles.filter(|&p| wanted.is_none_or(|wanted| wanted == p)) {
             rows.extend(try_one(test, profile, arguments, most));

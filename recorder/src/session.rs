@@ -27,21 +27,6 @@ pub struct Options {
     pub intervals: Option<u64>,
 }
 
-impl Options {
-    /// How many intervals there will be, if that is known and the process lives that long.
-    pub fn expected(&self) -> Option<u64> {
-        match self.duration {
-            Some(duration) => {
-                let intervals = duration
-                    .as_nanos()
-                    .div_ceil(self.interval.as_nanos().max(1));
-                u64::try_from(intervals).ok()
-            }
-            None => self.intervals,
-        }
-    }
-}
-
 /// A method that has begun to watch a process.
 struct Watched {
     method: Method,

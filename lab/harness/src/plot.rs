@@ -6,6 +6,7 @@ use std::fmt::Display;
 use std::io;
 
 use plotters::coord::Shift;
+use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -193,11 +194,97 @@ pub enum Role {
 const PANEL: i32 = 230;
 /// Room for numbers on the left of a panel, and for names on its right.
 const NUMBERS: i32 = 50;
-const NAMES: i32 = 150;
+const NAMES: i32 = 172;
+/// A piece of a line, before its name.
+const SAMPLE: i32 = 24;
 /// The least distance between two names.
 const APART: i32 = 14;
 
+/// How a line is drawn: lines that cross are to be told apart without colours.
+#[derive(Clone, Copy)]
+struct Look {
+    colour: RGBColor,
+    width: u32,
+    /// Pixels drawn, and left out. `None`: all of it is drawn.
+    dash: Option<(i32, i32)>,
+    mark: Mark,
+}
+
+#[derive(Clone, Copy)]
+enum Mark {
+    Circle,
+    Square,
+    Triangle,
+    Cross,
+}
+
+/// Of those that are compared with, in the order in which they come first; then again from the front.
+const LOOKS: [Look; 4] = [
+    other(0x9a, None, Mark::Square),
+    other(0x55, Some((7, 4)), Mark::Triangle),
+    other(0x80, Some((2, 3)), Mark::Cross),
+    other(0xb4, Some((12, 3)), Mark::Circle),
+];
+
+const fn other(grey: u8, dash: Option<(i32, i32)>, mark: Mark) -> Look {
+    Look {
+        colour: RGBColor(grey, grey, grey),
+        width: 2,
+        dash,
+        mark,
+    }
+}
+
+impl Look {
+    fn path(self, canvas: &Canvas<'_>, path: Vec<(i32, i32)>) -> Result<(), Error> {
+        let style = ShapeStyle::from(&self.colour).stroke_width(self.width);
+        match self.dash {
+            None => canvas.draw(&PathElement::new(path, style)),
+            Some((drawn, left_out)) => {
+                canvas.draw(&DashedPathElement::new(path, drawn, left_out, style))
+            }
+        }
+        .map_err(refused)
+    }
+
+    fn mark(self, canvas: &Canvas<'_>, at: (i32, i32)) -> Result<(), Error> {
+        let filled = ShapeStyle::from(&self.colour).filled();
+        let (x, y) = at;
+        match self.mark {
+            Mark::Circle => canvas.draw(&Circle::new(at, 3, filled)),
+            Mark::Square => canvas.draw(&Rectangle::new([(x - 3, y - 3), (x + 3, y + 3)], filled)),
+            Mark::Triangle => canvas.draw(&TriangleMarker::new(at, 5, filled)),
+            Mark::Cross => canvas.draw(&Cross::new(at, 4, filled.stroke_width(2))),
+        }
+        .map_err(refused)
+    }
+}
+
 impl Chart {
+    /// How a line is drawn: one name is drawn alike in every panel.
+    fn look(&self, line: &Line) -> Look {
+        let plain = |colour, width| Look {
+            colour,
+            width,
+            dash: None,
+            mark: Mark::Circle,
+        };
+        match line.role {
+            Role::Ours => plain(OURS, 3),
+            Role::Bare => plain(BARE, 2),
+            Role::Other => {
+                let mut names: Vec<&str> = Vec::new();
+                for other in self.panels.iter().flat_map(|panel| &panel.lines) {
+                    if other.role == Role::Other && !names.contains(&other.name.as_str()) {
+                        names.push(&other.name);
+                    }
+                }
+                let at = names.iter().position(|name| *name == line.name);
+                LOOKS[at.unwrap_or(0) % LOOKS.len()]
+            }
+        }
+    }
+
     /// The picture as the text of an SVG file.
     pub fn svg(&self) -> Result<String, Error> {
         let mut text = String::new();
@@ -300,11 +387,7 @@ impl Chart {
         });
         let mut names: Vec<(i32, &Line)> = Vec::new();
         for this in lines {
-            let (colour, width) = match this.role {
-                Role::Ours => (&OURS, 3),
-                Role::Bare => (&BARE, 2),
-                Role::Other => (&OTHERS, 2),
-            };
+            let look = self.look(this);
             let path: Vec<(i32, i32)> = this
                 .points
                 .iter()
@@ -316,13 +399,9 @@ impl Chart {
             };
             names.push((last, this));
             for at in &path {
-                let dot = Circle::new(*at, 3, ShapeStyle::from(colour).filled());
-                canvas.draw(&dot).map_err(refused)?;
+                look.mark(canvas, *at)?;
             }
-            let style = ShapeStyle::from(colour).stroke_width(width);
-            canvas
-                .draw(&PathElement::new(path, style))
-                .map_err(refused)?;
+            look.path(canvas, path)?;
         }
         names.sort_by_key(|(at, _)| *at);
         // Names that would lie on each other move apart; the last is not to leave the panel.
@@ -337,7 +416,11 @@ impl Chart {
                 Role::Bare => &BARE,
                 Role::Other => &FAINT,
             };
-            write(canvas, &this.name, (end + 10, place), left, colour, 13)?;
+            let look = self.look(this);
+            let (from, to) = (end + 8, end + 8 + SAMPLE);
+            look.path(canvas, vec![(from, place), (to, place)])?;
+            look.mark(canvas, ((from + to) / 2, place))?;
+            write(canvas, &this.name, (to + 6, place), left, colour, 13)?;
         }
         Ok(())
     }

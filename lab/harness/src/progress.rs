@@ -47,6 +47,28 @@ impl Progress {
         progress
     }
 
+    /// One for something that takes so long: it moves by itself.
+    pub fn of_time(duration: Duration, what: &str) -> Self {
+        let seconds = duration.as_secs_f64().ceil().max(1.0) as u64;
+        let mut progress = Self::new(seconds);
+        progress.shown = true;
+        progress.bar.set_message(what.to_owned());
+        style(&progress.bar, "{msg:28} {wide_bar} {pos} of {len} s");
+        let (bar, started) = (progress.bar.downgrade(), progress.started);
+        thread::spawn(move || {
+            thread::sleep(PATIENCE);
+            if let Some(bar) = bar.upgrade() {
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+            }
+            while let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
+                bar.set_position(started.elapsed().as_secs().min(seconds));
+                drop(bar);
+                thread::sleep(Duration::from_millis(500));
+            }
+        });
+        progress
+    }
+
     /// One step done; `next` is what comes now.
     pub fn step(&mut self, next: &str) {
         self.at(self.bar.position() + 1, next);

@@ -11,6 +11,7 @@ use tablewright_experiments::tlb_flush::{Job, Ran};
 use tablewright_machine::{Profile, Time};
 
 use crate::error::Error;
+use crate::progress::Progress;
 use crate::published;
 use crate::report;
 use crate::report::{error_percent, percent};
@@ -67,7 +68,9 @@ pub fn curve(profile: &Profile, run: Run<'_, Job>) -> Result<Vec<Point>, Error> 
     let seconds = |ran: &Ran, of: fn(&Ran) -> Time| published_seconds(of(ran));
     let mut points = Vec::new();
     let mut profile = profile.clone();
-    for interrupt in INTERRUPTS {
+    let mut progress = Progress::ticking(INTERRUPTS.len() as u64);
+    for (number, interrupt) in INTERRUPTS.into_iter().enumerate() {
+        progress.at(number as u64, &format!("interrupt of {interrupt} ns"));
         profile.costs.interrupt = Time::ns(interrupt);
         for _ in 0..STEPS {
             let ran = run(&jobs(&profile, &[How::Interrupt, How::Space]))?;

@@ -114,10 +114,10 @@ const FEWEST: usize = 2;
 /// Rounds of something.
 fn rounds(
     asked: &Asked,
+    progress: &mut Progress,
     once: impl Fn(&Asked) -> Result<Vec<summary::Phase>, Error>,
 ) -> Result<Vec<PhaseRow>, Error> {
     let count = asked.options.rounds();
-    let mut progress = Progress::new(u64::from(count));
     let mut all = Vec::new();
     for round in 1..=count {
         let is_late = asked.until.is_some_and(|until| Instant::now() >= until);
@@ -135,7 +135,8 @@ fn rounds(
 /// # Errors
 /// The guest cannot be had, or its log is not what it wrote.
 pub fn measure(asked: &Asked) -> Result<Vec<PhaseRow>, Error> {
-    rounds(asked, sequence::dirty_log)
+    let mut progress = Progress::new(asked.options.rounds().into());
+    rounds(asked, &mut progress, sequence::dirty_log)
 }
 
 /// Of a phase, seconds.
@@ -369,8 +370,12 @@ pub fn write_protect(
         ways.push(("all set", true));
     }
     let all = [asked.bytes];
+    let all_sizes = sizes.unwrap_or(&all);
     let mut rows = Vec::new();
-    for &bytes in sizes.unwrap_or(&all) {
+    // One bar for all of it; with the size that is asked for, reads are rounds of their own.
+    let runs = all_sizes.len() * ways.len() * if sizes.is_none() { 2 } else { 1 };
+    let mut progress = Progress::new(u64::from(asked.options.rounds()) * runs as u64);
+    for &bytes in all_sizes {
         for &(how, all_set) in &ways {
             let mut asked = Asked {
                 bytes,
@@ -378,7 +383,8 @@ pub fn write_protect(
                 ..asked.clone()
             };
             asked.options.all_set = all_set;
-            let then = |then| rounds(&asked, |asked| sequence::start(asked, then));
+            let mut then =
+                |then| rounds(&asked, &mut progress, |asked| sequence::start(asked, then));
             let mut phases = then(sizes.is_none().then_some(true))?;
             if sizes.is_none() {
                 let reads = then(Some(false))?;
@@ -469,7 +475,9 @@ struct FaultRow {
 /// As [`measure`].
 pub fn page_table_test(asked: &Asked, json: bool) -> Result<(), Error> {
     let host = host()?;
-    let phases = rounds(asked, sequence::faults)?;
+    let mut progress = Progress::new(asked.options.rounds().into());
+    let phases = rounds(asked, &mut progress, sequence::faults)?;
+    drop(progress);
     let warnings = summary::warnings(&phases, &host);
     let row = FaultRow {
         how: "kvm",

@@ -75,13 +75,15 @@ fn record_into(
     };
     let mut session = Session::begin(&options, methods, process).map_err(refused)?;
     // A command writes to the same terminal.
-    let expected = arguments.pid.and(options.expected());
-    let mut progress = expected.map(Progress::new);
-    let outcome = session.run(&options, stop, || {
-        if let Some(progress) = &mut progress {
-            progress.step("recording");
-        }
-    });
+    let expected = match options.intervals {
+        Some(intervals) => u32::try_from(intervals)
+            .ok()
+            .and_then(|intervals| options.interval.checked_mul(intervals)),
+        None => options.duration,
+    };
+    let expected = arguments.pid.and(expected);
+    let progress = expected.map(|duration| Progress::of_time(duration, "recording"));
+    let outcome = session.run(&options, stop, || ());
     drop(progress);
     let recorded = session.finish();
     target.fill(&recorded)?;

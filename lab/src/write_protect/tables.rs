@@ -76,14 +76,13 @@ fn compare<F: Format<Input = Ipa>>(
         [] => &WRITABLE,
         asked => asked,
     };
-    let mut progress = Progress::new(asked.len() as u64);
+    let mut progress = Progress::new(asked.len() as u64 * 2 * u64::from(rounds));
     let mut rows = Vec::new();
     for &writable in asked {
-        progress.step(&format!("{writable} writable"));
         let scan = machine::<F>(profile, format, writable, false)?;
         let bitmap = machine::<F>(profile, format, writable, true)?;
-        let near = native::<F>(writable, IN_CACHE, rounds);
-        let far = native::<F>(writable, IN_MEMORY, rounds);
+        let near = native::<F>(writable, IN_CACHE, rounds, &mut progress);
+        let far = native::<F>(writable, IN_MEMORY, rounds, &mut progress);
         rows.push(Row {
             writable,
             machine_scan_ns: scan.0,
@@ -224,7 +223,12 @@ struct Native {
 }
 
 /// Nanoseconds for a table on this computer, of so many.
-fn native<F: Format<Input = Ipa>>(writable: u16, tables: usize, rounds: u32) -> Native {
+fn native<F: Format<Input = Ipa>>(
+    writable: u16,
+    tables: usize,
+    rounds: u32,
+    progress: &mut Progress,
+) -> Native {
     let new = || Entry::new(0);
     let memory: Vec<Entry> = std::iter::repeat_with(new).take(tables * ENTRIES).collect();
     let beside: Vec<Entry> = std::iter::repeat_with(new)
@@ -259,6 +263,7 @@ fn native<F: Format<Input = Ipa>>(writable: u16, tables: usize, rounds: u32) -> 
         ratio: Samples::default(),
     };
     for _ in 0..rounds {
+        progress.step(&format!("{writable} writable"));
         let (scan, bitmap) = (of(false), of(true));
         native.scan.push(scan);
         native.bitmap.push(bitmap);
