@@ -312,10 +312,28 @@ fn row(test: &Test, profile: Profile, ask: usize, outcome: &str) -> Row {
     }
 }
 
+/// More than any line has.
+const ANY: usize = 10_000;
+
+/// Characters for the name of a test, and for a column beside it and the profile.
+fn columns() -> (usize, usize) {
+    const PROFILE: usize = 10;
+    let whole = report::at_most(ANY).max(60);
+    (whole / 2, whole / 2 - PROFILE)
+}
+
+/// A name in lines, broken behind what joins its parts.
+fn broken(name: &str, most: usize) -> String {
+    let parts: String = name.replace('+', "+ ");
+    let lines = report::wrapped(&parts, most, "\u{1}");
+    lines.replace("+ ", "+").replace('\u{1}', "  ")
+}
+
 fn text(report: &Report<Parameters, Row>) -> String {
+    let (name, beside) = columns();
     let table = report::table(
         [
-            "test", "source", "profile", "outcome", "expected", "reached", "verdict", "states",
+            "test", "profile", "source", "outcome", "expected", "reached", "verdict", "states",
         ],
         7,
         report
@@ -332,10 +350,13 @@ fn text(report: &Report<Parameters, Row>) -> String {
                     .seed
                     .map_or(String::new(), |seed| format!(", seed {seed}"));
                 [
-                    row.test.clone(),
-                    short(&row.source, 40),
+                    broken(&row.test, name),
                     row.profile.clone(),
-                    short(&row.outcome, 56),
+                    short(&row.source, beside.min(40)),
+                    match beside {
+                        ..56 => report::wrapped(&row.outcome, beside, "  "),
+                        _ => short(&row.outcome, 56),
+                    },
                     row.expected.clone().unwrap_or_else(|| NONE.to_owned()),
                     format!("{reached}{seed}"),
                     row.verdict.to_owned(),
@@ -409,12 +430,13 @@ fn list(tests: &[Test], json: bool) -> Result<(), Error> {
     if json {
         return report::print_json(&listed);
     }
+    let (name, beside) = columns();
     let rows = listed.into_iter().map(|test| {
         let place = format!("{}:{}", test.file, test.line);
         [
-            test.test,
-            short(&test.source, 48),
-            test.about,
+            broken(&test.test, name),
+            short(&test.source, beside.min(48)),
+            report::wrapped(&test.about, beside, "  "),
             place,
             test.threads.to_string(),
         ]

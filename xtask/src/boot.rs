@@ -7,6 +7,7 @@ use tablewright_hypervisor_common::Event;
 
 use crate::counters::{Count, NAMES};
 use crate::debian::Release;
+use crate::emulator::Emulator;
 use crate::fetch::{Choice, Granule, Variant};
 use crate::qemu::{self, Begin, Boot, End, Ran};
 use crate::{
@@ -148,6 +149,24 @@ fn look_at_files(args: &BootArgs) -> Result<()> {
     }
 }
 
+/// Whether there is such a processor, before anything is built; where QEMU does not say which there are, it is left to it.
+fn look_at_cpu(cpu: &str, emulator: &Emulator) -> Result<()> {
+    let name = cpu.split(',').next().unwrap_or_default();
+    let listed = emulator
+        .command()
+        .args(["-machine", "virt", "-cpu", "help"])
+        .output();
+    let listed = listed.map_or_else(|_| Vec::new(), |output| output.stdout);
+    let listed = String::from_utf8_lossy(&listed);
+    let mut names = listed.split_whitespace();
+    match listed.is_empty() || names.any(|it| it == name) {
+        true => Ok(()),
+        false => Err(Error::Other(format!(
+            "--cpu {name}: QEMU emulates no such processor; `-cpu help` lists them"
+        ))),
+    }
+}
+
 /// Boots a guest, and says what it has shown.
 ///
 /// # Errors
@@ -190,6 +209,9 @@ pub fn run(args: &BootArgs) -> Result<()> {
     }
     if args.evict_rate.is_some() && args.evict == 0 {
         return Err(Error::Other("--evict-rate is of --evict".into()));
+    }
+    if let Some(cpu) = &args.cpu {
+        look_at_cpu(cpu, &Emulator::named(args.qemu.as_deref())?)?;
     }
     let mut files = fetch::everything(args.choice())?;
     if let Some(initrd) = &args.initrd {

@@ -37,7 +37,10 @@ fn tests_are_listed_and_which_are_in_the_short_set() {
 #[test]
 fn what_cannot_be_is_refused_in_one_line() {
     for (arguments, what) in [
-        (&["boot", "--rounds", "0"][..], "--rounds"),
+        (&[][..], "a subcommand is needed: fetch, boot,"),
+        (&["boot", "--rounds", "0"], "--rounds"),
+        (&["boot", "--snapshot", "--shell"], "--shell"),
+        (&["tlb-flush", "--rounds", "0"], "--rounds"),
         (&["boot", "--memory", "100M"], "--memory"),
         (&["boot", "--evict-rate", "5"], "--evict"),
         (&["boot", "--initrd", "/no/such/file"], "/no/such/file"),

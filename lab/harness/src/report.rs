@@ -95,6 +95,11 @@ fn width() -> Option<usize> {
     })
 }
 
+/// At most so many characters in a line; fewer on a terminal that has fewer.
+pub fn at_most(characters: usize) -> usize {
+    width().map_or(characters, |width| characters.min(width))
+}
+
 /// A table before it is cut to a width.
 struct Whole {
     header: Vec<String>,
@@ -115,10 +120,15 @@ impl Whole {
             return whole;
         }
         let (words, _) = all.split_at(self.words.min(all.len()));
-        let names = if fits(&self.drawn(words)) {
-            words.len()
-        } else {
-            1
+        // All words if there is room for figures beside them, or those in front that leave a third of it.
+        let half = limit.map(|limit| limit * 2 / 3);
+        let narrow = |columns: &usize| {
+            let text = self.drawn(&words[..*columns]);
+            half.is_none_or(|half| text.lines().all(|line| line.chars().count() <= half))
+        };
+        let names = match fits(&self.drawn(words)) {
+            true => words.len(),
+            false => (1..=words.len()).rev().find(narrow).unwrap_or(1),
         };
         let (names, figures) = all.split_at(names.clamp(1, all.len()));
         let mut parts = Vec::new();

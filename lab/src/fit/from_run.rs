@@ -337,7 +337,7 @@ fn text(found: &Found) -> String {
         let ns = |ns: f64| format!("{ns:.2} ns");
         [
             cost.cost.to_owned(),
-            by(cost),
+            report::wrapped(&by(cost), report::at_most(100) / 2, "  "),
             ns(cost.before_ns),
             cost.fitted_ns.map_or("-".to_owned(), ns),
         ]

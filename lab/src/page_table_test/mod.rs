@@ -6,7 +6,7 @@ use std::thread;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tablewright_experiments::input::{Backing, Guest, Mode, Region};
+use tablewright_experiments::input::{Backing, Guest, Mode, PAGE, Region};
 use tablewright_experiments::page_table_test::ways::How;
 use tablewright_experiments::page_table_test::{self as simulate, Job, Ran, native};
 use tablewright_machine::Profile;
@@ -157,6 +157,8 @@ struct Row {
 
 /// The machine, if none is named.
 const MACHINE: &str = "kunpeng-920";
+/// The tables of more, and what the machine knows of their pages, would not fit into many computers.
+const MOST_PAGES: u64 = 1 << 24;
 
 /// Runs the test, and prints what it took.
 pub fn run(arguments: &Arguments) -> Result<(), Error> {
@@ -324,6 +326,15 @@ fn test(
     let whole = Region::new(mode, backing, bytes, arguments.offset)?;
     addressable(mode, &profile.name)?;
     let region = whole.scaled(backing, arguments.scale)?;
+    let pages = region.bytes / PAGE;
+    if pages > MOST_PAGES {
+        return Err(Error::Usage(format!(
+            "-b {}: {} pages are too many to simulate, at most {}: give --scale",
+            human(bytes),
+            report::count(pages),
+            report::count(MOST_PAGES)
+        )));
+    }
     let hows = arguments.how.map_or(How::EACH.to_vec(), |how| vec![how]);
     let jobs: Vec<Job> = hows
         .iter()

@@ -105,6 +105,8 @@ fn summary(report: &Report<Parameters, Row>) -> String {
     let median = written.get(written.len() / 2).copied().unwrap_or(0);
     let most = written.last().copied().unwrap_or(0);
     let cost = &summary.cost;
+    // Behind the names of the lines.
+    let wide = report::at_most(112) - INDENT.len();
     let lines = [
         (
             "recording",
@@ -117,11 +119,7 @@ fn summary(report: &Report<Parameters, Row>) -> String {
         ),
         (
             "process",
-            format!(
-                "{}: {}",
-                header.pid,
-                report::wrapped(&beginning(&header.command), 100, INDENT)
-            ),
+            format!("{}: {}", header.pid, beginning(&header.command)),
         ),
         ("ended", summary.ended.clone()),
         (
@@ -133,7 +131,7 @@ fn summary(report: &Report<Parameters, Row>) -> String {
             header
                 .blind
                 .iter()
-                .map(|words| report::wrapped(words, 100, INDENT))
+                .map(|words| report::wrapped(words, wide, INDENT))
                 .collect::<Vec<_>>()
                 .join(&format!("\n{INDENT}")),
         ),
@@ -172,6 +170,11 @@ fn summary(report: &Report<Parameters, Row>) -> String {
     ];
     let mut text = String::new();
     for (name, words) in lines {
+        // What is in lines already stays so.
+        let words = match words.contains('\n') {
+            true => words,
+            false => report::wrapped(&words, wide, INDENT),
+        };
         text.push_str(&format!("{name:<12}{}\n", plain(&words)));
     }
     text
