@@ -67,7 +67,7 @@ operations! {
     ];
     Walk 3 ["edit::AddressSpace::walk" "edit::AddressSpace::walk_all"];
     Issue 5 ["edit::Gather::issue"];
-    Finish 5 ["edit::Gather::finish" "edit::Gather::flush"];
+    Finish 5 ["edit::Gather::finish" "edit::Gather::flush" "flush::Flushed::release"];
     /// A map of memory at an offset: built, added to, protected, removed.
     Linear 3 [
         "linear::LinearMap::build" "linear::LinearMap::add" "linear::LinearMap::remove" "linear::LinearMap::protect"

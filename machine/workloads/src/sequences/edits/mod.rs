@@ -287,7 +287,9 @@ impl<'m, F: Format, G: Guests<'m, F>> World<'m, F, G> {
                 return;
             };
             if dice.once_in(2) {
-                gather.flush(|leaf| self.out(batch, &leaf));
+                let flushed = gather.flush(|leaf| self.out(batch, &leaf));
+                self.release_all(cpu, batch, |held| flushed.release(held));
+                self.refuse(cpu, batch, |held| flushed.release(held));
                 let clean = gather.is_clean();
                 self.check(clean, || "a gather was flushed, and is not clean".into());
                 exclusive.gather = Some((self.number_for(slot), gather));
