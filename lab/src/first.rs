@@ -47,7 +47,7 @@ pub fn run() -> Result<(), Error> {
     print(&problems(reproduce::problems()?))?;
     print(
         "
-The machine is simulated, in virtual time; published figures are from other authors.
+The machine is simulated, in virtual time. Published figures are by others.
 
 What next:
   tablewright reproduce        every published figure, beside the machine's
