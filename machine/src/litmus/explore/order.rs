@@ -103,6 +103,14 @@ impl Before {
         self.translated && self.decided
     }
 
+    /// What serialises, or interrupts others, may be done: on x86 when stores have left the buffer (IRET and CPUID: SDM vol. 3A, 9.3).
+    pub fn is_serial(&self, x86: bool) -> bool {
+        match x86 {
+            true => self.all_done && self.all_drained,
+            false => self.is_certain() && self.system_done,
+        }
+    }
+
     pub fn address_known(
         &self,
         explorer: &Explorer<'_>,

@@ -231,17 +231,9 @@ impl Explorer<'_> {
                         }
                     }
                 }
-                Op::Synchronise | Op::Exception { .. } if waiting => {
-                    let ready = if x86 {
-                        // IRET and CPUID serialise: stores leave the buffer.
-                        before.all_done && before.all_drained
-                    } else {
-                        before.is_certain() && before.system_done
-                    };
-                    if ready {
-                        steps.push(perform);
-                        return true;
-                    }
+                Op::Synchronise | Op::Exception { .. } if waiting && before.is_serial(x86) => {
+                    steps.push(perform);
+                    return true;
                 }
                 Op::Invalidate { .. } if waiting && before.system_done && before.decided => {
                     steps.push(perform);
@@ -257,16 +249,7 @@ impl Explorer<'_> {
                     }
                 }
                 Op::InvalidateNow(_) if waiting && before.all_done => steps.push(perform),
-                Op::Shootdown(_) if waiting => {
-                    let ready = if x86 {
-                        before.all_done && before.all_drained
-                    } else {
-                        before.is_certain() && before.system_done
-                    };
-                    if ready {
-                        steps.push(perform);
-                    }
-                }
+                Op::Shootdown(_) if waiting && before.is_serial(x86) => steps.push(perform),
                 Op::Shootdown(_) => {
                     if let Phase::Shooting(answered) = phase {
                         let others = (0..self.test.threads()).filter(|&cpu| cpu != thread);
